@@ -1,0 +1,118 @@
+"""astray: where did it go astray?
+
+Records the tensors of a running program, compares two recordings, and names the first call whose result is wrong while
+its inputs were still right.
+
+    with astray.record("runs/a", model) as rec: ...     record; `Recorder` is what it returns
+    astray.open("runs/a")                               a `Run`; a `Key` names one of its tensors
+    astray.compare("runs/a", "runs/b")                  a `Comparison`; its `first` is a `Divergence`
+
+Importing astray imports no framework, patches nothing, and loads the parts when they are first used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+# Loaded now, because loading a submodule binds its name here: later, that would hide the functions of the same names.
+import astray.compare as _compare_package  # noqa: F401
+import astray.record as _record_module  # noqa: F401
+from astray.errors import AstrayError, CompareError, RecordError, RunError, RunExists
+from astray.record import Key
+
+if TYPE_CHECKING:
+    from astray.capture.recorder import Recorder
+    from astray.compare.comparison import Comparison
+    from astray.compare.first import Divergence
+    from astray.store import Run
+
+__all__ = [
+    "AstrayError",
+    "CompareError",
+    "Comparison",
+    "Divergence",
+    "Key",
+    "RecordError",
+    "Recorder",
+    "Run",
+    "RunError",
+    "RunExists",
+    "compare",
+    "open",
+    "record",
+]
+
+_HOMES = {
+    "Comparison": "astray.compare.comparison",
+    "Divergence": "astray.compare.first",
+    "Recorder": "astray.capture.recorder",
+    "Run": "astray.store",
+}
+
+Path = str | os.PathLike[str]
+
+
+def record(path: Path, model: Any, **settings: Any) -> Recorder:
+    """Starts recording `model` into the run at `path`; use it in a `with`, or call `.stop()` at the end.
+
+    >>> with astray.record("runs/a", model, keep="tensors", steps="0:3") as rec:
+    ...     for batch in loader:
+    ...         loss = model(batch)
+    ...         loss.backward()
+    ...         optimizer.step()
+    ...         rec.step()
+
+    The settings are those of `Recorder`.
+    """
+    from astray.capture.recorder import Recorder
+
+    return Recorder(path, model, **settings).start()
+
+
+def open(path: Path) -> Run:
+    """Opens a run, finished or not. Its format is recognised by looking.
+
+    >>> run = astray.open("runs/a")
+    >>> run.complete, run.steps
+    (True, [0, 1, 2])
+    """
+    from astray.store import open_run
+
+    return open_run(path)
+
+
+def compare(
+    reference: Path | Run,
+    candidate: Path | Run,
+    *,
+    steps: str | int | Sequence[int] | range | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Comparison:
+    """Compares two runs and finds the first divergence.
+
+    >>> diff = astray.compare("runs/a", "runs/b")
+    >>> print(diff)                     # the first divergence, then a summary
+    >>> diff.first.site, diff.first.step
+    ('h.2.mlp.c_proj', 3)
+
+    reference, candidate: paths, or runs that are open already.
+    steps: compare only these: "0:10:2", a list, a range.
+    progress: called now and then with (done, total) while values are read.
+    """
+    from astray.compare.comparison import compare
+
+    return compare(reference, candidate, steps=steps, progress=progress)
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("astray")
+    if name not in _HOMES:
+        raise AttributeError(f"astray has no {name!r}. It offers {', '.join(__all__)}.")
+    return getattr(import_module(_HOMES[name]), name)

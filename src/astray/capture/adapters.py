@@ -1,0 +1,60 @@
+"""Chooses the adapter for what the user wants recorded.
+
+A framework is only touched when the user's program has imported it: a torch model cannot exist where torch is not
+loaded, so looking into `sys.modules` is enough.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from astray.capture.engine import Engine, TensorReader
+from astray.errors import RecordError
+
+
+class Adapter(Protocol):
+    """A framework, as the recorder sees it."""
+
+    framework: str
+    internal: tuple[str, ...]  # folders whose frames are no part of the user's program
+    reader: TensorReader
+
+    def versions(self) -> dict[str, str]: ...
+
+    def devices(self) -> list[str]: ...
+
+    def seed(self) -> int | None: ...
+
+    def start(self, engine: Engine, end_step: Callable[[], None]) -> None:
+        """Puts the hooks in place. `end_step` is for an adapter that finds the steps by itself."""
+
+    def next_step(self) -> None: ...
+
+    def stop(self) -> None:
+        """Removes every hook."""
+
+
+def adapter_for(model: Any) -> Adapter:
+    """The adapter for a model, or for a dict of models by name."""
+    models = dict(model) if isinstance(model, Mapping) else {"": model}
+    if not models:
+        raise RecordError("There is no model to record: the dict of models is empty.")
+    torch = sys.modules.get("torch")
+    for name, one in models.items():
+        if torch is None or not isinstance(one, torch.nn.Module):
+            what = f"{name!r} is a {type(one).__name__}" if name else f"A {type(one).__name__} was given"
+            raise RecordError(f"{what}, which cannot be recorded. Pass a torch.nn.Module, or a dict of them by name.")
+    from astray.capture.pytorch.adapter import PyTorchAdapter
+
+    return PyTorchAdapter(models)
+
+
+def discovering_adapter(framework: str) -> Adapter:
+    """An adapter that finds the models of a running program by itself. The framework has been imported."""
+    if framework != "torch":
+        raise RecordError(f"Programs that use {framework} cannot be recorded yet. Only torch can.")
+    from astray.capture.pytorch.adapter import PyTorchAdapter
+
+    return PyTorchAdapter(None)

@@ -1,0 +1,67 @@
+"""Remembers from which lines of the user's program a call came, each distinct stack once.
+
+A stack is walked only as far as the enclosing call, whose own stack is known already: three or four frames instead of
+thirty. The frames of the framework and of astray are left out, unless nothing else is there.
+"""
+
+from __future__ import annotations
+
+import linecache
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+
+from astray.record import Frame
+
+_ASTRAY = str(Path(__file__).parents[1])
+
+
+class Stacks:
+    """Interns Python stacks and hands each new one to `write(id, frames)`, innermost frame first."""
+
+    def __init__(self, write: Callable[[int, list[Frame]], None], internal: tuple[str, ...] = ()) -> None:
+        self._write = write
+        self._internal = (_ASTRAY, *internal)
+        self._ids: dict[tuple[object, ...], int] = {}
+        self._frames: list[list[Frame]] = []
+        self._adding = threading.Lock()
+        self._codes: dict[int, tuple[CodeType, bool]] = {}  # the code is held, so that its id stays its own
+
+    def capture(self, frame: FrameType | None, outer: FrameType | None = None, outer_id: int | None = None) -> int:
+        """The id of the stack from `frame` outwards; `outer` is a frame further out whose stack has `outer_id`."""
+        key: list[object] = [outer_id]
+        own: list[tuple[CodeType, FrameType]] = []
+        codes = self._codes
+        while frame is not None and frame is not outer:
+            code = frame.f_code
+            known = codes.get(id(code))
+            if known is None:
+                known = codes[id(code)] = (code, self._is_internal(code))
+            if not known[1]:
+                key.append(id(code))
+                key.append(frame.f_lasti)
+                own.append((code, frame))
+            frame = frame.f_back
+        found = self._ids.get(tuple(key))
+        return found if found is not None else self._add(tuple(key), own, outer_id)
+
+    def _add(self, key: tuple[object, ...], own: list[tuple[CodeType, FrameType]], outer_id: int | None) -> int:
+        frames = [_frame(code, frame.f_lineno) for code, frame in own]
+        if outer_id is not None:
+            frames += self._frames[outer_id]
+        with self._adding:
+            number = self._ids.setdefault(key, len(self._frames))
+            if number == len(self._frames):
+                self._frames.append(frames)
+                self._write(number, frames)
+        return number
+
+    def _is_internal(self, code: CodeType) -> bool:
+        return code.co_filename.startswith((*self._internal, "<frozen"))
+
+
+def _frame(code: CodeType, line: int | None) -> Frame:
+    line = line or code.co_firstlineno
+    name = getattr(code, "co_qualname", code.co_name)  # the qualified name came with Python 3.11
+    return Frame(code.co_filename, line, name, linecache.getline(code.co_filename, line).strip())

@@ -1,0 +1,100 @@
+"""Takes nested arguments and results apart into tensors with paths, and a skeleton of everything else.
+
+Used by every adapter, so it knows no framework: the adapter says what a tensor is. Paths are what the key of a tensor
+is made of, so they depend on the structure alone: `0`, `1.2`, `kwargs.mask`, `out.logits`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+DEEPEST = 12
+"""Containers nested deeper than this are taken for a cycle."""
+
+TENSOR = "<tensor>"
+"""What stands in the skeleton where a tensor was."""
+
+_LONGEST_TEXT = 200
+
+
+class Flattener:
+    """Finds the tensors in nested values.
+
+    >>> flat = Flattener(lambda value: isinstance(value, complex))
+    >>> flat.arguments((1j, [2, 3j]), {"mask": None})
+    ([('0', 1j), ('1.1', 3j)], '{"args":["<tensor>",[2,"<tensor>"]],"kwargs":{"mask":null}}')
+    """
+
+    def __init__(self, is_tensor: Callable[[Any], bool]) -> None:
+        self._is_tensor = is_tensor
+        self._plain: dict[int, str] = {}
+
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], str]:
+        """The tensors of a call's arguments with their paths, and the structure of the arguments as JSON."""
+        is_tensor = self._is_tensor
+        if not kwargs and all(map(is_tensor, args)):  # nearly every call of a layer
+            skeleton = self._plain.get(len(args))
+            if skeleton is None:
+                skeleton = self._plain[len(args)] = _json({"args": [TENSOR] * len(args)})
+            return [(str(i), tensor) for i, tensor in enumerate(args)], skeleton
+        found: list[tuple[str, Any]] = []
+        shape: dict[str, Any] = {"args": [self._walk(value, str(i), found, 0) for i, value in enumerate(args)]}
+        if kwargs:
+            shape["kwargs"] = {name: self._walk(value, f"kwargs.{name}", found, 0) for name, value in kwargs.items()}
+        return found, _json(shape)
+
+    def result(self, value: Any) -> list[tuple[str, Any]]:
+        """The tensors of a call's result with their paths: `out`, `out.0`, `out.logits`."""
+        if self._is_tensor(value):
+            return [("out", value)]
+        found: list[tuple[str, Any]] = []
+        self._walk(value, "out", found, 0)
+        return found
+
+    def _walk(self, value: Any, path: str, found: list[tuple[str, Any]], depth: int) -> Any:
+        if self._is_tensor(value):
+            found.append((path, value))
+            return TENSOR
+        if value is None or isinstance(value, bool | int | float | str):
+            return _scalar(value)
+        if depth >= DEEPEST:
+            return f"<{type(value).__name__}, nested too deep>"
+        if isinstance(value, Mapping):
+            return {str(key): self._walk(item, f"{path}.{key}", found, depth + 1) for key, item in list(value.items())}
+        if isinstance(value, list | tuple):
+            return [self._walk(item, f"{path}.{i}", found, depth + 1) for i, item in enumerate(value)]
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {
+                field.name: self._walk(getattr(value, field.name, None), f"{path}.{field.name}", found, depth + 1)
+                for field in dataclasses.fields(value)
+            }
+        return _describe(value)
+
+
+def _scalar(value: bool | int | float | str | None) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+        return value[:_LONGEST_TEXT] + "…"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)  # an IntEnum prints as its number
+    return value
+
+
+def _describe(value: Any) -> str:
+    """Names a value that is neither tensor nor plain data. Its repr may be long, or hold an address: only small, stable
+    values (a dtype, a device, a slice, an enum) are spelled out."""
+    kind = type(value).__name__
+    if kind in {"dtype", "device", "layout", "memory_format", "slice", "range"} or hasattr(value, "_value_"):
+        return str(value)
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"<{value.__qualname__}>"
+    return f"<{kind}>"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

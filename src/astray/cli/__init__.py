@@ -1,0 +1,64 @@
+"""The command line: one module per command, each with `add` (its options) and `main` (its work).
+
+Commands load what they need when they run, so `astray --help` is quick and `astray run` changes nothing about the order
+in which the user's script imports things.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from astray.cli import compare, run, show
+from astray.errors import AstrayError
+
+COULD_NOT = 2
+"""The exit code when a command could not do its work at all."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    options = parser().parse_args(argv)
+    try:
+        code: int = options.main(options)
+        sys.stdout.flush()
+        return code
+    except AstrayError as error:
+        print(f"astray {options.command}: {error}", file=sys.stderr)
+        return COULD_NOT
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:  # noqa: BLE001 - 1 would say that the runs diverge
+        traceback.print_exc()
+        print(f"astray {options.command}: this is a fault in astray itself; please report it.", file=sys.stderr)
+        return COULD_NOT
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = argparse.ArgumentParser(
+        prog="astray",
+        description="Where did it go astray? Record the tensors of two runs, and learn which call went wrong first.",
+    )
+    top.add_argument("--version", action=_Version)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (run, compare, show):
+        command.add(commands)
+    return top
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
+
+    def __call__(self, *_: object) -> None:
+        import astray
+
+        print(f"astray {astray.__version__}")
+        raise SystemExit(0)

@@ -1,0 +1,183 @@
+"""`astray run`: records a script that knows nothing of astray.
+
+Nothing heavy is imported before the script does so itself: a script may set environment variables first, and its
+framework must see them. Recording starts the moment the framework has been imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from astray.errors import AstrayError, UsageError
+
+if TYPE_CHECKING:
+    from astray.capture.recorder import Recorder
+
+FRAMEWORK = "torch"
+
+
+def add(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "run",
+        help="record a script, unchanged",
+        description="Runs a Python script as `python` would, and records the calls of its models. The outermost "
+        "modules are found by themselves; a step ends at each optimizer.step().",
+        usage="astray run -o RUN [options] (SCRIPT | -m MODULE) [ARGUMENTS ...]",
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="RUN", help="the folder to record into")
+    parser.add_argument(
+        "--keep",
+        default="stats",
+        metavar="WHAT",
+        help="stats (default), fingerprint, sample, tensors, or several with commas",
+    )
+    parser.add_argument("--steps", metavar="B:E:S", help="record only these steps, such as 0:10:2 or 3,7")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="how many values --keep sample keeps of a tensor (default 1024)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace a run that is there already")
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as in `python -m`")
+    parser.add_argument("script", metavar="SCRIPT", help="the script to run")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="what the script gets as its own"
+    )
+    parser.set_defaults(main=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    from astray.capture.on_import import OnImport
+
+    _refuse(options)
+    program = _module(options) if options.module else _script(options)
+    recording = _Recording(options)
+    watch = OnImport(FRAMEWORK, recording.start).install()
+    sys.argv = [options.script, *options.arguments]
+    code, ended = _outcome(program)
+    watch.remove()
+    return recording.finish(ended) or code
+
+
+def _refuse(options: argparse.Namespace) -> None:
+    """Says before the script runs, not in the middle of it, that a setting is wrong or the folder is taken."""
+    from astray.capture.ranks import rank_and_world_size
+    from astray.capture.settings import Settings
+
+    Settings.check(keep=options.keep, steps=options.steps, samples=options.samples)
+    # Looking into a folder loads numpy, which a script that is about to run should do itself. So look only where
+    # something is there, and leave the other ranks, which may find what rank 0 has just made, to the recorder.
+    folder = Path(options.output)
+    if folder.exists() and rank_and_world_size(os.environ)[0] == 0 and (folder.is_file() or any(folder.iterdir())):
+        from astray.store.native.folder import refuse
+
+        refuse(folder, 0, overwrite=options.force)
+
+
+class _Recording:
+    """The recorder of this command, which starts in the middle of the script's imports."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._recorder: Recorder | None = None
+        self._refused: AstrayError | None = None
+
+    def start(self) -> None:
+        from astray.capture.adapters import discovering_adapter
+        from astray.capture.recorder import Recorder
+
+        options = self._options
+        recorder = Recorder.discovering(
+            options.output,
+            discovering_adapter(FRAMEWORK),
+            keep=options.keep,
+            steps=options.steps,
+            samples=options.samples,
+            overwrite=options.force,
+        )
+        self._recorder = recorder.start()
+
+    def finish(self, ended: str) -> int:
+        """Closes the run and says in one line what it holds."""
+        if self._recorder is None:
+            print(
+                f"astray run: nothing was recorded, since {self._options.script} never imported {FRAMEWORK}.",
+                file=sys.stderr,
+            )
+            return 2
+        self._recorder.stop(ended)
+        print(f"astray: {self._recorder.summary()}", file=sys.stderr)
+        return 0
+
+
+def _script(options: argparse.Namespace) -> Callable[[], None]:
+    path = Path(options.script)
+    if not path.is_file():
+        raise UsageError(f"There is no script {options.script}. Give the path of a Python file, or -m and a module.")
+    try:
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{options.script} is not a Python script: {error}.") from None
+    return lambda: _execute(code, path)
+
+
+def _execute(code: CodeType, path: Path) -> None:
+    """As `python SCRIPT` does: a new `__main__`, and the script's folder first on the path."""
+    module = ModuleType("__main__")
+    module.__file__ = str(path)
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    sys.path[0] = str(path.resolve().parent)
+    exec(code, module.__dict__)
+
+
+def _module(options: argparse.Namespace) -> Callable[[], None]:
+    sys.path[0] = os.getcwd()  # noqa: PTH109 - as `python -m` does
+    return lambda: _discard(runpy.run_module(options.script, run_name="__main__", alter_sys=True))
+
+
+def _discard(_: object) -> None:
+    return None
+
+
+def _outcome(program: Callable[[], None]) -> tuple[int, str]:
+    """Runs the program; its exit code, and how it ended in words."""
+    try:
+        program()
+    except SystemExit as request:
+        return _exit_code(request.code), "normally" if not request.code else f"exit: {request.code}"
+    except KeyboardInterrupt:
+        return 130, "interrupted from the keyboard"
+    except AstrayError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - reported just as Python would, below
+        error.__traceback__ = _users_part(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1, f"{type(error).__name__}: {error}"
+    return 0, "normally"
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _users_part(traceback: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames that lead from this command to the script."""
+    here = {__file__, runpy.__file__, "<frozen runpy>"}
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in here:
+        traceback = traceback.tb_next
+    return traceback

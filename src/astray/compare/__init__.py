@@ -1,0 +1,1 @@
+"""Two runs → a Comparison: `rows → align → evidence → verdict → first`. The entry point is `comparison.compare`."""

@@ -1,0 +1,124 @@
+"""Sentences about what else was seen around a divergence. Each function gives one kind of clue.
+
+Reads the pairs of one rank, feeds `first`. A clue says what is the case, with its numbers, and where to look.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from astray.compare.divergence import Place
+from astray.compare.evidence import SENTENCES, Reason
+from astray.compare.rows import Ints, Vocabulary
+from astray.compare.verdict import Verdict
+from astray.store import RankRun, Table
+
+_MOST = 3
+"""Clues of one kind that are spelled out; the rest are counted."""
+
+
+def agreement(parts: list[tuple[str, list[Place]]]) -> str:
+    """How well parts of a call agree: "Its 2 inputs and its parameter agree (rounding, 1.2e-07)"."""
+    found = [(noun, places) for noun, places in parts if places]
+    worst = max((place for _, places in found for place in places), key=lambda place: np.nan_to_num(place.error))
+    names = [f"its {len(places)} {noun}s" if len(places) > 1 else f"its {noun}" for noun, places in found]
+    agree = "agree" if len(found) > 1 or len(found[0][1]) > 1 else "agrees"
+    text = f"{' and '.join(names)} {agree} ({verdict_of(worst)})"
+    return text[0].upper() + text[1:]
+
+
+def verdict_of(place: Place) -> str:
+    """The verdict with the error, where there is one to tell."""
+    return place.verdict if np.isnan(place.error) or not place.error else f"{place.verdict}, {place.error:.1e}"
+
+
+def suspicious(places: list[Place]) -> Iterator[str]:
+    """Inputs that count as agreeing but may hide a change of order, or were not compared at all."""
+    for place in places:
+        if SENTENCES[Reason.SAME_STATISTICS] in place.reason:
+            yield (
+                f"Its {place.tensor} has other bits but the same statistics: a tiny change, or the same values in "
+                "another order. Record with keep='tensors' to tell."
+            )
+        elif place.verdict == Verdict.UNKNOWN.label:
+            yield f"Its {place.tensor} could not be compared: {place.reason}."
+
+
+def arguments(pairs: Table, until: int, calls: list[int], reference: RankRun, candidate: RankRun) -> Iterator[str]:
+    """Arguments that are no tensors and differ, in these calls or in any call up to row `until`; nearest first."""
+    here, there = pairs.numbers("call_reference")[: until + 1], pairs.numbers("call_candidate")[: until + 1]
+    both = np.flatnonzero((here >= 0) & (there >= 0))
+    _, last = np.unique(here[both][::-1], return_index=True)
+    rows = np.sort(both[::-1][last])[::-1]
+    words = Vocabulary()
+    differ = words.encode(reference.calls["args"])[here[rows]] != words.encode(candidate.calls["args"])[there[rows]]
+    found = sorted(rows[differ].tolist(), key=lambda row: here[row] not in calls)  # stable: its own calls come first
+    for row in found[:_MOST]:
+        place = Place.of(pairs, row)
+        left, right = reference.calls["args"][int(here[row])], candidate.calls["args"][int(there[row])]
+        changes = "; ".join(
+            f"`{path or 'arguments'}` is {one} in the reference and {other} in the candidate"
+            for path, one, other in list(differences(_parsed(left), _parsed(right)))[:_MOST]
+        )
+        yield f"The call of {place.module} in step {place.step} has other arguments: {changes}."
+    if len(found) > _MOST:
+        yield f"{len(found) - _MOST:,} more calls before it have other arguments."
+
+
+def differences(left: Any, right: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+    """Where two JSON values differ: path, reference, candidate.
+
+    >>> list(differences({"args": ["<tensor>", 1]}, {"args": ["<tensor>", 2], "kwargs": {"p": 0.1}}))
+    [('args.1', '1', '2'), ('kwargs', 'absent', '{"p": 0.1}')]
+    """
+    if isinstance(left, dict) and isinstance(right, dict):
+        keys: list[Any] = list(dict.fromkeys([*left, *right]))
+        pairs = [(key, left.get(key, _Absent), right.get(key, _Absent)) for key in keys]
+    elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        pairs = list(zip(range(len(left)), left, right, strict=True))
+    else:
+        if left != right or type(left) is not type(right):
+            yield path, _shown(left), _shown(right)
+        return
+    for key, one, other in pairs:
+        yield from differences(one, other, f"{path}.{key}" if path else str(key))
+
+
+def unmatched(pairs: Table, before: int) -> Iterator[str]:
+    """Tensors earlier in the order that only one run has."""
+    for verdict in (Verdict.ONLY_IN_REFERENCE, Verdict.ONLY_IN_CANDIDATE):
+        rows = np.flatnonzero(pairs.coded("verdict").codes[:before] == verdict)
+        if len(rows):
+            place = Place.of(pairs, int(rows[-1]))
+            many = f"{len(rows):,} tensors are" if len(rows) > 1 else "One tensor is"
+            yield f"{many} {verdict.label} before it, the last at {place}."
+
+
+def onset(pairs: Table, before: int) -> Place | None:
+    """The first tensor that is not bit-identical, if every one before it was and there were some."""
+    codes: Ints = pairs.coded("verdict").codes[:before]
+    found = np.flatnonzero((codes == Verdict.ROUNDING) | (codes == Verdict.DRIFTING))
+    if not len(found) or found[0] == 0 or np.any(codes[: found[0]] != Verdict.IDENTICAL):
+        return None
+    return Place.of(pairs, int(found[0]))
+
+
+class _Absent:
+    """Stands where one side has no such argument."""
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is _Absent else json.dumps(value, ensure_ascii=False)
+
+
+def _parsed(text: str | None) -> Any:
+    if text is None:
+        return _Absent
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,264 @@
+"""Compares two runs: the one entry point of this package, and the `Comparison` it gives.
+
+Ranks are compared one after another: rows → align → evidence → verdict → first. Everything stays in columns; Python
+objects are made only for what a report shows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.compare.align import Alignment, align
+from astray.compare.divergence import Divergence
+from astray.compare.evidence import Evidence, Progress, ReadValues, Source, explain
+from astray.compare.first import find_first
+from astray.compare.problems import nothing_comparable, nothing_shared, problems
+from astray.compare.rows import CALL_COLUMNS, WORDS, Ints, Rows, Vocabularies, Vocabulary, read_rows
+from astray.compare.verdict import AGREEING, BAD, LABELS, Judgement, Verdict, judge
+from astray.errors import CompareError, RunError
+from astray.steps import Steps
+from astray.store import Coded, RankRun, Run, Table, open_run
+
+AnyPath = str | os.PathLike[str]
+
+
+def compare(
+    reference: AnyPath | Run,
+    candidate: AnyPath | Run,
+    *,
+    steps: str | int | Sequence[int] | range | Steps | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare a run that is right with one that may be wrong.
+
+    >>> diff = compare("runs/a", "runs/b")
+    >>> diff.first.site, diff.first.step, diff.first.cause
+    ('h.2.mlp.c_proj', 3, 'parameter')
+
+    steps: which steps to look at ("0:10", 7, [1, 3]); all by default.
+    progress: called with (done, total) after each pair whose values had to be read, in each rank anew.
+
+    Raises CompareError when the runs have no tensor in common, or kept nothing of them that can be compared.
+    """
+    left = reference if isinstance(reference, Run) else open_run(reference)
+    right = candidate if isinstance(candidate, Run) else open_run(candidate)
+    selected = Steps.parse(steps)
+    vocabularies: Vocabularies = defaultdict(Vocabulary)
+    ranks = [
+        _compare_rank(rank, left, right, vocabularies, selected, progress)
+        for rank in sorted({*left.ranks, *right.ranks})
+    ]
+    matched = sum(int(np.sum(rank.pairs.matched)) for rank in ranks)
+    if not matched:
+        raise CompareError(nothing_shared(left, right, selected))
+    if not any(np.any(rank.judged.verdict < Verdict.ONLY_IN_REFERENCE) for rank in ranks):
+        raise CompareError(nothing_comparable(matched))
+    pairs = _table(ranks, vocabularies)
+    firsts = _first_of_each(ranks, pairs)
+    return Comparison(left, right, pairs, tuple(firsts), tuple(problems(left, right, selected)), selected)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What came of comparing two runs.
+
+    pairs: one row for each tensor of either run, in order of observation; docs/metrics.md names its columns.
+    firsts: the first divergence of each rank that has one, the earliest first.
+    problems: what limits the comparison, a sentence each.
+    """
+
+    reference: Run
+    candidate: Run
+    pairs: Table
+    firsts: tuple[Divergence, ...]
+    problems: tuple[str, ...] = ()
+    selected: Steps = field(default=Steps())
+
+    @property
+    def first(self) -> Divergence | None:
+        """The first divergence of all ranks; None when nothing diverged."""
+        return self.firsts[0] if self.firsts else None
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How many rows got each verdict, those without any included."""
+        found = np.bincount(self.pairs.coded("verdict").codes, minlength=len(LABELS))
+        return dict(zip(LABELS, found.tolist(), strict=True))
+
+    @property
+    def same(self) -> bool:
+        """Whether every tensor is in both runs and agrees. Those that could not be compared do not count."""
+        fine = sum(self.counts[verdict.label] for verdict in (*AGREEING, Verdict.UNKNOWN))
+        return fine == len(self.pairs)
+
+    @property
+    def exit_code(self) -> int:
+        """What the command line ends with: 0 the same, 1 different."""
+        return 0 if self.same else 1
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """The steps that have rows."""
+        return [int(step) for step in np.unique(self.pairs.numbers("step"))]
+
+    @cached_property
+    def calls(self) -> int:
+        """How many calls of the reference have rows."""
+        ranks, calls = self.pairs.numbers("rank"), self.pairs.numbers("call_reference")
+        return sum(
+            int(np.count_nonzero(np.bincount(calls[(ranks == rank) & (calls >= 0)]))) for rank in self.reference.ranks
+        )
+
+    @cached_property
+    def sources(self) -> dict[str, int]:
+        """How many of the pairs were judged by each source, the best first."""
+        codes = self.pairs.coded("source").codes
+        found = np.bincount(codes[self.matched], minlength=len(Source)).tolist()
+        return {source.name.lower(): found[source] for source in sorted(Source, reverse=True) if found[source]}
+
+    @cached_property
+    def matched(self) -> npt.NDArray[np.bool_]:
+        """Which rows are in both runs."""
+        return (self.pairs.numbers("row_reference") >= 0) & (self.pairs.numbers("row_candidate") >= 0)
+
+    def to_csv(self, folder: AnyPath) -> list[Path]:
+        """Write pairs.csv and summary.csv into a folder; gives their paths."""
+        from astray.report.csv import write_csv  # reports stand on comparisons, so they are fetched only here
+
+        return write_csv(self, Path(folder))
+
+    def to_json(self, file: AnyPath) -> Path:
+        """Write the first divergence, the counts and every row that does not agree."""
+        from astray.report.json import write_json
+
+        return write_json(self, Path(file))
+
+    def __str__(self) -> str:
+        from astray.report.text import render
+
+        return render(self)
+
+    def __repr__(self) -> str:
+        wrong = sum(self.counts[verdict.label] for verdict in BAD)
+        where = f"first divergence at {self.first.place}" if self.first else "no divergence"
+        return f"<Comparison of {len(self.pairs):,} tensors: {wrong:,} wrong, {where}>"
+
+
+class _Rank(NamedTuple):
+    """One rank, compared."""
+
+    rank: int
+    reference: Rows
+    candidate: Rows
+    pairs: Alignment
+    judged: Judgement
+
+
+def _compare_rank(
+    rank: int, left: Run, right: Run, vocabularies: Vocabularies, steps: Steps, progress: Progress | None
+) -> _Rank:
+    reference = read_rows(left.ranks.get(rank), vocabularies, steps)
+    candidate = read_rows(right.ranks.get(rank), vocabularies, steps)
+    pairs = align(reference, candidate)
+    evidence = Evidence(
+        reference,
+        candidate,
+        pairs,
+        dtypes=vocabularies["dtype"].words,
+        roles=vocabularies["role"].words,
+        read_reference=_reader(reference.run),
+        read_candidate=_reader(candidate.run),
+    )
+    return _Rank(rank, reference, candidate, pairs, judge(evidence, progress))
+
+
+def _reader(run: RankRun | None) -> ReadValues:
+    """Reads kept values, or gives None for those that should be there and are not."""
+
+    def read(row: int) -> npt.NDArray[Any] | None:
+        try:
+            return None if run is None else run.values(row)
+        except RunError:
+            return None
+
+    return read
+
+
+def _table(ranks: list[_Rank], vocabularies: Vocabularies) -> Table:
+    """The pairs of all ranks as one table."""
+    parts = [_columns(rank) for rank in ranks]
+    joined = {
+        name: np.concatenate([part[name] for part in parts]) if len(parts) > 1 else parts[0][name] for name in parts[0]
+    }
+    columns: dict[str, Any] = {}
+    for name, column in joined.items():
+        word = name.removesuffix("_reference").removesuffix("_candidate")
+        columns[name] = vocabularies[word].decode(column) if word in WORDS else column
+    columns["recompute"] = columns["recompute"].astype(np.bool_)
+    columns["verdict"] = Coded(columns["verdict"].astype(np.int32), LABELS)
+    columns["source"] = Coded(columns["source"].astype(np.int32), [source.name.lower() for source in Source])
+    columns["reason"] = _reasons(columns["reason"])
+    return Table(columns)
+
+
+def _columns(rank: _Rank) -> dict[str, Any]:
+    """The columns of one rank's pairs, strings as codes."""
+    pairs, judged = rank.pairs, rank.judged
+    columns: dict[str, Any] = {"rank": np.full(len(pairs.reference), rank.rank, np.int32)}
+    for name in (*CALL_COLUMNS, "role", "path"):
+        columns[name] = _of_either(rank.reference.columns[name], rank.candidate.columns[name], pairs)
+    columns |= {"verdict": judged.verdict, "error": judged.error, "limit": judged.limit}
+    columns |= {"source": judged.source, "reason": judged.reason}
+    for name in ("dtype", "shape"):
+        columns[f"{name}_reference"] = _at(rank.reference.columns[name], pairs.reference)
+        columns[f"{name}_candidate"] = _at(rank.candidate.columns[name], pairs.candidate)
+    for name, left, right in (
+        ("row", rank.reference.tensor, rank.candidate.tensor),
+        ("call", rank.reference.call_row, rank.candidate.call_row),
+    ):
+        columns[f"{name}_reference"] = _at(left, pairs.reference)
+        columns[f"{name}_candidate"] = _at(right, pairs.candidate)
+    return columns | judged.metrics
+
+
+def _of_either(left: Ints, right: Ints, pairs: Alignment) -> Ints:
+    """A column of the key: the same on both sides, or only on one."""
+    if len(left) == len(pairs.reference):  # every pair has a reference row, and they are in its order
+        return left
+    return np.where(pairs.reference >= 0, _at(left, pairs.reference), _at(right, pairs.candidate))
+
+
+def _at(column: Ints, rows: Ints) -> Ints:
+    """The column at some rows, −1 where the row is −1."""
+    return np.append(column, np.array(-1, column.dtype))[rows]
+
+
+def _reasons(flags: Ints) -> Coded[str]:
+    """Every combination of reasons that occurs, in words."""
+    found = np.flatnonzero(np.bincount(flags, minlength=1))
+    found = found[found > 0]  # no reason is null
+    number = np.full(int(flags.max(initial=0)) + 1, -1, np.int32)
+    number[found] = np.arange(len(found))
+    return Coded(number[flags], [explain(flag) for flag in found.tolist()])
+
+
+def _first_of_each(ranks: list[_Rank], pairs: Table) -> list[Divergence]:
+    """The first divergence of every rank, the earliest in step and order first."""
+    firsts: list[Divergence] = []
+    begin = 0
+    for rank in ranks:
+        end = begin + len(rank.pairs.reference)
+        if rank.reference.run is not None and rank.candidate.run is not None:
+            found = find_first(pairs.take(slice(begin, end)), rank.rank, rank.reference.run, rank.candidate.run)
+            firsts += [found] if found is not None else []
+        begin = end
+    return sorted(firsts, key=lambda first: (*first.order, first.rank))

@@ -1,0 +1,148 @@
+"""What is told about the first divergence: plain records, made by `first`, shown by the reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from astray.record import Frame, Statistics
+from astray.store import Table
+
+Cause = Literal["computation", "parameter", "input"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor of a call, and what was said of its pair."""
+
+    step: int
+    micro: int
+    site: str
+    type: str
+    call: int
+    phase: str
+    role: str
+    path: str
+    recompute: bool
+    verdict: str
+    error: float  # NaN: not known
+    reason: str
+
+    @classmethod
+    def of(cls, pairs: Table, row: int) -> Place:
+        """The place of one row of the pairs."""
+        names = ("step", "micro", "site", "type", "call", "phase", "role", "path", "recompute", "verdict", "error")
+        cells: dict[str, Any] = pairs[[*names, "reason"]].row(row)
+        return cls(**(cells | {"path": cells["path"] or "", "reason": cells["reason"] or ""}))
+
+    @property
+    def module(self) -> str:
+        """The site with its type: `h.2.mlp (MLP)`."""
+        return f"{self.site} ({self.type})" if self.type else self.site
+
+    @property
+    def tensor(self) -> str:
+        """Which tensor of the call: "input `0`"."""
+        return self.role if self.path in ("", "out", "grad") else f"{self.role} `{self.path}`"
+
+    def __str__(self) -> str:
+        parts = [f"step {self.step}"]
+        if self.micro:
+            parts.append(f"micro {self.micro}")
+        parts.append("recomputed forward" if self.recompute and self.phase == "forward" else self.phase)
+        parts.append(self.module + (f" call {self.call}" if self.call else ""))
+        return ", ".join([*parts, self.tensor])
+
+
+@dataclass(frozen=True)
+class Side:
+    """The diverged tensor in one run."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+    statistics: Statistics | None
+    fingerprint: int | None
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first call whose result is wrong while its inputs were still right, with what speaks for it.
+
+    cause: "computation" (its inputs and parameters agree), "parameter" (a parameter already differs on entry), or
+        "input" (the outermost call was given something else).
+    error, limit: how far off the tensor is, and how far rounding alone could bring it there. NaN: not known.
+    magnitude: the largest absolute difference known; exact from values, a lower bound from statistics.
+    seen: where the wrong value shows first, when that is not the place itself.
+    parameter: the parameter that differs, for that cause; `other_parameters` counts the others in the same step.
+    previous: the last result before it that still agreed.
+    onset: the first tensor that is not bit-identical, when it comes earlier.
+    victims: how many rows after it are wrong too.
+    growth: the error of the same tensor in this and later steps.
+    """
+
+    rank: int
+    place: Place
+    cause: Cause
+    limit: float
+    magnitude: float
+    measured_by: str
+    metrics: dict[str, float]
+    reference: Side
+    candidate: Side
+    stack: tuple[Frame, ...] = ()
+    enclosing: tuple[tuple[str, str], ...] = ()
+    seen: Place | None = None
+    parameter: Place | None = None
+    other_parameters: int = 0
+    previous: Place | None = None
+    onset: Place | None = None
+    evidence: tuple[str, ...] = ()
+    victims: int = 0
+    growth: tuple[tuple[int, float], ...] = ()
+    order: tuple[int, int] = field(default=(0, 0), repr=False)  # step and row within it: which rank came first
+
+    @property
+    def step(self) -> int:
+        return self.place.step
+
+    @property
+    def micro(self) -> int:
+        return self.place.micro
+
+    @property
+    def site(self) -> str:
+        return self.place.site
+
+    @property
+    def type(self) -> str:
+        return self.place.type
+
+    @property
+    def call(self) -> int:
+        return self.place.call
+
+    @property
+    def phase(self) -> str:
+        return self.place.phase
+
+    @property
+    def role(self) -> str:
+        return self.place.role
+
+    @property
+    def path(self) -> str:
+        return self.place.path
+
+    @property
+    def verdict(self) -> str:
+        return self.place.verdict
+
+    @property
+    def error(self) -> float:
+        return self.place.error
+
+    @property
+    def frame(self) -> Frame | None:
+        """The line of the program where the call was made."""
+        return self.stack[0] if self.stack else None

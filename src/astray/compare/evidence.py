@@ -1,0 +1,273 @@
+"""What there is to judge a pair by, and what it says. The best source that both sides have is used.
+
+Reads `align`'s pairs and the runs, feeds `verdict`. A pair is measured by all its values, else by the values at the
+same sampled positions, else by its statistics, which bound the error from below, else by its fingerprint, which says
+only whether the bits are the same. Values are read for pairs whose bits differ, one pair at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.compare import metrics
+from astray.compare.align import Alignment
+from astray.compare.rows import Bools, Floats, Ints, Rows
+from astray.stats.dtypes import DTYPES
+from astray.stats.kernels import Contrast, Strided, contrast, measure
+
+ReadValues = Callable[[int], npt.NDArray[Any] | None]
+"""Gives the kept values of a tensor row, or None when they cannot be read."""
+
+Progress = Callable[[int, int], None]
+"""Told after each pair of values: how many are done, and how many there are."""
+
+STATISTICS = ("min", "max", "mean", "std", "l2", "absmax")
+COUNTS = ("nan", "inf")
+
+
+class Source(IntEnum):
+    """What a pair was judged by, from the worst to the best."""
+
+    NONE = 0
+    FINGERPRINT = 1
+    STATISTICS = 2
+    SAMPLE = 3
+    VALUES = 4
+
+
+class Reason(IntFlag):
+    """What a reader should know about how a pair was judged."""
+
+    DTYPES = 1
+    KINDS = 2
+    SHAPES = 4
+    RESHAPED = 8
+    BITS_ONLY = 16
+    SAME_STATISTICS = 32
+    ZERO_REFERENCE = 64
+    NEGLIGIBLE = 128
+    EMPTY = 256
+    NONFINITE_BOTH = 512
+    NONFINITE_ONE = 1024
+    SAMPLED = 2048
+    UNREADABLE = 4096
+    NOTHING_KEPT = 8192
+
+
+SENTENCES = {
+    Reason.DTYPES: "the dtypes differ; judged by the coarser one",
+    Reason.KINDS: "the dtypes are of different kinds (float, int, bool, complex)",
+    Reason.SHAPES: "the shapes differ",
+    Reason.RESHAPED: "the values are the same in the same order",
+    Reason.BITS_ONLY: "bits differ; how much is not known: record with keep='stats'",
+    Reason.SAME_STATISTICS: "bits differ but no statistic does: a tiny change, or the same values in another order",
+    Reason.ZERO_REFERENCE: "the reference is all zeros, so that a relative error has no scale",
+    Reason.NEGLIGIBLE: "both sides are below the rounding of the numbers they came from",
+    Reason.EMPTY: "no elements",
+    Reason.NONFINITE_BOTH: "NaN or Inf on both sides; judged by the other elements",
+    Reason.NONFINITE_ONE: "NaN or Inf where the other side has a number",
+    Reason.SAMPLED: "every sampled value is the same",
+    Reason.UNREADABLE: "the kept values could not be read",
+    Reason.NOTHING_KEPT: "the two sides kept nothing that can be compared",
+}
+
+
+def explain(reason: int) -> str:
+    """The sentences of a combination of reasons."""
+    return "; ".join(sentence for flag, sentence in SENTENCES.items() if flag & reason)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The pairs of one rank with what both runs know of them. Columns are asked for by pair number."""
+
+    reference: Rows
+    candidate: Rows
+    pairs: Alignment
+    dtypes: list[str]  # the names behind the codes of the `dtype` columns
+    roles: list[str]  # and of the `role` columns
+    read_reference: ReadValues
+    read_candidate: ReadValues
+
+    def sides(self, name: str, at: Ints) -> tuple[Ints, Ints]:
+        """A column of keys or forms on both sides."""
+        return (
+            self.reference.columns[name][self.pairs.reference[at]],
+            self.candidate.columns[name][self.pairs.candidate[at]],
+        )
+
+    def numbers(self, name: str, at: Ints) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """A recorded number of the tensors on both sides."""
+        return (
+            self.reference.statistic(name, self.pairs.reference[at]),
+            self.candidate.statistic(name, self.pairs.candidate[at]),
+        )
+
+    def statistics(self, at: Ints) -> tuple[dict[str, Floats], dict[str, Floats]]:
+        """The six statistics and the non-finite counts on both sides."""
+        both = {name: self.numbers(name, at) for name in (*STATISTICS, *COUNTS)}
+        return {name: left for name, (left, _) in both.items()}, {name: right for name, (_, right) in both.items()}
+
+    @cached_property
+    def kinds(self) -> Ints:
+        """The kind of each dtype as a number. An unknown dtype is a kind of its own."""
+        names = [DTYPES[name].kind if name in DTYPES else name for name in self.dtypes]
+        return np.unique(names, return_inverse=True)[1] if names else np.empty(0, np.int64)
+
+    @cached_property
+    def precisions(self) -> Floats:
+        """The epsilon of each dtype; 0 for those that must be exactly equal."""
+        return np.array([DTYPES[name].eps if name in DTYPES else 0.0 for name in self.dtypes])
+
+    def eps(self, at: Ints) -> Floats:
+        """The coarser of the two sides' epsilons."""
+        left, right = self.sides("dtype", at)
+        return np.asarray(np.maximum(self.precisions[left], self.precisions[right]))
+
+    @cached_property
+    def bits(self) -> npt.NDArray[np.int8]:
+        """For each pair: 1 the same fingerprint, 0 another one, −1 not known (or of different dtypes)."""
+        bits = np.full(len(self.pairs.reference), -1, np.int8)
+        at = np.flatnonzero(self.pairs.matched)
+        if len(at):
+            known = self.reference.known("fingerprint", self.pairs.reference[at])
+            known &= self.candidate.known("fingerprint", self.pairs.candidate[at])
+            known &= np.equal(*self.sides("dtype", at))
+            bits[at] = np.where(known, np.equal(*self.numbers("fingerprint", at)), -1)
+        return bits
+
+    def calls_since_difference(self, at: Ints) -> Ints:
+        """How many calls lie between the first pair that is not known to be bit-identical and each of these."""
+        first = np.flatnonzero(self.pairs.matched & (self.bits != 1))[:1]
+        calls: Ints = np.maximum(self._seq(at) - self._seq(first), 0)
+        return calls
+
+    def _seq(self, at: Ints) -> Ints:
+        run = self.reference.run
+        assert run is not None, "pairs have both sides"
+        seq: Ints = run.calls.numbers("seq")[self.reference.call_row[self.pairs.reference[at]]]
+        return seq
+
+    def source(self, at: Ints) -> npt.NDArray[np.int8]:
+        """The best source that both sides have."""
+        source = self.source_without_values(at)
+        (left, right), (files, others) = self.numbers("sampled", at), self.numbers("blob_file", at)
+        kept = (files >= 0) & (others >= 0)
+        source[kept & (left >= 0) & (left == right)] = Source.SAMPLE
+        source[kept & (left < 0) & (right < 0)] = Source.VALUES
+        return source
+
+    def source_without_values(self, at: Ints) -> npt.NDArray[np.int8]:
+        """The best source that both sides have besides kept values."""
+        source = np.where(self.bits[at] >= 0, Source.FINGERPRINT, Source.NONE).astype(np.int8)
+        left, right = self.numbers("count", at)
+        source[(left >= 0) & (right >= 0)] = Source.STATISTICS
+        return source
+
+
+class Measured(NamedTuple):
+    """What a source says of some pairs: how far off, whether nothing or surely something differs, and why."""
+
+    error: Floats
+    equal: Bools
+    differs: Bools
+    nonfinite: Bools
+    reason: Ints
+    metrics: dict[str, Floats]
+
+
+def measure_statistics(evidence: Evidence, at: Ints) -> Measured:
+    """Bound the errors of many pairs from below by their statistics."""
+    reference, candidate = evidence.statistics(at)
+    found = metrics.bounds(reference, candidate)
+    error = metrics.error_of_statistics(found)
+    same = metrics.equal_statistics(reference, candidate)
+    bits_differ = evidence.bits[at] == 0
+    nonfinite = (reference["nan"] != candidate["nan"]) | (reference["inf"] != candidate["inf"])
+    reason = (
+        np.where(same & bits_differ, Reason.SAME_STATISTICS, 0)
+        | np.where((reference["absmax"] == 0) & (candidate["absmax"] != 0), Reason.ZERO_REFERENCE, 0)
+        | np.where((reference["nan"] + reference["inf"] > 0) & ~nonfinite, Reason.NONFINITE_BOTH, 0)
+        | np.where(evidence.numbers("count", at)[0] == 0, Reason.EMPTY, 0)
+    )
+    same_dtype = np.equal(*evidence.sides("dtype", at))
+    return Measured(
+        error=np.where(np.isnan(error), 0.0, error),  # no finite element, so nothing that could be off
+        equal=same & same_dtype & ~bits_differ,
+        differs=~same | bits_differ,
+        nonfinite=nonfinite,
+        reason=reason.astype(np.int32),
+        metrics=found,
+    )
+
+
+def measure_values(evidence: Evidence, at: Ints, progress: Progress | None) -> tuple[Ints, Measured]:
+    """Measure the kept values pair by pair. Gives the pairs that could be read, and what was found."""
+    rows: list[tuple[int, float, bool, bool, bool, int]] = []
+    columns: list[list[float]] = []
+    for done, pair in enumerate(at.tolist(), 1):
+        both = _read(evidence, pair)
+        if both is not None:
+            found = contrast(both.reference, both.candidate)
+            off = metrics.error_of_values(found, both.absmax)
+            flags = (both.equal, found.different > 0, found.nonfinite_mismatch > 0)
+            rows.append((pair, off, *flags, _reason(found)))
+            columns.append([metric(found) for metric in metrics.METRICS.values()])
+        if progress is not None:
+            progress(done, len(at))
+    pairs, error, equal, differs, nonfinite, reason = np.array(rows, np.float64).reshape(-1, 6).T
+    measured = np.array(columns).reshape(-1, len(metrics.METRICS)).T
+    return pairs.astype(np.int64), Measured(
+        error=error,
+        equal=equal.astype(np.bool_),
+        differs=differs.astype(np.bool_),
+        nonfinite=nonfinite.astype(np.bool_),
+        reason=reason.astype(np.int32),
+        metrics=dict(zip(metrics.METRICS, measured, strict=True)),
+    )
+
+
+class _Both(NamedTuple):
+    """The values of a pair. The arrays are here to be kept alive."""
+
+    reference: Strided
+    candidate: Strided
+    absmax: float
+    equal: bool
+    arrays: tuple[npt.NDArray[Any], npt.NDArray[Any]]
+
+
+def _read(evidence: Evidence, pair: int) -> _Both | None:
+    left, right = int(evidence.pairs.reference[pair]), int(evidence.pairs.candidate[pair])
+    here = evidence.read_reference(int(evidence.reference.tensor[left]))
+    there = evidence.read_candidate(int(evidence.candidate.tensor[right]))
+    if here is None or there is None or here.shape != there.shape:
+        return None
+    dtypes = (evidence.reference.columns["dtype"][left], evidence.candidate.columns["dtype"][right])
+    reference = Strided.from_numpy(here, evidence.dtypes[dtypes[0]])
+    candidate = Strided.from_numpy(there, evidence.dtypes[dtypes[1]])
+    absmax = float(evidence.reference.statistic("absmax", np.array([left]))[0])
+    if np.isnan(absmax):
+        statistics = measure(reference, fingerprint=False).statistics
+        absmax = metrics.known(statistics.absmax if statistics is not None else None)
+    # The bits are compared only where no fingerprint has told already that they differ.
+    equal = reference.dtype == candidate.dtype and evidence.bits[pair] != 0 and here.tobytes() == there.tobytes()
+    return _Both(reference, candidate, absmax, equal, (here, there))
+
+
+def _reason(found: Contrast) -> int:
+    reason = 0
+    if found.count == 0:
+        reason |= Reason.EMPTY
+    if found.l2_reference == 0 and found.l2_candidate:
+        reason |= Reason.ZERO_REFERENCE
+    if found.nan_reference + found.inf_reference and not found.nonfinite_mismatch:
+        reason |= Reason.NONFINITE_BOTH
+    return reason

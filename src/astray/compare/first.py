@@ -1,0 +1,265 @@
+"""Finds the first divergence: the first call whose result is wrong while its inputs were still right.
+
+Reads the judged pairs of one rank in order of observation. In that order a call's inputs come before its results, and
+the results of the calls inside it before its own, so the earliest wrong tensor tells it all:
+
+- It is a result: its call had right inputs, and is the culprit. The calls around it finish later and are not blamed.
+- It is a parameter: the weights were different before anything was computed with them.
+- It is the input of a call inside another: no observed call produced it, so the code of the enclosing call did, unless
+  that was given wrong inputs itself (in backward the same gradient reaches a call and the one around it at once).
+- It is the input of an outermost call: the difference comes from outside.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from astray.compare import clues
+from astray.compare.divergence import Cause, Divergence, Place, Side
+from astray.compare.metrics import BOUNDS, METRICS
+from astray.compare.nesting import Nesting
+from astray.compare.rows import Bools, Ints
+from astray.compare.verdict import AGREEING, BAD
+from astray.record import ROOT, Frame, Statistics
+from astray.store import RankRun, Table
+
+__all__ = ["Divergence", "find_first"]
+
+RESULTS = ("output", "gradient")
+GIVEN = ("parameter", "state")
+SAME_TENSOR = ("micro", "site", "call", "phase", "recompute", "role", "path")
+
+
+def find_first(pairs: Table, rank: int, reference: RankRun, candidate: RankRun) -> Divergence | None:
+    """The first divergence of one rank; None when no pair is wrong. `pairs` are those of this rank alone."""
+    bad = np.isin(pairs.coded("verdict").codes, BAD)
+    return _Search(pairs, rank, reference, candidate, bad).found() if bad.any() else None
+
+
+class _Search:
+    """The state of one search: where wrongness starts, whose fault it is, and what is known about it."""
+
+    def __init__(self, pairs: Table, rank: int, reference: RankRun, candidate: RankRun, bad: Bools) -> None:
+        self.pairs = pairs
+        self.rank = rank
+        self.reference = reference
+        self.candidate = candidate
+        self.bad = bad
+        self.matched: Bools = (pairs["row_reference"] >= 0) & (pairs["row_candidate"] >= 0)
+        self.nesting = Nesting(reference)
+        self.calls: Ints = pairs.numbers("call_reference")
+        self.start = int(np.argmax(bad))  # the earliest wrong tensor
+        self.cause, self.culprit, self.entry = self._blame()
+        self.headline = self._headline()
+
+    def found(self) -> Divergence:
+        place = Place.of(self.pairs, self.headline)
+        entry = Place.of(self.pairs, self.entry)
+        parameter = entry if self.cause == "parameter" else None
+        others = self._other_parameters() if parameter else 0
+        onset = clues.onset(self.pairs, self.start)
+        return Divergence(
+            rank=self.rank,
+            place=place,
+            cause=self.cause,
+            limit=float(self.pairs["limit"][self.headline]),
+            magnitude=self._magnitude(),
+            measured_by=self.pairs["source"][self.headline] or "none",
+            metrics=self._metrics(),
+            reference=_side(self.reference, int(self.pairs["row_reference"][self.headline])),
+            candidate=_side(self.candidate, int(self.pairs["row_candidate"][self.headline])),
+            stack=tuple(self._stack()),
+            enclosing=tuple(self._name(row) for row in self.nesting.around(int(self.calls[self.headline]))),
+            seen=entry if self.entry != self.headline and parameter is None else None,
+            parameter=parameter,
+            other_parameters=others,
+            previous=self._previous(),
+            onset=onset,
+            evidence=tuple(self._evidence(entry, parameter, others, onset)),
+            victims=int(self.bad.sum() - self.bad[self.calls == self.culprit].sum()),
+            growth=self._growth(),
+            order=(entry.step, int(np.sum(self.pairs["step"][: self.start] == entry.step))),
+        )
+
+    def _blame(self) -> tuple[Cause, int, int]:
+        """Why the earliest wrong tensor is wrong, the call to blame, and the tensor that entered it wrong."""
+        call, entry = int(self.calls[self.start]), self.start
+        role = self.pairs["role"][self.start]
+        if role in GIVEN:
+            return "parameter", call, entry
+        if role != "input":
+            return "computation", call, entry
+        while True:
+            outer = self.nesting.enclosing(call)
+            if outer is None:
+                return "input", call, entry
+            given = np.flatnonzero(self.bad & (self.calls == outer) & self._has_role("input"))
+            if not len(given):
+                return "computation", outer, entry
+            call, entry = outer, int(given[0])
+
+    def _headline(self) -> int:
+        """The tensor to show: the culprit's first wrong result, or what entered it wrong where it has none."""
+        if self.cause == "input":
+            return self.entry
+        results = np.flatnonzero(self.bad & (self.calls == self.culprit) & self._has_role(*RESULTS))
+        return int(results[0]) if len(results) else self.entry
+
+    def _has_role(self, *roles: str) -> Bools:
+        column = self.pairs.coded("role")
+        return np.isin(column.codes, [column.code(role) for role in roles])
+
+    def _places(self, call: int, *roles: str) -> list[Place]:
+        rows = np.flatnonzero((self.calls == call) & self._has_role(*roles))
+        return [Place.of(self.pairs, row) for row in rows.tolist()]
+
+    def _name(self, call: int) -> tuple[str, str]:
+        return self.reference.calls["site"][call], self.reference.calls["type"][call] or ""
+
+    def _stack(self) -> list[Frame]:
+        """Where the call with the wrong tensor was made: for a wrong input of a submodule, a line of the culprit."""
+        call: int | None = int(self.calls[self.entry])
+        if self.reference.calls["kind"][call] == "parameter":
+            call = self.nesting.owner(int(self.calls[self.entry]))
+        stack = -1 if call is None else int(self.reference.calls["stack"][call])
+        return self.reference.stack(stack) if stack >= 0 else []
+
+    def _metrics(self) -> dict[str, float]:
+        found = {name: float(self.pairs[name][self.headline]) for name in (*METRICS, *BOUNDS)}
+        return {name: value for name, value in found.items() if not math.isnan(value)}
+
+    def _magnitude(self) -> float:
+        """The largest absolute difference: measured, or at least what the extremes show."""
+        measured = float(self.pairs["max_abs"][self.headline])
+        if not math.isnan(measured):
+            return measured
+        rows = (int(self.pairs["row_reference"][self.headline]), int(self.pairs["row_candidate"][self.headline]))
+        gaps = [
+            abs(float(self.candidate.tensors[name][rows[1]]) - float(self.reference.tensors[name][rows[0]]))
+            for name in ("min", "max", "absmax")
+        ]
+        return max((gap for gap in gaps if not math.isnan(gap)), default=math.nan)
+
+    def _previous(self) -> Place | None:
+        """The last result before the first wrong tensor that both runs have and that agrees."""
+        agreeing = np.isin(self.pairs.coded("verdict").codes, AGREEING) & self._has_role(*RESULTS)
+        rows = np.flatnonzero(agreeing[: self.start])
+        return Place.of(self.pairs, int(rows[-1])) if len(rows) else None
+
+    def _growth(self) -> tuple[tuple[int, float], ...]:
+        same = np.arange(len(self.bad)) >= self.headline
+        for name in SAME_TENSOR:
+            column = self.pairs[name]
+            codes = column if isinstance(column, np.ndarray) else column.codes
+            same &= codes == codes[self.headline]
+        rows = np.flatnonzero(same & self.matched)
+        return tuple(zip(self.pairs["step"][rows].tolist(), self.pairs["error"][rows].tolist(), strict=True))
+
+    def _other_parameters(self) -> int:
+        """How many other parameters are wrong in the same step."""
+        step = self.pairs["step"] == self.pairs["step"][self.entry]
+        rows = np.flatnonzero(self.bad & step & self._has_role(*GIVEN))
+        names = set(zip(self.pairs["site"].codes[rows].tolist(), self.pairs["path"].codes[rows].tolist(), strict=True))
+        return len(names) - 1
+
+    # -- sentences -----------------------------------------------------------------------------------------------
+
+    def _evidence(self, entry: Place, parameter: Place | None, others: int, onset: Place | None) -> list[str]:
+        inputs = self._places(self.culprit, "input")
+        if self.cause == "input":
+            sentences = [self._about_input(entry)]
+        elif parameter is not None:
+            sentences = [self._about_parameter(parameter, others, inputs)]
+        else:
+            sentences = [self._about_computation(entry, inputs)]
+        sentences += clues.suspicious(inputs)
+        until = max(self.start, self.headline)
+        sentences += clues.arguments(self.pairs, until, [self.culprit], self.reference, self.candidate)
+        sentences += clues.unmatched(self.pairs, self.start)
+        if onset is not None:
+            sentences.append(f"The runs are bit-identical until {onset} ({clues.verdict_of(onset)}).")
+        return sentences
+
+    def _about_input(self, entry: Place) -> str:
+        if entry.phase == "backward":
+            return (
+                f"The gradient that arrives at {entry.module} already differs, though everything before agrees: look "
+                "at the loss, its scaling and its reduction."
+            )
+        return (
+            f"The {entry.tensor} of this outermost call already differs, and no call before it produced it: look at "
+            "the data, its order, the seed and the preprocessing."
+        )
+
+    def _about_parameter(self, parameter: Place, others: int, inputs: list[Place]) -> str:
+        agree = f"{clues.agreement([('input', inputs)])}, but its" if inputs else "Its"
+        text = f"{agree} {parameter.tensor} already differs on entry ({clues.verdict_of(parameter)})"
+        if others:
+            rest = f"do {others:,} other parameters" if others > 1 else "does another parameter"
+            text += f", and so {rest} in this step"
+        steps = np.unique(self.pairs["step"])
+        before = steps[steps < parameter.step]
+        if not len(before):
+            return f"{text}. This is the first step: look at the initialisation or the loaded weights."
+        step = int(before[-1])
+        gradient = self._gradient(parameter, step)
+        if gradient is None:
+            return f"{text}. Its gradient in step {step} was not compared: look at the update of step {step}."
+        return (
+            f"{text}, though its gradient in step {step} agrees ({clues.verdict_of(gradient)}): look at the update of "
+            f"step {step}, that is the optimizer and its settings."
+        )
+
+    def _gradient(self, parameter: Place, step: int) -> Place | None:
+        name = parameter.path if parameter.site == ROOT else f"{parameter.site}.{parameter.path}"
+        site = self.pairs.coded("site")
+        wanted = (site.codes == site.code(name)) & (self.pairs["step"] == step) & self._has_role("gradient")
+        rows = np.flatnonzero(wanted & self.matched)
+        return Place.of(self.pairs, int(rows[-1])) if len(rows) else None
+
+    def _about_computation(self, entry: Place, inputs: list[Place]) -> str:
+        if entry.role == "input":
+            site, kind = self._name(self.culprit)
+            return (
+                f"The wrong value shows first as {entry.tensor} of {entry.module}, and no observed call produced it: "
+                f"the code of {site} ({kind}) around its submodules did."
+            )
+        if entry.role == "gradient":
+            return self._about_gradient()
+        parameters = self._places(self.culprit, *GIVEN)
+        if not inputs and not parameters:
+            return "None of its inputs was recorded, so they may differ; everything recorded before it agrees."
+        agree = clues.agreement([("input", inputs), ("parameter", parameters)])
+        return f"{agree}, but its {entry.tensor} does not."
+
+    def _about_gradient(self) -> str:
+        owner = self.nesting.owner(int(self.calls[self.entry]))
+        backward = None if owner is None else self.nesting.backward_of(owner)
+        arriving = [] if backward is None else self._places(backward, "input")
+        if owner is None or not arriving:
+            return "Everything before this gradient agrees: look at how it is computed and accumulated."
+        site, kind = self._name(owner)
+        return (
+            f"The gradient that arrives at {site} ({kind}) agrees ({clues.verdict_of(arriving[0])}), but the one of "
+            "its parameter does not: look at how it is computed and accumulated."
+        )
+
+
+def _side(run: RankRun, row: int) -> Side:
+    cells = run.tensors.row(row)
+    known = cells["count"] is not None and cells["count"] >= 0
+    numbers: dict[str, Any] = {name: None if _missing(cells[name]) else cells[name] for name in Statistics._fields}
+    return Side(
+        dtype=cells["dtype"],
+        shape=cells["shape"],
+        device=cells["device"] or "",
+        statistics=Statistics(**numbers) if known else None,
+        fingerprint=cells["fingerprint"],
+    )
+
+
+def _missing(value: float | None) -> bool:
+    return value is None or math.isnan(value)

@@ -1,0 +1,216 @@
+"""What is measured between two tensors, by name, with its formula.
+
+Reads one pass over both tensors' values (`stats.contrast`), or, for a whole column of pairs at once, their recorded
+statistics. r and c are the elements of reference and candidate that are finite on both sides, n how many those are.
+Nothing here decides what is large: that is `verdict`. docs/metrics.md has the same formulas for users.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.compare.rows import Bools, Floats
+from astray.stats.kernels import Contrast
+
+NAN = math.nan
+
+
+def cosine(k: Contrast) -> float:
+    """Σrc / (‖r‖·‖c‖), in float64. 1 when both are zero, 0 when one is."""
+    if k.cosine is not None:
+        return k.cosine
+    return float(k.l2_reference == k.l2_candidate) if k.finite else NAN
+
+
+def rel_l2(k: Contrast) -> float:
+    """‖c − r‖ / ‖r‖. 0 when both are zero, ∞ when only the reference is."""
+    return ratio(known(k.l2_error), known(k.l2_reference))
+
+
+def max_abs(k: Contrast) -> float:
+    """max |c − r|."""
+    return known(k.max_abs_error)
+
+
+def max_rel(k: Contrast) -> float:
+    """max |c − r| / |r|, over the elements with r ≠ 0."""
+    return known(k.max_rel_error)
+
+
+def rmse(k: Contrast) -> float:
+    """√(Σ(c − r)² / n)."""
+    return ratio(known(k.l2_error), math.sqrt(k.finite))
+
+
+def mape(k: Contrast) -> float:
+    """The mean of |c − r| / |r| over the elements with r ≠ 0, as a fraction (not in percent)."""
+    return known(k.sum_rel_error) / k.rel_count if k.rel_count else NAN
+
+
+def within_tolerance(k: Contrast) -> float:
+    """The fraction of the elements with |c − r| ≤ 1e-8 + 1e-5·|r|. NaN or Inf on one side only is outside."""
+    return _fraction(k.within_tolerance, k)
+
+
+def within_1e3(k: Contrast) -> float:
+    """The fraction of the elements with |c − r| ≤ 0.001·|r|. NaN or Inf on one side only is outside."""
+    return _fraction(k.within_1e3, k)
+
+
+def within_5e3(k: Contrast) -> float:
+    """The fraction of the elements with |c − r| ≤ 0.005·|r|. NaN or Inf on one side only is outside."""
+    return _fraction(k.within_5e3, k)
+
+
+def max_ulp(k: Contrast) -> float:
+    """The largest number of representable values passed from r to c. Only when both have the same float dtype."""
+    return known(k.max_ulp)
+
+
+def mean_ulp(k: Contrast) -> float:
+    """The mean number of representable values passed from r to c. Only when both have the same float dtype."""
+    return known(k.mean_ulp)
+
+
+def different(k: Contrast) -> float:
+    """How many elements have another value. NaN equals NaN here, and 0 equals −0."""
+    return float(k.different)
+
+
+def nonfinite_mismatch(k: Contrast) -> float:
+    """How many elements are NaN, +Inf or −Inf on one side and something else on the other."""
+    return float(k.nonfinite_mismatch)
+
+
+def mean_reference(k: Contrast) -> float:
+    """Σr / n."""
+    return known(k.mean_reference)
+
+
+def mean_candidate(k: Contrast) -> float:
+    """Σc / n."""
+    return known(k.mean_candidate)
+
+
+def mean_difference(k: Contrast) -> float:
+    """mean(c) − mean(r)."""
+    return mean_candidate(k) - mean_reference(k)
+
+
+def std_reference(k: Contrast) -> float:
+    """√(Σ(r − mean(r))² / n): of the population (ddof 0)."""
+    return known(k.std_reference)
+
+
+def std_candidate(k: Contrast) -> float:
+    """√(Σ(c − mean(c))² / n): of the population (ddof 0)."""
+    return known(k.std_candidate)
+
+
+def std_difference(k: Contrast) -> float:
+    """std(c) − std(r)."""
+    return std_candidate(k) - std_reference(k)
+
+
+def var_reference(k: Contrast) -> float:
+    """std(r)²."""
+    return std_reference(k) ** 2
+
+
+def var_candidate(k: Contrast) -> float:
+    """std(c)²."""
+    return std_candidate(k) ** 2
+
+
+def var_difference(k: Contrast) -> float:
+    """var(c) − var(r)."""
+    return var_candidate(k) - var_reference(k)
+
+
+METRICS: dict[str, Callable[[Contrast], float]] = {
+    metric.__name__: metric
+    for metric in (
+        cosine, rel_l2, max_abs, max_rel, rmse, mape, within_tolerance, within_1e3, within_5e3, max_ulp, mean_ulp,
+        different, nonfinite_mismatch, mean_reference, mean_candidate, mean_difference, std_reference, std_candidate,
+        std_difference, var_reference, var_candidate, var_difference,
+    )
+}  # fmt: skip
+"""Every metric of a pair whose values were read, in the order of the columns."""
+
+
+def error_of_values(k: Contrast, absmax_reference: float) -> float:
+    """max(‖c − r‖ / ‖r‖, max |c − r| / max |r|): how far off the whole is, or its worst element beside the largest.
+
+    The one number a verdict is made of. The second term lets a single wrong element of a million be seen. 0 when
+    nothing is finite on both sides: there is nothing to be wrong.
+    """
+    if not k.finite:
+        return 0.0
+    return max(rel_l2(k), ratio(max_abs(k), absmax_reference))
+
+
+BOUNDS = ("bound_mean", "bound_std", "bound_l2", "bound_min", "bound_max", "bound_absmax")
+
+Columns = Mapping[str, npt.NDArray[np.floating]]
+
+
+def bounds(reference: Columns, candidate: Columns) -> dict[str, Floats]:
+    """Lower bounds of the error, from the recorded statistics alone: the true error is at least as large as each.
+
+    Because |mean(c) − mean(r)| ≤ rms(c − r), and likewise for std and rms, the first three bound ‖c − r‖ / ‖r‖;
+    because |max(c) − max(r)| ≤ max |c − r|, the others bound max |c − r| / max |r|:
+
+        bound_mean    |mean(c) − mean(r)| / rms(r)          bound_min     |min(c) − min(r)| / absmax(r)
+        bound_std     |std(c) − std(r)| / rms(r)            bound_max     |max(c) − max(r)| / absmax(r)
+        bound_l2      |‖c‖ − ‖r‖| / ‖r‖                     bound_absmax  |absmax(c) − absmax(r)| / absmax(r)
+
+    A statistic that either side lacks gives NaN. Both columns must be of tensors with equally many finite elements.
+    """
+    rms = np.hypot(reference["mean"], reference["std"])
+    scales = {"mean": rms, "std": rms, "l2": reference["l2"]}
+    return {
+        name: ratios(np.abs(candidate[of] - reference[of]), scales.get(of, reference["absmax"]))
+        for name, of in ((name, name.removeprefix("bound_")) for name in BOUNDS)
+    }
+
+
+def error_of_statistics(found: Mapping[str, Floats]) -> Floats:
+    """The largest of the lower bounds: what the pair is off by at least. NaN where there is none."""
+    return np.asarray(np.fmax.reduce([found[name] for name in BOUNDS]), np.float64)
+
+
+def equal_statistics(reference: Columns, candidate: Columns) -> Bools:
+    """Where every statistic is exactly the same on both sides, NaN standing for "no finite element"."""
+    same = np.ones(len(reference["mean"]), np.bool_)
+    for name, column in reference.items():
+        same &= (column == candidate[name]) | (np.isnan(column) & np.isnan(candidate[name]))
+    return same
+
+
+def known(value: float | None) -> float:
+    """The value, or NaN for one that does not exist."""
+    return NAN if value is None else float(value)
+
+
+def ratio(part: float, whole: float) -> float:
+    """part / whole, where nothing of nothing is 0 and something of nothing is ∞. NaN stays NaN."""
+    if whole:
+        return part / whole
+    return part * math.inf if part else 0.0
+
+
+def ratios(part: Floats, whole: Floats) -> Floats:
+    """`ratio` for columns; NaN stays NaN."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotient = part / whole
+    return np.where((whole == 0) & (part == 0), 0.0, quotient)
+
+
+def _fraction(elements: int, k: Contrast) -> float:
+    """A part of the elements that could agree: all but those with the same NaN or Inf on both sides."""
+    comparable = k.finite + k.nonfinite_mismatch
+    return elements / comparable if comparable else NAN

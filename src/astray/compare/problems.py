@@ -1,0 +1,111 @@
+"""What a reader of a comparison should know about the two runs as wholes, a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from astray.steps import Steps
+from astray.store import Run
+
+_MOST = 5
+
+
+def problems(reference: Run, candidate: Run, steps: Steps) -> list[str]:
+    """Everything about the two runs that limits what the comparison can say."""
+    return [
+        *_different_steps(reference, candidate, steps),
+        *_different_ranks(reference, candidate),
+        *_of_run("reference", reference),
+        *_of_run("candidate", candidate),
+    ]
+
+
+def nothing_shared(reference: Run, candidate: Run, steps: Steps) -> str:
+    """Why not one tensor of the two runs could be paired, and what to do."""
+    for side, run in (("reference", reference), ("candidate", candidate)):
+        if not any(len(rank.tensors) for rank in run.ranks.values()):
+            return f"There is nothing to compare: the {side} {run.path} holds no tensors. Record it again."
+    have = "; ".join(f"{side} {_contents(run)}" for side, run in (("reference", reference), ("candidate", candidate)))
+    return f"There is nothing to compare: no tensor has the same key in both runs. They have: {have}. " + _advice(
+        reference, candidate, steps
+    )
+
+
+def nothing_comparable(pairs: int) -> str:
+    """What to do when pairs were found but neither statistics nor values nor fingerprints are on both sides."""
+    return (
+        f"There is nothing to compare: {pairs:,} tensors are in both runs, but what was kept of them in one was not "
+        "kept in the other. Record both with the same keep, such as keep='stats'."
+    )
+
+
+def span(numbers: Sequence[int]) -> str:
+    """Sorted numbers as a reader says them.
+
+    >>> span([0, 1, 2, 3]), span([7]), span([0, 2, 4]), span([])
+    ('0–3', '7', '0, 2, 4', 'none')
+    """
+    if not numbers:
+        return "none"
+    if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}–{numbers[-1]}"
+    rest = f" … {numbers[-1]}" if len(numbers) > _MOST else ""
+    return ", ".join(map(str, numbers[:_MOST])) + rest
+
+
+def _different_steps(reference: Run, candidate: Run, steps: Steps) -> Iterator[str]:
+    left, right = _steps(reference, steps), _steps(candidate, steps)
+    if left == right:
+        return
+    shared = sorted(set(left) & set(right))
+    text = f"Runs have different steps: reference {span(left)}, candidate {span(right)}."
+    yield f"{text} Compare the shared part with --steps {_selection(shared)}." if shared else text
+
+
+def _selection(steps: list[int]) -> str:
+    whole = steps == list(range(steps[0], steps[-1] + 1))
+    return f"{steps[0]}:{steps[-1] + 1}" if whole else ",".join(map(str, steps))
+
+
+def _different_ranks(reference: Run, candidate: Run) -> Iterator[str]:
+    left, right = sorted(reference.ranks), sorted(candidate.ranks)
+    if left != right:
+        yield f"Runs have different ranks: reference {span(left)}, candidate {span(right)}."
+
+
+def _of_run(side: str, run: Run) -> Iterator[str]:
+    for problem in run.problems:
+        yield f"In the {side}: {problem}"
+    for number, rank in run.ranks.items():
+        where = f"the {side}" + (f", rank {number}" if len(run.ranks) > 1 else "")
+        if rank.end is not None:
+            for missed in rank.end.missed:
+                times = f" ({missed.count:,} times)" if missed.count > 1 else ""
+                yield f"Not observed in {where}: {missed.what}{times}: {missed.why}."
+    if not run.complete and not run.problems:
+        yield f"The {side} {run.path} is incomplete; what it holds is compared."
+
+
+def _steps(run: Run, steps: Steps) -> list[int]:
+    return [step for step in run.steps if step in steps]
+
+
+def _sites(run: Run) -> list[str]:
+    return sorted({site for rank in run.ranks.values() for site in rank.calls.coded("site").values})
+
+
+def _contents(run: Run) -> str:
+    sites = _sites(run)
+    such = f", such as {sites[len(sites) // 2]}" if sites else ""
+    return f"{run.path} ranks {span(sorted(run.ranks))}, steps {span(run.steps)}, {len(sites):,} sites{such}"
+
+
+def _advice(reference: Run, candidate: Run, steps: Steps) -> str:
+    if not set(reference.ranks) & set(candidate.ranks):
+        return "They share no rank: record the same ranks."
+    if not set(_steps(reference, steps)) & set(_steps(candidate, steps)):
+        chosen = f" among --steps {steps}" if steps else ""
+        return f"They share no step{chosen}: record the same steps."
+    if not set(_sites(reference)) & set(_sites(candidate)):
+        return "They share no site: was the model wrapped or renamed? Record the same modules under the same names."
+    return "Record both with the same level and phases."

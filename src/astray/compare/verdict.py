@@ -1,0 +1,213 @@
+"""Says of every pair of tensors whether it agrees.
+
+Reads the `evidence` of one rank, feeds `first` and the reports. Whole columns are judged at once; only kept values are
+looked at pair by pair. How large an error may be is decided in `noise`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.compare import noise
+from astray.compare.evidence import (
+    Evidence,
+    Measured,
+    Progress,
+    Reason,
+    Source,
+    measure_statistics,
+    measure_values,
+)
+from astray.compare.metrics import BOUNDS, METRICS
+from astray.compare.rows import Bools, Floats, Ints
+from astray.compare.scale import scales
+
+STATISTICS_EPS = 2.0**-45
+"""Statistics are exact to about 1e-12 and depend on the order of summing, so they cannot judge float64 any closer."""
+
+
+class Verdict(IntEnum):
+    """What is said of a pair. `label` is how it is written."""
+
+    IDENTICAL = 0
+    ROUNDING = 1
+    DRIFTING = 2
+    DIVERGED = 3
+    NON_FINITE = 4
+    SHAPE = 5
+    DTYPE = 6
+    ONLY_IN_REFERENCE = 7
+    ONLY_IN_CANDIDATE = 8
+    UNKNOWN = 9
+
+    @property
+    def label(self) -> str:
+        return LABELS[self]
+
+
+LABELS = [
+    "identical",  # the same bits
+    "rounding",  # as far apart as one call's rounding makes them
+    "drifting",  # as far apart as the rounding of the calls since the first difference makes them
+    "diverged",  # further
+    "non-finite",  # NaN or Inf where the other side has none
+    "shape",
+    "dtype",  # of different kinds, such as a float and an integer
+    "only in reference",
+    "only in candidate",
+    "unknown",  # neither side is to blame: what they kept cannot be compared
+]
+
+AGREEING = (Verdict.IDENTICAL, Verdict.ROUNDING, Verdict.DRIFTING)
+BAD = (Verdict.DIVERGED, Verdict.NON_FINITE, Verdict.SHAPE, Verdict.DTYPE)
+
+
+@dataclass
+class Judgement:
+    """One entry per pair: the verdict, how far off (NaN: not known), by which source, why, and what was measured."""
+
+    verdict: npt.NDArray[np.int8]
+    error: Floats
+    limit: Floats  # the largest error that would have been called drifting; NaN where no error was judged
+    source: npt.NDArray[np.int8]
+    reason: npt.NDArray[np.int32]
+    metrics: dict[str, Floats]
+
+    @classmethod
+    def of_nothing(cls, pairs: int) -> Judgement:
+        unknown = np.full(pairs, np.nan)
+        nowhere = np.broadcast_to(np.float64(np.nan), pairs)  # takes no memory until something is measured
+        return cls(
+            verdict=np.full(pairs, Verdict.UNKNOWN, np.int8),
+            error=unknown,
+            limit=unknown.copy(),
+            source=np.full(pairs, Source.NONE, np.int8),
+            reason=np.zeros(pairs, np.int32),
+            metrics=dict.fromkeys((*METRICS, *BOUNDS), nowhere),
+        )
+
+    def keep_metrics(self, at: Ints, found: dict[str, Floats]) -> None:
+        for name, column in found.items():
+            if not self.metrics[name].flags.writeable:
+                self.metrics[name] = self.metrics[name].copy()
+            self.metrics[name][at] = column
+
+
+def judge(evidence: Evidence, progress: Progress | None = None) -> Judgement:
+    """Judge every pair of one rank."""
+    pairs = evidence.pairs
+    judged = Judgement.of_nothing(len(pairs.reference))
+    judged.verdict[pairs.candidate < 0] = Verdict.ONLY_IN_REFERENCE
+    judged.verdict[pairs.reference < 0] = Verdict.ONLY_IN_CANDIDATE
+    remaining = _judge_form(evidence, np.flatnonzero(pairs.matched), judged)
+    if not len(remaining):
+        return judged
+    source = evidence.source(remaining)
+    besides = evidence.source_without_values(remaining)
+    judged.source[remaining] = source
+    _judge_bits(remaining[source <= Source.FINGERPRINT], judged)
+    # A sample may miss what the statistics of the whole tensor show, so it is judged by both.
+    _judge_statistics(evidence, remaining[(source <= Source.SAMPLE) & (besides == Source.STATISTICS)], judged)
+    _judge_values(evidence, remaining[source >= Source.SAMPLE], judged, progress)
+    _forgive_negligible(evidence, judged)
+    return judged
+
+
+def _judge_form(evidence: Evidence, at: Ints, judged: Judgement) -> Ints:
+    """Settle what dtype, shape and fingerprint decide; give back the pairs that must be measured."""
+    if not len(at):
+        return at
+    dtypes = evidence.sides("dtype", at)
+    kinds_differ = evidence.kinds[dtypes[0]] != evidence.kinds[dtypes[1]]
+    shapes_differ = np.not_equal(*evidence.sides("shape", at))
+    same_bits = evidence.bits[at] == 1
+    judged.reason[at] = (
+        np.where(dtypes[0] != dtypes[1], np.where(kinds_differ, Reason.KINDS, Reason.DTYPES), 0)
+        | np.where(shapes_differ, Reason.SHAPES, 0)
+        | np.where(shapes_differ & same_bits, Reason.RESHAPED, 0)
+    )
+    judged.verdict[at[shapes_differ]] = Verdict.SHAPE
+    judged.verdict[at[kinds_differ]] = Verdict.DTYPE
+    identical = at[same_bits & ~shapes_differ]
+    judged.verdict[identical] = Verdict.IDENTICAL
+    judged.error[identical] = 0.0
+    judged.source[identical] = Source.FINGERPRINT
+    settled: Bools = kinds_differ | shapes_differ | same_bits
+    return at[~settled]
+
+
+def _judge_bits(at: Ints, judged: Judgement) -> None:
+    """Pairs that have different fingerprints and nothing else, or nothing at all."""
+    known = judged.source[at] == Source.FINGERPRINT
+    judged.verdict[at] = np.where(known, Verdict.DIVERGED, Verdict.UNKNOWN)
+    judged.reason[at] |= np.where(known, Reason.BITS_ONLY, Reason.NOTHING_KEPT)
+
+
+def _judge_statistics(evidence: Evidence, at: Ints, judged: Judgement) -> None:
+    if len(at):
+        eps = evidence.eps(at)
+        eps = np.where(eps > 0, np.maximum(eps, STATISTICS_EPS), 0)
+        _settle(at, measure_statistics(evidence, at), eps, evidence, judged)
+
+
+def _judge_values(evidence: Evidence, at: Ints, judged: Judgement, progress: Progress | None) -> None:
+    """Judge by kept values, whole or sampled. What cannot be read falls back on what else is known."""
+    if not len(at):
+        return
+    read, found = measure_values(evidence, at, progress)
+    _fall_back(evidence, np.setdiff1d(at, read), judged)
+    sampled = judged.source[read] == Source.SAMPLE
+    if sampled.any():
+        found = _with_statistics(found, sampled, judged.verdict[read], judged.error[read])
+    _settle(read, found, evidence.eps(read), evidence, judged)
+
+
+def _with_statistics(found: Measured, sampled: Bools, verdict: Ints, error: Floats) -> Measured:
+    """Add to what samples say what the statistics have said before. Equal samples alone do not prove equality."""
+    return found._replace(
+        error=np.where(sampled, np.fmax(found.error, error), found.error),
+        equal=found.equal & (~sampled | (verdict == Verdict.IDENTICAL)),
+        differs=found.differs | (sampled & np.isin(verdict, BAD)),
+        nonfinite=found.nonfinite | (sampled & (verdict == Verdict.NON_FINITE)),
+        reason=found.reason | np.where(sampled & ~found.differs, Reason.SAMPLED, 0),
+    )
+
+
+def _fall_back(evidence: Evidence, unread: Ints, judged: Judgement) -> None:
+    """Judge by something else what was kept but cannot be read."""
+    judged.reason[unread] |= Reason.UNREADABLE
+    judged.source[unread] = source = evidence.source_without_values(unread)
+    _judge_statistics(evidence, unread[source == Source.STATISTICS], judged)
+    _judge_bits(unread[source < Source.STATISTICS], judged)
+
+
+def _settle(at: Ints, found: Measured, eps: Floats, evidence: Evidence, judged: Judgement) -> None:
+    """Turn measurements into verdicts."""
+    limits = noise.limits(eps, evidence.calls_since_difference(at))
+    verdict = np.where(
+        found.error <= limits.rounding,
+        Verdict.ROUNDING,
+        np.where(found.error <= limits.drifting, Verdict.DRIFTING, Verdict.DIVERGED),
+    )
+    verdict[(eps == 0) & found.differs] = Verdict.DIVERGED  # integers do not round, however small the difference
+    verdict[found.nonfinite] = Verdict.NON_FINITE
+    verdict[found.equal] = Verdict.IDENTICAL
+    judged.verdict[at] = verdict
+    judged.error[at] = found.error
+    judged.limit[at] = limits.drifting
+    judged.reason[at] |= found.reason | np.where(found.nonfinite, Reason.NONFINITE_ONE, 0)
+    judged.keep_metrics(at, found.metrics)
+
+
+def _forgive_negligible(evidence: Evidence, judged: Judgement) -> None:
+    """Take back `diverged` where both sides are nothing but the rounding of larger numbers."""
+    at = np.flatnonzero((judged.verdict == Verdict.DIVERGED) & (judged.source >= Source.STATISTICS))
+    eps = evidence.eps(at)
+    absmax = np.maximum(*evidence.numbers("absmax", at))
+    small = at[(eps > 0) & noise.negligible(absmax, scales(evidence, at), eps)]
+    judged.verdict[small] = Verdict.ROUNDING
+    judged.reason[small] |= Reason.NEGLIGIBLE

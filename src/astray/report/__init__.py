@@ -1,0 +1,1 @@
+"""A Comparison → text, CSV, JSON."""

@@ -1,0 +1,73 @@
+"""How numbers are written in reports: as many digits as a reader can use."""
+
+from __future__ import annotations
+
+import math
+
+from astray.record import Statistics
+
+
+def error(value: float) -> str:
+    """An error: two digits.
+
+    >>> error(0.00098765), error(0.5), error(0.0), error(float("inf"))
+    ('9.9e-04', '0.50', '0', '∞')
+    """
+    if math.isnan(value):
+        return "not known"
+    if math.isinf(value):
+        return "∞"
+    return _two_digits(value)
+
+
+def statistic(value: float | None) -> str:
+    """A statistic: six significant digits.
+
+    >>> statistic(-0.123456789), statistic(12.0), statistic(None)
+    ('-0.123457', '12', '–')
+    """
+    return "–" if value is None or math.isnan(value) else f"{value:.6g}"
+
+
+def change(value: float) -> str:
+    """A difference with its sign: two digits.
+
+    >>> change(0.00098765), change(-3.0), change(0.0)
+    ('+9.9e-04', '-3.0', '0')
+    """
+    return ("+" if value > 0 else "") + _two_digits(value)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "step"), counted(5310, "tensor")
+    ('1 step', '5,310 tensors')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def shape(sizes: tuple[int, ...]) -> str:
+    """A shape.
+
+    >>> shape((4, 8)), shape(())
+    ('4×8', 'scalar')
+    """
+    return "×".join(map(str, sizes)) or "scalar"
+
+
+def non_finite(statistics: Statistics | None) -> str:
+    """How many elements are no numbers: "3 NaN, 1 Inf of 64"."""
+    if statistics is None:
+        return "not known"
+    found = [f"{count:,} {name}" for count, name in ((statistics.nan, "NaN"), (statistics.inf, "Inf")) if count]
+    return f"{', '.join(found) or 'none'} of {statistics.count:,}"
+
+
+def _two_digits(value: float) -> str:
+    if not value:
+        return "0"
+    size = abs(value)
+    if 0.01 <= size < 100:
+        return f"{value:.{1 if size >= 1 else 2 if size >= 0.1 else 3}f}"
+    return f"{value:.1e}"

@@ -1,0 +1,101 @@
+"""A Comparison as JSON, for scripts and for continuous integration.
+
+The document is one object:
+
+    schema        1
+    reference, candidate        paths of the runs
+    same          whether every tensor is in both runs and agrees
+    steps         the step numbers that have rows
+    tensors, calls              how many rows, and how many calls of the reference
+    counts        verdict → rows
+    sources       what the pairs were judged by → pairs
+    problems      sentences about what limits the comparison
+    first         the first divergence, or null: the fields of `Divergence`, with `place` spread into it
+    firsts        the same for every rank that diverged, the earliest first
+    differences   the rows that do not agree, in order, at most 1,000: key, verdict, error, source, reason
+    differences_total           how many there are in all; pairs.csv has every one
+
+A number that is not known is null; an infinite one is the string "inf" or "-inf". There is never a bare NaN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from astray.compare.comparison import Comparison
+from astray.compare.divergence import Divergence, Place
+from astray.compare.verdict import AGREEING
+
+SCHEMA = 1
+MOST_DIFFERENCES = 1000
+
+
+def write_json(comparison: Comparison, file: Path) -> Path:
+    """Write the document; gives its path."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(document(comparison), indent=2, ensure_ascii=False, allow_nan=False)
+    file.write_text(text + "\n", encoding="utf-8")
+    return file
+
+
+def document(comparison: Comparison) -> dict[str, Any]:
+    """The comparison in plain Python objects that JSON can hold."""
+    differing = np.flatnonzero(~np.isin(comparison.pairs.coded("verdict").codes, AGREEING))
+    firsts = [_divergence(first) for first in comparison.firsts]
+    content = {
+        "schema": SCHEMA,
+        "reference": str(comparison.reference.path),
+        "candidate": str(comparison.candidate.path),
+        "same": comparison.same,
+        "steps": comparison.steps,
+        "tensors": len(comparison.pairs),
+        "calls": comparison.calls,
+        "counts": comparison.counts,
+        "sources": comparison.sources,
+        "problems": comparison.problems,
+        "first": firsts[0] if firsts else None,
+        "firsts": firsts,
+        "differences": [_difference(comparison, row) for row in differing[:MOST_DIFFERENCES].tolist()],
+        "differences_total": len(differing),
+    }
+    return {name: plain(value) for name, value in content.items()}
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it.
+
+    >>> plain({"error": float("nan"), "limit": float("inf"), "shape": (2, 3)})
+    {'error': None, 'limit': 'inf', 'shape': [2, 3]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None if math.isnan(value) else str(value)
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def _divergence(first: Divergence) -> dict[str, Any]:
+    fields = {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
+    del fields["order"]
+    place = fields.pop("place")
+    fields = {name: dataclasses.asdict(value) if isinstance(value, Place) else value for name, value in fields.items()}
+    for side in ("reference", "candidate"):
+        cells = {field.name: getattr(fields[side], field.name) for field in dataclasses.fields(fields[side])}
+        print_ = cells["fingerprint"]
+        fields[side] = cells | {"fingerprint": None if print_ is None else f"{print_:016x}"}
+    return dataclasses.asdict(place) | fields
+
+
+def _difference(comparison: Comparison, row: int) -> dict[str, Any]:
+    extra = {"rank": int(comparison.pairs["rank"][row]), "source": comparison.pairs["source"][row]}
+    return extra | dataclasses.asdict(Place.of(comparison.pairs, row))

@@ -1,0 +1,207 @@
+"""What one run holds, for a terminal: a line about the run, then its tensors and their statistics.
+
+Takes a Run and what the reader wants to see of it, and gives text. Only the rows shown become Python objects.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.errors import UsageError
+from astray.report import figures
+from astray.steps import Steps
+from astray.store import RankRun, Run
+
+WIDTH = 100
+DIM, BOLD, RED = "2", "1", "31;1"
+
+_NUMBERS = ("mean", "std", "min", "max", "l2")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which tensors to list: None means any. `sort` is a statistic, largest magnitude first; `top` 0 means all."""
+
+    steps: Steps = Steps()
+    rank: int | None = None
+    match: str | None = None
+    phase: str | None = None
+    role: str | None = None
+    sort: str | None = None
+    top: int = 25
+
+
+def render(run: Run, wanted: Wanted, *, width: int = WIDTH, colour: bool = False) -> str:
+    """The listing as text."""
+    paint = _Paint(colour)
+    found = _find(run, wanted)
+    shown = found if wanted.top <= 0 else found[: wanted.top]
+    lines = [*_header(run, paint), ""]
+    if not shown:
+        lines.append(f"No tensor is {_described(wanted)}." if _described(wanted) else "It holds no tensor.")
+    else:
+        lines += _table([_cells(run.ranks[rank], row) for rank, row in shown], len(run.ranks) > 1, width, paint)
+    if len(found) > len(shown):
+        lines += [
+            "",
+            f"… {len(found) - len(shown):,} more rows. Narrow them with --match, --steps, --phase or --role, ",
+        ]
+        lines[-1] += "or show all with --top 0."
+    return "\n".join(line.rstrip() for line in lines)
+
+
+class _Paint:
+    def __init__(self, colour: bool) -> None:
+        self._colour = colour
+
+    def __call__(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._colour and text.strip() else text
+
+
+def _header(run: Run, paint: _Paint) -> list[str]:
+    info = run.info
+    calls = sum(len(rank.calls) for rank in run.ranks.values())
+    tensors = sum(len(rank.tensors) for rank in run.ranks.values())
+    facts = [figures.counted(len(run.steps), "step"), figures.counted(len(run.ranks), "rank")]
+    facts += [figures.counted(calls, "call"), figures.counted(tensors, "tensor")]
+    facts.append("complete" if run.complete else "incomplete")
+    lines = [paint(str(run.path), BOLD) + "        " + " · ".join(facts)]
+    version = info.versions.get(info.framework or "", "")
+    lines.append(_label("recorded", f"{info.created} with {info.framework or 'no framework'} {version}".rstrip()))
+    if info.command:
+        lines.append(_label("command", " ".join(info.command)))
+    chosen = [f"{name} {_plain(info.settings[name])}" for name in ("level", "keep", "steps") if name in info.settings]
+    if chosen:
+        lines.append(_label("settings", ", ".join(chosen)))
+    lines += [_label("note", problem) for problem in run.problems]
+    for rank in run.ranks.values():
+        if rank.end is not None:
+            lines += [_label("missed", f"{m.what}: {m.why} ({m.count:,}×)") for m in rank.end.missed]
+    return lines
+
+
+def _label(name: str, text: str) -> str:
+    return f"  {name:<10} {text}"
+
+
+def _plain(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _find(run: Run, wanted: Wanted) -> list[tuple[int, int]]:
+    """The rows asked for, as (rank, row), in the order asked for."""
+    if wanted.rank is not None and wanted.rank not in run.ranks:
+        raise UsageError(f"{run.path} has no rank {wanted.rank}. It has {', '.join(map(str, run.ranks))}.")
+    ranks = run.ranks if wanted.rank is None else {wanted.rank: run.ranks[wanted.rank]}
+    found: list[tuple[int, int]] = []
+    sizes: list[float] = []
+    for number, rank in ranks.items():
+        rows = np.flatnonzero(_chosen(rank, wanted))
+        found += [(number, row) for row in rows.tolist()]
+        if wanted.sort is not None:
+            sizes += np.abs(rank.tensors.numbers(wanted.sort)[rows].astype(np.float64)).tolist()
+    if wanted.sort is not None:
+        # What was not measured (NaN, or −1 for a count) goes last; ties keep the order of observation.
+        keys = np.nan_to_num(np.array(sizes), nan=-1.0)
+        found = [found[i] for i in np.argsort(-keys, kind="stable").tolist()]
+    return found
+
+
+def _chosen(rank: RankRun, wanted: Wanted) -> npt.NDArray[np.bool_]:
+    calls = rank.calls
+    fitting = np.ones(len(calls), np.bool_)
+    if wanted.steps:
+        steps, places = np.unique(calls.numbers("step"), return_inverse=True)
+        fitting &= np.array([int(step) in wanted.steps for step in steps], np.bool_)[places]
+    if wanted.match is not None:
+        pattern = _pattern(wanted.match)
+        sites = calls.coded("site")
+        fitting &= np.array([*(bool(pattern.search(site)) for site in sites.values), False], np.bool_)[sites.codes]
+    if wanted.phase is not None:
+        fitting &= calls.coded("phase").codes == calls.coded("phase").code(wanted.phase)
+    known = rank.call_rows >= 0
+    chosen = np.zeros(len(rank.tensors), np.bool_)
+    chosen[known] = fitting[rank.call_rows[known]]
+    if wanted.role is not None:
+        chosen &= rank.tensors.coded("role").codes == rank.tensors.coded("role").code(wanted.role)
+    return chosen
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UsageError(
+            f"{text!r} is not a regular expression: {error}. Put a backslash before ( ) [ ] . * +"
+        ) from None
+
+
+def _described(wanted: Wanted) -> str:
+    parts = [f"in phase {wanted.phase}" if wanted.phase else "", f"in the role {wanted.role}" if wanted.role else ""]
+    parts += [
+        f"at a site like {wanted.match!r}" if wanted.match else "",
+        f"in steps {wanted.steps}" if wanted.steps else "",
+    ]
+    parts += [f"on rank {wanted.rank}" if wanted.rank is not None else ""]
+    return " and ".join(part for part in parts if part)
+
+
+def _cells(rank: RankRun, row: int) -> dict[str, str]:
+    """One row of the table in words."""
+    call, tensor = rank.calls.row(int(rank.call_rows[row])), rank.tensors.row(row)
+    unfinished = [
+        f"{tensor[name]:,} {word}" for name, word in (("nan", "NaN"), ("inf", "Inf")) if (tensor[name] or 0) > 0
+    ]
+    micro = f".{call['micro']}" if call["micro"] else ""
+    again = " again" if call["recompute"] else ""
+    return {
+        "rank": str(rank.rank),
+        "step": f"{call['step']}{micro}",
+        "phase": f"{call['phase']}{again}",
+        "site": call["site"] + (f" #{call['call']}" if call["call"] else ""),
+        "tensor": f"{tensor['role']} {tensor['path']}",
+        "kind": f"{_abbreviated(tensor['dtype'])} {figures.shape(tensor['shape'])}",
+        **{name: _short(tensor[name]) for name in _NUMBERS},
+        "": ", ".join(unfinished) or (tensor["note"] or ""),
+    }
+
+
+def _abbreviated(dtype: str) -> str:
+    """The customary short name: f32, bf16, i64, f8_e4m3fn."""
+    return (
+        re.sub(r"^(u?)int", r"\1i", dtype)
+        .replace("bfloat", "bf")
+        .replace("float", "f")
+        .replace("complex", "c")
+        .replace("ui", "u")
+    )
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None or np.isnan(value) else f"{value:.3g}"
+
+
+def _table(rows: list[dict[str, str]], several_ranks: bool, width: int, paint: _Paint) -> list[str]:
+    """Columns as wide as they need; when the line is too long, the site gives way, in its middle."""
+    names = [name for name in rows[0] if name != "rank" or several_ranks]
+    wide = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+    over = sum(wide.values()) + 2 * (len(names) - 1) - width
+    if over > 0:
+        wide["site"] = max(12, wide["site"] - over)
+    lines = [paint("  ".join(_cell(name, name, wide[name]) for name in names), DIM)]
+    for row in rows:
+        cells = [_cell(name, row[name], wide[name]) for name in names]
+        lines.append("  ".join([*cells[:-1], paint(cells[-1], RED)]))
+    return lines
+
+
+def _cell(name: str, text: str, width: int) -> str:
+    if len(text) > width:
+        head = (width - 1) // 2
+        text = f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+    return text.rjust(width) if name in {*_NUMBERS, "rank", "step"} else text.ljust(width)

@@ -1,0 +1,266 @@
+"""The report for a terminal: the first screen says where the runs part, why, and what to look at.
+
+Takes a Comparison and gives text. Plain by default, so that a file or a pipe gets no escape codes; sentences are folded
+at the given width, and tables are narrow enough never to be.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+
+import numpy as np
+
+from astray.compare.comparison import Comparison
+from astray.compare.divergence import Divergence, Place, Side
+from astray.compare.evidence import SENTENCES, Reason
+from astray.compare.verdict import AGREEING, Verdict
+from astray.record import Statistics
+from astray.report import figures
+
+WIDTH = 100
+_MARGIN = 4
+_LABEL = 13  # the widest label and two spaces
+_MOST_STEPS = 4
+_MOST_NOTES = 8
+
+RED, GREEN, YELLOW, BOLD, DIM = "31;1", "32;1", "33;1", "1", "2"
+
+
+def render(comparison: Comparison, *, width: int = WIDTH, colour: bool = False) -> str:
+    """The report as text. `colour` adds ANSI colours; set it when writing to a terminal."""
+    page = _Page(width, colour)
+    _header(page, comparison)
+    if comparison.first is not None:
+        _divergence(page, comparison.first, several=len(comparison.reference.ranks) > 1)
+        _other_ranks(page, comparison.firsts[1:])
+    else:
+        _agreement(page, comparison)
+    _summary(page, comparison)
+    return page.text()
+
+
+class _Page:
+    """Lines of text, and how to lay them out."""
+
+    def __init__(self, width: int, colour: bool) -> None:
+        self.width = max(width, 60)
+        self.colour = colour
+        self.lines: list[str] = []
+
+    def line(self, text: str = "") -> None:
+        self.lines.append(text.rstrip())
+
+    def paint(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.colour else text
+
+    def entry(self, label: str, texts: str | Iterable[str], margin: int = _MARGIN) -> None:
+        """A label and beside it a text folded at the width; further texts below it."""
+        for text in [texts] if isinstance(texts, str) else texts:
+            indent = margin + _LABEL
+            folded = textwrap.wrap(text, self.width - indent, break_long_words=False, break_on_hyphens=False)
+            for line in folded or [""]:
+                self.line(" " * margin + self.paint(label.ljust(_LABEL), DIM) + line)
+                label = ""
+
+    def clip(self, text: str, used: int) -> str:
+        """A text that must stay on its line."""
+        room = max(self.width - used, 20)
+        return text if len(text) <= room else text[: room - 1] + "…"
+
+    def text(self) -> str:
+        return "\n".join(self.lines).rstrip()
+
+
+def _header(page: _Page, comparison: Comparison) -> None:
+    facts = [figures.counted(len(comparison.steps), "step")]
+    if len(comparison.reference.ranks) > 1:
+        facts.append(figures.counted(len(comparison.reference.ranks), "rank"))
+    facts.append(figures.counted(comparison.calls, "call"))
+    tensors = figures.counted(int(comparison.matched.sum()), "tensor")
+    facts.append(f"{tensors} compared by {_listed([source for source in comparison.sources if source != 'none'])}")
+    names = f"{comparison.reference.path}  →  {comparison.candidate.path}"
+    line = f"{names}        {' · '.join(facts)}"
+    if len(line) <= page.width:
+        page.line(line.replace(names, page.paint(names, BOLD)))
+    else:
+        page.line(page.paint(names, BOLD))
+        for folded in textwrap.wrap(" · ".join(facts), page.width):
+            page.line(folded)
+    page.line()
+
+
+def _divergence(page: _Page, first: Divergence, several: bool) -> None:
+    where = f"{first.place}" + (f", on rank {first.rank}" if several else "")
+    page.line(page.paint(f"✗ First divergence: {where}", RED))
+    if first.frame is not None:
+        at = f"{PurePath(first.frame.file).name}:{first.frame.line} in {first.frame.function}"
+        line = f"{' ' * _MARGIN}{at}    "
+        page.line(line + page.paint(page.clip(first.frame.code, len(line)), BOLD))
+    if first.enclosing:
+        page.entry("inside", " › ".join(f"{site} ({kind})" if kind else site for site, kind in first.enclosing))
+    page.entry("error", _error(first))
+    page.entry("cause", first.evidence[0])
+    _sides(page, first)
+    if first.previous is not None:
+        page.entry("before it", f"{_short(first.previous, first.place)}: {_verdict(first.previous)}")
+    page.entry("after it", _after(first))
+    page.entry("also", first.evidence[1:])
+    page.line()
+
+
+def _error(first: Divergence) -> str:
+    """How far off the tensor is, in the terms of its verdict."""
+    left, right = first.reference, first.candidate
+    if first.verdict == Verdict.SHAPE.label:
+        same = f"; {SENTENCES[Reason.RESHAPED]}" if SENTENCES[Reason.RESHAPED] in first.place.reason else ""
+        return f"shape {figures.shape(left.shape)} against {figures.shape(right.shape)}{same}"
+    if first.verdict == Verdict.DTYPE.label:
+        return f"{left.dtype} against {right.dtype}, which are different kinds of number"
+    if first.verdict == Verdict.NON_FINITE.label:
+        counts = f"{figures.non_finite(left.statistics)} against {figures.non_finite(right.statistics)}"
+        return f"elements that are no finite numbers: {counts}"
+    if math.isnan(first.error):
+        return first.place.reason or "not known"
+    if math.isinf(first.error):
+        size = f"; the candidate reaches {figures.error(first.magnitude)}" if not math.isnan(first.magnitude) else ""
+        return f"{first.place.reason}{size}"
+    amount = f"{figures.error(first.error)} relative"
+    if first.measured_by == "statistics":
+        amount = f"at least {amount} (by statistics)"
+    parts = [amount, f"rounding would stay below {figures.error(first.limit)}", *_metrics(first)]
+    return "; ".join([*parts, first.place.reason] if first.place.reason else parts)
+
+
+def _metrics(first: Divergence) -> Iterator[str]:
+    if "max_abs" in first.metrics:
+        yield f"largest difference {figures.error(first.metrics['max_abs'])}"
+    if "cosine" in first.metrics:
+        yield f"cosine {first.metrics['cosine']:.6f}"
+    if "different" in first.metrics:
+        yield f"{figures.counted(int(first.metrics['different']), 'element')} differ"
+
+
+def _sides(page: _Page, first: Divergence) -> None:
+    """Both tensors side by side."""
+    left, right = first.reference, first.candidate
+    rows = [
+        ("tensor", _form(left), _form(right), ""),
+        *_statistics(left.statistics, right.statistics),
+    ]
+    head = ("", "reference", "candidate", "difference" if any(gap for *_, gap in rows) else "")
+    wide = [3 + max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    page.line()
+    page.line(" " * (_MARGIN + _LABEL) + page.paint(f"{head[1]:<{wide[1]}}{head[2]:<{wide[2]}}{head[3]}", DIM))
+    for name, one, other, gap in rows:
+        shown = f"{other:<{wide[2]}}{gap}"
+        shown = shown if one == other else page.paint(shown, YELLOW)
+        page.line(" " * _MARGIN + page.paint(name.ljust(_LABEL), DIM) + f"{one:<{wide[1]}}{shown}")
+    page.line()
+
+
+def _form(side: Side) -> str:
+    return f"{side.dtype} {figures.shape(side.shape)}"
+
+
+def _statistics(left: Statistics | None, right: Statistics | None) -> Iterator[tuple[str, str, str, str]]:
+    if left is None and right is None:
+        return
+    for name in ("mean", "std", "l2", "min", "max"):
+        one, other = getattr(left, name, None), getattr(right, name, None)
+        gap = "" if one is None or other is None else figures.change(other - one)
+        yield name, figures.statistic(one), figures.statistic(other), gap
+    if any(side is not None and side.nan + side.inf for side in (left, right)):
+        yield "NaN, Inf", figures.non_finite(left), figures.non_finite(right), ""
+
+
+def _after(first: Divergence) -> str:
+    """What the divergence led to."""
+    if not first.victims:
+        return "nothing else is wrong"
+    victims = f"{figures.counted(first.victims, 'more row')} {'are' if first.victims != 1 else 'is'} wrong"
+    later = [(step, error) for step, error in first.growth if step > first.step and not math.isnan(error)]
+    if not later:
+        return victims
+    shown = later if len(later) <= _MOST_STEPS else [*later[: _MOST_STEPS - 1], later[-1]]
+    gap = "… " if len(later) > _MOST_STEPS else ""
+    texts = [f"{figures.error(error)} at step {step}" for step, error in shown]
+    texts[-1] = gap + texts[-1]
+    return f"{victims}; the same tensor is off by {', '.join(texts)}"
+
+
+def _other_ranks(page: _Page, others: tuple[Divergence, ...]) -> None:
+    if others:
+        shown = [f"rank {first.rank}: {first.place} ({first.cause})" for first in others[:_MOST_NOTES]]
+        page.entry("other ranks", shown)
+        if len(others) > _MOST_NOTES:
+            page.entry("", f"and {len(others) - _MOST_NOTES:,} more")
+        page.line()
+
+
+def _agreement(page: _Page, comparison: Comparison) -> None:
+    """The report when no tensor is wrong."""
+    counts = comparison.counts
+    agreeing = {verdict.label: counts[verdict.label] for verdict in AGREEING if counts[verdict.label]}
+    kinds = ", ".join(f"{count:,} {label}" for label, count in agreeing.items())
+    tensors = figures.counted(sum(agreeing.values()), "tensor")
+    agree = "agrees" if sum(agreeing.values()) == 1 else "agree"
+    text = f"No divergence: {tensors} of {figures.counted(len(comparison.steps), 'step')} {agree} ({kinds})."
+    if comparison.same:
+        page.line(page.paint(f"✓ {text}", GREEN))
+    else:
+        page.line(page.paint(f"≠ {text} Some are only in one run.", YELLOW))
+    if counts[Verdict.ROUNDING.label] or counts[Verdict.DRIFTING.label]:
+        page.entry("largest", f"{figures.error(_largest(comparison).error)} at {_largest(comparison)}")
+        page.entry("begins", f"the first tensor that is not identical is at {_first_with(comparison, *AGREEING[1:])}")
+    page.line()
+
+
+def _largest(comparison: Comparison) -> Place:
+    return Place.of(comparison.pairs, int(np.nanargmax(comparison.pairs.numbers("error"))))
+
+
+def _first_with(comparison: Comparison, *verdicts: Verdict) -> Place:
+    return Place.of(comparison.pairs, int(np.argmax(np.isin(comparison.pairs.coded("verdict").codes, verdicts))))
+
+
+def _summary(page: _Page, comparison: Comparison) -> None:
+    counts = {label: count for label, count in comparison.counts.items() if count}
+    page.entry("verdicts", " · ".join(f"{label} {count:,}" for label, count in counts.items()), margin=0)
+    notes = [*_notes(comparison), *comparison.problems]
+    page.entry("notes", notes[:_MOST_NOTES], margin=0)
+    if len(notes) > _MOST_NOTES:
+        page.entry("", f"and {len(notes) - _MOST_NOTES:,} more, in the JSON report", margin=0)
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    for verdict in (Verdict.ONLY_IN_REFERENCE, Verdict.ONLY_IN_CANDIDATE):
+        count = comparison.counts[verdict.label]
+        if count:
+            are = "are" if count != 1 else "is"
+            yield f"{figures.counted(count, 'tensor')} {are} {verdict.label}, first {_first_with(comparison, verdict)}."
+    count = comparison.counts[Verdict.UNKNOWN.label]
+    if count:
+        place = _first_with(comparison, Verdict.UNKNOWN)
+        yield f"{figures.counted(count, 'tensor')} could not be compared, first {place}: {place.reason}."
+
+
+def _short(place: Place, beside: Place) -> str:
+    """A place without what it shares with another."""
+    parts = [f"step {place.step}"] if place.step != beside.step else []
+    parts += [place.phase] if place.phase != beside.phase else []
+    return ", ".join([*parts, place.module, place.tensor])
+
+
+def _verdict(place: Place) -> str:
+    return (
+        place.verdict
+        if not place.error or math.isnan(place.error)
+        else f"{place.verdict} ({figures.error(place.error)})"
+    )
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

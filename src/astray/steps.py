@@ -1,0 +1,77 @@
+"""Which steps are meant: `0:10:2`, `7`, `1,3,5`, a list, a range, or all of them.
+
+Used by recording, comparing and showing alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from astray.errors import UsageError
+
+_ENDLESS = 1 << 62
+_FORM = "Write begin:end, begin:end:stride, one number, or numbers with commas (the end is not included)."
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A selection of step numbers.
+
+    >>> 4 in Steps.parse("0:10:2"), 5 in Steps.parse("0:10:2"), 10 in Steps.parse("0:10:2")
+    (True, False, False)
+    >>> str(Steps.parse([1, 3, 8]))
+    '1,3,8'
+    """
+
+    parts: tuple[range, ...] = ()
+
+    @classmethod
+    def parse(cls, given: str | int | Sequence[int] | range | Steps | None) -> Steps:
+        """A selection from what a user wrote; None, an empty text and an empty list mean every step."""
+        if isinstance(given, Steps):
+            return given
+        if given is None:
+            return cls()
+        if isinstance(given, range):
+            return cls((_checked(given, given),))
+        if isinstance(given, str):
+            return cls(tuple(_part(part.strip(), given) for part in given.split(",") if part.strip()))
+        numbers: Iterable[int] = [given] if isinstance(given, int) else given
+        return cls(tuple(_checked(range(number, number + 1), given) for number in numbers))
+
+    def __contains__(self, step: int) -> bool:
+        return not self.parts or any(step in part for part in self.parts)
+
+    def __bool__(self) -> bool:
+        """False when nothing is left out."""
+        return bool(self.parts)
+
+    def __str__(self) -> str:
+        return ",".join(map(_text, self.parts)) or "all"
+
+
+def _part(text: str, given: str) -> range:
+    if re.fullmatch(r"\d+", text):
+        return range(int(text), int(text) + 1)
+    match = re.fullmatch(r"(\d*):(\d*)(?::(\d+))?", text)
+    if match is None:
+        raise UsageError(f"{given!r} is not a selection of steps. {_FORM}")
+    begin, end, stride = match.groups()
+    if stride is not None and int(stride) == 0:
+        raise UsageError(f"{given!r} has a stride of 0. {_FORM}")
+    return _checked(range(int(begin or 0), int(end) if end else _ENDLESS, int(stride or 1)), given)
+
+
+def _checked(part: range, given: object) -> range:
+    if part.start < 0 or part.step < 1 or not part:
+        raise UsageError(f"{given!r} selects no step. {_FORM}")
+    return part
+
+
+def _text(part: range) -> str:
+    if len(part) == 1:
+        return str(part.start)
+    end = "" if part.stop == _ENDLESS else str(part.stop)
+    return f"{part.start}:{end}" + (f":{part.step}" if part.step != 1 else "")

@@ -1,0 +1,15 @@
+"""Records to disk and back: `RunWriter` writes a run while a program runs, `open_run` reads one as a `Run`.
+
+The tables of a run are made of `Table` and `Coded`, whatever format it lies in.
+"""
+
+from __future__ import annotations
+
+from astray.store.columns import Coded, Table
+from astray.store.formats import open_run
+from astray.store.info import End, RunInfo
+from astray.store.native.values import Values
+from astray.store.native.writer import RunWriter
+from astray.store.run import RankRun, Run
+
+__all__ = ["Coded", "End", "RankRun", "Run", "RunInfo", "RunWriter", "Table", "Values", "open_run"]

@@ -1,0 +1,64 @@
+"""Opens a run in any format astray knows, telling which by looking at it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from astray.errors import RunError
+from astray.store.native import reader as native
+from astray.store.native.folder import listing
+from astray.store.run import Run
+
+
+class Format(NamedTuple):
+    """One way in which a run can lie on disk. `recognises` looks at a folder without reading much of it."""
+
+    name: str
+    recognises: Callable[[Path], bool]
+    open: Callable[[Path], Run]
+
+
+FORMATS = (Format("astray", native.recognises, native.open_native),)
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Open a recording, whatever wrote it.
+
+    >>> open_run("runs/a")
+    <Run runs/a: torch, 20 steps, 1 rank, 3,480 calls, 9,120 tensors, complete>
+
+    Raises RunError when there is no run. A run that was killed or cut opens; see `Run.complete` and `Run.problems`.
+    """
+    folder = Path(path)
+    if not folder.exists():
+        raise RunError(f"{folder} does not exist.{_nearby(folder)}")
+    if not folder.is_dir():
+        raise RunError(f"{folder} is a file; a run is a folder. Give the folder it lies in.")
+    for format in FORMATS:
+        if format.recognises(folder):
+            return format.open(folder)
+    names = sorted(entry.name for entry in folder.iterdir())
+    contents = f"it holds {listing(names)}" if names else "it is empty"
+    raise RunError(f"{folder} is no run: {contents}. {_advice(folder)}")
+
+
+def _advice(folder: Path) -> str:
+    """Guess what was meant: the folder above, or one of those inside."""
+    if any(format.recognises(folder.resolve().parent) for format in FORMATS):
+        return f"The folder above it is one: {folder.resolve().parent}."
+    inside = _runs_in(folder)
+    return f"Runs inside it: {listing(inside)}." if inside else "Record one with astray.record or `astray run`."
+
+
+def _nearby(folder: Path) -> str:
+    inside = _runs_in(folder.parent) if folder.parent.is_dir() else []
+    return f" Runs in {folder.parent}: {listing(inside)}." if inside else ""
+
+
+def _runs_in(folder: Path) -> list[str]:
+    return sorted(
+        entry.name for entry in folder.iterdir() if entry.is_dir() and any(f.recognises(entry) for f in FORMATS)
+    )

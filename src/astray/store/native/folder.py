@@ -1,0 +1,102 @@
+"""Makes room for a run on disk: claims a folder for one rank, and clears an older run when asked to.
+
+Ranks of one launch come in any order, so each looks after its own `rankN` only, and rank 0 after `run.json`. Only
+files that astray writes are ever removed, by name; a folder that holds something else is left alone, whatever was
+asked.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from astray.errors import RunError, RunExists
+from astray.store.info import RunInfo, read_json, write_json
+
+RUN_FILE = "run.json"
+END_FILE = "end.json"
+RANK_FOLDER = re.compile(r"rank(\d+)")
+RANK_FILES = re.compile(r"(calls|tensors)\.arrows|stacks\.jsonl|\.?values-\d+\.safetensors|end\.json|\.end\.json\.\d+")
+
+
+def claim(path: Path, rank: int, info: RunInfo, overwrite: bool) -> Path:
+    """Make the folder of `rank` inside the run at `path` and give it back, empty of earlier files."""
+    refuse(path, rank, overwrite)
+    folder = path / f"rank{rank}"
+    _clear(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if rank == 0:
+        for number, stale in rank_folders(path).items():
+            if number >= info.world_size:
+                _clear(stale)
+        write_json(path / RUN_FILE, info)
+    return folder
+
+
+def refuse(path: Path, rank: int, overwrite: bool) -> None:
+    """Raise RunError or RunExists when `rank` may not record into `path`."""
+    _refuse_foreign(path)
+    if not overwrite:
+        _refuse_run(path, rank)
+
+
+def rank_folders(path: Path) -> dict[int, Path]:
+    """The folders of ranks inside a run, by number."""
+    found = ((RANK_FOLDER.fullmatch(entry.name), entry) for entry in path.iterdir() if entry.is_dir())
+    return dict(sorted((int(match[1]), entry) for match, entry in found if match))
+
+
+def _refuse_foreign(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path} is a file. Choose a folder to record into.")
+    names = sorted(entry.name for entry in path.iterdir()) if path.exists() else []
+    if names and not any(_ours(name) for name in names):
+        raise RunError(
+            f"{path} is not empty and holds no run ({listing(names)}). It is left as it is; choose another folder."
+        )
+
+
+def _ours(name: str) -> bool:
+    return name.lstrip(".").startswith(RUN_FILE) or RANK_FOLDER.fullmatch(name) is not None
+
+
+def _refuse_run(path: Path, rank: int) -> None:
+    """Rank 0 owns the run; another rank may find `run.json` of its own launch, but not a folder of its own."""
+    known = path / RUN_FILE
+    taken = (path / f"rank{rank}").exists() or (rank == 0 and known.exists())
+    if not taken and known.exists():
+        taken = read_json(known, RunInfo).world_size <= rank  # of another launch: it has no such rank
+    if taken:
+        raise RunExists(
+            f"{path} already holds a run{_contents(path)}. Choose another folder, or pass overwrite=True (--force on "
+            "the command line)."
+        )
+
+
+def _contents(path: Path) -> str:
+    from astray.store.native.reader import open_native  # which imports this module
+
+    try:
+        run = open_native(path)
+        calls = sum(len(rank.calls) for rank in run.ranks.values())
+        steps = len(run.steps)
+    except RunError:
+        return ""
+    return f" ({steps:,} step{'s' * (steps != 1)}, {calls:,} call{'s' * (calls != 1)})"
+
+
+def _clear(folder: Path) -> None:
+    """Remove what astray wrote into a rank's folder, and the folder when nothing else is in it."""
+    if not folder.is_dir():
+        return
+    for entry in folder.iterdir():
+        if RANK_FILES.fullmatch(entry.name):
+            entry.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def listing(names: list[str], most: int = 4) -> str:
+    """A few names for a message."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest

@@ -1,0 +1,152 @@
+"""Opens a run in astray's own format, as far as it is there.
+
+Only a folder that is no run at all, or one of another format version, is an error. A rank that is missing, a file that
+was cut, a program that was killed: these are problems, and everything else is read.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from astray.errors import RunError, RunVersionError
+from astray.record import Blob, Frame
+from astray.store.columns import Table
+from astray.store.info import FORMAT, End, RunInfo, read_json
+from astray.store.native.folder import END_FILE, RUN_FILE, rank_folders
+from astray.store.native.schema import CALLS, TENSORS, Column
+from astray.store.native.tables import empty_table, read_table
+from astray.store.native.values import ValuesReader
+from astray.store.run import RankRun, Run
+
+
+def recognises(path: Path) -> bool:
+    """Whether a folder looks like a run of this format, whole or not."""
+    return (path / RUN_FILE).exists() or bool(rank_folders(path))
+
+
+def open_native(path: Path) -> Run:
+    """Open the run at `path`."""
+    info = _read_info(path)
+    folders = rank_folders(path)
+    problems = [
+        f"Rank {rank} of {info.world_size} is missing: {path / f'rank{rank}'} does not exist."
+        for rank in range(info.world_size)
+        if rank not in folders
+    ]
+    ranks = {rank: RankRun(rank, NativeRank(folder)) for rank, folder in folders.items()}
+    return Run(path, info, ranks, problems)
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+def _read_info(path: Path) -> RunInfo:
+    file = path / RUN_FILE
+    if not file.exists():
+        raise RunError(
+            f"{path} has no {RUN_FILE}, so it is not known what ran. Copy it from where the run was recorded."
+        )
+    version = read_json(file, _Version).format
+    if version > FORMAT:
+        raise RunVersionError(
+            f"{path} was written in format version {version}; this astray reads up to version {FORMAT}. Update astray."
+        )
+    return read_json(file, RunInfo)
+
+
+class NativeRank:
+    """The files of one rank."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._values = ValuesReader(folder)
+        self.problems: list[str] = []
+        self.end = self._read_end()
+
+    def calls(self) -> tuple[Table, list[str]]:
+        """The calls, and what is wrong with their file."""
+        return self._table("calls", CALLS)
+
+    def tensors(self) -> tuple[Table, list[str]]:
+        """The tensors, and what is wrong with their file."""
+        return self._table("tensors", TENSORS)
+
+    def stack(self, id: int) -> list[Frame]:
+        """A Python stack; empty when it is not there."""
+        return self._stacks.get(id, [])
+
+    def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:
+        """The bytes of a tensor, mapped from their file; None when they were not kept."""
+        place = Blob(*(int(tensors.numbers(name)[row]) for name in ("blob_file", "blob_offset", "blob_bytes")))
+        if place.file < 0:
+            return None
+        return self._values.read(place) if place.nbytes else np.zeros(0, np.uint8)
+
+    @cached_property
+    def _stacks(self) -> dict[int, list[Frame]]:
+        """All stacks by number."""
+        try:
+            lines = (self._folder / "stacks.jsonl").read_bytes().splitlines()
+        except OSError:
+            return {}
+        return dict(filter(None, map(_read_stack, lines)))
+
+    def _read_end(self) -> End | None:
+        file = self._folder / END_FILE
+        if not file.exists():
+            self.problems.append(f"{self._folder} has no {END_FILE}: the recording was stopped before it ended.")
+            return None
+        try:
+            end = read_json(file, End)
+        except RunError as error:
+            self.problems.append(str(error))
+            return None
+        if end.failure is not None:
+            self.problems.append(end.failure)
+        if end.ended != "normally":
+            self.problems.append(f"The program recorded in {self._folder} ended {_how(end.ended)}.")
+        return end
+
+    def _table(self, name: str, columns: tuple[Column, ...]) -> tuple[Table, list[str]]:
+        file = self._folder / f"{name}.arrows"
+        try:
+            found = read_table(file, columns)
+        except OSError as error:
+            return empty_table(columns), [f"{file} cannot be read: {error.strerror}. None of its {name} are there."]
+        problems = []
+        if found.problem is not None:
+            problems.append(f"{file} cannot be read in full: {found.problem}.")
+        elif found.unread:
+            problems.append(
+                f"{file} is cut: {len(found.table):,} {name} were read, the last {found.unread:,} of "
+                f"{found.size:,} bytes were not."
+            )
+        problems += self._compare_with_end(name, len(found.table), bool(problems))
+        return found.table, problems
+
+    def _compare_with_end(self, name: str, rows: int, known: bool) -> list[str]:
+        """A file cut exactly between two batches looks whole; `end.json` tells how many rows there were."""
+        expected = rows if self.end is None else getattr(self.end, name)
+        if rows == expected or known:
+            return []
+        return [f"{self._folder / name}.arrows has {rows:,} {name}; {expected:,} were recorded."]
+
+
+def _read_stack(line: bytes) -> tuple[int, list[Frame]] | None:
+    """A stack and its number; None for a line cut by a kill, to which no call refers that was written."""
+    try:
+        entry = json.loads(line)
+        return entry["id"], [Frame(*frame) for frame in entry["frames"]]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _how(ended: str) -> str:
+    return ended if ended.startswith("without") else f"with {ended}"

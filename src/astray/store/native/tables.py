@@ -1,0 +1,159 @@
+"""Arrow to tables: reads a table's file into columns, as far as it is whole.
+
+Strings and shapes become codes right here: the bytes of a column are factorised as they lie in the file, and only the
+few distinct values are ever turned into Python objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nanoarrow as na
+import numpy as np
+import numpy.typing as npt
+from nanoarrow.ipc import InputStream
+
+from astray.stats.kernels import factorize
+from astray.store.columns import Coded, Column, Table
+from astray.store.native import schema
+from astray.store.native.batches import arrow_schema
+from astray.store.native.ipc import Batch, Bytes, Gathered, Stream, gather
+
+Mask = npt.NDArray[np.bool_] | None
+
+BUFFERS = {"string": 3, "list<int64>": 4}
+"""How many Arrow buffers a column takes: a bitmap of validity and the data, and offsets, and a list's own bitmap."""
+
+
+class TableFile(NamedTuple):
+    """What could be read of a table's file, and what not."""
+
+    table: Table
+    size: int
+    unread: int  # bytes after the last whole batch
+    problem: str | None  # why there is less than the whole batches, when the file is damaged or none of ours
+
+
+def read_table(path: Path, columns: tuple[schema.Column, ...]) -> TableFile:
+    """Read every whole batch of a table's file. Raises OSError when the file cannot be opened."""
+    with path.open("rb") as opened:
+        file = opened.fileno()
+        stream = Stream(file)
+        batches = [batch for batch in stream.batches() if batch.rows]
+        problem = None if stream.schema is None else _check(stream.schema, columns)
+        if problem is not None:
+            batches = []
+        try:
+            table = decode(file, batches, columns)
+        except (ValueError, IndexError):  # offsets that lead nowhere, text that is none
+            sound = _count_sound(file, batches, columns)
+            table = decode(file, batches[:sound], columns)
+            problem = f"batch {sound} of {len(batches)} is damaged; the {len(table):,} rows before it were read"
+        return TableFile(table, stream.size, stream.size - stream.end, problem)
+
+
+def _count_sound(file: int, batches: list[Batch], columns: tuple[schema.Column, ...]) -> int:
+    """How many batches can be decoded before the first that cannot."""
+    for number, batch in enumerate(batches):
+        try:
+            decode(file, [batch], columns)
+        except (ValueError, IndexError):  # noqa: PERF203 - a damaged file may take its time
+            return number
+    return len(batches)
+
+
+def empty_table(columns: tuple[schema.Column, ...]) -> Table:
+    """A table without rows."""
+    return decode(-1, [], columns)
+
+
+def decode(file: int, batches: list[Batch], columns: tuple[schema.Column, ...]) -> Table:
+    """Read batches and join them, column by column."""
+    widths = [BUFFERS.get(column.type, 2) for column in columns]
+    found = gather(file, batches, sum(widths))
+    decoded: dict[str, Column] = {}
+    masks: dict[str, npt.NDArray[np.bool_]] = {}
+    first = 0
+    for column, width in zip(columns, widths, strict=True):
+        mask = _bits(found, first) if len(found.buffers[first]) else None
+        decoded[column.name] = _decode_column(column, found, first + 1, mask)
+        if mask is not None:
+            masks[column.name] = mask
+        first += width
+    return Table(decoded, masks)
+
+
+def _check(message: bytes, columns: tuple[schema.Column, ...]) -> str | None:
+    """Compare the schema in a file with the one it should have."""
+
+    def describe(found: Any) -> list[tuple[str, str]]:
+        return [(child.name, child.format) for child in found.children]
+
+    try:
+        with InputStream.from_readable(message) as source, na.c_array_stream(source) as stream:
+            found = describe(stream.get_schema())
+    except (RuntimeError, ValueError) as error:
+        return f"its schema is damaged ({error})"
+    expected = describe(arrow_schema(columns))
+    if found == expected:
+        return None
+    odd = sorted({name for name, _ in set(found) ^ set(expected)}) or [name for name, _ in found]
+    return f"its columns are not those of this format version ({', '.join(odd)})"
+
+
+def _decode_column(column: schema.Column, found: Gathered, number: int, mask: Mask) -> Column:
+    """A column whose buffers, after the one that marks nulls, begin at `number`."""
+    if column.type == "bool":
+        return _bits(found, number)
+    if column.type == "string":
+        return _coded(found.buffers[number + 1], _offsets(found, number), mask, _text)
+    if column.type == "list<int64>":
+        return _coded(found.buffers[number + 2], _offsets(found, number) * 8, mask, _integers)
+    data: npt.NDArray[Any] = found.buffers[number].view(column.type)
+    if mask is not None and column.type != "uint64":
+        data[~mask] = np.nan if column.type == "float64" else -1
+    return data
+
+
+def _text(raw: Bytes) -> str:
+    return raw.tobytes().decode()
+
+
+def _integers(raw: Bytes) -> tuple[int, ...]:
+    return tuple(raw.view(np.int64).tolist())
+
+
+def _bits(found: Gathered, number: int) -> npt.NDArray[np.bool_]:
+    """The bits of a buffer as booleans. A batch without nulls has none in its bitmap of nulls: all true."""
+    bits = np.ones(found.rows.sum(), np.bool_)
+    row = byte = 0
+    for rows, size in zip(found.rows.tolist(), found.sizes[:, number].tolist(), strict=True):
+        if size:
+            part = found.buffers[number][byte : byte + size]
+            bits[row : row + rows] = np.unpackbits(part, count=rows, bitorder="little")
+        row, byte = row + rows, byte + size
+    return bits
+
+
+def _offsets(found: Gathered, number: int) -> npt.NDArray[np.int64]:
+    """Where the rows of a column begin once its batches are joined; in the file every batch counts from zero."""
+    each = found.buffers[number].view(np.int32)
+    seams = np.cumsum(found.rows + 1)[:-1] - 1  # from the end of one batch to the start of the next
+    lengths = np.delete(np.diff(each), seams)
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _coded(data: Bytes, offsets: npt.NDArray[np.int64], mask: Mask, decode: Callable[[Bytes], Any]) -> Coded[Any]:
+    if mask is not None:  # a null takes no bytes, so the others still follow each other without a gap
+        offsets = np.append(offsets[:-1][mask], offsets[-1])
+    codes, first = factorize(data, offsets)
+    values = [decode(data[offsets[row] : offsets[row + 1]]) for row in first.tolist()]
+    if mask is not None:
+        spread = np.full(len(mask), -1, np.int32)
+        spread[mask] = codes
+        codes = spread
+    return Coded(codes, values)

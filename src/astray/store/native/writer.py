@@ -1,0 +1,243 @@
+"""Takes records from a running program and writes them in a thread of its own.
+
+The program's side of it appends to a bounded queue and goes on. Nothing that goes wrong on the other side reaches the
+program: recording stops, `failure` says why, and what was written before stays readable.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from astray.record import Call, Frame, Missed, Tensor
+from astray.store.info import End, RunInfo, now, plain, write_json
+from astray.store.native import backlog
+from astray.store.native.backlog import Backlog
+from astray.store.native.files import RankFiles, Stack
+from astray.store.native.folder import END_FILE, claim
+from astray.store.native.values import SHARD_BYTES, Values
+
+QUEUE_BYTES = 256 << 20
+IDLE_SECONDS = 0.5  # rows wait no longer than this
+STEP_SECONDS = 0.05  # nor than this once their step is done; a batch for every step of a fast loop would be too small
+
+UNCLOSED = "without closing the recording"
+
+
+class RunWriter:
+    """Writes one rank of a run. Its methods may be called from any thread, and do nothing in a forked child.
+
+    >>> with RunWriter("runs/a", info=RunInfo.here()) as writer:
+    ...     writer.call(Call(0, 0, 0, "module", "fc", "Linear", 0, "forward"))
+    ...     writer.tensor(Tensor(0, "output", "0", "float32", (2,), (1,), "cpu", False), np.ones(2, np.float32))
+
+    `world_size` is for when `info` does not say it. `queue_bytes` is how much memory values may take on their way to
+    the disk: more lets the program run ahead of a slow disk for longer. `shard_bytes` is the size at which the next
+    values file begins. Raises RunExists or RunError when the folder cannot be recorded into.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        rank: int = 0,
+        *,
+        info: RunInfo,
+        world_size: int | None = None,
+        overwrite: bool = False,
+        queue_bytes: int = QUEUE_BYTES,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> None:
+        self.path = Path(path)
+        self.rank = rank
+        self.failure: str | None = None
+        if world_size is not None:
+            info = msgspec.structs.replace(info, world_size=world_size)
+        self._folder = claim(self.path, rank, info, overwrite)
+        self._files = RankFiles(self._folder, shard_bytes)
+        self._backlog = Backlog(queue_bytes)
+        self._missed: Counter[tuple[str, str]] = Counter()
+        self._open = True  # takes records
+        self._closed = False
+        self._step_ended = False
+        self._lock = threading.Lock()  # of _missed and _closed
+        _stop_in_children(self)
+        atexit.register(self.close, UNCLOSED)
+        self._thread = threading.Thread(target=self._work, name=f"astray-writer-rank{rank}", daemon=True)
+        self._thread.start()
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long the program has stood still because the disk was slower."""
+        return self._backlog.waited_seconds
+
+    def call(self, row: Call) -> None:
+        """Record a call."""
+        if self._open:
+            self._backlog.put(row)
+
+    def tensor(self, row: Tensor, values: Values | Any = None, sampled: int | None = None) -> None:
+        """Record a tensor, with its values if they are given: a buffer, or what `values` made of one.
+
+        The row's own `blob` is not looked at; the writer fills it in. A buffer belongs to the writer from here on.
+        `sampled` is how many values a buffer holds when that is not the whole tensor.
+        """
+        if not self._open:
+            return
+        if values is None:
+            self._backlog.put(row)
+            return
+        if not isinstance(values, Values):
+            shape = row.shape if sampled is None else (sampled,)
+            values = self.values(values, f"{row.seq}.{row.role}.{row.path}", row.dtype, shape, sampled)
+        self._backlog.put((row, values))
+
+    def values(self, buffer: Any, name: str, dtype: str, shape: Sequence[int], sampled: int | None = None) -> Values:
+        """Hand over the bytes of a tensor, to be given to the rows of every call that saw it. They are stored once.
+
+        `name` is what other tools will see in the safetensors file; begin it with the number of the call.
+        """
+        values = Values(np.frombuffer(buffer, np.uint8).data, name, dtype, shape, sampled)
+        if self._open:
+            self._backlog.put_values(values)
+        else:
+            values.data = None
+        return values
+
+    def stack(self, id: int, frames: list[Frame]) -> None:
+        """Record a Python stack, innermost frame first, before the first call that refers to it."""
+        if self._open:
+            self._backlog.put(Stack(id, frames))
+
+    def missed(self, what: str, why: str) -> None:
+        """Note something that was not observed. The same thing said again is counted."""
+        if self._open:
+            with self._lock:
+                self._missed[plain(what), plain(why)] += 1
+
+    def step_done(self) -> None:
+        """Say that a step is over, so that its rows reach the file soon."""
+        if self._open:
+            self._step_ended = True
+            self._backlog.wake.set()
+
+    def flush(self) -> bool:
+        """Wait until everything handed over before is with the kernel, where a kill cannot reach it.
+
+        Gives False when that cannot be promised, because recording has stopped; `failure` says why.
+        """
+        if not self._open:
+            return False
+        flush = self._backlog.put_flush()
+        while not flush.wait(1.0) and self._thread.is_alive():  # it may have ended while this was put
+            pass
+        return flush.is_set() and self.failure is None
+
+    def close(self, ended: str = "normally") -> None:
+        """Write what is left, and `end.json` with how the program ended. A second call does nothing."""
+        if self._closed:  # asked before taking the lock, which in a forked child nobody may ever release
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed, self._open = True, False
+        atexit.unregister(self.close)
+        self._backlog.wake.set()
+        self._thread.join()
+        self._write_end(plain(ended))
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.close("normally" if kind is None else f"{kind.__name__}: {error}")
+
+    def _work(self) -> None:
+        """The writer's thread."""
+        try:
+            self._write_until_closed()
+            self._files.close()
+        except Exception as error:  # noqa: BLE001 - a failure here must never end the user's program
+            self._fail(error)
+        finally:
+            self._open = False
+            self._backlog.drop()
+
+    def _write_until_closed(self) -> None:
+        written = time.monotonic()
+        closing = False
+        while not closing:
+            self._backlog.wake.wait(STEP_SECONDS if self._step_ended else IDLE_SECONDS)
+            self._backlog.wake.clear()
+            closing = self._closed  # read before taking: what was handed over before closing is still written
+            for part in self._backlog.take():
+                self._files.take(part)
+                if self._files.waiting_rows >= backlog.BATCH_ROWS:
+                    self._files.write_rows()
+            patience = STEP_SECONDS if self._step_ended else IDLE_SECONDS
+            if self._backlog.flushes or closing or time.monotonic() - written >= patience:
+                self._step_ended = False
+                self._files.write_rows()
+                self._backlog.answer()
+                written = time.monotonic()
+
+    def _fail(self, error: Exception) -> None:
+        """Keep of the rows taken what can still be written, and say what happened."""
+        for save in (self._files.write_rows, self._files.close):
+            with contextlib.suppress(Exception):
+                save()
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        files = self._files
+        self.failure = (
+            f"Recording into {self._folder} stopped: {reason}. The program goes on; {files.calls.rows:,} calls and "
+            f"{files.tensors.rows:,} tensors before that can be read. Make room, or record into another folder."
+        )
+
+    def _write_end(self, ended: str) -> None:
+        files = self._files
+        end = End(
+            complete=self.failure is None,
+            ended=ended,
+            finished=now(),
+            failure=self.failure,
+            steps=len(files.steps),
+            calls=files.calls.rows,
+            tensors=files.tensors.rows,
+            stacks=files.stacks,
+            values=files.values.count,
+            value_bytes=files.values.nbytes,
+            waited_seconds=round(self.waited_seconds, 3),
+            missed=[Missed(what, why, count) for (what, why), count in self._missed.items()],
+        )
+        try:
+            write_json(self._folder / END_FILE, end)
+        except OSError as error:
+            self.failure = self.failure or f"{self._folder / END_FILE} could not be written: {error.strerror}."
+
+
+_writers: weakref.WeakSet[RunWriter] = weakref.WeakSet()
+_watching = False
+
+
+def _stop_in_children(writer: RunWriter) -> None:
+    """Make every forked child of this process leave the writer alone: its thread is not there, its files are ours."""
+    global _watching
+    _writers.add(writer)
+    if not _watching:
+        _watching = True
+        os.register_at_fork(after_in_child=_stop_all)
+
+
+def _stop_all() -> None:
+    for writer in _writers:
+        writer._open, writer._closed = False, True

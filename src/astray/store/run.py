@@ -1,0 +1,205 @@
+"""A recording, opened: what every later stage reads, whatever format it lies in.
+
+A format gives a `RankSource` for each rank; everything above it is the same for all. Tables are read when they are
+first asked for and kept. What could not be read is a sentence in `problems`, and the rest is there.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.errors import RunError
+from astray.record import Frame, Key
+from astray.stats import dtypes
+from astray.store.columns import Table
+from astray.store.info import End, RunInfo
+from astray.store.joined import Joined
+from astray.store.lookup import describe, find
+
+
+class RankSource(Protocol):
+    """What a format must offer for one rank. The two tables have the columns of docs/format.md."""
+
+    end: End | None
+    problems: list[str]  # found on opening
+
+    def calls(self) -> tuple[Table, list[str]]:
+        """The calls, and what is wrong with them."""
+
+    def tensors(self) -> tuple[Table, list[str]]:
+        """The tensors in the order in which they were observed, and what is wrong with them."""
+
+    def stack(self, id: int) -> list[Frame]:
+        """A Python stack, innermost frame first; empty when it is not there."""
+
+    def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:
+        """The bytes of a tensor, None when they were not kept. Raises RunError when they should be there."""
+
+
+class RankRun:
+    """One rank of a run."""
+
+    def __init__(self, rank: int, source: RankSource) -> None:
+        self.rank = rank
+        self._source = source
+
+    @cached_property
+    def _calls(self) -> tuple[Table, list[str]]:
+        return self._source.calls()
+
+    @cached_property
+    def _tensors(self) -> tuple[Table, list[str]]:
+        return self._source.tensors()
+
+    @property
+    def calls(self) -> Table:
+        """One row per observed call."""
+        return self._calls[0]
+
+    @property
+    def tensors(self) -> Table:
+        """One row per tensor of a call, in the order of observation: a child's outputs before its parent's."""
+        return self._tensors[0]
+
+    @property
+    def end(self) -> End | None:
+        """How the recording ended; None when it was stopped before it could say."""
+        return self._source.end
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """What is not there or could not be read, a sentence each."""
+        lost = int((self.call_rows < 0).sum())
+        orphans = (
+            [f"{lost:,} of {len(self.tensors):,} tensors belong to calls whose rows are not there."] if lost else []
+        )
+        return [*self._source.problems, *self._calls[1], *self._tensors[1], *orphans]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the recording ended by itself and all of it could be read."""
+        return self.end is not None and self.end.complete and not self._calls[1] and not self._tensors[1]
+
+    @cached_property
+    def call_rows(self) -> npt.NDArray[np.int64]:
+        """For each tensor, the row of its call in `calls`; −1 when that row is not there."""
+        known, wanted = self.calls.numbers("seq"), self.tensors.numbers("seq")
+        if not len(known):
+            return np.full(len(wanted), -1, np.int64)
+        order = np.argsort(known, kind="stable")
+        place = np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)
+        rows = order[place]
+        return np.where(known[rows] == wanted, rows, -1)
+
+    def stack(self, id: int) -> list[Frame]:
+        """The Python stack of this number, innermost frame first; empty when it was not recorded."""
+        return self._source.stack(id)
+
+    def values(self, row: int) -> npt.NDArray[Any] | None:
+        """The values of a tensor as they were stored, mapped from the file: bfloat16 as uint16, 8-bit floats as uint8.
+
+        None when they were not kept. A sample has one dimension.
+        """
+        raw = self._source.values(self.tensors, row)
+        if raw is None:
+            return None
+        sampled = int(self.tensors.numbers("sampled")[row])
+        shape = self.tensors["shape"][row] if sampled < 0 else (sampled,)
+        storage = dtypes.find(self.tensors["dtype"][row]).storage
+        if raw.nbytes != int(np.prod(shape, dtype=np.int64)) * storage.itemsize:
+            raise RunError(
+                f"Row {row} of rank {self.rank} keeps {raw.nbytes} bytes, which is not "
+                f"{self.tensors['dtype'][row]} of shape {list(shape)}."
+            )
+        return raw.view(storage).reshape(shape)
+
+
+class Run:
+    """A recording: what ran, and for each rank its tables and values.
+
+    >>> run = open_run("runs/a")
+    >>> run
+    <Run runs/a: torch, 20 steps, 1 rank, 3,480 calls, 9,120 tensors, complete>
+    >>> run.tensor(Key(0, 0, "layers.3.attn", 0, "forward", "output", "0")).shape
+    (8, 128, 512)
+    """
+
+    def __init__(self, path: Path, info: RunInfo, ranks: dict[int, RankRun], problems: list[str] | None = None) -> None:
+        self.path = path
+        self.info = info
+        self.ranks = ranks
+        self._problems = problems or []
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """What is not there or could not be read, a sentence each."""
+        return self._problems + [text for rank in self.ranks.values() for text in rank.problems]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank is there, ended by itself, and could be read in full."""
+        return set(range(self.info.world_size)) <= set(self.ranks) and all(r.complete for r in self.ranks.values())
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """The steps recorded by any rank, in order."""
+        found = [np.unique(rank.calls.numbers("step")) for rank in self.ranks.values()]
+        return [int(step) for step in np.unique(np.concatenate(found))] if found else []
+
+    def values(self, rank: int, row: int) -> npt.NDArray[Any] | None:
+        """The values of a row of `ranks[rank].tensors` as they were stored; None when they were not kept."""
+        return self.ranks[rank].values(row)
+
+    def tensor(self, key: Key) -> npt.NDArray[Any]:
+        """The values of a tensor, in a dtype that numpy knows: bfloat16 and 8-bit floats are widened exactly.
+
+        A RunError says what is there instead when there is no such tensor, or that its values were not kept.
+        """
+        if key.rank not in self.ranks:
+            raise RunError(f"{self.path} has no rank {key.rank}; it has {', '.join(map(str, self.ranks)) or 'none'}.")
+        rank = self.ranks[key.rank]
+        row = find(rank, key, str(self.path))
+        raw = rank.values(row)
+        if raw is None:
+            raise RunError(f"{self.path} has statistics but no values of {describe(key)}. Record with keep='tensors'.")
+        return _known_to_numpy(raw, rank.tensors["dtype"][row])
+
+    def table(self) -> Joined:
+        """Tensors and their calls of all ranks as one table, for pandas, Polars, DuckDB and pyarrow.
+
+        >>> pyarrow.table(run.table()).num_rows
+        9120
+        """
+        return Joined(self.ranks)
+
+    def __repr__(self) -> str:
+        calls = sum(len(rank.calls) for rank in self.ranks.values())
+        tensors = sum(len(rank.tensors) for rank in self.ranks.values())
+        facts = [
+            self.info.framework or "no framework",
+            _counted(len(self.steps), "step"),
+            _counted(len(self.ranks), "rank"),
+            _counted(calls, "call"),
+            _counted(tensors, "tensor"),
+            "complete" if self.complete else "incomplete",
+        ]
+        return f"<Run {self.path}: {', '.join(facts)}>"
+
+
+def _known_to_numpy(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    kind = dtypes.find(dtype)
+    if kind.kind == "complex" and kind.storage.kind != "c":  # halves: there is no complex32 in numpy
+        pairs = dtypes.decode(raw, dtype)
+        return np.ascontiguousarray(pairs).view(np.complex64)[..., 0]
+    if kind.kind == "float" and kind.storage.kind != "f":
+        return dtypes.decode(raw, dtype)
+    return raw
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"

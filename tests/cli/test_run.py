@@ -1,0 +1,257 @@
+"""`astray run`: scripts that know nothing of astray, run as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import astray
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+TRAINING = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    loss = criterion(model(torch.randn(5, 4)), torch.tensor([0, 1, 0, 1, 0]))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    print(repr(loss.item()))
+"""
+
+
+def run_script(
+    folder: Path, script: str, *options: str, arguments: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(script))
+    return command("run", "-o", str(folder / "run"), *options, str(path), *arguments, **environment)
+
+
+def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "astray", *words], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+def calls(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
+    table = astray.open(folder).ranks[rank].calls
+    return [table.row(i) for i in range(len(table))]
+
+
+def test_the_model_is_found_and_steps_are_counted(tmp_path: Path) -> None:
+    done = run_script(tmp_path, TRAINING)
+    assert done.returncode == 0, done.stderr
+    bare = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True)
+    assert done.stdout == bare.stdout  # losses to the last digit
+    found = calls(tmp_path / "run")
+    assert {row["site"] for row in found if row["kind"] == "module"} == {"<root>", "0", "1", "2", "CrossEntropyLoss"}
+    assert sorted({row["step"] for row in found}) == [0, 1, 2]
+    assert {row["micro"] for row in found} == {0}
+    outputs = [row for row in found if row["site"] == "0" and row["phase"] == "forward"]
+    assert [row["step"] for row in outputs] == [0, 1, 2]
+    assert "3 steps" in done.stderr
+
+
+def test_the_first_call_is_recorded_with_its_keywords(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import torch
+        from torch import nn
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(3, 3)
+            def forward(self, *, ids, scale=1.0):
+                return self.layer(ids) * scale
+        model = Model()
+        for _ in range(2):
+            model(ids=torch.ones(2, 3), scale=2.0)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    roots = [row for row in calls(tmp_path / "run") if row["site"] == "<root>"]
+    assert [row["micro"] for row in roots] == [0, 1]
+    assert all(json.loads(row["args"])["kwargs"] == {"ids": "<tensor>", "scale": 2.0} for row in roots)
+
+
+def test_several_optimizers_make_one_step_together_and_models_are_named_by_class(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import torch
+        from torch import nn
+        class Critic(nn.Linear): pass
+        g, d, e = nn.Linear(2, 2), Critic(2, 1), Critic(2, 1)
+        og, od = torch.optim.SGD(g.parameters(), lr=.1), torch.optim.Adam(d.parameters())
+        for step in range(3):
+            x = g(torch.randn(4, 2))
+            (-d(x).mean() + e(x).mean()).backward(); og.step(); og.zero_grad()
+            d(x.detach()).mean().backward(); od.step(); od.zero_grad()
+            nn.MSELoss()(x, x)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    found = calls(tmp_path / "run")
+    sites = {row["site"] for row in found if row["kind"] == "module"}
+    assert sites == {"<root>", "Critic", "Critic#2", "MSELoss"}
+    assert max(row["step"] for row in found) == 3  # what follows the last step of the first optimizer
+    assert len([row for row in found if row["site"] == "MSELoss" and row["phase"] == "forward"]) == 3
+
+
+def test_arguments_main_and_path_are_those_of_a_plain_run(tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("import torch\nvalue = torch.nn.Linear(2, 2)(torch.ones(1, 2)).shape\n")
+    done = run_script(
+        tmp_path,
+        """
+        import sys, pickle
+        from neighbour import value
+        class Here: pass
+        pickle.loads(pickle.dumps(Here()))
+        print(sys.argv[1:], __name__, __file__ == sys.argv[0], tuple(value))
+        sys.exit(7)
+        """,
+        arguments=("--steps", "3", "-m", "x"),
+    )
+    assert done.stdout.strip() == "['--steps', '3', '-m', 'x'] __main__ True (1, 2)"
+    assert done.returncode == 7
+    assert astray.open(tmp_path / "run").ranks[0].end.ended == "exit: 7"
+
+
+def test_a_module_can_be_run(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "__main__.py").write_text(TRAINING)
+    done = subprocess.run(
+        [sys.executable, "-m", "astray", "run", "-o", "run", "-m", "package"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(calls(tmp_path / "run")) > 10
+
+
+def test_nothing_is_imported_before_the_script_does(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import os, sys
+        print([name for name in ("numpy", "torch") if name in sys.modules])
+        os.environ["OMP_NUM_THREADS"] = "1"
+        import torch
+        print(torch.get_num_threads(), torch.__spec__.loader.__class__.__name__)
+        torch.nn.Linear(2, 2)(torch.ones(1, 2))
+        """,
+        OMP_NUM_THREADS="2",
+    )
+    assert done.stdout.split("\n")[:2] == ["[]", "1 SourceFileLoader"], done.stderr
+
+
+def test_an_exception_is_shown_as_python_shows_it_and_written_down(tmp_path: Path) -> None:
+    done = run_script(tmp_path, TRAINING + "\nraise ValueError('too bad')\n")
+    assert done.returncode == 1
+    assert "ValueError: too bad" in done.stderr
+    assert "astray/cli" not in done.stderr
+    assert astray.open(tmp_path / "run").ranks[0].end.ended == "ValueError: too bad"
+
+
+def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
+    ok = run_script(tmp_path, TRAINING)
+    assert ok.returncode == 0
+    script = str(tmp_path / "script.py")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    (tmp_path / "broken.py").write_text("def (")
+    (tmp_path / "plain.py").write_text("print('no framework')")
+    for words, said in [
+        (("-o", str(tmp_path / "run"), script), "already holds a run"),
+        (("-o", str(tmp_path / "new"), str(tmp_path / "nowhere.py")), "There is no script"),
+        (("-o", str(tmp_path / "new"), str(tmp_path / "broken.py")), "is not a Python script"),
+        (("-o", str(tmp_path / "new"), str(tmp_path / "plain.py")), "never imported torch"),
+        (("-o", str(tmp_path / "mine"), "--force", script), "thesis.txt"),
+        (("-o", str(tmp_path / "new"), "--keep", "stat", script), "Did you mean 'stats'?"),
+        (("-o", str(tmp_path / "new"), "--steps", "3:1", script), "selects no step"),
+    ]:
+        done = command("run", *words)
+        assert done.returncode == 2, done
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+    assert not (tmp_path / "new").exists()
+    assert command("run", "-o", str(tmp_path / "run"), "--force", script).returncode == 0
+
+
+def test_steps_and_keep_are_passed_on(tmp_path: Path) -> None:
+    done = run_script(tmp_path, TRAINING, "--keep", "tensors", "--steps", "1:")
+    assert done.returncode == 0, done.stderr
+    run = astray.open(tmp_path / "run")
+    assert run.steps == [1, 2]
+    assert run.values(0, 0) is not None
+    assert "MB of values" in done.stderr
+
+
+def test_a_killed_script_leaves_a_run_that_opens_and_compares(tmp_path: Path) -> None:
+    whole = run_script(tmp_path, TRAINING.replace("range(3)", "range(40)"))
+    assert whole.returncode == 0
+    slow = tmp_path / "slow.py"
+    slow.write_text(TRAINING.replace("range(3)", "range(40)").replace("print(", "import time; time.sleep(.05); print("))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "astray", "run", "-o", str(tmp_path / "killed"), str(slow)], stdout=subprocess.PIPE
+    )
+    for _ in range(20):
+        process.stdout.readline()
+    time.sleep(0.7)  # the writer puts rows into the file within half a second
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    run = astray.open(tmp_path / "killed")
+    assert not run.complete
+    assert len(run.steps) >= 20
+    shared = f"0:{max(run.steps)}"
+    assert command("compare", str(tmp_path / "run"), str(tmp_path / "killed"), "--steps", shared).returncode == 0
+    assert command("compare", str(tmp_path / "run"), str(tmp_path / "killed")).returncode == 1
+
+
+@pytest.mark.parametrize("ranks", [2])
+def test_under_torchrun_each_rank_has_its_folder(ranks: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import torch, torch.distributed as dist
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+        dist.init_process_group("gloo")
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(3, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            model(torch.full((2, 3), float(dist.get_rank()))).sum().backward()
+            optimizer.step(); optimizer.zero_grad()
+        dist.destroy_process_group()
+        """)
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-port=29653",
+         "-m", "astray", "run", "-o", str(tmp_path / "run"), str(script)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = astray.open(tmp_path / "run")
+    assert sorted(run.ranks) == list(range(ranks))
+    assert run.complete
+    assert run.info.world_size == ranks
+    for rank in range(ranks):
+        sites = {row["site"] for row in calls(tmp_path / "run", rank) if row["kind"] == "module"}
+        assert sites == {"<root>", "module"}

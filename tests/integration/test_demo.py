@@ -1,0 +1,63 @@
+"""The main job, end to end: two trainings through `astray run`, one planted fault, and the answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import astray
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "train_gpt.py"
+
+
+def record(folder: Path, *arguments: str, keep: str = "stats") -> Path:
+    command = [sys.executable, "-m", "astray", "run", "-o", str(folder), "--keep", keep, str(SCRIPT), *arguments]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("keep", ["stats", "sample", "tensors", "fingerprint"])
+def test_the_planted_fault_is_named_exactly(keep: str, tmp_path: Path) -> None:
+    good = record(tmp_path / "good", keep=keep)
+    bad = record(tmp_path / "bad", "--fault", keep=keep)
+    diff = astray.compare(good, bad)
+    first = diff.first
+    assert first is not None
+    assert (first.step, first.site, first.type, first.call, first.phase) == (3, "h.2.mlp.proj", "Linear", 0, "forward")
+    assert first.cause == "parameter"
+    assert "return self.proj(x)" in str(diff)
+    assert "train_gpt.py" in str(diff)
+    if keep != "fingerprint":
+        assert first.error == pytest.approx(1e-3, rel=0.3)
+    assert diff.exit_code == 1
+
+
+def test_two_runs_of_the_same_program_are_identical(tmp_path: Path) -> None:
+    diff = astray.compare(record(tmp_path / "a"), record(tmp_path / "b"))
+    assert diff.same
+    assert diff.first is None
+    assert diff.counts["identical"] == len(diff.pairs)
+
+
+def test_make_demo_ends_with_the_answer() -> None:
+    done = subprocess.run([sys.executable, "examples/demo.py"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step 3" in done.stdout
+    assert "h.2.mlp.proj" in done.stdout
+
+
+def test_the_json_and_csv_say_the_same(tmp_path: Path) -> None:
+    good, bad = record(tmp_path / "good"), record(tmp_path / "bad", "--fault")
+    done = subprocess.run(
+        [sys.executable, "-m", "astray", "compare", str(good), str(bad), "--csv", str(tmp_path / "csv"),
+         "--json", str(tmp_path / "diff.json")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert json.loads((tmp_path / "diff.json").read_text())["first"]["site"] == "h.2.mlp.proj"
+    assert list((tmp_path / "csv").glob("*.csv"))

@@ -1,0 +1,83 @@
+"""CSV: every row, clear columns, numbers a person can read."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+
+from astray.compare.comparison import compare
+from astray.report.csv import columns
+
+ONES = np.ones((2, 4), np.float32)
+
+
+def read(path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_pairs(runs, tmp_path):
+    keep = "stats,fingerprint,tensors"
+    reference = runs.program(runs.Builder(keep=keep))
+    diff = compare(reference, runs.program(runs.Builder("runs/bad", keep=keep), proj=1.001))
+    files = diff.to_csv(tmp_path / "out")
+    assert [file.name for file in files] == ["pairs.csv", "summary.csv"]
+    rows = read(files[0])
+    assert list(rows[0]) == columns()
+    assert len(rows) == len(diff.pairs)
+    assert rows[0]["verdict"] == "identical"
+    assert rows[0]["cosine"] == ""
+    bad = next(row for row in rows if row["verdict"] == "diverged")
+    assert (bad["step"], bad["site"], bad["role"], bad["path"]) == ("1", "mlp.proj", "output", "out")
+    assert (bad["dtype_reference"], bad["shape_candidate"], bad["recompute"]) == ("float32", "4×8", "false")
+    assert bad["error"] == "0.00100008"
+    assert bad["cosine"] == "1"
+    assert bad["fingerprint_reference"] == f"{diff.first.reference.fingerprint:016x}"
+    assert bad["mean_reference"] == f"{diff.first.reference.statistics.mean:.6g}"
+
+
+def test_unmatched_rows_have_empty_cells(runs, tmp_path):
+    one, other = runs.Builder(), runs.Builder()
+    for builder, sites in ((one, "ab"), (other, "bc")):
+        for site in sites:
+            builder.tensor(builder.call(site), "output", "out", ONES)
+    rows = read(compare(one.run, other.run).to_csv(tmp_path)[0])
+    assert [(row["site"], row["mean_reference"], row["mean_candidate"]) for row in rows] == [
+        ("a", "1", ""),
+        ("b", "1", "1"),
+        ("c", "", "1"),
+    ]
+    assert rows[2]["shape_reference"] == rows[2]["fingerprint_reference"] == ""
+
+
+def test_means_come_from_values_when_no_statistics_were_kept(runs, tmp_path):
+    one, other = runs.Builder(keep="tensors"), runs.Builder(keep="tensors")
+    for builder, factor in ((one, 1), (other, 3)):
+        builder.tensor(builder.call("a"), "output", "out", ONES * np.float32(factor))
+    row = read(compare(one.run, other.run).to_csv(tmp_path)[0])[0]
+    assert (row["mean_reference"], row["mean_candidate"], row["mean_difference"], row["l2_reference"]) == (
+        "1", "3", "2", "",
+    )  # fmt: skip
+
+
+def test_summary(runs, tmp_path):
+    diff = compare(runs.program(runs.Builder()), runs.program(runs.Builder(), proj=1.001))
+    rows = read(diff.to_csv(tmp_path)[1])
+    assert [(row["step"], row["phase"], row["tensors"], row["identical"], row["diverged"]) for row in rows[:4]] == [
+        ("0", "forward", "12", "12", "0"),
+        ("0", "backward", "11", "11", "0"),
+        ("1", "forward", "12", "9", "3"),
+        ("1", "backward", "11", "0", "11"),
+    ]
+    assert rows[0]["largest_error"] == "0"
+    assert rows[2]["largest_error"] == "0.00100008"
+
+
+def test_infinite_and_unknown_errors(runs, tmp_path):
+    one, other = runs.Builder(), runs.Builder()
+    for builder, factor in ((one, 0), (other, 1)):
+        builder.tensor(builder.call("zeros"), "output", "out", ONES * np.float32(factor))
+        builder.tensor(builder.call("bits"), "output", "out", ONES * np.float32(factor), keep={"fingerprint"})
+    rows = read(compare(one.run, other.run).to_csv(tmp_path)[0])
+    assert [row["error"] for row in rows] == ["inf", ""]

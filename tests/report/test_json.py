@@ -1,0 +1,64 @@
+"""JSON: one documented object, and never a bare NaN."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+
+from astray.compare.comparison import compare
+from astray.report import json as report
+
+ONES = np.ones(4, np.float32)
+
+
+def load(path):
+    def refuse(token: str):
+        raise AssertionError(f"a bare {token}")
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+def test_document(runs, tmp_path):
+    diff = compare(runs.program(runs.Builder()), runs.program(runs.Builder("runs/bad"), proj=1.001))
+    found = load(diff.to_json(tmp_path / "new" / "diff.json"))
+    documented = re.findall(r"^    ([a-z_]+(?:, [a-z_]+)*) {2,}", report.__doc__, re.MULTILINE)
+    assert list(found) == [name for names in documented for name in names.split(", ")]
+    assert (found["schema"], found["reference"], found["candidate"], found["same"]) == (
+        1,
+        "runs/good",
+        "runs/bad",
+        False,
+    )
+    assert (found["tensors"], found["calls"], found["steps"]) == (69, 36, [0, 1, 2])
+    assert found["counts"] == diff.counts
+    first = found["first"]
+    assert (first["step"], first["site"], first["cause"], first["verdict"]) == (
+        1,
+        "mlp.proj",
+        "computation",
+        "diverged",
+    )
+    assert first["reference"]["fingerprint"] == f"{diff.first.reference.fingerprint:016x}"
+    assert first["reference"]["statistics"]["count"] == 32
+    assert first["stack"][0]["line"] == 7
+    assert first["previous"]["site"] == "mlp.act"
+    assert found["firsts"] == [first]
+    assert found["differences_total"] == diff.counts["diverged"] == len(found["differences"])
+    assert found["differences"][0]["site"] == "mlp.proj"
+
+
+def test_no_divergence(runs, tmp_path):
+    found = load(compare(runs.program(runs.Builder()), runs.program(runs.Builder())).to_json(tmp_path / "same.json"))
+    assert (found["same"], found["first"], found["differences"]) == (True, None, [])
+
+
+def test_unknown_is_null_and_infinite_is_a_string(runs, tmp_path):
+    one, other = runs.Builder(), runs.Builder()
+    for builder, factor in ((one, 0), (other, 1)):
+        builder.tensor(builder.call("zeros"), "output", "out", ONES * np.float32(factor))
+        builder.tensor(builder.call("bits"), "output", "out", ONES * np.float32(factor), keep={"fingerprint"})
+        builder.tensor(builder.call("nan"), "output", "out", ONES * np.float32(factor) / np.float32(factor or np.nan))
+    found = load(compare(one.run, other.run).to_json(tmp_path / "odd.json"))
+    assert [row["error"] for row in found["differences"]] == ["inf", None, 0.0]

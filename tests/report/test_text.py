@@ -1,0 +1,109 @@
+"""The terminal report, against the files in tests/golden.
+
+`ASTRAY_UPDATE_GOLDEN=1 pytest tests/report` writes them anew; look at what changed before keeping it.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from astray.compare.comparison import compare
+from astray.report.text import render
+
+ONES = np.ones(8, np.float32)
+
+
+def two(runs, first, second, keep="stats,fingerprint"):
+    """Compare two runs of one call each, with these outputs for the same input."""
+    sides = []
+    for path, array in (("runs/good", first), ("runs/bad", second)):
+        builder = runs.Builder(path, keep=keep)
+        seq = builder.call("layer")
+        builder.tensor(seq, "input", "0", ONES)
+        builder.tensor(seq, "output", "out", array)
+        sides.append(builder.run)
+    return compare(*sides)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("input", {"data": 1.01}),
+        ("initialisation", {"init": 1.001, "at": 0}),
+        ("computation", {"proj": 1.001}),
+        ("parent", {"between": 1.01}),
+        ("loss", {"loss": 2}),
+        ("weight_gradient", {"weight_gradient": 1.01}),
+        ("update", {"rate": 1.01}),
+        ("same", {}),
+    ],
+)
+def test_faults(runs, golden, name, fault):
+    diff = compare(runs.program(runs.Builder()), runs.program(runs.Builder("runs/bad"), **fault))
+    golden(f"{name}.txt", str(diff))
+
+
+def test_by_values(runs, golden):
+    keep = "stats,fingerprint,tensors"
+    diff = compare(runs.program(runs.Builder(keep=keep)), runs.program(runs.Builder("runs/bad", keep=keep), proj=1.001))
+    golden("values.txt", str(diff))
+
+
+def test_by_fingerprints(runs, golden):
+    keep = "fingerprint"
+    diff = compare(runs.program(runs.Builder(keep=keep)), runs.program(runs.Builder("runs/bad", keep=keep), proj=1.001))
+    golden("fingerprints.txt", str(diff))
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("non_finite", ONES, np.append(ONES[:6], [np.nan, np.inf]).astype(np.float32)),
+        ("shape", ONES, ONES.reshape(2, 4)),
+        ("dtype", ONES, ONES.astype(np.int64)),
+        ("zeros", ONES * 0, ONES),
+    ],
+)
+def test_verdicts(runs, golden, name, first, second):
+    golden(f"{name}.txt", str(two(runs, first, second)))
+
+
+def test_rounding_only(runs, golden):
+    golden("rounding.txt", str(two(runs, ONES, ONES * np.float32(1 + 2.0**-22))))
+
+
+def test_unmatched_and_unknown(runs, golden):
+    one, other = runs.Builder(), runs.Builder("runs/bad")
+    for builder, sites in ((one, ("a", "b", "c")), (other, ("a", "x", "c"))):
+        for step in range(2 if builder is one else 1):
+            for site in sites:
+                keep = {"stats"} if (site, builder) == ("c", one) else None
+                rest = {} if keep is None else {"keep": keep}
+                if (site, builder) == ("c", other):
+                    rest = {"keep": {"fingerprint"}}
+                builder.tensor(builder.call(site, step=step), "output", "out", ONES, **rest)
+    golden("unmatched.txt", str(compare(one.run, other.run)))
+
+
+def test_ranks(runs, golden):
+    reference, candidate = runs.Builder(world_size=2), runs.Builder("runs/bad", world_size=2)
+    for builder, faults in ((reference, ({}, {})), (candidate, ({"proj": 1.01, "at": 2}, {"loss": 2}))):
+        for rank, fault in enumerate(faults):
+            runs.program(builder, rank=rank, **fault)
+    golden("ranks.txt", str(compare(reference.run, candidate.run)))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_lines_keep_to_the_width(runs, width):
+    diff = compare(runs.program(runs.Builder()), runs.program(runs.Builder("runs/bad"), rate=1.01))
+    assert max(map(len, render(diff, width=width).splitlines())) <= width
+
+
+def test_colour_only_when_asked_and_never_in_the_text(runs):
+    diff = compare(runs.program(runs.Builder()), runs.program(runs.Builder("runs/bad"), proj=1.01))
+    plain, coloured = render(diff), render(diff, colour=True)
+    assert "\x1b" not in plain
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain

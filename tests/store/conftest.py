@@ -1,0 +1,81 @@
+"""Records built by hand, and runs made of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import astray.store
+from astray.record import Call, Statistics, Tensor
+from astray.store import Run, RunInfo, RunWriter, open_run
+
+SOURCE = Path(astray.store.__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "native" / "programs"
+
+
+def make_call(seq: int = 0, **fields: Any) -> Call:
+    plain = Call(seq, seq // 4, 0, "module", f"layers.{seq % 4}", "Linear", 0, "forward")
+    return plain._replace(**fields)
+
+
+def make_tensor(seq: int = 0, **fields: Any) -> Tensor:
+    statistics = Statistics(-1.0, 2.0, 0.5, 1.0, 3.0, 2.0, 1, 0, 0, 6)
+    plain = Tensor(seq, "output", "0", "float32", (2, 3), (3, 1), "cpu", False, statistics, 2**64 - 1 - seq)
+    return plain._replace(**fields)
+
+
+@pytest.fixture
+def call() -> Callable[..., Call]:
+    return make_call
+
+
+@pytest.fixture
+def tensor() -> Callable[..., Tensor]:
+    return make_tensor
+
+
+@pytest.fixture
+def info() -> RunInfo:
+    return RunInfo.here(framework="torch", versions={"torch": "2.13"}, seed=7)
+
+
+@pytest.fixture
+def small_run(tmp_path: Path, info: RunInfo) -> Run:
+    """Two steps of four calls, each with an output whose values are its own number."""
+    with RunWriter(tmp_path / "small", info=info) as writer:
+        for seq in range(8):
+            writer.call(make_call(seq))
+            writer.tensor(make_tensor(seq), np.full((2, 3), seq, np.float32))
+    return open_run(tmp_path / "small")
+
+
+@pytest.fixture
+def program() -> Callable[..., subprocess.Popen[str]]:
+    """Starts one of the programs beside the tests, as a user would."""
+
+    def start(name: str, *words: object, **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, str(PROGRAMS / name), *map(str, words)]
+        environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+        return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, **options)
+
+    return start
+
+
+@pytest.fixture
+def run_program(program: Callable[..., subprocess.Popen[str]]) -> Callable[..., str]:
+    """Runs a program to its end and gives what it printed."""
+
+    def run(name: str, *words: object, **options: Any) -> str:
+        with program(name, *words, **options) as process:
+            output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        return output
+
+    return run

@@ -1,0 +1,30 @@
+"""Records until it is killed, and says after each flush how far it came. Every value follows from its number."""
+
+import sys
+
+import numpy as np
+
+from astray.record import Call, Frame, Tensor
+from astray.store import RunInfo, RunWriter
+
+SIZES = (3, 1000, 0, 70_000, 16, 400_000)
+
+
+def main(path: str) -> None:
+    writer = RunWriter(path, info=RunInfo.here(), shard_bytes=8 << 20)
+    for seq in range(10**9):
+        if seq % 50 == 0:
+            writer.stack(seq, [Frame("train.py", seq, "step", "loss.backward()")])
+        writer.call(
+            Call(seq, seq // 10, 0, "module", f"layers.{seq % 10}", "Linear", 0, "forward", stack=seq // 50 * 50)
+        )
+        size = SIZES[seq % len(SIZES)]
+        values = np.arange(seq, seq + size, dtype=np.int64)
+        writer.tensor(Tensor(seq, "output", "0", "int64", (size,), (1,), "cpu", False, fingerprint=seq), values)
+        if seq % 10 == 9:
+            writer.step_done()
+        if seq % 7 == 6 and writer.flush():
+            print(f"ack {seq}", flush=True)
+
+
+main(sys.argv[1])

@@ -1,0 +1,29 @@
+"""Goes on computing while the disk it records to fills up; prints what the writer said and how far it came."""
+
+import resource
+import sys
+
+import numpy as np
+
+from astray.record import Call, Tensor
+from astray.store import RunInfo, RunWriter
+
+
+def main(path: str, limit: int) -> None:
+    if limit:  # no file may grow beyond this many bytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    writer = RunWriter(path, info=RunInfo.here(), queue_bytes=4 << 20)
+    for seq in range(64):
+        writer.call(Call(seq, seq, 0, "module", "fc", "Linear", 0, "forward"))
+        values = np.full(seq * 2000 if limit else 1 << 17, seq, np.int64)
+        writer.tensor(Tensor(seq, "output", "0", "int64", values.shape, (1,), "cpu", False), values)
+        writer.step_done()
+        if seq < 4:
+            writer.flush()
+    writer.flush()
+    writer.close()
+    print(seq)
+    print(writer.failure)
+
+
+main(sys.argv[1], int(sys.argv[2]))

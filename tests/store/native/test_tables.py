@@ -1,0 +1,148 @@
+"""Rows to a file and back; and the file in the eyes of pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+
+from astray.record import Blob, Call, Statistics, Tensor
+from astray.store.columns import Table
+from astray.store.native import batches
+from astray.store.native.batches import BatchFile, call_columns, tensor_columns
+from astray.store.native.schema import CALLS, TENSORS, Column
+from astray.store.native.tables import read_table
+
+
+def write(path: Path, columns: tuple[Column, ...], *parts: Sequence[Sequence[object]]) -> Table:
+    file = BatchFile(path, columns)
+    for part in parts:
+        file.append(part)
+    file.close()
+    found = read_table(path, columns)
+    assert (found.unread, found.problem) == (0, None)
+    return found.table
+
+
+def calls_of(table: Table) -> list[Call]:
+    return [Call(**table.row(i)) for i in range(len(table))]
+
+
+CALL_ROWS = [
+    Call(0, 0, 0, "module", "<root>", "Net", 0, "forward", None, 3, "(Tensor, {'p': 0.5})", False),
+    Call(2**40, 10**12, 7, "function", "naïve.層/softmax", "", 2**31 - 1, "backward", 0, None, "", True),
+    Call(1, 0, 0, "op", "", "aten::mm", 0, "update", 2**62, None, None, True),
+]
+
+
+def test_calls_come_back(tmp_path: Path) -> None:
+    table = write(tmp_path / "calls", CALLS, call_columns(CALL_ROWS[:2]), call_columns(CALL_ROWS[2:]))
+    assert calls_of(table) == CALL_ROWS
+
+
+def test_pyarrow_reads_the_same(tmp_path: Path) -> None:
+    write(tmp_path / "calls", CALLS, call_columns(CALL_ROWS))
+    found = pyarrow.ipc.open_stream(tmp_path / "calls").read_all()
+    found.validate(full=True)
+    assert [Call(**row) for row in found.to_pylist()] == CALL_ROWS
+    assert [(f.name, str(f.type).replace("item: int64 not null", "int64"), f.nullable) for f in found.schema] == [
+        (c.name, {"float64": "double"}.get(c.type, c.type), c.nullable) for c in CALLS
+    ]
+
+
+def test_tensors_come_back_with_every_null_and_every_float(tmp_path: Path, tensor: Callable[..., Tensor]) -> None:
+    odd = Statistics(float("-inf"), float("inf"), float("nan"), -0.0, 5e-324, None, 0, 1, 2, 3)
+    rows = [
+        tensor(0),
+        tensor(1, statistics=None, fingerprint=None, shape=(), stride=(), placement="mesh(2)[Shard(0)]"),
+        tensor(2, statistics=odd, fingerprint=2**64 - 1, shape=(0, 5), stride=(5, 1), requires_grad=True),
+        tensor(3, fingerprint=0, note="größer als 2³¹ 🙂", device="cuda:7", path=""),
+    ]
+    blobs = [None, Blob(0, 64, 0), Blob(2**31 - 1, 2**50, 2**40, 11), None]
+    table = write(tmp_path / "tensors", TENSORS, tensor_columns(rows, blobs))
+    for i, (row, blob) in enumerate(zip(rows, blobs, strict=True)):
+        found = table.row(i)
+        statistics = row.statistics or Statistics(*[None] * 10)
+        for name, value in statistics._asdict().items():
+            assert found[name] is value or np.array_equal(found[name], value, equal_nan=True), name
+        assert [found[name] for name in ("blob_file", "blob_offset", "blob_bytes", "sampled")] == list(
+            blob or [None] * 4
+        )
+        for name in set(row._fields) - {"statistics", "blob"}:
+            assert found[name] == getattr(row, name)
+
+
+def test_null_numbers_read_as_minus_one_and_nan(tmp_path: Path, tensor: Callable[..., Tensor]) -> None:
+    table = write(tmp_path / "tensors", TENSORS, tensor_columns([tensor(statistics=None)], [None]))
+    assert table["blob_offset"].tolist() == [-1]
+    assert table["count"].tolist() == [-1]
+    assert np.isnan(table["mean"]).all()
+
+
+def test_a_column_null_in_one_batch_only(tmp_path: Path, call: Callable[..., Call]) -> None:
+    parts = [[call(0, args="a"), call(1, args=None), call(2, args="")], [call(3)], [call(4, args="")]]
+    table = write(tmp_path / "calls", CALLS, *map(call_columns, parts))
+    assert table["args"].tolist() == ["a", None, "", None, ""]
+    assert table["args"].values == ["a", ""]
+    assert table["parent"].tolist() == [-1] * 5
+    assert not table.valid("parent").any()
+
+
+def test_an_empty_file_is_a_table(tmp_path: Path) -> None:
+    table = write(tmp_path / "tensors", TENSORS)
+    assert len(table) == 0
+    assert table.names == [column.name for column in TENSORS]
+    assert pyarrow.ipc.open_stream(tmp_path / "tensors").read_all().num_rows == 0
+
+
+def test_the_file_is_readable_before_it_is_closed(tmp_path: Path, call: Callable[..., Call]) -> None:
+    file = BatchFile(tmp_path / "calls", CALLS)
+    for seq in range(3):
+        file.append(call_columns([call(seq)]))
+        assert calls_of(read_table(tmp_path / "calls", CALLS).table) == [call(n) for n in range(seq + 1)]
+        assert pyarrow.ipc.open_stream(tmp_path / "calls").read_all().num_rows == seq + 1
+    file.close()
+
+
+def test_text_that_utf8_cannot_hold_is_escaped(tmp_path: Path, call: Callable[..., Call]) -> None:
+    table = write(tmp_path / "calls", CALLS, call_columns([call(args="caf\udce9 é"), call(args="b")]))
+    assert table["args"].tolist() == ["caf\\udce9 é", "b"]
+
+
+def test_strings_too_long_for_one_batch_are_split(
+    tmp_path: Path, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "OFFSET_LIMIT", 100)
+    rows = [call(seq, args="x" * 60) for seq in range(5)]
+    assert calls_of(write(tmp_path / "calls", CALLS, call_columns(rows))) == rows
+
+
+def test_a_file_with_other_columns_is_refused(tmp_path: Path, call: Callable[..., Call]) -> None:
+    write(tmp_path / "calls", CALLS, call_columns([call()]))
+    found = read_table(tmp_path / "calls", TENSORS)
+    assert len(found.table) == 0
+    assert found.problem is not None
+    assert "its columns are not those of this format version" in found.problem
+
+
+def test_bytes_that_are_no_arrow_are_unread(tmp_path: Path) -> None:
+    for content in (b"", b"x", b"\xff" * 4096, bytes(4096), b"\xff\xff\xff\xff\x08\0\0\0" + b"\x07" * 64):
+        (tmp_path / "calls").write_bytes(content)
+        found = read_table(tmp_path / "calls", CALLS)
+        assert (len(found.table), found.unread) == (0, len(content))
+
+
+def test_damage_in_the_middle_never_raises(tmp_path: Path, tensor: Callable[..., Tensor]) -> None:
+    rows = [tensor(seq) for seq in range(20)]
+    parts = [tensor_columns(rows[i : i + 5], [None] * 5) for i in range(0, 20, 5)]
+    write(tmp_path / "tensors", TENSORS, *parts)
+    whole = (tmp_path / "tensors").read_bytes()
+    random = np.random.default_rng(0)
+    for _ in range(500):
+        at = int(random.integers(len(whole)))
+        damaged = whole[:at] + bytes(random.integers(0, 256, 8, np.uint8)) + whole[at + 8 :]
+        (tmp_path / "tensors").write_bytes(damaged)
+        assert len(read_table(tmp_path / "tensors", TENSORS).table) <= 20

@@ -1,0 +1,69 @@
+"""Opening what is a run, and saying what is not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from astray.errors import RunError, RunVersionError
+from astray.store import Run, RunInfo, RunWriter, open_run
+
+
+def test_the_path_must_be_a_folder_that_holds_a_run(tmp_path: Path, small_run: Run) -> None:
+    with pytest.raises(RunError, match=r"/smal does not exist\. Runs in .*: small\.$"):
+        open_run(tmp_path / "smal")
+    with pytest.raises(RunError, match=r"/x/y does not exist\.$"):
+        open_run(tmp_path / "x" / "y")
+    with pytest.raises(RunError, match=r"run\.json is a file; a run is a folder\. Give the folder it lies in\."):
+        open_run(small_run.path / "run.json")
+    with pytest.raises(RunError, match=r"it holds calls\.arrows, end\.json.* The folder above it is one: .*small\."):
+        open_run(small_run.path / "rank0")
+    with pytest.raises(RunError, match=r"is no run: it holds small\. Runs inside it: small\."):
+        open_run(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match=r"is no run: it is empty\. Record one with"):
+        open_run(tmp_path / "empty")
+
+
+def test_a_string_will_do(small_run: Run) -> None:
+    assert open_run(str(small_run.path)).complete
+
+
+def test_run_json_is_needed(small_run: Run) -> None:
+    (small_run.path / "run.json").unlink()
+    with pytest.raises(RunError, match=r"has no run\.json, so it is not known what ran\. Copy it"):
+        open_run(small_run.path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, r"was written in format version 2; this astray reads up to version 1\. Update astray\."),
+        ({"format": "one"}, r"does not hold what it should: Expected `int`, got `str` - at `\$\.format`\."),
+        ({"world_size": None}, r"does not hold what it should: Expected `int`, got `null` - at `\$\.world_size`\."),
+    ],
+)
+def test_what_run_json_says_is_checked(small_run: Run, change: dict[str, object], message: str) -> None:
+    file = small_run.path / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(RunVersionError if change.get("format") == 2 else RunError, match=message):
+        open_run(small_run.path)
+
+
+def test_fields_of_a_later_astray_are_passed_over(small_run: Run) -> None:
+    file = small_run.path / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"mood": "good"}))
+    assert open_run(small_run.path).complete
+
+
+def test_a_missing_rank_is_a_problem_and_not_an_error(tmp_path: Path, info: RunInfo) -> None:
+    for rank in range(3):
+        RunWriter(tmp_path, rank, info=info, world_size=3).close()
+    shutil.rmtree(tmp_path / "rank1")
+    run = open_run(tmp_path)
+    assert not run.complete
+    assert list(run.ranks) == [0, 2]
+    assert run.problems == [f"Rank 1 of 3 is missing: {tmp_path / 'rank1'} does not exist."]

@@ -1,0 +1,47 @@
+"""Imports point one way, and compare and report never need a framework."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "astray"
+
+MAY_IMPORT = {
+    "record": set(),
+    "errors": set(),
+    "steps": {"errors"},
+    "stats": {"record", "errors"},
+    "store": {"record", "errors", "stats", "steps"},
+    "capture": {"record", "errors", "stats", "store", "steps"},
+    "compare": {"record", "errors", "stats", "store", "steps", "report"},
+    "report": {"record", "errors", "store", "stats", "compare", "steps"},
+}
+"""Who may import whom. `report` renders what `compare` found; `Comparison` reaches back for it only inside methods."""
+
+
+def imports(path: Path) -> set[str]:
+    """The parts of astray that a module imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        found |= {name.split(".")[1] for name in names if name.startswith("astray.")}
+        found |= {"torch" for name in names if name.split(".")[0] in {"torch", "paddle"}}
+    return found
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_a_part_imports_only_what_it_may(part: str) -> None:
+    files = [SOURCE / f"{part}.py"] if (SOURCE / f"{part}.py").exists() else list((SOURCE / part).rglob("*.py"))
+    assert files
+    for file in files:
+        allowed = MAY_IMPORT[part] | {part}
+        if file.parent.name == "pytorch":
+            allowed = allowed | {"torch"}
+        assert imports(file) <= allowed, file
