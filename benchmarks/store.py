@@ -20,7 +20,7 @@ import numpy as np
 from astray.record import Call, Statistics, Tensor
 from astray.store import RunInfo, RunWriter, open_run
 
-ROUNDS = 5
+ROUNDS = 7
 TOTAL = 512 << 20
 ROWS = 1 << 20
 ROWS_PER_STEP = 300

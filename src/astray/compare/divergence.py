@@ -45,13 +45,20 @@ class Place:
         """Which tensor of the call: "input `0`"."""
         return self.role if self.path in ("", "out", "grad") else f"{self.role} `{self.path}`"
 
+    @property
+    def full(self) -> str:
+        """Everything that identifies it, the number of the call even when it is the first."""
+        return self._text(f"call {self.call} of {self.module}")
+
     def __str__(self) -> str:
+        return self._text(f"call {self.call} of {self.module}" if self.call else self.module)
+
+    def _text(self, module: str) -> str:
         parts = [f"step {self.step}"]
         if self.micro:
             parts.append(f"micro {self.micro}")
         parts.append("recomputed forward" if self.recompute and self.phase == "forward" else self.phase)
-        parts.append(self.module + (f" call {self.call}" if self.call else ""))
-        return ", ".join([*parts, self.tensor])
+        return ", ".join([*parts, module, self.tensor])
 
 
 @dataclass(frozen=True)

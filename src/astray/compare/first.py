@@ -200,6 +200,8 @@ class _Search:
         if others:
             rest = f"do {others:,} other parameters" if others > 1 else "does another parameter"
             text += f", and so {rest} in this step"
+        else:
+            text += ", as the only parameter in this step"
         steps = np.unique(self.pairs["step"])
         before = steps[steps < parameter.step]
         if not len(before):
@@ -209,8 +211,12 @@ class _Search:
         if gradient is None:
             return f"{text}. Its gradient in step {step} was not compared: look at the update of step {step}."
         return (
-            f"{text}, though its gradient in step {step} agrees ({clues.verdict_of(gradient)}): look at the update of "
-            f"step {step}, that is the optimizer and its settings."
+            f"{text}, though its gradient in step {step} agrees ({clues.verdict_of(gradient)}): look at "
+            + (
+                f"the update of step {step}, that is the optimizer and its settings."
+                if others
+                else f"what wrote to it after the backward of step {step}, be it the optimizer or other code."
+            )
         )
 
     def _gradient(self, parameter: Place, step: int) -> Place | None:

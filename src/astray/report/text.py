@@ -60,10 +60,19 @@ class _Page:
         """A label and beside it a text folded at the width; further texts below it."""
         for text in [texts] if isinstance(texts, str) else texts:
             indent = margin + _LABEL
-            folded = textwrap.wrap(text, self.width - indent, break_long_words=False, break_on_hyphens=False)
-            for line in folded or [""]:
+            for line in self.folded(text, self.width - indent) or [""]:
                 self.line(" " * margin + self.paint(label.ljust(_LABEL), DIM) + line)
                 label = ""
+
+    def folded(self, text: str, width: int | None = None, later_indent: str = "") -> list[str]:
+        """A text in lines that fit; names are never broken, however long."""
+        return textwrap.wrap(
+            text,
+            width or self.width,
+            subsequent_indent=later_indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
     def clip(self, text: str, used: int) -> str:
         """A text that must stay on its line."""
@@ -93,8 +102,9 @@ def _header(page: _Page, comparison: Comparison) -> None:
 
 
 def _divergence(page: _Page, first: Divergence, several: bool) -> None:
-    where = f"{first.place}" + (f", on rank {first.rank}" if several else "")
-    page.line(page.paint(f"✗ First divergence: {where}", RED))
+    where = f"{first.place.full}" + (f", on rank {first.rank}" if several else "")
+    for line in page.folded(f"✗ First divergence: {where}", later_indent=" " * _MARGIN):
+        page.line(page.paint(line, RED))
     if first.frame is not None:
         at = f"{PurePath(first.frame.file).name}:{first.frame.line} in {first.frame.function}"
         line = f"{' ' * _MARGIN}{at}    "

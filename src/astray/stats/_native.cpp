@@ -46,6 +46,15 @@
 #define GNU_VECTORS 0
 #endif
 
+// Loops over the registers of a group of lanes: left as loops, the group would live in memory.
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#elif defined(__GNUC__)
+#define UNROLL _Pragma("GCC unroll 16")
+#else
+#define UNROLL
+#endif
+
 #if GNU_VECTORS && defined(__x86_64__)
 #define X86_VECTORS 1
 #else
@@ -91,8 +100,8 @@ template <int N> INLINE void widen(Lanes<double, N> &to, const Lanes<float, N> &
 }
 template <int N> INLINE void widen(Lanes<double, N> &to, const Lanes<double, N> &from) { to = from; }
 
-// sum += a * b for a product that is exact in double, as that of two floats is: then a fused instruction gives the same
-// bits, and takes the load off the adders, of which there are too few.
+// sum += a * b for a product that is exact in double, as that of two floats is: a fused instruction then gives the same
+// bits, and takes the load off the adders, which also compare and convert and are what these loops wait for.
 template <int N> INLINE void add_exact(Lanes<double, N> &sum, const Lanes<double, N> &a, const Lanes<double, N> &b) {
 #if X86_VECTORS
     if constexpr (N >= 4) { asm("vfmadd231pd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); return; }
@@ -103,6 +112,13 @@ template <class F, int N>
 INLINE void add_product(Lanes<double, N> &sum, const Lanes<double, N> &a, const Lanes<double, N> &b) {
     if constexpr (sizeof(F) == 4) add_exact<N>(sum, a, b);
     else sum += a * b;
+}
+// sum += x, as x * 1 for the same reason.
+template <int N> INLINE void add_to(Lanes<double, N> &sum, const Lanes<double, N> &x) {
+#if X86_VECTORS
+    if constexpr (N >= 4) { add_exact<N>(sum, x, Lanes<double, N>{} + 1.0); return; }
+#endif
+    sum += x;
 }
 
 // A comparison of vectors is -1 where it holds, one of plain numbers is 1.
@@ -267,7 +283,7 @@ template <int N, class F, bool Pivot> struct SumLanes {
         Lanes<double, N> wide;
         widen<N>(wide, x);
         if constexpr (Pivot) wide -= pivot;
-        sum += wide;
+        add_to<N>(sum, wide);
         if constexpr (Pivot) squares += wide * wide;
         else add_product<F, N>(squares, wide, wide);
     }
@@ -294,11 +310,13 @@ template <int N, class F, bool Pivot> INLINE Sums sums_about(const F *x, int64_t
     scan.low += kTop, scan.high -= kTop;
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes) {
+        UNROLL
         for (int l = 0; l < kLanes; l += S) {
             Lanes<F, S> v;
             load(v, x + i + l);
             scan.add(v);
         }
+        UNROLL
         for (int g = 0; g < G; ++g) {
             Lanes<F, N> v;
             load(v, x + i + g * N);
@@ -308,6 +326,7 @@ template <int N, class F, bool Pivot> INLINE Sums sums_about(const F *x, int64_t
     double sum[kLanes], squares[kLanes];
     F low[S], high[S];
     typename IntegerOf<sizeof(F)>::type zeros[S];
+    UNROLL
     for (int g = 0; g < G; ++g) {
         std::memcpy(sum + g * N, &group[g].sum, sizeof(double) * N);
         std::memcpy(squares + g * N, &group[g].squares, sizeof(double) * N);
@@ -448,9 +467,9 @@ INLINE void add_errors(const Lanes<F, N> &reference, const Lanes<F, N> &candidat
     Lanes<double, N> ratio = error / size;
     if constexpr (Zeros) ratio = size == 0.0 ? Lanes<double, N>{} : ratio;
     add_product<F, N>(sums.dot, r, c);
-    sums.sum_abs += error;
-    sums.squares += d * d;
-    sums.sum_rel += ratio;
+    add_to<N>(sums.sum_abs, error);
+    add_to<N>(sums.squares, d * d);
+    add_to<N>(sums.sum_rel, ratio);
     peaks.max_abs = error > peaks.max_abs ? error : peaks.max_abs;
     peaks.max_rel = ratio > peaks.max_rel ? ratio : peaks.max_rel;
     tally_up_to<N>(counts.within, error, tolerance.absolute + tolerance.relative * size);
@@ -466,15 +485,18 @@ INLINE void errors_of(const F *reference, const F *candidate, int64_t n, const T
     ErrorPeaks<N> peaks = {};
     ErrorCounts<N> counts = {};
     int64_t i = 0;
-    for (; i + L <= n; i += L)
+    for (; i + L <= n; i += L) {
+        UNROLL
         for (int g = 0; g < G; ++g) {
             Lanes<F, N> r, c;
             load(r, reference + i + g * N);
             load(c, candidate + i + g * N);
             add_errors<N, F, Zeros>(r, c, tolerance, sums[g], peaks, counts);
         }
+    }
     double dot[L], sum_abs[L], squares[L], sum_rel[L], max_abs[N], max_rel[N];
     int64_t within[N], within_1e3[N], within_5e3[N];
+    UNROLL
     for (int g = 0; g < G; ++g) {
         std::memcpy(dot + g * N, &sums[g].dot, sizeof(double) * N);
         std::memcpy(sum_abs + g * N, &sums[g].sum_abs, sizeof(double) * N);
@@ -519,10 +541,11 @@ template <class U> INLINE std::make_signed_t<U> ordered(U bits) {
 }
 
 template <class U, bool Sign> INLINE U distance(U one, U other) {
-    if constexpr (!Sign) return static_cast<U>(std::max(one, other) - std::min(one, other));
+    if constexpr (!Sign) return static_cast<U>(one > other ? one - other : other - one);
     else {
         const auto a = ordered(one), b = ordered(other);
-        return static_cast<U>(static_cast<U>(std::max(a, b)) - static_cast<U>(std::min(a, b)));
+        const auto high = a > b ? a : b, low = a < b ? a : b;
+        return static_cast<U>(static_cast<U>(high) - static_cast<U>(low));
     }
 }
 
@@ -545,7 +568,7 @@ template <class U, bool Sign> INLINE Ulps block_ulps(const void *reference, cons
     uint32_t low = 0, high = 0, different = 0;
     for (int64_t i = 0; i < n; ++i) {
         const U apart = distance<U, Sign>(r[i], c[i]);
-        most = std::max(most, apart);
+        most = apart > most ? apart : most;
         low += apart & 0xffffu;
         high += static_cast<uint32_t>(apart) >> 16;
         different += apart != 0;
@@ -1107,10 +1130,7 @@ double choose_pivot(const Isa &isa, const Layout &layout, Type type, double scal
 
 Measured measure_all(const Isa &isa, const Request &request) {
     const int64_t count = request.layout.count, chunks = (count + kChunk - 1) / kChunk;
-    if (chunks <= 1) {
-        KeepSubnormals subnormals;
-        return measure_chunk(isa, request, 0, count);
-    }
+    if (chunks <= 1) return measure_chunk(isa, request, 0, count);
     std::vector<Measured> parts(chunks);
     run_tasks(chunks, count * request.layout.size, [&](int64_t i) {
         parts[i] = measure_chunk(isa, request, i * kChunk, std::min(count, (i + 1) * kChunk));
@@ -1120,10 +1140,11 @@ Measured measure_all(const Isa &isa, const Request &request) {
     return result;
 }
 
-struct MeasureResult { Measured measured; Summary summary; };
+struct MeasureResult { Measured measured; Summary summary; double low, high, absmax; };
 
 MeasureResult measure(Request &request) {
     const Isa &isa = *chosen_isa;
+    KeepSubnormals subnormals;
     Layout &layout = request.layout;
     if (!request.fingerprint)  // nothing but memory order counts then, and more dimensions merge
         for (int d = 0; d < layout.rank; ++d) layout.dim[d].step = 0;
@@ -1131,21 +1152,20 @@ MeasureResult measure(Request &request) {
     layout.merge();
     request.dense = layout.dense();
     request.stream = layout.row_major() && layout.origin * layout.size % 4 == 0;
-    if (request.statistics) {
-        KeepSubnormals subnormals;
-        request.pivot = choose_pivot(isa, layout, request.type, 1);
-    }
-    MeasureResult result{measure_all(isa, request), {}};
-    if (!request.statistics || !result.measured.moments.count) return result;
+    if (request.statistics) request.pivot = choose_pivot(isa, layout, request.type, 1);
+    MeasureResult result{measure_all(isa, request), {}, 0, 0, 0};
     Moments moments = result.measured.moments;
-    const int exponent = request.type == kF64 ? rescue_exponent(moments.absmax()) : 0;
+    if (!moments.count) return result;
+    result.low = moments.low + 0.0;  // -0 is reported as 0
+    result.high = moments.high + 0.0;
+    result.absmax = moments.absmax();
+    const int exponent = request.type == kF64 ? rescue_exponent(result.absmax) : 0;
     if (exponent) {
         request.fingerprint = false;
         request.scale = std::ldexp(1.0, -exponent);
         request.pivot = choose_pivot(isa, layout, request.type, request.scale);
         moments = measure_all(isa, request).moments;
     }
-    KeepSubnormals subnormals;
     result.summary = summarize(moments, exponent);
     return result;
 }
@@ -1811,12 +1831,12 @@ PyObject *make_statistics(const MeasureResult &result, int64_t count) {
     const Measured &m = result.measured;
     const bool some = m.moments.count > 0;
     Fields fields(10);
-    fields.real_if(some, m.moments.low + 0.0);  // -0 is reported as 0
-    fields.real_if(some, m.moments.high + 0.0);
+    fields.real_if(some, result.low);
+    fields.real_if(some, result.high);
     fields.real_if(some, result.summary.mean);
     fields.real_if(some, result.summary.std);
     fields.real_if(some, result.summary.l2);
-    fields.real_if(some, m.moments.absmax());
+    fields.real_if(some, result.absmax);
     fields.integer(m.zeros);
     fields.integer(m.nan);
     fields.integer(m.inf);

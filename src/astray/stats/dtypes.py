@@ -136,6 +136,7 @@ def decode_table(name: str) -> npt.NDArray[np.float64]:
     if dtype.itemsize != 1:
         raise ValueError(f"A decode table exists for 8-bit types only; {name} has {8 * dtype.itemsize} bits.")
     patterns = np.arange(256)
+    table: npt.NDArray[np.float64]
     if name == "bool":
         table = (patterns != 0).astype(np.float64)
     elif dtype.kind == "int":
@@ -185,6 +186,8 @@ def decode(raw: Array, dtype: str) -> npt.NDArray[np.float32] | npt.NDArray[np.f
         return (table.astype(np.float32) if kind.kind == "float" else table)[raw.view(np.uint8)]
     if dtype == "bfloat16":
         return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    wide = np.float32 if kind.kind == "float" and kind.itemsize <= 4 else np.float64
+    numbers = raw.view(kind.storage)
     with np.errstate(invalid="ignore"):  # widening a signalling NaN
-        return raw.view(kind.storage).astype(wide)
+        if kind.kind == "float" and kind.itemsize <= 4:
+            return numbers.astype(np.float32)
+        return numbers.astype(np.float64)

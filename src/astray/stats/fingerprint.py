@@ -1,7 +1,7 @@
 """The fingerprint of a tensor: its definition, and how fingerprints of shards add up.
 
-Lay the elements out in row-major order as little-endian bytes, pad with zeros to a multiple of 4, and read 32-bit words.
-The fingerprint is Σ word_w × mix(w) modulo 2⁶⁴, where mix hashes the word's index to 32 bits.
+Lay the elements out in row-major order as little-endian bytes, pad with zeros to a multiple of 4, and read 32-bit
+words. The fingerprint is Σ word_w × mix(w) modulo 2⁶⁴, where mix hashes the word's index to 32 bits.
 
 What follows from that:
 

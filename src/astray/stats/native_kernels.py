@@ -26,7 +26,7 @@ def gather(tensor: Strided, positions: npt.NDArray[np.int64]) -> Array:
     """See `astray.stats.kernels.gather`."""
     out = np.empty(positions.shape, dtypes.find(tensor.dtype).storage)
     if not _native.gather(tensor, _address(positions), positions.size, _address(out)):
-        raise IndexError(f"Positions must lie in 0 … {tensor.count - 1} for a tensor of shape {tensor.shape}.")
+        raise IndexError(f"Positions must lie in 0 … {tensor.size - 1} for a tensor of shape {tensor.shape}.")
     return out
 
 

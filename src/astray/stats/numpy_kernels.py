@@ -8,6 +8,7 @@ process-wide "flush denormals to zero" as the native code is.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ def measure(tensor: Strided, statistics: bool, fingerprint: bool, shard: Shard |
 def _check(tensor: Strided, shard: Shard) -> None:
     offset, whole = shard
     inside = len(tensor.shape) == len(offset) == len(whole) and all(
-        0 <= first and first + size <= full for first, size, full in zip(offset, tensor.shape, whole, strict=True)
+        first >= 0 and first + size <= full for first, size, full in zip(offset, tensor.shape, whole, strict=True)
     )
     if not inside:
         raise ValueError(f"A shard of shape {tensor.shape} at {offset} does not lie within a tensor of shape {whole}.")
@@ -62,10 +63,11 @@ def _blocks(view: Array) -> Iterator[Array]:
 
 def _values(view: Array, dtype: str) -> Iterator[Floats]:
     for block in _blocks(view):
-        yield dtypes.decode(block, dtype).astype(np.float64)
+        with np.errstate(invalid="ignore"):  # widening a signalling NaN
+            yield dtypes.decode(block, dtype).astype(np.float64)
 
 
-# ---------------------------------------------------------------------------------------------------------------- moments
+# --- moments ---
 
 
 class _Moments(NamedTuple):
@@ -80,7 +82,7 @@ def _scale(absmax: float) -> float:
     return math.ldexp(1.0, -min(max(exponent, -1000), 1000))
 
 
-def _moments(blocks: list[Floats] | _Rescan, count: int, scale: float) -> _Moments:
+def _moments(blocks: _Finite | _Side, count: int, scale: float) -> _Moments:
     """Mean, population std and norm of `count` finite numbers, in two passes over them."""
     mean = math.fsum(float(np.sum(block * scale)) for block in blocks) / count
     squares, drift = [], []
@@ -91,10 +93,11 @@ def _moments(blocks: list[Floats] | _Rescan, count: int, scale: float) -> _Momen
     rest = math.fsum(drift)  # what rounding the mean left over
     m2 = max(math.fsum(squares) - rest * rest / count, 0.0)
     mean += rest / count
-    return _Moments(mean / scale, math.sqrt(m2 / count) / scale, math.sqrt(m2 + count * mean * mean) / scale)
+    results = mean, math.sqrt(m2 / count), math.sqrt(m2 + count * mean * mean)
+    return _Moments(*(_unscale(value, scale) for value in results))
 
 
-class _Rescan:
+class _Finite:
     """The finite values of a view, in blocks, as often as they are wanted."""
 
     def __init__(self, view: Array, dtype: str) -> None:
@@ -121,7 +124,7 @@ def _statistics(tensor: Strided) -> Statistics:
         return Statistics(None, None, None, None, None, None, zeros, nan, inf, view.size)
     absmax = max(-low, high, 0.0)
     with np.errstate(all="ignore"):
-        moments = _moments(_Rescan(view, dtype), count, _scale(absmax))
+        moments = _moments(_Finite(view, dtype), count, _scale(absmax))
     low, high = low + 0.0, high + 0.0  # −0 is reported as 0
     return Statistics(low, high, *_settle(moments, low, high), absmax, zeros, nan, inf, view.size)
 
@@ -131,7 +134,7 @@ def _settle(moments: _Moments, low: float, high: float) -> _Moments:
     return moments._replace(mean=low, std=0.0) if low == high else moments
 
 
-# ------------------------------------------------------------------------------------------------------------ fingerprint
+# --- fingerprint ---
 
 
 def _fingerprint(tensor: Strided, shard: Shard | None) -> int:
@@ -173,42 +176,59 @@ def _weigh(block: Array, index: npt.NDArray[np.uint64], itemsize: int) -> int:
     return int(np.sum(words * mix(place), dtype=np.uint64))
 
 
-# --------------------------------------------------------------------------------------------------------------- contrast
+# --- contrast ---
 
 
 class _Pairs:
-    """The pairs of two tensors where both are finite, in blocks: where they stand, and both values."""
+    """The pairs of two tensors, in blocks."""
 
     def __init__(self, reference: Strided, candidate: Strided) -> None:
-        self.reference, self.candidate = _real(reference), _real(candidate)
+        sides = _real(reference), _real(candidate)
+        self.views = sides[0][0], sides[1][0]
+        self.dtypes = sides[0][1], sides[1][1]
+        self.same = self.dtypes[0] == self.dtypes[1]
+        self.kind = dtypes.find(self.dtypes[0]).kind
 
-    def raw(self) -> Iterator[tuple[int, Array, Array]]:
-        start = 0
-        for one, other in zip(_blocks(self.reference[0]), _blocks(self.candidate[0]), strict=True):
-            yield start, one, other
-            start += one.size
-
-    def __iter__(self) -> Iterator[tuple[Floats, Floats]]:
-        for _, one, other in self.raw():
-            r, c = self.decode(one, other)
-            finite = np.isfinite(r) & np.isfinite(c)
-            yield r[finite], c[finite]
+    def raw(self) -> Iterator[tuple[Array, Array]]:
+        yield from zip(_blocks(self.views[0]), _blocks(self.views[1]), strict=True)
 
     def decode(self, one: Array, other: Array) -> tuple[Floats, Floats]:
-        r = dtypes.decode(one, self.reference[1]).astype(np.float64)
-        c = dtypes.decode(other, self.candidate[1]).astype(np.float64)
+        r, c = (
+            dtypes.decode(raw, dtype).astype(np.float64) for raw, dtype in zip((one, other), self.dtypes, strict=True)
+        )
         return r, c
+
+    def finite(self) -> Iterator[tuple[Floats, Floats]]:
+        for one, other in self.raw():
+            r, c = self.decode(one, other)
+            keep = np.isfinite(r) & np.isfinite(c)
+            yield r[keep], c[keep]
 
 
 class _Side:
-    """One side of the pairs, as the values `_moments` goes over."""
+    """One side of the finite pairs, as values that `_moments` can go over twice."""
 
     def __init__(self, pairs: _Pairs, side: int) -> None:
         self.pairs, self.side = pairs, side
 
     def __iter__(self) -> Iterator[Floats]:
-        for pair in self.pairs:
+        for pair in self.pairs.finite():
             yield pair[self.side]
+
+
+class _Range:
+    """The smallest and the largest of what was seen."""
+
+    def __init__(self) -> None:
+        self.low, self.high = math.inf, -math.inf
+
+    def see(self, values: Floats) -> None:
+        if values.size:
+            self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
+
+    @property
+    def absmax(self) -> float:
+        return max(-self.low, self.high)
 
 
 class _Peak:
@@ -222,110 +242,116 @@ class _Peak:
             self.value, self.index = top, int(index[int(values.argmax())])
 
 
+class _Errors:
+    """What the first pass over the pairs adds up."""
+
+    def __init__(self, pairs: _Pairs, rtol: float, atol: float) -> None:
+        self.pairs, self.rtol, self.atol = pairs, rtol, atol
+        self.count: Counter[str] = Counter()
+        self.ranges = _Range(), _Range()
+        self.absolute, self.relative = _Peak(), _Peak()
+        self.sum_abs: list[float] = []
+        self.sum_rel: list[float] = []
+        self.with_ulp = pairs.same and pairs.kind == "float"
+        self.max_ulp = self.sum_ulp = 0
+        self.first_mismatch = -1
+        start = 0
+        for one, other in pairs.raw():
+            self._see(start, one, other)
+            start += one.size
+
+    def _see(self, start: int, one: Array, other: Array) -> None:
+        r, c = self.pairs.decode(one, other)
+        finite = np.isfinite(r) & np.isfinite(c)
+        mismatch = ~finite & (r != c) & ~(np.isnan(r) & np.isnan(c))
+        self._see_specials(start, r, c, mismatch)
+        # Two 64-bit integers may differ and still be one float64: compare them as they are.
+        exact = self.pairs.same and self.pairs.kind == "int"
+        self._add("different", (one != other) if exact else mismatch | (finite & (r != c)))
+        if self.with_ulp:
+            self._see_ulps(one[finite], other[finite])
+        self._see_errors(start + np.flatnonzero(finite), r[finite], c[finite])
+
+    def _add(self, name: str, mask: npt.NDArray[np.bool_]) -> None:
+        self.count[name] += int(np.count_nonzero(mask))
+
+    def _see_specials(self, start: int, r: Floats, c: Floats, mismatch: npt.NDArray[np.bool_]) -> None:
+        for values, side in ((r, "reference"), (c, "candidate")):
+            self._add(f"nan_{side}", np.isnan(values))
+            self._add(f"inf_{side}", np.isinf(values))
+        self._add("mismatch", mismatch)
+        if self.first_mismatch < 0 and mismatch.any():
+            self.first_mismatch = start + int(mismatch.argmax())
+
+    def _see_ulps(self, one: Array, other: Array) -> None:
+        distance = _ulp(one, other, self.pairs.dtypes[0])
+        self.max_ulp = max(self.max_ulp, int(distance.max(initial=0)))
+        low, high = distance & np.uint64(0xFFFFFFFF), distance >> np.uint64(32)
+        self.sum_ulp += int(low.sum(dtype=np.uint64)) + (int(high.sum(dtype=np.uint64)) << 32)
+
+    def _see_errors(self, index: npt.NDArray[np.int64], r: Floats, c: Floats) -> None:
+        size, error = np.abs(r), np.abs(c - r)
+        self.count["finite"] += r.size
+        for values, span in zip((r, c), self.ranges, strict=True):
+            span.see(values)
+        self._add("within", error <= self.atol + self.rtol * size)
+        self._add("within_1e3", error <= 1e-3 * size)
+        self._add("within_5e3", error <= 5e-3 * size)
+        self.absolute.see(error, index)
+        self.sum_abs.append(float(error.sum()))
+        nonzero = size != 0
+        self._add("rel_count", nonzero)
+        ratio = error[nonzero] / size[nonzero]
+        self.relative.see(ratio, index[nonzero])
+        self.sum_rel.append(float(ratio.sum()))
+
+
 def contrast(reference: Strided, candidate: Strided, rtol: float, atol: float) -> Contrast:
     """See `astray.stats.kernels.contrast`."""
     with np.errstate(all="ignore"):
-        return _contrast(_Pairs(reference, candidate), rtol, atol)
-
-
-def _contrast(pairs: _Pairs, rtol: float, atol: float) -> Contrast:
-    dtype = pairs.reference[1]
-    same = dtype == pairs.candidate[1]
-    with_ulp = same and dtypes.find(dtype).kind == "float"
-    tally = dict.fromkeys(
-        "finite different rel_count within_tolerance within_1e3 within_5e3 nan_reference nan_candidate inf_reference "
-        "inf_candidate nonfinite_mismatch".split(),
-        0,
-    )
-    absolute, relative, first = _Peak(), _Peak(), -1
-    absmax = 0.0
-    sum_abs, sum_rel = [], []
-    ulps = max_ulp = 0
-    lows, highs = [math.inf, math.inf], [-math.inf, -math.inf]
-
-    def add(name: str, mask: npt.NDArray[np.bool_]) -> None:
-        tally[name] += int(np.count_nonzero(mask))
-
-    for start, one, other in pairs.raw():
-        r, c = pairs.decode(one, other)
-        add("nan_reference", np.isnan(r))
-        add("nan_candidate", np.isnan(c))
-        add("inf_reference", np.isinf(r))
-        add("inf_candidate", np.isinf(c))
-        finite = np.isfinite(r) & np.isfinite(c)
-        mismatch = ~finite & (r != c) & ~(np.isnan(r) & np.isnan(c))
-        add("finite", finite)
-        add("nonfinite_mismatch", mismatch)
-        if first < 0 and mismatch.any():
-            first = start + int(mismatch.argmax())
-        # Two 64-bit integers may differ and still be one float64: compare them as they are.
-        exact = same and dtypes.find(dtype).kind == "int"
-        add("different", (one != other) if exact else mismatch | (finite & (r != c)))
-
-        index = start + np.flatnonzero(finite)
-        if with_ulp and index.size:
-            distance = _ulp(one[finite], other[finite], dtype)
-            max_ulp = max(max_ulp, int(distance.max()))
-            low, high = distance & np.uint64(0xFFFFFFFF), distance >> np.uint64(32)
-            ulps += int(low.sum(dtype=np.uint64)) + (int(high.sum(dtype=np.uint64)) << 32)
-        r, c = r[finite], c[finite]
-        size, error = np.abs(r), np.abs(c - r)
-        for side, values in enumerate((r, c)):
-            if values.size:
-                lows[side], highs[side] = min(lows[side], values.min()), max(highs[side], values.max())
-        add("within_tolerance", error <= atol + rtol * size)
-        add("within_1e3", error <= 1e-3 * size)
-        add("within_5e3", error <= 5e-3 * size)
-        absolute.see(error, index)
-        sum_abs.append(float(error.sum()))
-        nonzero = size != 0
-        add("rel_count", nonzero)
-        ratio = error[nonzero] / size[nonzero]
-        relative.see(ratio, index[nonzero])
-        sum_rel.append(float(ratio.sum()))
-
-    count, n = pairs.reference[0].size, tally["finite"]
-    none = n == 0
-    absmax = max(*highs, *(-low for low in lows), 0.0) if n else 0.0
-    scale = _scale(absmax)
-    sides = [
-        _settle(_moments(_Side(pairs, side), n, scale), lows[side] + 0.0, highs[side] + 0.0) if n else None
-        for side in (0, 1)
-    ]
-    dot, cosine, l2_error = _products(pairs, scale, absolute.value) if n else (None, None, None)
-    ulp = with_ulp and n > 0
+        pairs = _Pairs(reference, candidate)
+        errors = _Errors(pairs, rtol, atol)
+        count, some, ratios = errors.count, errors.count["finite"] > 0, errors.count["rel_count"] > 0
+        r, c = (_side_moments(pairs, side, errors) if some else (None, None, None) for side in (0, 1))
+        dot, cosine, l2_error = _products(pairs, errors) if some else (None, None, None)
     return Contrast(
-        count=count,
-        finite=n,
-        different=tally["different"],
-        mean_reference=sides[0].mean if sides[0] else None,
-        std_reference=sides[0].std if sides[0] else None,
-        l2_reference=sides[0].l2 if sides[0] else None,
-        mean_candidate=sides[1].mean if sides[1] else None,
-        std_candidate=sides[1].std if sides[1] else None,
-        l2_candidate=sides[1].l2 if sides[1] else None,
+        count=pairs.views[0].size,
+        finite=count["finite"],
+        different=count["different"],
+        mean_reference=r[0],
+        std_reference=r[1],
+        l2_reference=r[2],
+        mean_candidate=c[0],
+        std_candidate=c[1],
+        l2_candidate=c[2],
         dot=dot,
         cosine=cosine,
-        sum_abs_error=None if none else _total(sum_abs),
+        sum_abs_error=_total(errors.sum_abs) if some else None,
         l2_error=l2_error,
-        max_abs_error=None if none else absolute.value,
-        max_abs_index=absolute.index,
-        max_rel_error=relative.value if tally["rel_count"] else None,
-        max_rel_index=relative.index,
-        sum_rel_error=_total(sum_rel) if tally["rel_count"] else None,
-        rel_count=tally["rel_count"],
-        within_tolerance=tally["within_tolerance"],
-        within_1e3=tally["within_1e3"],
-        within_5e3=tally["within_5e3"],
-        max_ulp=max_ulp if ulp else None,
-        mean_ulp=ulps / n if ulp else None,
-        nan_reference=tally["nan_reference"],
-        nan_candidate=tally["nan_candidate"],
-        inf_reference=tally["inf_reference"],
-        inf_candidate=tally["inf_candidate"],
-        nonfinite_mismatch=tally["nonfinite_mismatch"],
-        first_nonfinite_mismatch=first,
+        max_abs_error=errors.absolute.value if some else None,
+        max_abs_index=errors.absolute.index,
+        max_rel_error=errors.relative.value if ratios else None,
+        max_rel_index=errors.relative.index,
+        sum_rel_error=_total(errors.sum_rel) if ratios else None,
+        rel_count=count["rel_count"],
+        within_tolerance=count["within"],
+        within_1e3=count["within_1e3"],
+        within_5e3=count["within_5e3"],
+        max_ulp=errors.max_ulp if errors.with_ulp and some else None,
+        mean_ulp=errors.sum_ulp / count["finite"] if errors.with_ulp and some else None,
+        nan_reference=count["nan_reference"],
+        nan_candidate=count["nan_candidate"],
+        inf_reference=count["inf_reference"],
+        inf_candidate=count["inf_candidate"],
+        nonfinite_mismatch=count["mismatch"],
+        first_nonfinite_mismatch=errors.first_mismatch,
     )
+
+
+def _side_moments(pairs: _Pairs, side: int, errors: _Errors) -> _Moments:
+    span = errors.ranges[side]
+    moments = _moments(_Side(pairs, side), errors.count["finite"], _scale(span.absmax))
+    return _settle(moments, span.low + 0.0, span.high + 0.0)
 
 
 def _total(parts: list[float]) -> float:
@@ -336,22 +362,34 @@ def _total(parts: list[float]) -> float:
         return math.inf
 
 
-def _products(pairs: _Pairs, scale: float, max_error: float) -> tuple[float, float | None, float]:
-    """dot, cosine, and the norm of the error, from values scaled near 1 (and errors scaled near 1 of their own)."""
-    zoom = _scale(max_error * scale) if math.isfinite(max_error) else 1.0
-    dots, references, candidates, errors = [], [], [], []
-    for r, c in pairs:
-        r, c = r * scale, c * scale
-        d = (c - r) * zoom
+def _products(pairs: _Pairs, errors: _Errors) -> tuple[float, float | None, float]:
+    """dot, cosine, and the norm of the error, each from numbers scaled near 1."""
+    r_scale, c_scale = (_scale(span.absmax) for span in errors.ranges)
+    # A difference of two huge numbers may overflow; 2⁻¹⁰⁰⁰ of it does not.
+    shrink = 1.0 if math.isfinite(errors.absolute.value) else 2.0**-1000
+    zoom = _scale(errors.absolute.value) if shrink == 1.0 else 1.0
+    dots, references, candidates, squares = [], [], [], []
+    for r, c in pairs.finite():
+        d = (c * shrink - r * shrink) * zoom
+        r, c = r * r_scale, c * c_scale
         dots.append(float(np.sum(r * c)))
         references.append(float(np.sum(r * r)))
         candidates.append(float(np.sum(c * c)))
-        errors.append(float(np.sum(d * d)))
+        squares.append(float(np.sum(d * d)))
     dot = math.fsum(dots)
     norms = math.sqrt(math.fsum(references)) * math.sqrt(math.fsum(candidates))
     # Rounding can push a cosine of 1 past it.
     cosine = max(-1.0, min(1.0, dot / norms)) if norms else None
-    return dot / scale / scale, cosine, math.sqrt(math.fsum(errors)) / zoom / scale
+    return _unscale(dot, r_scale, c_scale), cosine, _unscale(math.sqrt(math.fsum(squares)), zoom, shrink)
+
+
+def _unscale(value: float, *scales: float) -> float:
+    """Divide by powers of two all at once, so that no step on the way overflows or loses bits."""
+    exponent = sum(math.frexp(scale)[1] - 1 for scale in scales)
+    try:
+        return math.ldexp(value, -exponent)
+    except OverflowError:
+        return math.copysign(math.inf, value)
 
 
 def _ulp(one: Array, other: Array, dtype: str) -> npt.NDArray[np.uint64]:
@@ -370,11 +408,13 @@ def _ordered(raw: Array, dtype: str) -> npt.NDArray[np.int64]:
     return np.where(bits < 0, -magnitude, magnitude)
 
 
-# ------------------------------------------------------------------------------------------------------- bytes and strings
+# --- bytes and strings ---
 
 
 def gather(tensor: Strided, positions: npt.NDArray[np.int64]) -> Array:
     """See `astray.stats.kernels.gather`."""
+    if positions.size and not 0 <= int(positions.min()) <= int(positions.max()) < tensor.size:
+        raise IndexError(f"Positions must lie in 0 … {tensor.size - 1} for a tensor of shape {tensor.shape}.")
     view = tensor.view()
     return view[np.unravel_index(positions, view.shape)] if view.ndim else np.repeat(view[None], positions.size)
 

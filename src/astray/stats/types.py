@@ -46,14 +46,14 @@ class Strided(NamedTuple):
         return cls(array.__array_interface__["data"][0], name, array.shape, stride)
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """The number of elements; a complex one counts once here."""
         return prod(self.shape)
 
     def view(self) -> npt.NDArray[Any]:
         """Give the memory as a read-only array of the storage type, without copying; valid while the memory lives."""
         storage = dtypes.find(self.dtype).storage
-        if self.count == 0:
+        if self.size == 0:
             return np.empty(self.shape, storage)
         return np.asarray(_Memory(self, storage))
 
@@ -94,7 +94,7 @@ class Contrast(NamedTuple):
     part). A result beyond the range of float64 is inf, never NaN.
     """
 
-    count: int
+    count: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses
     finite: int
     different: int
     """Elements whose values differ. Two NaN are equal, and so are 0 and −0."""

@@ -246,16 +246,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_stops_the_recording_and_not_the_program(small_disk: Path, run_program: Callable[..., str]) -> None:
-    last, failure = run_program("full_disk.py", small_disk / "run", 0).splitlines()
+    last, failure = run_program("full_disk.py", small_disk / "run", 0, "values").splitlines()
     assert last == "63"
     assert failure.startswith(f"Recording into {small_disk / 'run' / 'rank0'} stopped: No space left on device. ")
     check_what_is_left(small_disk / "run", 4)
 
 
+@pytest.mark.parametrize("kept", ["values", "rows"])
 def test_a_file_size_limit_stops_the_recording_and_not_the_program(
-    tmp_path: Path, run_program: Callable[..., str]
+    tmp_path: Path, run_program: Callable[..., str], kept: str
 ) -> None:
-    last, failure = run_program("full_disk.py", tmp_path / "run", 1 << 20).splitlines()
+    last, failure = run_program("full_disk.py", tmp_path / "run", 1 << 20, kept).splitlines()
     assert last == "63"
     assert failure.startswith(f"Recording into {tmp_path / 'run' / 'rank0'} stopped: File too large. ")
     check_what_is_left(tmp_path / "run", 1)

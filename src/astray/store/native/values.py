@@ -38,8 +38,22 @@ NAME_LENGTH = 256
 FREE = "__free"
 FREE_LENGTH = 128  # the longest entry of that name, whose three numbers change
 
-KNOWN = {"BOOL", "F8_E4M3", "F8_E5M2", "BF16"} | {f"{kind}{bits}" for kind in "UIF" for bits in (8, 16, 32, 64)} - {
-    "F8"
+KNOWN = {
+    "BOOL",
+    "U8",
+    "I8",
+    "U16",
+    "I16",
+    "U32",
+    "I32",
+    "U64",
+    "I64",
+    "F16",
+    "BF16",
+    "F32",
+    "F64",
+    "F8_E4M3",
+    "F8_E5M2",
 }
 """What every safetensors reader of the last years understands. One entry it does not know makes it refuse the file."""
 
@@ -108,11 +122,21 @@ class _Shard:
         opening = (header_bytes - 8).to_bytes(8, "little") + b"{"
         self._header = len(opening)  # where the next entry goes
         self._entries = 0
-        draft = path.with_name(f".{path.name}")
-        self._file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-        os.ftruncate(self._file, size)
-        _write_text(self._file, (opening + self._free()).ljust(header_bytes), 0)
-        draft.rename(path)  # valid from the moment it has its name
+        self._file = self._create((opening + self._free()).ljust(header_bytes))
+
+    def _create(self, header: bytes) -> int:
+        """Make the file under another name first, so that it is valid from the moment it has its own."""
+        draft = self._path.with_name(f".{self._path.name}")
+        file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            os.ftruncate(file, self._size)
+            _write_text(file, header, 0)
+            draft.rename(self._path)
+        except OSError:
+            os.close(file)
+            draft.unlink(missing_ok=True)
+            raise
+        return file
 
     def write(self, waiting: Sequence[Values]) -> int:
         """Write as many of the tensors as there is room for; tell how many."""
@@ -141,6 +165,7 @@ class _Shard:
             values.blob, values.data = blob, None
         if len(blobs) < len(waiting):
             self.full = True
+            self._names.clear()
             os.close(self._file)
         return len(blobs)
 

@@ -205,7 +205,7 @@ class RunWriter:
 
     def _write_end(self, ended: str) -> None:
         files = self._files
-        end = End(
+        self.end = End(
             complete=self.failure is None,
             ended=ended,
             finished=now(),
@@ -220,7 +220,7 @@ class RunWriter:
             missed=[Missed(what, why, count) for (what, why), count in self._missed.items()],
         )
         try:
-            write_json(self._folder / END_FILE, end)
+            write_json(self._folder / END_FILE, self.end)
         except OSError as error:
             self.failure = self.failure or f"{self._folder / END_FILE} could not be written: {error.strerror}."
 

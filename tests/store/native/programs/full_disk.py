@@ -9,14 +9,15 @@ from astray.record import Call, Tensor
 from astray.store import RunInfo, RunWriter
 
 
-def main(path: str, limit: int) -> None:
+def main(path: str, limit: int, keep: bool) -> None:
     if limit:  # no file may grow beyond this many bytes
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     writer = RunWriter(path, info=RunInfo.here(), queue_bytes=4 << 20)
     for seq in range(64):
         writer.call(Call(seq, seq, 0, "module", "fc", "Linear", 0, "forward"))
         values = np.full(seq * 2000 if limit else 1 << 17, seq, np.int64)
-        writer.tensor(Tensor(seq, "output", "0", "int64", values.shape, (1,), "cpu", False), values)
+        row = Tensor(seq, "output", "0", "int64", values.shape, (1,), "cpu", False, note="x" * 20_000)
+        writer.tensor(row, values if keep else None)
         writer.step_done()
         if seq < 4:
             writer.flush()
@@ -26,4 +27,4 @@ def main(path: str, limit: int) -> None:
     print(writer.failure)
 
 
-main(sys.argv[1], int(sys.argv[2]))
+main(sys.argv[1], int(sys.argv[2]), keep=sys.argv[3] == "values")
