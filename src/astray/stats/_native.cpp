@@ -70,9 +70,23 @@ namespace {
 constexpr int kLanes = 16;                  // two registers of doubles with AVX-512, four with AVX2
 constexpr int64_t kBlock = 2048;            // 16 KiB as doubles: half of a first-level cache
 constexpr int64_t kPairBlock = 1024;        // the same with two tensors
+constexpr int64_t kAhead = 8 << 10;         // bytes: a block of floats
 constexpr int64_t kChunk = 1 << 18;         // a few hundred microseconds of work
 constexpr int64_t kThreadBytes = 2 << 20;   // a thread costs about 30 us to start: what is worth one
 constexpr int64_t kReleaseBytes = 32 << 10; // below this, giving up the interpreter lock costs more than the work
+
+// Asks for a cache line that will be needed soon. Asking beyond the end of a tensor does no harm.
+INLINE void touch(const void *address) {
+#if GNU_VECTORS
+    __builtin_prefetch(address);
+#else
+    (void)address;
+#endif
+}
+
+// A block is gone over several times, and while that goes on nothing would come from memory: so every loop asks for what
+// lies about a block further on.
+INLINE void touch_ahead(const void *address) { touch(static_cast<const char *>(address) + kAhead); }
 
 // ----------------------------------------------------------------------------------------------------------- lanes
 
@@ -310,6 +324,7 @@ template <int N, class F, bool Pivot> INLINE Sums sums_about(const F *x, int64_t
     scan.low += kTop, scan.high -= kTop;
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes) {
+        touch_ahead(x + i);
         UNROLL
         for (int l = 0; l < kLanes; l += S) {
             Lanes<F, S> v;
@@ -389,6 +404,7 @@ template <int N> INLINE uint64_t block_words(const void *raw, int64_t n, uint64_
         Sum even = {}, odd = {};
         for (int l = 0; l < W; ++l) place[l] = x + l * kStep;
         for (; i + W < run; i += W) {
+            touch_ahead(bytes + 4 * i);
             const Sum factor = reinterpret_cast<Sum>(spread<Words>(place));
             Sum word, next, product;
             load(word, bytes + 4 * i);
@@ -1175,7 +1191,7 @@ MeasureResult measure(Request &request) {
 // Row-major elements of a strided tensor. Two dimensions are taken in tiles: the innermost, along which the copy is
 // written, and the one along which memory is dense, so that a transposed tensor is read by whole cache lines.
 template <class U> class Packing {
-    static constexpr int64_t kTile = 64;
+    static constexpr int64_t kTile = 64, kLine = 64 / sizeof(U);
     const Layout &layout_;
     U *const out_;
     int64_t out_stride_[kMaxRank];
@@ -1222,8 +1238,11 @@ template <class U> class Packing {
         U tile[kTile][kTile + 1];
         for (int64_t left = 0; left < inner.size; left += kTile) {
             const int64_t columns = std::min(kTile, inner.size - left);
-            for (int64_t j = 0; j < columns; ++j)
-                for (int64_t i = 0; i < rows; ++i) tile[i][j] = from[i * row + (left + j) * inner.stride];
+            for (int64_t j = 0; j < columns; ++j) {
+                const U *column = from + (left + j) * inner.stride;
+                for (int64_t i = 0; i < rows; i += kLine) touch(column + 8 * inner.stride + i * row);
+                for (int64_t i = 0; i < rows; ++i) tile[i][j] = column[i * row];
+            }
             for (int64_t i = 0; i < rows; ++i) std::memcpy(to + i * out_row + left, tile[i], columns * sizeof(U));
         }
     }

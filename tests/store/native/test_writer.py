@@ -34,8 +34,10 @@ def test_everything_comes_back(tmp_path: Path, info: RunInfo, call: MakeCall, te
     writer.missed("fc.weight", "it has no gradient")
     writer.missed("fc.weight", "it has no gradient")
     writer.missed("café\udce9", "odd")
+    assert writer.end is None
     writer.close()
     run = open_run(tmp_path)
+    assert writer.end == run.ranks[0].end
     rank = run.ranks[0]
     assert run.complete
     assert run.problems == []

@@ -61,6 +61,7 @@ class RunWriter:
         self.path = Path(path)
         self.rank = rank
         self.failure: str | None = None
+        self.end: End | None = None  # what `end.json` says, once closed
         if world_size is not None:
             info = msgspec.structs.replace(info, world_size=world_size)
         self._folder = claim(self.path, rank, info, overwrite)
