@@ -81,7 +81,6 @@ class Recorder:
         self._writer = RunWriter(
             self.path,
             rank=rank,
-            world_size=world_size,
             info=info,
             overwrite=self._overwrite,
             queue_bytes=self.settings.queue_bytes,

@@ -19,6 +19,7 @@ TENSOR = "<tensor>"
 """What stands in the skeleton where a tensor was."""
 
 _LONGEST_TEXT = 200
+_LONGEST_LIST = 64
 
 
 class Flattener:
@@ -66,13 +67,20 @@ class Flattener:
         if isinstance(value, Mapping):
             return {str(key): self._walk(item, f"{path}.{key}", found, depth + 1) for key, item in list(value.items())}
         if isinstance(value, list | tuple):
-            return [self._walk(item, f"{path}.{i}", found, depth + 1) for i, item in enumerate(value)]
+            return _shortened([self._walk(item, f"{path}.{i}", found, depth + 1) for i, item in enumerate(value)])
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return {
                 field.name: self._walk(getattr(value, field.name, None), f"{path}.{field.name}", found, depth + 1)
                 for field in dataclasses.fields(value)
             }
         return _describe(value)
+
+
+def _shortened(items: list[Any]) -> list[Any]:
+    """A list of ten thousand numbers is named, not copied into every row."""
+    if len(items) <= _LONGEST_LIST:
+        return items
+    return [*items[:_LONGEST_LIST], f"<{len(items) - _LONGEST_LIST} more>"]
 
 
 def _scalar(value: bool | int | float | str | None) -> Any:

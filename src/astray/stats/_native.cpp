@@ -61,6 +61,12 @@
 #define X86_VECTORS 0
 #endif
 
+#if X86_VECTORS && !defined(__clang__)
+#define GCC_ASM 1  // clang finds these instructions by itself, and checks assembly before it has been inlined
+#else
+#define GCC_ASM 0
+#endif
+
 #if defined(__x86_64__) || defined(_M_X64)
 #include <xmmintrin.h>
 #endif
@@ -100,12 +106,12 @@ template <class T, int N> using Lanes = typename LanesOf<T, N>::type;
 
 template <class V, class T> INLINE void load(V &v, const T *from) { std::memcpy(&v, from, sizeof v); }
 
-// Inline assembly where a compiler is known to miss the instruction. It is used rather than intrinsics because those
-// demand the target attribute on every function they appear in, and a template cannot have one per width.
+// Inline assembly where gcc is known to miss the instruction. It is used rather than intrinsics because those demand the
+// target attribute on every function they appear in, and a template cannot have one per width.
 
 template <int N> INLINE void widen(Lanes<double, N> &to, const Lanes<float, N> &from) {
     if constexpr (N == 1) to = from;
-#if X86_VECTORS
+#if GCC_ASM
     else if constexpr (N >= 4) asm("vcvtps2pd %1, %0" : "=v"(to) : "vm"(from));  // gcc splits it in three
     else asm("cvtps2pd %1, %0" : "=x"(to) : "x"(from));
 #elif GNU_VECTORS
@@ -117,7 +123,7 @@ template <int N> INLINE void widen(Lanes<double, N> &to, const Lanes<double, N> 
 // sum += a * b for a product that is exact in double, as that of two floats is: a fused instruction then gives the same
 // bits, and takes the load off the adders, which also compare and convert and are what these loops wait for.
 template <int N> INLINE void add_exact(Lanes<double, N> &sum, const Lanes<double, N> &a, const Lanes<double, N> &b) {
-#if X86_VECTORS
+#if GCC_ASM
     if constexpr (N >= 4) { asm("vfmadd231pd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); return; }
 #endif
     sum += a * b;
@@ -129,7 +135,7 @@ INLINE void add_product(Lanes<double, N> &sum, const Lanes<double, N> &a, const 
 }
 // sum += x, as x * 1 for the same reason.
 template <int N> INLINE void add_to(Lanes<double, N> &sum, const Lanes<double, N> &x) {
-#if X86_VECTORS
+#if GCC_ASM
     if constexpr (N >= 4) { add_exact<N>(sum, x, Lanes<double, N>{} + 1.0); return; }
 #endif
     sum += x;
@@ -143,7 +149,7 @@ template <int N, class C, class M> INLINE void tally(C &count, const M &holds) {
 
 // count += a <= b
 template <int N> INLINE void tally_up_to(Lanes<int64_t, N> &count, const Lanes<double, N> &a, const Lanes<double, N> &b) {
-#if X86_VECTORS
+#if GCC_ASM
     if constexpr (N == 8) {  // gcc makes a vector of the mask first
         const Lanes<int64_t, N> one = Lanes<int64_t, N>{} + 1;
         asm("vcmplepd %2, %1, %%k1\n\tvpaddq %3, %0, %0 %{%%k1%}" : "+v"(count) : "v"(a), "v"(b), "v"(one) : "k1");
@@ -244,10 +250,10 @@ INLINE float from_half(uint16_t half) {
 }
 INLINE float from_bfloat(uint16_t bits) { return as_float(static_cast<uint32_t>(bits) << 16); }
 
-// Widens 8 halves at a time where the processor can; returns how many it did.
-template <int N> INLINE int64_t widen_halves(const uint16_t *from, int64_t n, float *to) {
+// Widens halves, 8 at a time where the processor can.
+template <int N> INLINE void widen_halves(const uint16_t *from, int64_t n, float *to) {
     int64_t i = 0;
-#if X86_VECTORS
+#if GCC_ASM
     if constexpr (N >= 4)
         for (; i + 8 <= n; i += 8) {
             Lanes<uint16_t, 8> halves;
@@ -257,21 +263,17 @@ template <int N> INLINE int64_t widen_halves(const uint16_t *from, int64_t n, fl
             std::memcpy(to + i, &floats, sizeof floats);
         }
 #endif
-    return i;
+    for (; i < n; ++i) to[i] = from_half(from[i]);
 }
 
 // Widens n elements from raw storage; `out` holds floats or doubles, as to_double(type) says.
 template <Type type, int N> INLINE void widen_elements(const void *raw, int64_t n, void *out) {
-    int64_t i = 0;
-    auto convert = [&](auto *to, auto *from, auto value) { for (; i < n; ++i) to[i] = value(from[i]); };
+    auto convert = [&](auto *to, auto *from, auto value) { for (int64_t i = 0; i < n; ++i) to[i] = value(from[i]); };
     auto f = static_cast<float *>(out);
     auto d = static_cast<double *>(out);
     if constexpr (type == kF64) std::memcpy(out, raw, n * 8);
     else if constexpr (type == kF32) std::memcpy(out, raw, n * 4);
-    else if constexpr (type == kF16) {
-        i = widen_halves<N>(static_cast<const uint16_t *>(raw), n, f);
-        convert(f, static_cast<const uint16_t *>(raw), from_half);
-    }
+    else if constexpr (type == kF16) widen_halves<N>(static_cast<const uint16_t *>(raw), n, f);
     else if constexpr (type == kBF16) convert(f, static_cast<const uint16_t *>(raw), from_bfloat);
     else if constexpr (type == kI16) convert(f, static_cast<const int16_t *>(raw), [](int16_t v) { return float(v); });
     else if constexpr (type == kU16) convert(f, static_cast<const uint16_t *>(raw), [](uint16_t v) { return float(v); });
@@ -378,13 +380,15 @@ INLINE uint32_t linear(uint64_t word) {
     return (static_cast<uint32_t>(word) + 1) * kStep + static_cast<uint32_t>(word >> 32) * kStepHigh;
 }
 
-#if X86_VECTORS
-// Products of the even 32-bit lanes, 64 bits each. gcc multiplies all 64 bits instead, at three times the cost.
+// Products of the even 32-bit lanes, 64 bits each.
 template <int N> INLINE void multiply_even(Lanes<uint64_t, N> &to, const Lanes<uint64_t, N> &a, const Lanes<uint64_t, N> &b) {
+#if GCC_ASM  // gcc multiplies all 64 bits instead, at three times the cost
     if constexpr (N >= 4) asm("vpmuludq %2, %1, %0" : "=v"(to) : "v"(a), "v"(b));
     else { to = a; asm("pmuludq %1, %0" : "+x"(to) : "x"(b)); }
-}
+#else
+    to = (a & 0xffffffffu) * (b & 0xffffffffu);
 #endif
+}
 
 // The fingerprint of n whole words that follow each other, the first being the `first` of the tensor.
 template <int N> INLINE uint64_t block_words(const void *raw, int64_t n, uint64_t first) {
@@ -396,7 +400,7 @@ template <int N> INLINE uint64_t block_words(const void *raw, int64_t n, uint64_
         const int64_t run = n < room ? n : room;
         uint32_t x = linear(first);
         int64_t i = 0;
-#if X86_VECTORS
+#if GNU_VECTORS
         constexpr int W = 2 * N;
         using Words = Lanes<uint32_t, W>;
         using Sum = Lanes<uint64_t, N>;
@@ -602,7 +606,12 @@ template <class T> INLINE int64_t block_unequal(const void *reference, const voi
 INLINE uint64_t block_read(const void *raw, int64_t n) {
     auto word = static_cast<const uint64_t *>(raw);
     uint64_t total = 0;
-    for (int64_t i = 0; i < n; ++i) total += word[i];
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        touch_ahead(word + i);
+        for (int k = 0; k < 8; ++k) total += word[i + k];
+    }
+    for (; i < n; ++i) total += word[i];
     return total;
 }
 
@@ -685,9 +694,14 @@ template <class Index> INLINE uint64_t elements_of(int size, const void *raw, in
     }
 
 #if X86_VECTORS
+#if defined(__clang__)
+#define TARGET_AVX512 "arch=x86-64-v4"
+#else
+#define TARGET_AVX512 "arch=x86-64-v4,prefer-vector-width=512"  // gcc keeps its own loops to half of that
+#endif
 DEFINE_ISA(baseline, , 2)
 DEFINE_ISA(avx2, __attribute__((target("arch=x86-64-v3"))), 4)
-DEFINE_ISA(avx512, __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))), 8)
+DEFINE_ISA(avx512, __attribute__((target(TARGET_AVX512))), 8)
 constexpr const Isa *kIsas[] = {&isa_baseline::table, &isa_avx2::table, &isa_avx512::table};
 int supported_isas() {
     __builtin_cpu_init();

@@ -1,0 +1,52 @@
+"""Taking nested values apart."""
+
+from __future__ import annotations
+
+import enum
+import json
+from typing import Any
+
+import torch
+
+from astray.capture.structure import Flattener
+
+FLAT = Flattener(lambda value: isinstance(value, torch.Tensor))
+
+
+def skeleton(*args: Any, **kwargs: Any) -> Any:
+    return json.loads(FLAT.arguments(args, kwargs)[1])
+
+
+def test_values_that_are_no_tensors_are_plain_and_stable() -> None:
+    class Mode(enum.Enum):
+        FAST = 1
+
+    class Cache:
+        pass
+
+    assert skeleton(1, 2.5, True, None, "relu", float("nan"), torch.float16, torch.device("cpu"), slice(1, 3)) == {
+        "args": [1, 2.5, True, None, "relu", "nan", "torch.float16", "cpu", "slice(1, 3, None)"]
+    }
+    assert skeleton(Mode.FAST, Cache(), len) == {"args": ["Mode.FAST", "<Cache>", "<len>"]}
+
+
+def test_long_and_deep_values_are_cut() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    assert "nested too deep" in json.dumps(skeleton(loop))
+    (numbers,) = skeleton(list(range(1000)))["args"]
+    assert numbers[-1] == "<936 more>"
+    assert len(skeleton("x" * 10_000)["args"][0]) == 201
+
+
+def test_tensors_are_found_however_long_the_list() -> None:
+    found, _ = FLAT.arguments(([torch.ones(1)] * 100,), {})
+    assert len(found) == 100
+    assert found[-1][0] == "0.99"
+
+
+def test_a_result_is_named_out() -> None:
+    one = torch.ones(1)
+    assert [path for path, _ in FLAT.result(one)] == ["out"]
+    assert [path for path, _ in FLAT.result((one, {"mask": [one]}))] == ["out.0", "out.1.mask.0"]
+    assert FLAT.result(None) == []
