@@ -28,7 +28,9 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def native() -> Iterator[object]:
     """The extension itself, put back to its defaults afterwards."""
-    module = pytest.importorskip("astray.stats._native", reason="the native kernels are not built")
+    module = pytest.importorskip(
+        "astray.stats._native", reason="the native kernels are not built", exc_type=ImportError
+    )
     yield module
     module.set_isa(module.isas()[-1])
     kernels.set_threads(None)

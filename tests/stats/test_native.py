@@ -15,7 +15,9 @@ from .conftest import encode
 from .test_contrast import nearby, values
 from .test_measure import LAYOUTS
 
-native_kernels = pytest.importorskip("astray.stats.native_kernels", reason="the native kernels are not built")
+native_kernels = pytest.importorskip(
+    "astray.stats.native_kernels", reason="the native kernels are not built", exc_type=ImportError
+)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""A tensor → numbers: statistics, fingerprints and element-wise comparison, at memory speed and in float64.
+"""A tensor → numbers: statistics, fingerprints and element-wise comparison, accumulated in float64.
 
 `kernels` is the front. It needs no framework: a tensor comes as an address, a dtype name, a shape and strides.
 """

@@ -1,10 +1,10 @@
-// The kernels of astray: statistics and fingerprints of a tensor, and the comparison of two, at the speed of memory.
+// The kernels of astray: statistics and fingerprints of a tensor, and the comparison of two.
 //
 // Plan. Work goes block by block, a block being small enough for the first-level cache, so that it can be gone over
 // several times for the price of one read from memory:
 //
 //   layout     a strided tensor becomes a list of dimensions, merged where they can be; `measure` walks it in memory
-//              order, `contrast` in logical order
+//              order, `contrast` first makes a row-major copy of what is not row-major
 //   block      narrow elements are widened to float or double; one loop then gives sum, sum of squares, minimum,
 //              maximum and zeros. A sum that is not finite sends the block the slow way, which counts NaN and infinity
 //              and repeats the loop over what is left
@@ -18,8 +18,8 @@
 // are plain numbers. The kernels are templates over that width, instantiated below one wrapper per instruction set
 // with the target attribute, and chosen when the module loads: a wheel built on one machine serves all.
 //
-// Squares of 1e200 overflow and those of 1e-200 vanish: when the largest element of a float64 tensor lies out there, the
-// moments are computed again from elements scaled by a power of two.
+// Squares of 1e200 overflow and those of 1e-200 vanish: when the largest element of a float64 tensor lies out there,
+// the moments are computed again from elements scaled by a power of two.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -90,8 +90,8 @@ INLINE void touch(const void *address) {
 #endif
 }
 
-// A block is gone over several times, and while that goes on nothing would come from memory: so every loop asks for what
-// lies about a block further on.
+// A block is gone over several times, and while that goes on nothing would come from memory: so every loop asks for
+// what lies about a block further on.
 INLINE void touch_ahead(const void *address) { touch(static_cast<const char *>(address) + kAhead); }
 
 // ----------------------------------------------------------------------------------------------------------- lanes
@@ -106,8 +106,8 @@ template <class T, int N> using Lanes = typename LanesOf<T, N>::type;
 
 template <class V, class T> INLINE void load(V &v, const T *from) { std::memcpy(&v, from, sizeof v); }
 
-// Inline assembly where gcc is known to miss the instruction. It is used rather than intrinsics because those demand the
-// target attribute on every function they appear in, and a template cannot have one per width.
+// Inline assembly where gcc is known to miss the instruction. It is used rather than intrinsics because those demand
+// the target attribute on every function they appear in, and a template cannot have one per width.
 
 template <int N> INLINE void widen(Lanes<double, N> &to, const Lanes<float, N> &from) {
     if constexpr (N == 1) to = from;
@@ -148,7 +148,8 @@ template <int N, class C, class M> INLINE void tally(C &count, const M &holds) {
 }
 
 // count += a <= b
-template <int N> INLINE void tally_up_to(Lanes<int64_t, N> &count, const Lanes<double, N> &a, const Lanes<double, N> &b) {
+template <int N>
+INLINE void tally_up_to(Lanes<int64_t, N> &count, const Lanes<double, N> &a, const Lanes<double, N> &b) {
 #if GCC_ASM
     if constexpr (N == 8) {  // gcc makes a vector of the mask first
         const Lanes<int64_t, N> one = Lanes<int64_t, N>{} + 1;
@@ -217,7 +218,8 @@ float small_float(int bits, int mantissa_bits, int bias, char nan) {
     const int magnitude = bits & 0x7f, exponent = magnitude >> mantissa_bits;
     const int mantissa = magnitude & ((1 << mantissa_bits) - 1), top = 0x7f >> mantissa_bits;
     const float sign = bits & 0x80 ? -1.0f : 1.0f;
-    if ((nan == 'z' && bits == 0x80) || (nan == 'n' && magnitude == 0x7f) || (nan == 'i' && exponent == top && mantissa))
+    if ((nan == 'z' && bits == 0x80) || (nan == 'n' && magnitude == 0x7f) ||
+        (nan == 'i' && exponent == top && mantissa))
         return std::numeric_limits<float>::quiet_NaN();
     if (nan == 'i' && exponent == top) return sign * std::numeric_limits<float>::infinity();
     const int whole = exponent ? mantissa + (1 << mantissa_bits) : mantissa;
@@ -248,7 +250,6 @@ INLINE float from_half(uint16_t half) {
     const uint32_t finite = as_bits(as_float(magnitude) * 0x1p112f);
     return as_float(sign | (magnitude >= 0x7c00u << 13 ? magnitude | 0x7f800000u : finite));
 }
-INLINE float from_bfloat(uint16_t bits) { return as_float(static_cast<uint32_t>(bits) << 16); }
 
 // Widens halves, 8 at a time where the processor can.
 template <int N> INLINE void widen_halves(const uint16_t *from, int64_t n, float *to) {
@@ -266,24 +267,32 @@ template <int N> INLINE void widen_halves(const uint16_t *from, int64_t n, float
     for (; i < n; ++i) to[i] = from_half(from[i]);
 }
 
-// Widens n elements from raw storage; `out` holds floats or doubles, as to_double(type) says.
-template <Type type, int N> INLINE void widen_elements(const void *raw, int64_t n, void *out) {
-    auto convert = [&](auto *to, auto *from, auto value) { for (int64_t i = 0; i < n; ++i) to[i] = value(from[i]); };
-    auto f = static_cast<float *>(out);
-    auto d = static_cast<double *>(out);
-    if constexpr (type == kF64) std::memcpy(out, raw, n * 8);
-    else if constexpr (type == kF32) std::memcpy(out, raw, n * 4);
-    else if constexpr (type == kF16) widen_halves<N>(static_cast<const uint16_t *>(raw), n, f);
-    else if constexpr (type == kBF16) convert(f, static_cast<const uint16_t *>(raw), from_bfloat);
-    else if constexpr (type == kI16) convert(f, static_cast<const int16_t *>(raw), [](int16_t v) { return float(v); });
-    else if constexpr (type == kU16) convert(f, static_cast<const uint16_t *>(raw), [](uint16_t v) { return float(v); });
-    else if constexpr (type == kI32) convert(d, static_cast<const int32_t *>(raw), [](int32_t v) { return double(v); });
-    else if constexpr (type == kU32) convert(d, static_cast<const uint32_t *>(raw), [](uint32_t v) { return double(v); });
-    else if constexpr (type == kI64) convert(d, static_cast<const int64_t *>(raw), [](int64_t v) { return double(v); });
-    else if constexpr (type == kU64) convert(d, static_cast<const uint64_t *>(raw), [](uint64_t v) { return double(v); });
+template <class From, class To> INLINE void convert(const void *raw, int64_t n, void *out) {
+    for (int64_t i = 0; i < n; ++i) static_cast<To *>(out)[i] = static_cast<To>(static_cast<const From *>(raw)[i]);
 }
-INLINE void widen_bytes(const float *value, const void *raw, int64_t n, void *out) {
-    for (int64_t i = 0; i < n; ++i) static_cast<float *>(out)[i] = value[static_cast<const uint8_t *>(raw)[i]];
+INLINE void widen_bfloats(const uint16_t *from, int64_t n, float *to) {
+    for (int64_t i = 0; i < n; ++i) to[i] = as_float(static_cast<uint32_t>(from[i]) << 16);
+}
+INLINE void widen_bytes(const uint8_t *from, const float *value, int64_t n, float *to) {
+    for (int64_t i = 0; i < n; ++i) to[i] = value[from[i]];
+}
+
+// Widens n elements from raw storage; `out` holds floats or doubles, as to_double(type) says.
+template <int N> INLINE void widen_elements(Type type, const void *raw, int64_t n, void *out) {
+    switch (type) {
+        case kF64: std::memcpy(out, raw, n * 8); return;
+        case kF32: std::memcpy(out, raw, n * 4); return;
+        case kF16: return widen_halves<N>(static_cast<const uint16_t *>(raw), n, static_cast<float *>(out));
+        case kBF16: return widen_bfloats(static_cast<const uint16_t *>(raw), n, static_cast<float *>(out));
+        case kI16: return convert<int16_t, float>(raw, n, out);
+        case kU16: return convert<uint16_t, float>(raw, n, out);
+        case kI32: return convert<int32_t, double>(raw, n, out);
+        case kU32: return convert<uint32_t, double>(raw, n, out);
+        case kI64: return convert<int64_t, double>(raw, n, out);
+        case kU64: return convert<uint64_t, double>(raw, n, out);
+        default:
+            return widen_bytes(static_cast<const uint8_t *>(raw), byte_value[type - kI8], n, static_cast<float *>(out));
+    }
 }
 
 // ----------------------------------------------------------------------------------------------- kernels over a block
@@ -381,7 +390,8 @@ INLINE uint32_t linear(uint64_t word) {
 }
 
 // Products of the even 32-bit lanes, 64 bits each.
-template <int N> INLINE void multiply_even(Lanes<uint64_t, N> &to, const Lanes<uint64_t, N> &a, const Lanes<uint64_t, N> &b) {
+template <int N>
+INLINE void multiply_even(Lanes<uint64_t, N> &to, const Lanes<uint64_t, N> &a, const Lanes<uint64_t, N> &b) {
 #if GCC_ASM  // gcc multiplies all 64 bits instead, at three times the cost
     if constexpr (N >= 4) asm("vpmuludq %2, %1, %0" : "=v"(to) : "v"(a), "v"(b));
     else { to = a; asm("pmuludq %1, %0" : "+x"(to) : "x"(b)); }
@@ -435,7 +445,7 @@ template <int N> INLINE uint64_t block_words(const void *raw, int64_t n, uint64_
     return total;
 }
 
-// The fingerprint of n elements, each at its own index in the tensor. `Index` is 32 bits wide where all word indices are.
+// The fingerprint of n elements, each at its own index in the tensor. `Index` has 32 bits where all word indices do.
 template <class U, class Index> INLINE uint64_t block_elements(const void *raw, int64_t n, const void *indices) {
     auto value = static_cast<const U *>(raw);
     auto index = static_cast<const Index *>(indices);
@@ -640,57 +650,45 @@ template <class Index> INLINE uint64_t elements_of(int size, const void *raw, in
         default: return block_elements<uint8_t, Index>(raw, n, index);
     }
 }
+INLINE Ulps ulps_of(Type type, const void *r, const void *c, int64_t n) {
+    switch (size_of(type)) {
+        case 8: return block_ulps<uint64_t, true>(r, c, n);
+        case 4: return block_ulps<uint32_t, true>(r, c, n);
+        case 2: return block_ulps<uint16_t, true>(r, c, n);
+        default: return type == kE8M0 ? block_ulps<uint8_t, false>(r, c, n) : block_ulps<uint8_t, true>(r, c, n);
+    }
+}
+INLINE int64_t unequal_of(int size, const void *r, const void *c, int64_t n) {
+    switch (size) {
+        case 8: return block_unequal<uint64_t>(r, c, n);
+        case 4: return block_unequal<uint32_t>(r, c, n);
+        case 2: return block_unequal<uint16_t>(r, c, n);
+        default: return block_unequal<uint8_t>(r, c, n);
+    }
+}
 
 // One wrapper per kernel: the attribute makes everything inlined into it use the instruction set.
-#define DEFINE_ISA(ISA, TARGET, N)                                                                                      \
-    namespace isa_##ISA {                                                                                               \
-    TARGET void widen(Type type, const void *raw, int64_t n, void *out) {                                               \
-        switch (type) {                                                                                                 \
-            case kF64: return widen_elements<kF64, N>(raw, n, out);                                                     \
-            case kF32: return widen_elements<kF32, N>(raw, n, out);                                                     \
-            case kF16: return widen_elements<kF16, N>(raw, n, out);                                                     \
-            case kBF16: return widen_elements<kBF16, N>(raw, n, out);                                                   \
-            case kI16: return widen_elements<kI16, N>(raw, n, out);                                                     \
-            case kU16: return widen_elements<kU16, N>(raw, n, out);                                                     \
-            case kI32: return widen_elements<kI32, N>(raw, n, out);                                                     \
-            case kU32: return widen_elements<kU32, N>(raw, n, out);                                                     \
-            case kI64: return widen_elements<kI64, N>(raw, n, out);                                                     \
-            case kU64: return widen_elements<kU64, N>(raw, n, out);                                                     \
-            default: return widen_bytes(byte_value[type - kI8], raw, n, out);                                           \
-        }                                                                                                               \
-    }                                                                                                                   \
-    TARGET void doubles(const float *x, int64_t n, double *out) { for (int64_t i = 0; i < n; ++i) out[i] = x[i]; }      \
-    TARGET Sums sums32(const float *x, int64_t n, double pivot) { return block_sums<N>(x, n, pivot); }                  \
-    TARGET Sums sums64(const double *x, int64_t n, double pivot) { return block_sums<N>(x, n, pivot); }                 \
-    TARGET uint64_t words(const void *raw, int64_t n, uint64_t first) { return block_words<N>(raw, n, first); }         \
-    TARGET uint64_t elements(int size, bool wide, const void *raw, int64_t n, const void *index) {                      \
-        return wide ? elements_of<uint64_t>(size, raw, n, index) : elements_of<uint32_t>(size, raw, n, index);          \
-    }                                                                                                                   \
-    TARGET void errors32(const float *r, const float *c, int64_t n, bool zeros, const Tolerance &t, Errors &e) {        \
-        block_errors<N>(r, c, n, zeros, t, e);                                                                          \
-    }                                                                                                                   \
-    TARGET void errors64(const double *r, const double *c, int64_t n, bool zeros, const Tolerance &t, Errors &e) {      \
-        block_errors<N>(r, c, n, zeros, t, e);                                                                          \
-    }                                                                                                                   \
-    TARGET Ulps ulps(Type type, const void *r, const void *c, int64_t n) {                                              \
-        switch (size_of(type)) {                                                                                        \
-            case 8: return block_ulps<uint64_t, true>(r, c, n);                                                         \
-            case 4: return block_ulps<uint32_t, true>(r, c, n);                                                         \
-            case 2: return block_ulps<uint16_t, true>(r, c, n);                                                         \
-            default: return type == kE8M0 ? block_ulps<uint8_t, false>(r, c, n) : block_ulps<uint8_t, true>(r, c, n);   \
-        }                                                                                                               \
-    }                                                                                                                   \
-    TARGET int64_t unequal(int size, const void *r, const void *c, int64_t n) {                                         \
-        switch (size) {                                                                                                 \
-            case 8: return block_unequal<uint64_t>(r, c, n);                                                            \
-            case 4: return block_unequal<uint32_t>(r, c, n);                                                            \
-            case 2: return block_unequal<uint16_t>(r, c, n);                                                            \
-            default: return block_unequal<uint8_t>(r, c, n);                                                            \
-        }                                                                                                               \
-    }                                                                                                                   \
-    TARGET uint64_t read(const void *raw, int64_t n) { return block_read(raw, n); }                                     \
-    constexpr Isa table = {#ISA, widen, doubles, sums32, sums64, words, elements, errors32, errors64, ulps, unequal,    \
-                           read};                                                                                       \
+#define DEFINE_ISA(ISA, TARGET, N)                                                                                     \
+    namespace isa_##ISA {                                                                                              \
+    TARGET void widen(Type type, const void *raw, int64_t n, void *out) { widen_elements<N>(type, raw, n, out); }      \
+    TARGET void doubles(const float *x, int64_t n, double *out) { convert<float, double>(x, n, out); }                 \
+    TARGET Sums sums32(const float *x, int64_t n, double pivot) { return block_sums<N>(x, n, pivot); }                 \
+    TARGET Sums sums64(const double *x, int64_t n, double pivot) { return block_sums<N>(x, n, pivot); }                \
+    TARGET uint64_t words(const void *raw, int64_t n, uint64_t first) { return block_words<N>(raw, n, first); }        \
+    TARGET uint64_t elements(int size, bool wide, const void *raw, int64_t n, const void *index) {                     \
+        return wide ? elements_of<uint64_t>(size, raw, n, index) : elements_of<uint32_t>(size, raw, n, index);         \
+    }                                                                                                                  \
+    TARGET void errors32(const float *r, const float *c, int64_t n, bool zeros, const Tolerance &t, Errors &e) {       \
+        block_errors<N>(r, c, n, zeros, t, e);                                                                         \
+    }                                                                                                                  \
+    TARGET void errors64(const double *r, const double *c, int64_t n, bool zeros, const Tolerance &t, Errors &e) {     \
+        block_errors<N>(r, c, n, zeros, t, e);                                                                         \
+    }                                                                                                                  \
+    TARGET Ulps ulps(Type type, const void *r, const void *c, int64_t n) { return ulps_of(type, r, c, n); }            \
+    TARGET int64_t unequal(int size, const void *r, const void *c, int64_t n) { return unequal_of(size, r, c, n); }    \
+    TARGET uint64_t read(const void *raw, int64_t n) { return block_read(raw, n); }                                    \
+    constexpr Isa table = {#ISA,  widen,    doubles,  sums32, sums64,  words,                                          \
+                           elements, errors32, errors64, ulps, unequal, read};                                         \
     }
 
 #if X86_VECTORS
@@ -735,7 +733,7 @@ struct Layout {
     Dim dim[kMaxRank];
 
     // Brings the dimensions into the order of memory, smallest stride first: statistics do not care about order, and a
-    // fingerprint only about the logical index. Repeated dimensions (stride 0) go outermost, so that inner runs stay long.
+    // fingerprint only about the logical index. Repeated dimensions (stride 0) go outermost: inner runs stay long.
     void sort() {
         for (int d = 0; d < rank; ++d)
             if (dim[d].stride < 0) {
@@ -940,8 +938,10 @@ struct Moments {
     double absmax() const { return count ? std::fmax(std::fabs(low), std::fabs(high)) : 0; }
 };
 
-INLINE Sums sums(const Isa &isa, const float *x, int64_t n, double pivot) { return isa.sums32(x, n, pivot); }
-INLINE Sums sums(const Isa &isa, const double *x, int64_t n, double pivot) { return isa.sums64(x, n, pivot); }
+template <class F> INLINE Sums sums(const Isa &isa, const F *x, int64_t n, double pivot) {
+    if constexpr (sizeof(F) == 4) return isa.sums32(x, n, pivot);
+    else return isa.sums64(x, n, pivot);
+}
 
 // The moments of a block of finite elements from its sums about the pivot.
 template <class F> Moments moments_of(const Isa &isa, const F *x, int64_t n, double pivot, Sums s) {
@@ -1093,7 +1093,8 @@ Measured measure_chunk(const Isa &isa, const Request &request, int64_t begin, in
     for (int64_t at = begin; at < end; at += kBlock) {
         const int64_t n = end - at < kBlock ? end - at : kBlock;
         const char *values = copied ? raw : layout.base + at * size;
-        if (copied || indexed) take(walk, size, n, copied ? raw : nullptr, indexed ? index : nullptr, request.wide_index);
+        if (copied || indexed)
+            take(walk, size, n, copied ? raw : nullptr, indexed ? index : nullptr, request.wide_index);
         if (indexed) part.fingerprint += isa.elements(size, request.wide_index, values, n, index);
         else if (request.fingerprint) {
             const uint64_t first = (layout.origin + at) * size / 4;
@@ -1141,8 +1142,8 @@ void head(const Isa &isa, const Layout &layout, Type type, double scale, int64_t
     scale_block(out, n, scale);
 }
 
-// A value near the mean, if the mean is large beside the spread, as the first elements show it; else 0, which is faster.
-// A poor choice costs time, and precision only where block means differ more than their spread.
+// A value near the mean, if the mean is large beside the spread, as the first elements show it; else 0, which is
+// faster. A poor choice costs time, and precision only where block means differ more than their spread.
 double choose_pivot(const Isa &isa, const Layout &layout, Type type, double scale) {
     constexpr int64_t kSample = 64;
     if (layout.count <= kBlock || is_byte(type)) return 0;
@@ -1273,7 +1274,8 @@ void pack(Layout &layout, void *out) {
         constexpr int64_t kPiece = 1 << 20;
         const int64_t bytes = layout.count * layout.size;
         run_tasks((bytes + kPiece - 1) / kPiece, bytes, [&](int64_t i) {
-            std::memcpy(static_cast<char *>(out) + i * kPiece, layout.base + i * kPiece, std::min(kPiece, bytes - i * kPiece));
+            const int64_t at = i * kPiece;
+            std::memcpy(static_cast<char *>(out) + at, layout.base + at, std::min(kPiece, bytes - at));
         });
         return;
     }
@@ -1327,7 +1329,8 @@ struct Peak {
 struct Contrasted {
     Moments reference, candidate;
     int64_t different = 0, rel_count = 0;
-    int64_t nan_reference = 0, nan_candidate = 0, inf_reference = 0, inf_candidate = 0, mismatch = 0, first_mismatch = -1;
+    int64_t nan_reference = 0, nan_candidate = 0, inf_reference = 0, inf_candidate = 0;
+    int64_t mismatch = 0, first_mismatch = -1;
     Errors errors = {};  // but for the peaks, which go with their places
     Peak absolute, relative;
     uint64_t max_ulp = 0, ulp_low = 0, ulp_high = 0;
@@ -1435,11 +1438,10 @@ template <class F> struct FinitePairs {
     }
 };
 
-INLINE void errors(const Isa &isa, const float *r, const float *c, int64_t n, bool zeros, const Tolerance &t, Errors &e) {
-    isa.errors32(r, c, n, zeros, t, e);
-}
-INLINE void errors(const Isa &isa, const double *r, const double *c, int64_t n, bool zeros, const Tolerance &t, Errors &e) {
-    isa.errors64(r, c, n, zeros, t, e);
+template <class F>
+INLINE void errors(const Isa &isa, const F *r, const F *c, int64_t n, bool zeros, const Tolerance &t, Errors &e) {
+    if constexpr (sizeof(F) == 4) isa.errors32(r, c, n, zeros, t, e);
+    else isa.errors64(r, c, n, zeros, t, e);
 }
 
 // The first pair whose error, relative or not, is this one.
@@ -1562,6 +1564,7 @@ struct ContrastResult {
     Contrasted contrasted;
     Summary reference, candidate;
     double dot, cosine, l2_error;
+    bool has_cosine;
 };
 
 // Makes a side row-major in memory of its own, which is faster than jumping about in the tensor pair by pair.
@@ -1608,8 +1611,9 @@ ContrastResult contrast(Pairing &pairing) {
         pairing.candidate.scale = std::ldexp(1.0, -c_exponent);
         for (Side *side : {&pairing.reference, &pairing.candidate})
             side->pivot = choose_pivot(isa, side->layout, side->type, side->scale);
+        const double shrunk = std::ldexp(1.0, shrink), zoom = std::ldexp(1.0, -d_exponent - shrink);
         sums = by_chunks<Rescued>(count, bytes, [&](int64_t begin, int64_t end) {
-            return rescue_chunk(isa, pairing, std::ldexp(1.0, shrink), std::ldexp(1.0, -d_exponent - shrink), begin, end);
+            return rescue_chunk(isa, pairing, shrunk, zoom, begin, end);
         });
     }
     result.reference = summarize(sums.reference, r_exponent);
@@ -1617,8 +1621,8 @@ ContrastResult contrast(Pairing &pairing) {
     result.dot = std::ldexp(sums.dot, r_exponent + c_exponent);
     result.l2_error = std::ldexp(std::sqrt(sums.squares), d_exponent);
     const double norms = summarize(sums.reference, 0).l2 * summarize(sums.candidate, 0).l2;
-    // Rounding can push a cosine of 1 past it.
-    result.cosine = norms == 0 ? std::numeric_limits<double>::quiet_NaN() : std::fmax(-1.0, std::fmin(1.0, sums.dot / norms));
+    result.has_cosine = norms != 0;
+    if (norms != 0) result.cosine = std::fmax(-1.0, std::fmin(1.0, sums.dot / norms));  // rounding can push 1 past 1
     return result;
 }
 
@@ -1784,7 +1788,8 @@ bool read_shard(PyObject *shard, PyObject *shape, Layout &layout) {
     int64_t step = 1;
     for (Py_ssize_t i = rank - 1; inside && i >= 0; --i) {
         int64_t first, full;
-        if (!read_integer(PyTuple_GetItem(offset, i), first) || !read_integer(PyTuple_GetItem(whole, i), full)) return false;
+        if (!read_integer(PyTuple_GetItem(offset, i), first) || !read_integer(PyTuple_GetItem(whole, i), full))
+            return false;
         Dim &dim = layout.dim[rank - 1 - i];
         inside = first >= 0 && first + dim.size <= full;
         dim.step = step;
@@ -1792,7 +1797,8 @@ bool read_shard(PyObject *shard, PyObject *shape, Layout &layout) {
         step *= full;
     }
     if (!inside)
-        PyErr_Format(PyExc_ValueError, "A shard of shape %R at %R does not lie within a tensor of shape %R.", shape, offset, whole);
+        PyErr_Format(PyExc_ValueError, "A shard of shape %R at %R does not lie within a tensor of shape %R.", shape,
+                     offset, whole);
     return inside;
 }
 
@@ -1890,8 +1896,9 @@ PyObject *py_measure(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
     const int64_t count = request.layout.count;
     if (count) {
         // The index of the last element bounds all indices.
-        uint64_t last = request.layout.origin;
-        for (int d = 0; d < request.layout.rank; ++d) last += (request.layout.dim[d].size - 1) * request.layout.dim[d].step;
+        const Layout &layout = request.layout;
+        uint64_t last = layout.origin;
+        for (int d = 0; d < layout.rank; ++d) last += (layout.dim[d].size - 1) * layout.dim[d].step;
         request.wide_index = last >= UINT32_MAX / 2;  // 8-byte elements are two words
         if (!unlocked(count * request.layout.size, [&] { result = measure(request); })) return nullptr;
     }
@@ -1915,7 +1922,7 @@ PyObject *make_contrast(const ContrastResult &result, const Pairing &pairing, in
     for (const Summary *side : {&result.reference, &result.candidate})
         for (double value : {side->mean, side->std, side->l2}) fields.real_if(some, value);
     fields.real_if(some, result.dot);
-    fields.real_if(some && !std::isnan(result.cosine), result.cosine);
+    fields.real_if(result.has_cosine, result.cosine);
     fields.real_if(some, all.errors.sum_abs);
     fields.real_if(some, result.l2_error);
     fields.real_if(some, all.absolute.value);
@@ -1927,7 +1934,8 @@ PyObject *make_contrast(const ContrastResult &result, const Pairing &pairing, in
     for (int64_t within : {all.errors.within, all.errors.within_1e3, all.errors.within_5e3}) fields.integer(within);
     if (ulps) {
         fields.add(PyLong_FromUnsignedLongLong(all.max_ulp));
-        fields.real((static_cast<double>(all.ulp_high) * 0x1p32 + static_cast<double>(all.ulp_low)) / static_cast<double>(finite));
+        const double sum = static_cast<double>(all.ulp_high) * 0x1p32 + static_cast<double>(all.ulp_low);
+        fields.real(sum / static_cast<double>(finite));
     } else {
         fields.none();
         fields.none();
@@ -1969,7 +1977,8 @@ PyObject *py_pack(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
     Type type;
     bool complex;
     void *out;
-    if (!expect(nargs, 2) || !read_tensor(args[0], Py_None, layout, type, complex) || !read_address(args[1], out)) return nullptr;
+    if (!expect(nargs, 2) || !read_tensor(args[0], Py_None, layout, type, complex) || !read_address(args[1], out))
+        return nullptr;
     if (layout.count && !unlocked(layout.count * layout.size, [&] { pack(layout, out); })) return nullptr;
     Py_RETURN_NONE;
 }
@@ -1981,8 +1990,8 @@ PyObject *py_gather(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
     bool complex;
     void *positions, *out;
     int64_t n;
-    if (!expect(nargs, 4) || !read_tensor(args[0], Py_None, layout, type, complex) || !read_address(args[1], positions) ||
-        !read_integer(args[2], n) || !read_address(args[3], out))
+    if (!expect(nargs, 4) || !read_tensor(args[0], Py_None, layout, type, complex) ||
+        !read_address(args[1], positions) || !read_integer(args[2], n) || !read_address(args[3], out))
         return nullptr;
     bool inside = false;
     const bool done = unlocked(n * layout.size, [&] {
@@ -2064,7 +2073,9 @@ PyMethodDef kMethods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "astray.stats._native", nullptr, -1, kMethods, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef kModule = {
+    PyModuleDef_HEAD_INIT, "astray.stats._native", nullptr, -1, kMethods, nullptr, nullptr, nullptr, nullptr,
+};
 
 PyObject *import_name(const char *module, const char *name) {
     PyObject *found = PyImport_ImportModule(module);

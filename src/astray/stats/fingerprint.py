@@ -11,6 +11,9 @@ What follows from that:
   fingerprints of shards, each computed with the indices of the whole tensor, add up to that of the whole, wherever
   the cuts run.
 - Only the logical order counts: memory layout, strides and devices do not.
+
+It is a sum and no cryptographic hash: two changes can cancel. One that could be arranged: mix(2i + 1) = 2·mix(i) for
+one i in 16, so there word i may change by −2δ while word 2i + 1 changes by δ.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ import numpy.typing as npt
 
 MASK = (1 << 64) - 1
 
-# Odd, so that multiplying by it is a bijection of the 32-bit numbers: 2³² / golden ratio, two primes that spread bits
-# well (from the xxHash and the lowbias32 family), each used once.
+# Odd, so that multiplying by one is a bijection of the 32-bit numbers. 2³² / golden ratio keeps neighbours apart; the
+# other two are known from the xxHash and lowbias32 families of hashes to spread bits well.
 STEP = 0x9E3779B1
 STEP_HIGH = 0x85EBCA6B
 SPREAD = 0x7FEB352D
