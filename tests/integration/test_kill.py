@@ -70,7 +70,9 @@ def test_a_killed_run_compares_with_a_whole_one(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(PROGRAM))
     subprocess.run([sys.executable, script, tmp_path / "whole", "40"], check=True, capture_output=True)
-    process = subprocess.Popen([sys.executable, script, tmp_path / "killed", "100000"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, script, tmp_path / "killed", "100000"], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     while int(process.stdout.readline()) < 30:
         pass

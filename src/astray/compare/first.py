@@ -210,13 +210,10 @@ class _Search:
         gradient = self._gradient(parameter, step)
         if gradient is None:
             return f"{text}. Its gradient in step {step} was not compared: look at the update of step {step}."
-        return (
-            f"{text}, though its gradient in step {step} agrees ({clues.verdict_of(gradient)}): look at "
-            + (
-                f"the update of step {step}, that is the optimizer and its settings."
-                if others
-                else f"what wrote to it after the backward of step {step}, be it the optimizer or other code."
-            )
+        return f"{text}, though its gradient in step {step} agrees ({clues.verdict_of(gradient)}): look at " + (
+            f"the update of step {step}, that is the optimizer and its settings."
+            if others
+            else f"what wrote to it after the backward of step {step}, be it the optimizer or other code."
         )
 
     def _gradient(self, parameter: Place, step: int) -> Place | None:

@@ -376,17 +376,18 @@ template <int N, class F> INLINE Sums block_sums(const F *x, int64_t n, double p
     return pivot == 0 ? sums_about<N, F, false>(x, n, pivot) : sums_about<N, F, true>(x, n, pivot);
 }
 
-constexpr uint32_t kStep = 0x9E3779B1u, kStepHigh = 0x85EBCA6Bu, kSpread = 0x7FEB352Du;
+constexpr uint32_t kStep = 0x9E3779B1u, kStepHigh = 0x85EBCA6Bu, kSpread = 0x7FEB352Du, kFlip = 0x61C8864Fu;
 
 // The factor of a word, from the linear part of its hash. See fingerprint.py for the definition.
 template <class V> INLINE V spread(V x) {
+    x ^= kFlip;
     x ^= x >> 16;
     x *= kSpread;
     x ^= x >> 15;
     return x;
 }
 INLINE uint32_t linear(uint64_t word) {
-    return (static_cast<uint32_t>(word) + 1) * kStep + static_cast<uint32_t>(word >> 32) * kStepHigh;
+    return static_cast<uint32_t>(word) * kStep + static_cast<uint32_t>(word >> 32) * kStepHigh;
 }
 
 // Products of the even 32-bit lanes, 64 bits each.
@@ -450,7 +451,7 @@ template <class U, class Index> INLINE uint64_t block_elements(const void *raw, 
     auto value = static_cast<const U *>(raw);
     auto index = static_cast<const Index *>(indices);
     auto factor = [](Index word) -> uint64_t {
-        if constexpr (sizeof(Index) == 4) return spread((word + 1) * kStep);
+        if constexpr (sizeof(Index) == 4) return spread(word * kStep);
         else return spread(linear(word));
     };
     uint64_t total = 0;

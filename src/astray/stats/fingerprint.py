@@ -12,8 +12,8 @@ What follows from that:
   the cuts run.
 - Only the logical order counts: memory layout, strides and devices do not.
 
-It is a sum and no cryptographic hash: two changes can cancel. One that could be arranged: mix(2i + 1) = 2·mix(i) for
-one i in 16, so there word i may change by −2δ while word 2i + 1 changes by δ.
+It is a sum and no cryptographic hash: two changes can be arranged to cancel. By accident they hardly will: the factors
+are as free of simple ratios and repeated differences as random numbers are, nearly.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ MASK = (1 << 64) - 1
 STEP = 0x9E3779B1
 STEP_HIGH = 0x85EBCA6B
 SPREAD = 0x7FEB352D
+FLIP = (
+    0x61C8864F  # −STEP: an xor breaks up the ratios of a plain product, and this one puts the only 0 at index 2³² − 1
+)
 
 
 def merge_fingerprints(parts: Iterable[int]) -> int:
@@ -45,7 +48,7 @@ def mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Hash word indices to their factors, 32 bits each."""
     low = words.astype(np.uint32)
     high = (words >> np.uint64(32)).astype(np.uint32)
-    x = (low + np.uint32(1)) * np.uint32(STEP) + high * np.uint32(STEP_HIGH)
+    x = (low * np.uint32(STEP) + high * np.uint32(STEP_HIGH)) ^ np.uint32(FLIP)
     x ^= x >> np.uint32(16)
     x *= np.uint32(SPREAD)
     x ^= x >> np.uint32(15)
