@@ -39,15 +39,20 @@ class Reading(NamedTuple):
     note: str | None = None
 
 
+Identity = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+"""Version, address, shape and stride: what changes whenever a tensor's numbers may have."""
+
+
 class TensorReader(Protocol):
     """What the engine asks of an adapter."""
 
-    def identity(self, tensor: Any) -> tuple[Any, ...] | None:
-        """What changes whenever the tensor's numbers may have; None when that cannot be told."""
+    def identity(self, tensor: Any) -> Identity | None:
+        """None when it cannot be told whether the tensor has changed."""
 
     def requires_grad(self, tensor: Any) -> bool: ...
 
-    def read(self, tensor: Any) -> Reading: ...
+    def read(self, tensor: Any, identity: Identity | None) -> Reading:
+        """`identity` is what this reader said of the tensor a moment ago."""
 
 
 class Site(NamedTuple):
@@ -195,8 +200,8 @@ class Engine:
             seen.values,
         )  # fmt: skip
 
-    def _measure(self, tensor: Any, identity: tuple[Any, ...] | None, name: str) -> Sighting:
-        reading = self._reader.read(tensor)
+    def _measure(self, tensor: Any, identity: Identity | None, name: str) -> Sighting:
+        reading = self._reader.read(tensor, identity)
         statistics = fingerprint = values = None
         if reading.memory is not None:
             statistics, fingerprint = measure(reading.memory, statistics=self._statistics)

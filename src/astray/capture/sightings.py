@@ -20,7 +20,7 @@ class Sighting(NamedTuple):
     """Everything the row of a tensor needs that belongs to the tensor and not to the call."""
 
     tensor: weakref.ref[Any] | None
-    identity: tuple[Any, ...] | None
+    identity: Any
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -39,7 +39,7 @@ class Sightings:
         self._by_id: dict[int, Sighting] = {}
         self._crowded = _ENOUGH
 
-    def find(self, tensor: Any, identity: tuple[Any, ...]) -> Sighting | None:
+    def find(self, tensor: Any, identity: Any) -> Sighting | None:
         seen = self._by_id.get(id(tensor))
         if seen is None or seen.identity != identity or seen.tensor is None or seen.tensor() is not tensor:
             return None

@@ -19,6 +19,11 @@ from astray.capture.engine import Engine, OpenCall
 
 Edge = tuple[Node, int]
 
+_ENOUGH = 4096  # calls that are remembered before the dead are looked for
+
+_LEAF = 2**64 - 1
+"""The number of the nodes that accumulate into leaves, whenever they were made. Nothing lies behind them."""
+
 
 class InputEdges:
     """Where the inputs of a call hang in the autograd graph, taken before the call can change them in place."""
@@ -38,18 +43,20 @@ class InputEdges:
         found: list[tuple[Node, int, str]] = []
         visited: set[Node] = set()
         ahead = [node for node in outputs if node is not None and self._is_inside(node)]
+        paths, born = self.paths, self.born
         while ahead:
             node = ahead.pop()
             if node in visited:
                 continue
             visited.add(node)
-            for index, (following, output) in enumerate(node.next_functions):
+            for index, edge in enumerate(node.next_functions):
+                following = edge[0]
                 if following is None:
                     continue
-                path = self.paths.get((following, output))
+                path = paths.get(edge)  # type: ignore[arg-type]  # whose node is not None
                 if path is not None:
                     found.append((node, index, path))
-                elif self._is_inside(following):
+                elif born <= following._sequence_nr() < _LEAF:
                     ahead.append(following)
         return found
 
@@ -60,6 +67,10 @@ class InputEdges:
 
 class CallGradients:
     """The gradients of one forward call, collected as they come. Lives as long as the graph holds its hooks."""
+
+    __slots__ = (
+        "__weakref__", "_arrived", "_call", "_engine", "_expected", "_handles", "_seq", "_sums", "_waiting",
+    )  # fmt: skip
 
     def __init__(self, engine: Engine, call: OpenCall) -> None:
         self._engine = engine
@@ -76,12 +87,13 @@ class CallGradients:
         for path, tensor in outputs:
             if tensor.requires_grad:
                 through = edges.paths.get(_edge(tensor)) if edges.paths else None
-                self._hook(tensor.register_hook, _ArrivalHook(self, path, through))
+                handle = tensor.register_hook(_ArrivalHook(self, path, through))  # type: ignore[no-untyped-call]
+                self._handles.append(handle)
         if not edges.paths:
             return
         for node, index, path in edges.consumers(tensor.grad_fn for _, tensor in outputs):
             self._expected[path] = self._expected.get(path, 0) + 1
-            self._hook(node.register_hook, _SendingHook(self, path, index))
+            self._handles.append(node.register_hook(_SendingHook(self, path, index)))
         self._waiting = dict(self._expected)
 
     def arrived(self, path: str, gradient: torch.Tensor, through: str | None) -> None:
@@ -132,9 +144,6 @@ class CallGradients:
             self._seq = self._engine.backward(self._call)
         return self._seq
 
-    def _hook(self, register: Callable[[Any], Any], hook: Any) -> None:
-        self._handles.append(register(hook))
-
     def guarded(self, action: Callable[..., None], *args: Any) -> None:
         """Runs one observation; whatever goes wrong in it stays out of the backward pass."""
         if not self._engine.belongs_here():
@@ -177,21 +186,33 @@ class LiveGradients:
     """Every call whose graph is still there, so that hooks can be taken off when the recording stops."""
 
     def __init__(self) -> None:
-        self._calls: weakref.WeakSet[CallGradients] = weakref.WeakSet()
+        self._calls: list[weakref.ref[CallGradients]] = []
+        self._crowded = _ENOUGH
 
     def watch(self, engine: Engine, call: OpenCall, edges: InputEdges, outputs: list[tuple[str, torch.Tensor]]) -> None:
         gradients = CallGradients(engine, call)
         gradients.watch(edges, outputs)
-        self._calls.add(gradients)
+        self._calls.append(weakref.ref(gradients))
+        if len(self._calls) > self._crowded:  # a program that never ends a step
+            self._living()
+            self._crowded = max(_ENOUGH, 2 * len(self._calls))
 
     def finish(self) -> None:
-        for gradients in list(self._calls):
+        """Ends the step: a sum that is not complete is recorded as it is."""
+        for gradients in self._living():
             if gradients.is_partial:
                 gradients.guarded(gradients.finish)
 
+    def _living(self) -> list[CallGradients]:
+        """Those whose graph is still there; the others are forgotten."""
+        living = [(reference, gradients) for reference in self._calls if (gradients := reference()) is not None]
+        self._calls = [reference for reference, _ in living]
+        return [gradients for _, gradients in living]
+
     def remove(self) -> None:
-        for gradients in list(self._calls):
+        for gradients in self._living():
             gradients.remove()
+        self._calls = []
 
 
 def _edge(tensor: torch.Tensor) -> Edge:

@@ -6,12 +6,11 @@ meta, a subclass that wraps other tensors) gets a row that says so.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from astray.capture.engine import Reading
+from astray.capture.engine import Identity, Reading
 from astray.stats import Strided
 from astray.stats.dtypes import DTYPES
 
@@ -19,36 +18,43 @@ NAMES = {dtype: name for name in DTYPES if isinstance(dtype := getattr(torch, na
 """The dtypes that can be measured, by their torch object."""
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_STRIDED = torch.strided
 
 
 class TorchReader:
-    """The engine's eyes on torch tensors."""
+    """The engine's eyes on torch tensors. Called for every tensor of every call, so each attribute is read once."""
 
-    def identity(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
-        if type(tensor) not in _PLAIN or tensor.is_inference():  # inference tensors keep no version
-            return None
-        if tensor.layout is not torch.strided:
-            return None
-        return (tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride())
+    def identity(self, tensor: torch.Tensor) -> Identity | None:
+        if type(tensor) not in _PLAIN or tensor.layout is not _STRIDED or tensor.is_inference():
+            return None  # a subclass may hide what it does; inference tensors keep no version
+        return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride()
 
     def requires_grad(self, tensor: torch.Tensor) -> bool:
         return tensor.requires_grad
 
-    def read(self, tensor: torch.Tensor) -> Reading:
-        dtype = NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
-        device = str(tensor.device)
-        shape = tuple(tensor.shape)
-        reason = _unreadable(tensor)
-        if reason is not None:
-            return Reading(dtype, shape, (), device, None, note=reason)
-        plain = tensor.detach()
-        stride = plain.stride()
-        if plain.is_conj() or plain.is_neg():  # the sign is a flag, not yet in memory
-            plain = plain.resolve_conj().resolve_neg()
-        if plain.device.type != "cpu":
-            plain = plain.cpu()
-        memory = Strided(plain.data_ptr(), dtype, shape, plain.stride())
-        return Reading(dtype, shape, stride, device, memory, owner=plain)
+    def read(self, tensor: torch.Tensor, identity: Identity | None) -> Reading:
+        dtype = NAMES.get(tensor.dtype)
+        if identity is not None and dtype is not None and tensor.is_cpu and _lies_as_it_is(tensor):
+            _, address, shape, stride = identity
+            return Reading(dtype, shape, stride, "cpu", Strided(address, dtype, shape, stride))
+        return _read_carefully(tensor)
+
+
+def _lies_as_it_is(tensor: torch.Tensor) -> bool:
+    """Whether the numbers are those in memory: not under a transform, and with no sign that is only a flag yet."""
+    return not (is_functorch_wrapped_tensor(tensor) or tensor.is_neg() or tensor.is_conj())
+
+
+def _read_carefully(tensor: torch.Tensor) -> Reading:
+    dtype = NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
+    device = str(tensor.device)
+    shape = tuple(tensor.shape)
+    reason = _unreadable(tensor)
+    if reason is not None:
+        return Reading(dtype, shape, (), device, None, note=reason)
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu()
+    memory = Strided(plain.data_ptr(), dtype, shape, plain.stride())
+    return Reading(dtype, shape, tensor.stride(), device, memory, owner=plain)
 
 
 def _unreadable(tensor: torch.Tensor) -> str | None:
@@ -63,6 +69,6 @@ def _unreadable(tensor: torch.Tensor) -> str | None:
         return f"the dtype {str(tensor.dtype).removeprefix('torch.')} is not known"
     if is_traceable_wrapper_subclass(tensor):
         return f"a {type(tensor).__name__} wraps other tensors"
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if is_functorch_wrapped_tensor(tensor):
         return "it is inside a functorch transform"
     return None
