@@ -23,7 +23,7 @@ native = Extension(
     # inlined, so the note about how they would be passed is noise.
     extra_compile_args=["/O2", "/std:c++17"]
     if MSVC
-    else ["-O3", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"],
+    else ["-O3", "-g0", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"],
 )
 
 setup(ext_modules=[native], options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {})

@@ -1,10 +1,13 @@
 """How fast the kernels go, beside what merely reading the same memory takes.
 
     python benchmarks/kernels.py [--elements 16777216] [--repeats 7] [--threads 1 2]
+                                 [--dtypes float32 ...] [--layouts contiguous ...] [--only contrast ...]
 
 Prints a markdown table. The bound is a native loop that adds up 64-bit words, with the same number of threads over the
 same memory in the same process, run in turn with the kernels; the best of the repeats counts for each. GB/s are of the
-bytes of the tensor, of both tensors for `contrast`.
+bytes of the tensor, of both tensors for `contrast`, which meets three candidates: `far`, every third element another;
+`near`, rounding noise of 1e-6 on each element, which for small ones is a large relative error, or for narrow types one
+bit on every third; and `same`, a copy.
 """
 
 from __future__ import annotations
@@ -61,49 +64,69 @@ def best(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float
     return times
 
 
-def throughput(elements: int, repeats: int, threads: list[int]) -> None:
+def candidates(one: np.ndarray, dtype: str) -> dict[str, np.ndarray]:
+    """What `one` is contrasted with."""
+    far, near = one.copy(), one.copy()
+    far[::3] = make(dtype, one.size, 1)[::3]
+    if dtype in ("float32", "float64", "complex64"):
+        near += 1e-6 * make(dtype, one.size, 2)
+    else:
+        near.view(f"u{one.itemsize}")[::3] ^= 1
+    return {"far": far, "near": near, "same": one.copy()}
+
+
+def throughput(options: argparse.Namespace) -> None:
     """GB/s of every kernel over tensors that no cache holds."""
-    print(f"| dtype | layout | threads | read | {' | '.join(HEADINGS)} |")
-    print("|---|---|---|---|" + "---|" * len(HEADINGS))
-    side = int(elements**0.5)
-    for dtype in DTYPE_NAMES:
+    print(f"| dtype | layout | threads | read | {' | '.join(options.only)} |")
+    print("|---|---|---|---|" + "---|" * len(options.only))
+    side = int(options.elements**0.5)
+    for dtype in options.dtypes:
         one = make(dtype, side * side, 0)
-        other = one.copy()
-        other[::3] = make(dtype, side * side, 1)[::3]
-        for layout in ("contiguous", "transposed"):
-            shaped = [array.reshape(side, side) for array in (one, other)]
-            first, second = (Strided.from_numpy(a.T if layout == "transposed" else a, dtype) for a in shaped)
-            for count in threads:
-                set_threads(count)
-                _row(dtype, layout, count, first, second, one, repeats)
+        others = candidates(one, dtype)
+        for layout in options.layouts:
+
+            def shaped(array: np.ndarray, layout: str = layout, dtype: str = dtype) -> Strided:
+                square = array.reshape(side, side)
+                return Strided.from_numpy(square.T if layout == "transposed" else square, dtype)
+
+            for threads in options.threads:
+                set_threads(threads)
+                speeds = _speeds(shaped(one), {name: shaped(other) for name, other in others.items()}, one, options)
+                read = speeds.pop("read")
+                cells = " | ".join(f"{speed:.1f} ({speed / read:.2f})" for speed in speeds.values())
+                print(f"| {dtype} | {layout} | {threads} | {read:.1f} | {cells} |", flush=True)
     set_threads(None)
 
 
-HEADINGS = ["stats + fingerprint", "stats", "fingerprint", "contrast", "pack"]
+LAYOUTS = ["contiguous", "transposed"]
+HEADINGS = [
+    "stats + fingerprint",
+    "stats",
+    "fingerprint",
+    "contrast far",
+    "contrast near",
+    "contrast same",
+    "pack",
+]
 
 
-def _row(
-    dtype: str, layout: str, threads: int, first: Strided, second: Strided, memory: np.ndarray, repeats: int
-) -> None:
-    address, nbytes = first.address, memory.nbytes
-    out = np.empty(nbytes, np.uint8)
-    times = best(
-        {
-            "read": lambda: _native.read(address, nbytes),
-            "stats + fingerprint": lambda: measure(first),
-            "stats": lambda: measure(first, fingerprint=False),
-            "fingerprint": lambda: measure(first, statistics=False),
-            "contrast": lambda: contrast(first, second),
-            "pack": lambda: pack(first, out),
-        },
-        repeats,
-    )
-    read = nbytes / times["read"] / 1e9
-    cells = []
-    for name in HEADINGS:
-        speed = (2 if name == "contrast" else 1) * nbytes / times[name] / 1e9
-        cells.append(f"{speed:.1f} ({speed / read:.2f})")
-    print(f"| {dtype} | {layout} | {threads} | {read:.1f} | {' | '.join(cells)} |")
+def _speeds(
+    tensor: Strided, others: dict[str, Strided], memory: np.ndarray, options: argparse.Namespace
+) -> dict[str, float]:
+    out = np.empty(memory.nbytes, np.uint8)
+    jobs: dict[str, Callable[[], object]] = {
+        "read": lambda: _native.read(tensor.address, memory.nbytes),
+        "stats + fingerprint": lambda: measure(tensor),
+        "stats": lambda: measure(tensor, fingerprint=False),
+        "fingerprint": lambda: measure(tensor, statistics=False),
+        **{f"contrast {name}": lambda other=other: contrast(tensor, other) for name, other in others.items()},
+        "pack": lambda: pack(tensor, out),
+    }
+    times = best({name: jobs[name] for name in ["read", *options.only]}, options.repeats)
+    return {
+        name: (2 if name.startswith("contrast") else 1) * memory.nbytes / elapsed / 1e9
+        for name, elapsed in times.items()
+    }
 
 
 def small(repeats: int) -> None:
@@ -142,13 +165,17 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=1 << 24, help="per tensor; the default is out of every cache")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--dtypes", nargs="+", default=DTYPE_NAMES, choices=DTYPE_NAMES)
+    parser.add_argument("--layouts", nargs="+", default=LAYOUTS, choices=LAYOUTS)
+    parser.add_argument("--only", nargs="+", default=HEADINGS, choices=HEADINGS, help="columns; without the small ones")
     options = parser.parse_args()
     print(
         f"{BACKEND} kernels, {_native.isas()[-1]}, {options.elements:,} elements; in brackets, the fraction of a read\n"
     )
-    throughput(options.elements, options.repeats, options.threads)
-    small(options.repeats)
-    strings(options.repeats)
+    throughput(options)
+    if options.only is HEADINGS:
+        small(options.repeats)
+        strings(options.repeats)
 
 
 if __name__ == "__main__":

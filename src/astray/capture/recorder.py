@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from astray import stats
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.engine import Engine, logger
 from astray.capture.ranks import rank_and_world_size
@@ -70,9 +71,14 @@ class Recorder:
         if self._writer is not None:
             raise RecordError(f"This recorder has already been started, on {self.path}. Make another for a second run.")
         rank, world_size = rank_and_world_size(os.environ)
+        if stats.BACKEND == "numpy" and "ASTRAY_KERNELS" not in os.environ:
+            logger.warning(
+                "astray was installed without a compiler, so measuring tensors takes about forty times as long. "
+                "Install it again where there is one."
+            )
         info = RunInfo.here(
             framework=self._adapter.framework,
-            versions=self._adapter.versions(),
+            versions={**self._adapter.versions(), "astray kernels": stats.BACKEND},
             devices=self._adapter.devices(),
             seed=self._adapter.seed(),
             world_size=world_size,

@@ -8,6 +8,7 @@ therefore every bit of the result stay as they are.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -188,11 +189,13 @@ class LiveGradients:
     def __init__(self) -> None:
         self._calls: list[weakref.ref[CallGradients]] = []
         self._crowded = _ENOUGH
+        self._changing = threading.Lock()
 
     def watch(self, engine: Engine, call: OpenCall, edges: InputEdges, outputs: list[tuple[str, torch.Tensor]]) -> None:
         gradients = CallGradients(engine, call)
         gradients.watch(edges, outputs)
-        self._calls.append(weakref.ref(gradients))
+        with self._changing:
+            self._calls.append(weakref.ref(gradients))
         if len(self._calls) > self._crowded:  # a program that never ends a step
             self._living()
             self._crowded = max(_ENOUGH, 2 * len(self._calls))
@@ -205,8 +208,9 @@ class LiveGradients:
 
     def _living(self) -> list[CallGradients]:
         """Those whose graph is still there; the others are forgotten."""
-        living = [(reference, gradients) for reference in self._calls if (gradients := reference()) is not None]
-        self._calls = [reference for reference, _ in living]
+        with self._changing:
+            living = [(reference, gradients) for reference in self._calls if (gradients := reference()) is not None]
+            self._calls = [reference for reference, _ in living]
         return [gradients for _, gradients in living]
 
     def remove(self) -> None:
