@@ -7,7 +7,6 @@ import io
 import json
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,31 +15,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import astray
-from astray.store import Run
+from recorded_rows import hooks_of, outline, rows
 from small_models import MODELS, Attending, InPlace, Nested, Noisy, Residual, Shared, build, same_bits, train
-
-
-def rows(run: Run, **wanted: Any) -> list[dict[str, Any]]:
-    """The tensor rows of rank 0 with the columns of their calls, in the order they were observed."""
-    rank = run.ranks[0]
-    found = []
-    for index, call in enumerate(rank.call_rows.tolist()):
-        row = {**rank.calls.row(call), **rank.tensors.row(index), "row": index}
-        if all(row[name] == value for name, value in wanted.items()):
-            found.append(row)
-    return found
-
-
-def outline(run: Run, **wanted: Any) -> list[str]:
-    return [f"{row['site']} {row['phase']} {row['role']} {row['path']}" for row in rows(run, **wanted)]
-
-
-def hooks_of(model: nn.Module) -> int:
-    on_modules = sum(
-        len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
-        for module in model.modules()
-    )
-    return on_modules + sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())
 
 
 def test_one_step_of_a_residual_block_in_the_order_it_happened(tmp_path: Path) -> None:

@@ -108,15 +108,12 @@ class Engine:
     def enter(self, site: Site, frame: FrameType | None, args: str | None, *, recompute: bool = False) -> OpenCall:
         """A forward call starts. `frame` is the innermost frame of the call that the stack should start from."""
         open_calls = self._open_calls()
+        stack = self._stack(frame, open_calls)
         outer = open_calls[-1] if open_calls else None
         micro = outer.micro if outer is not None else self._outermost(site.root, recompute)
         number = self._number(site.name, micro, recompute)
         call = OpenCall(next(self._seq), self.step, micro, site, number, recompute)
-        call.frame = frame
-        if outer is None:
-            call.stack = self._stacks.capture(frame)
-        else:
-            call.stack = self._stacks.capture(frame, outer.frame, outer.stack)
+        call.frame, call.stack = frame, stack
         open_calls.append(call)
         parent = outer.seq if outer is not None else None
         self._writer.call(
@@ -127,13 +124,23 @@ class Engine:
         )  # fmt: skip
         return call
 
+    def _stack(self, frame: FrameType | None, open_calls: list[OpenCall]) -> int | None:
+        """The Python stack of a call that starts; drops open calls that are not on it, such as interrupted ones."""
+        while open_calls:
+            outer = open_calls[-1]
+            stack = self._stacks.capture(frame, outer.frame, outer.stack)
+            if stack is not None:
+                return stack
+            open_calls.pop().frame = None
+        return self._stacks.capture(frame)
+
     def leave(self, site: Site) -> OpenCall | None:
         """The innermost open call of `site` ends; calls inside it that an exception left open end with it."""
         open_calls = self._open_calls()
         for depth in range(len(open_calls) - 1, -1, -1):
             if open_calls[depth].site is site:
                 call = open_calls[depth]
-                for ended in open_calls[depth:]:
+                for ended in open_calls[depth + 1 :]:
                     ended.frame = None  # a frame holds everything its function does
                 del open_calls[depth:]
                 return call

@@ -92,7 +92,11 @@ class Recorder:
             queue_bytes=self.settings.queue_bytes,
         )
         self._engine = Engine(self._writer, self.settings, self._adapter.reader, self._adapter.internal)
-        self._adapter.start(self._engine, self.step)
+        try:
+            self._adapter.start(self._engine, self.step)
+        except BaseException as error:
+            self.stop(f"{type(error).__name__} while starting: {error}")
+            raise
         return self
 
     @property

@@ -28,8 +28,13 @@ class Stacks:
         self._adding = threading.Lock()
         self._codes: dict[int, tuple[CodeType, bool]] = {}  # the code is held, so that its id stays its own
 
-    def capture(self, frame: FrameType | None, outer: FrameType | None = None, outer_id: int | None = None) -> int:
-        """The id of the stack from `frame` outwards; `outer` is a frame further out whose stack has `outer_id`."""
+    def capture(
+        self, frame: FrameType | None, outer: FrameType | None = None, outer_id: int | None = None
+    ) -> int | None:
+        """The id of the stack from `frame` outwards. `outer` is a frame further out whose stack has `outer_id`.
+
+        None when `outer` is not out there: what it was running has ended without saying so.
+        """
         key: list[object] = [outer_id]
         own: list[tuple[CodeType, FrameType]] = []
         codes = self._codes
@@ -43,6 +48,8 @@ class Stacks:
                 key.append(frame.f_lasti)
                 own.append((code, frame))
             frame = frame.f_back
+        if frame is not outer:
+            return None
         found = self._ids.get(tuple(key))
         return found if found is not None else self._add(tuple(key), own, outer_id)
 

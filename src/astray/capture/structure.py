@@ -20,6 +20,7 @@ TENSOR = "<tensor>"
 
 _LONGEST_TEXT = 200
 _LONGEST_LIST = 64
+_SCALARS = frozenset({bool, int, float, str, type(None)})
 
 
 class Flattener:
@@ -67,6 +68,8 @@ class Flattener:
         if isinstance(value, Mapping):
             return {str(key): self._walk(item, f"{path}.{key}", found, depth + 1) for key, item in list(value.items())}
         if isinstance(value, list | tuple):
+            if len(value) > _LONGEST_LIST and set(map(type, value)) <= _SCALARS:
+                return _shortened([_scalar(item) for item in value[:_LONGEST_LIST]], len(value))
             return _shortened([self._walk(item, f"{path}.{i}", found, depth + 1) for i, item in enumerate(value)])
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return {
@@ -76,11 +79,12 @@ class Flattener:
         return _describe(value)
 
 
-def _shortened(items: list[Any]) -> list[Any]:
+def _shortened(items: list[Any], length: int | None = None) -> list[Any]:
     """A list of ten thousand numbers is named, not copied into every row."""
-    if len(items) <= _LONGEST_LIST:
+    length = len(items) if length is None else length
+    if length <= _LONGEST_LIST:
         return items
-    return [*items[:_LONGEST_LIST], f"<{len(items) - _LONGEST_LIST} more>"]
+    return [*items[:_LONGEST_LIST], f"<{length - _LONGEST_LIST} more>"]
 
 
 def _scalar(value: bool | int | float | str | None) -> Any:

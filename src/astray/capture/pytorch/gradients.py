@@ -29,15 +29,18 @@ _LEAF = 2**64 - 1
 class InputEdges:
     """Where the inputs of a call hang in the autograd graph, taken before the call can change them in place."""
 
-    __slots__ = ("born", "paths")
+    __slots__ = ("born", "paths", "tensors")
 
     def __init__(self, inputs: Iterable[tuple[str, torch.Tensor]]) -> None:
         self.paths: dict[Edge, str] = {}
+        self.tensors: list[torch.Tensor] = []  # one for each of them
         self.born: int = torch._C._autograd._get_sequence_nr()
         for path, tensor in inputs:
             if tensor.requires_grad:
-                # One tensor given as two arguments has one edge: its gradient is recorded under the first path.
-                self.paths.setdefault(_edge(tensor), path)
+                edge = _edge(tensor)
+                if edge not in self.paths:  # one tensor given twice has one edge, recorded under the first path
+                    self.paths[edge] = path
+                    self.tensors.append(tensor)
 
     def consumers(self, outputs: Iterable[Node | None]) -> list[tuple[Node, int, str]]:
         """The nodes born inside the call that send a gradient to an input: (node, which of its edges, path)."""
@@ -67,35 +70,56 @@ class InputEdges:
 
 
 class CallGradients:
-    """The gradients of one forward call, collected as they come. Lives as long as the graph holds its hooks."""
+    """The gradients of one forward call, collected as they come. Lives as long as the graph holds its hooks.
 
-    __slots__ = (
-        "__weakref__", "_arrived", "_call", "_engine", "_expected", "_handles", "_seq", "_sums", "_waiting",
-    )  # fmt: skip
+    It never holds a node of the graph itself: a node holds its hooks, they hold this, and nobody could free the circle.
+    """
+
+    __slots__ = ("__weakref__", "_arrived", "_call", "_engine", "_expected", "_handles", "_seq", "_sums")
 
     def __init__(self, engine: Engine, call: OpenCall) -> None:
         self._engine = engine
         self._call = call
         self._seq: int | None = None
-        self._expected: dict[str, int] = {}
-        self._waiting: dict[str, int] = {}
-        self._sums: dict[str, torch.Tensor] = {}
+        self._expected: dict[str, int] = {}  # how many nodes send to each input
+        self._sums: dict[str, _Sum] = {}
         self._arrived: set[str] = set()
         self._handles: list[Any] = []
 
-    def watch(self, edges: InputEdges, outputs: list[tuple[str, torch.Tensor]]) -> None:
-        """Puts the hooks in place, at the end of the forward call."""
+    def watch(self, edges: InputEdges, outputs: list[tuple[str, torch.Tensor]]) -> list[Any]:
+        """Puts the hooks in place, at the end of the forward call; gives back those that sit on leaves.
+
+        A graph takes its hooks along when it goes. A leaf (a module may return a parameter) would keep them.
+        """
+        nodes = [tensor.grad_fn for _, tensor in outputs]
+        if edges.paths:
+            for node, index, path in edges.consumers(nodes):
+                self._expected[path] = self._expected.get(path, 0) + 1
+                self._handles.append(node.register_hook(_SendingHook(self, path, index)))
+        on_leaves = self._watch_for_completion(edges)
         for path, tensor in outputs:
             if tensor.requires_grad:
                 through = edges.paths.get(_edge(tensor)) if edges.paths else None
+                if through in self._expected:  # other nodes of the call lead there too, and tell what it sends
+                    through = None
                 handle = tensor.register_hook(_ArrivalHook(self, path, through))  # type: ignore[no-untyped-call]
-                self._handles.append(handle)
-        if not edges.paths:
-            return
-        for node, index, path in edges.consumers(tensor.grad_fn for _, tensor in outputs):
-            self._expected[path] = self._expected.get(path, 0) + 1
-            self._handles.append(node.register_hook(_SendingHook(self, path, index)))
-        self._waiting = dict(self._expected)
+                (self._handles if tensor.grad_fn is not None else on_leaves).append(handle)
+        return on_leaves
+
+    def _watch_for_completion(self, edges: InputEdges) -> list[Any]:
+        """Of several nodes that send to one input some may never run: the sum is whole when the input's turn comes."""
+        on_leaves: list[Any] = []
+        for (edge, path), tensor in zip(edges.paths.items(), edges.tensors, strict=True):
+            if self._expected.get(path, 0) < 2:
+                continue
+            hook = _CompletionHook(self, path)
+            if _edge(tensor) != edge:  # changed in place since; its former self can only be reached through the node
+                self._handles.append(edge[0].register_prehook(hook))
+                continue
+            handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+            _let_completion_come_first(tensor)
+            (self._handles if tensor.grad_fn is not None else on_leaves).append(handle)
+        return on_leaves
 
     def arrived(self, path: str, gradient: torch.Tensor, through: str | None) -> None:
         """The gradient of an output is complete. `through` is the input that this output is, for an identity."""
@@ -107,32 +131,33 @@ class CallGradients:
         if through is not None:
             self._engine.observe(seq, "output", through, gradient)
 
-    def sent(self, path: str, gradient: torch.Tensor | None) -> None:
+    def sent(self, path: str, gradient: torch.Tensor) -> None:
         """One of the call's nodes has computed what it sends to an input."""
-        if gradient is not None:
-            before = self._sums.get(path)
-            with torch.no_grad():
-                self._sums[path] = gradient if before is None else before + gradient
-        self._waiting[path] -= 1
-        if self._waiting[path] == 0 and path in self._sums:
-            self._engine.observe(self._started(), "output", path, self._sums.pop(path))
+        expected = self._expected[path]
+        if expected == 1:
+            self._engine.observe(self._started(), "output", path, gradient)
+            return
+        sum_ = self._sums.setdefault(path, _Sum())
+        sum_.add(gradient)
+        if sum_.terms == expected:
+            self.complete(path)
+
+    def complete(self, path: str) -> None:
+        """Nothing more will be sent to this input: the backward pass has come to where it came from."""
+        sum_ = self._sums.pop(path, None)
+        if sum_ is not None and sum_.total is not None:
+            self._engine.observe(self._started(), "output", path, sum_.total)
 
     @property
-    def is_partial(self) -> bool:
+    def is_summing(self) -> bool:
         return bool(self._sums)
 
     def finish(self) -> None:
-        """Ends this pass: a sum that not every node added to is recorded as it is, and said to be partial."""
-        for path, gradient in self._sums.items():
-            self._engine.observe(self._started(), "output", path, gradient)
-            self._engine.missed(
-                f"part of the gradient that {self._call.site.name} sends to its input {path}",
-                "the backward pass did not run through the whole call",
-            )
+        """Ends this pass through the graph."""
+        for path in list(self._sums):
+            self.complete(path)
         self._seq = None
-        self._sums.clear()
         self._arrived.clear()
-        self._waiting = dict(self._expected)
 
     def remove(self) -> None:
         """Takes every hook off the graph."""
@@ -155,6 +180,24 @@ class CallGradients:
             self._engine.failed(f"a gradient of {self._call.site.name}", error)
 
 
+class _Sum:
+    """What several nodes send to one input, added up."""
+
+    __slots__ = ("terms", "total")
+
+    def __init__(self) -> None:
+        self.terms = 0
+        self.total: torch.Tensor | None = None
+
+    def add(self, gradient: torch.Tensor) -> None:
+        self.terms += 1
+        if self.total is None:
+            self.total = gradient
+        else:
+            with torch.no_grad():
+                self.total = self.total + gradient
+
+
 class _ArrivalHook:
     """Sits on an output tensor."""
 
@@ -165,8 +208,9 @@ class _ArrivalHook:
         self.path = path
         self.through = through
 
-    def __call__(self, gradient: torch.Tensor) -> None:
-        self.gradients.guarded(self.gradients.arrived, self.path, gradient, self.through)
+    def __call__(self, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:  # an output that nobody used
+            self.gradients.guarded(self.gradients.arrived, self.path, gradient, self.through)
 
 
 class _SendingHook:
@@ -180,7 +224,22 @@ class _SendingHook:
         self.index = index
 
     def __call__(self, computed: tuple[torch.Tensor | None, ...], _: Any) -> None:
-        self.gradients.guarded(self.gradients.sent, self.path, computed[self.index])
+        gradient = computed[self.index]
+        if gradient is not None:
+            self.gradients.guarded(self.gradients.sent, self.path, gradient)
+
+
+class _CompletionHook:
+    """Sits on an input tensor, or on the node it came from, and is called when all gradients for it are there."""
+
+    __slots__ = ("gradients", "path")
+
+    def __init__(self, gradients: CallGradients, path: str) -> None:
+        self.gradients = gradients
+        self.path = path
+
+    def __call__(self, _: Any) -> None:
+        self.gradients.guarded(self.gradients.complete, self.path)
 
 
 class LiveGradients:
@@ -188,23 +247,29 @@ class LiveGradients:
 
     def __init__(self) -> None:
         self._calls: list[weakref.ref[CallGradients]] = []
+        self._on_leaves: list[Any] = []
         self._crowded = _ENOUGH
         self._changing = threading.Lock()
 
     def watch(self, engine: Engine, call: OpenCall, edges: InputEdges, outputs: list[tuple[str, torch.Tensor]]) -> None:
         gradients = CallGradients(engine, call)
-        gradients.watch(edges, outputs)
+        on_leaves = gradients.watch(edges, outputs)
         with self._changing:
             self._calls.append(weakref.ref(gradients))
+            self._on_leaves += on_leaves
         if len(self._calls) > self._crowded:  # a program that never ends a step
             self._living()
             self._crowded = max(_ENOUGH, 2 * len(self._calls))
 
     def finish(self) -> None:
-        """Ends the step: a sum that is not complete is recorded as it is."""
+        """Ends the step: a sum that waits for more is recorded as it is, and nothing stays on a leaf."""
         for gradients in self._living():
-            if gradients.is_partial:
+            if gradients.is_summing:
                 gradients.guarded(gradients.finish)
+        with self._changing:
+            on_leaves, self._on_leaves = self._on_leaves, []
+        for handle in on_leaves:
+            handle.remove()
 
     def _living(self) -> list[CallGradients]:
         """Those whose graph is still there; the others are forgotten."""
@@ -217,6 +282,17 @@ class LiveGradients:
         for gradients in self._living():
             gradients.remove()
         self._calls = []
+
+
+def _let_completion_come_first(tensor: torch.Tensor) -> None:
+    """Orders the hooks of a tensor: what a call has sent here comes before what arrives here.
+
+    torch calls them in the order they were put into their dict, which taking out and putting back changes.
+    """
+    hooks = tensor._backward_hooks
+    if hooks is not None:
+        for key in [key for key, hook in hooks.items() if isinstance(hook, _ArrivalHook)]:
+            hooks[key] = hooks.pop(key)
 
 
 def _edge(tensor: torch.Tensor) -> Edge:

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.compiler import is_compiling
+from torch.nn.parameter import is_lazy
 
 from astray.capture.engine import Engine, Site
 from astray.capture.pytorch.gradients import InputEdges, LiveGradients
+from astray.capture.pytorch.tensors import TorchReader
 from astray.capture.structure import Flattener
 from astray.record import ROOT, Role
 
@@ -28,35 +30,69 @@ class ModuleCapture:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._reader = TorchReader()
         self._flat = Flattener(lambda value: isinstance(value, torch.Tensor))
         self._gradients = LiveGradients()
-        self._handles: list[Any] = []
         self._sites: weakref.WeakKeyDictionary[nn.Module, Site] = weakref.WeakKeyDictionary()
-        self._parameters: set[int] = set()
-        self._states: dict[str, tuple[int, ...]] = {}
+        self._hooks: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+        self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
+        self._states: dict[str, list[Any]] = {}
+        self._choosy: list[weakref.ref[nn.Module]] = []
+        self._called = False
 
     def attach(self, root: nn.Module, label: str = "") -> None:
         """Puts hooks on `root` and everything in it; sites carry `label` in front when there is one."""
         prefix = f"{label}." if label else ""
         for name, module in root.named_modules():
             if module not in self._sites:
-                self._attach_module(module, Site(prefix + name if name else label or ROOT, _type(module), label))
+                self._sites[module] = site = Site(prefix + name if name else label or ROOT, _type(module), label)
+                self._put_hooks(module)
+                if isinstance(module, nn.TransformerEncoderLayer):
+                    self._choosy.append(weakref.ref(module))
+                if _is_compiled(module):
+                    self._engine.missed(f"calls inside {site.name}", "torch.compile runs them as one graph")
         for name, parameter in root.named_parameters():
-            if parameter.requires_grad and parameter.is_leaf and id(parameter) not in self._parameters:
-                self._parameters.add(id(parameter))
-                hook = _GradientHook(self._engine, Site(prefix + name, "Parameter", label, kind="parameter"))
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+            self._watch_parameter(parameter, prefix + name, label)
+        self._suit_the_choosy()
 
-    def _attach_module(self, module: nn.Module, site: Site) -> None:
-        self._sites[module] = site
-        self._handles.append(
-            module.register_forward_pre_hook(_CallHook(self._engine, self._before, site), with_kwargs=True)
-        )
-        self._handles.append(
-            module.register_forward_hook(_CallHook(self._engine, self._after, site), with_kwargs=True, always_call=True)
-        )
-        if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_torchdynamo_orig_callable"):
-            self._engine.missed(f"calls inside {site.name}", "torch.compile runs them as one graph")
+    def _put_hooks(self, module: nn.Module) -> None:
+        site = self._sites[module]
+        before, after = _BeforeHook(self._engine, self._before, site), _AfterHook(self._engine, self._after, site)
+        self._hooks[module] = handles = []  # known before it is filled, should one of these fail
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+
+    def _take_hooks(self, module: nn.Module) -> None:
+        for handle in self._hooks.pop(module, ()):
+            handle.remove()
+
+    def _watch_parameter(self, parameter: torch.Tensor, name: str, label: str) -> None:
+        """Sees the gradients of a parameter from now on, unless it does already or there will be none."""
+        known = self._parameters.get(id(parameter))
+        if (known is not None and known[0]() is parameter) or is_lazy(parameter):
+            return
+        if parameter.requires_grad and parameter.is_leaf:
+            hook = _GradientHook(self._engine, Site(name, "Parameter", label, kind="parameter"))
+            handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            self._parameters[id(parameter)] = (weakref.ref(parameter), handle)
+
+    def _suit_the_choosy(self) -> None:
+        """Takes hooks off transformer layers in eval mode, and puts them back for training.
+
+        torch has a faster path for inference, with other roundings, and leaves it when any module inside has a hook.
+        """
+        for reference in self._choosy:
+            layer = reference()
+            if layer is None or layer.training == (layer in self._hooks):
+                continue
+            for module in layer.modules():
+                if layer.training and module in self._sites:
+                    self._put_hooks(module)
+                else:
+                    self._take_hooks(module)
+            if not layer.training:
+                why = "in eval mode torch computes it in one piece, unless there are hooks"
+                self._engine.missed(f"calls of {self._sites[layer].name} and inside it", why)
 
     def site(self, module: nn.Module) -> Site | None:
         """Where calls of `module` are recorded; None when it is not known yet."""
@@ -66,14 +102,19 @@ class ModuleCapture:
         """Ends the step: gradients that are still being summed are written as they are."""
         self._gradients.finish()
         self._states.clear()
+        self._suit_the_choosy()
 
     def detach(self) -> None:
         """Removes every hook, from modules, parameters and whatever graphs still live."""
         self._gradients.finish()
         self._gradients.remove()
-        for handle in self._handles:
+        for module in list(self._hooks):
+            self._take_hooks(module)
+        for _, handle in self._parameters.values():
             handle.remove()
-        self._handles.clear()
+        if not self._called:
+            why = "none was made while recording; compiled code, for one, runs without hooks"
+            self._engine.missed("any call of a module", why)
         self._sites.clear()
         self._parameters.clear()
 
@@ -89,41 +130,57 @@ class ModuleCapture:
     ) -> None:
         """A module is about to run."""
         engine = self._engine
+        self._called = True
+        if self._choosy:
+            self._suit_the_choosy()
         inputs, skeleton = self._flat.arguments(args, kwargs)
         recompute = torch._C._current_graph_task_id() >= 0  # a forward inside a backward: checkpointing
         call = engine.enter(site, frame, skeleton, recompute=recompute)
         for path, tensor in inputs:
             engine.observe(call.seq, "input", path, tensor)
-        self._observe_state(site, module, call.seq)
+        if module._parameters or module._buffers:
+            self._observe_state(site, module, call.seq)
         if torch.is_grad_enabled():
             call.adapter = InputEdges(inputs)
 
     def _observe_state(self, site: Site, module: nn.Module, seq: int) -> None:
         """The module's own parameters and buffers, at its first call of a step and whenever they have changed."""
-        if not (module._parameters or module._buffers):
-            return
         state: list[tuple[Role, str, torch.Tensor]] = []
         state += [("parameter", name, tensor) for name, tensor in module._parameters.items() if tensor is not None]
         state += [("state", name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
-        versions = tuple(-1 if tensor.is_inference() else tensor._version for _, _, tensor in state)
-        if self._states.get(site.name) != versions:
-            self._states[site.name] = versions
-            for role, name, tensor in state:
-                self._engine.observe(seq, role, name, tensor)
+        now = [(id(tensor), self._reader.identity(tensor)) for _, _, tensor in state]
+        if self._states.get(site.name) == now:
+            return
+        self._states[site.name] = now
+        prefix = "" if site.name == ROOT else f"{site.name}."
+        for role, name, tensor in state:
+            self._engine.observe(seq, role, name, tensor)
+            if role == "parameter":  # it may have been made, replaced or unfrozen since the start
+                self._watch_parameter(tensor, prefix + name, site.root)
 
-    def _after(self, site: Site, _module: nn.Module, _args: Any, _kwargs: Any, result: Any) -> None:
+    def _after(self, site: Site, result: Any) -> None:
         call = self._engine.leave(site)
         if call is None:
             return
         edges, call.adapter = call.adapter, None
-        raised = sys.exc_info()[0] if result is None else None
-        if raised is not None and not call.recompute:  # checkpointing stops work done again by an exception of its own
-            self._engine.missed(f"the output of {site.name}", f"it raised {raised.__name__}")
+        frame, call.frame = call.frame, None  # a frame holds everything its function does
+        if result is None and not call.recompute:  # checkpointing stops work done again by an exception of its own
+            self._note_exception(site, frame)
         outputs = self._flat.result(result)
         for path, tensor in outputs:
             self._engine.observe(call.seq, "output", path, tensor)
         if edges is not None:
             self._gradients.watch(self._engine, call, edges, outputs)
+
+    def _note_exception(self, site: Site, frame: FrameType | None) -> None:
+        """Says so when the call ended by an exception: one that is being handled, and came through the call."""
+        error = sys.exc_info()[1]
+        traceback = None if error is None else error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame is frame:
+                self._engine.missed(f"the output of {site.name}", f"it raised {type(error).__name__}")
+                return
+            traceback = traceback.tb_next
 
 
 class _Hook:
@@ -139,7 +196,7 @@ class _Hook:
 
 
 class _CallHook(_Hook):
-    """Sits on a module."""
+    """Sits on a module. Other tools may move a module's hooks and forget how they were to be called."""
 
     __slots__ = ("action", "engine", "site")
 
@@ -148,11 +205,31 @@ class _CallHook(_Hook):
         self.action = action
         self.site = site
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, *result: Any) -> None:
-        if is_compiling() or not self.engine.belongs_here():
+    def sleeps(self) -> bool:
+        """Whether nothing may be done now: a compiler or tracer would take it for a part of the model."""
+        return is_compiling() or torch._C._get_tracing_state() is not None or not self.engine.belongs_here()
+
+
+class _BeforeHook(_CallHook):
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        if self.sleeps():
             return
         try:
-            self.action(self.site, module, args, kwargs, *result)
+            self.action(self.site, module, args, kwargs or {})
+        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
+            self.engine.failed(f"the call of {self.site.name}", error)
+
+
+class _AfterHook(_CallHook):
+    __slots__ = ()
+
+    def __call__(self, _module: nn.Module, _args: Any, *rest: Any) -> None:
+        if self.sleeps():
+            return
+        try:
+            self.action(self.site, rest[-1])  # the result comes last, with and without keyword arguments before it
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             self.engine.failed(f"the call of {self.site.name}", error)
 
@@ -171,10 +248,16 @@ class _GradientHook(_Hook):
         if not engine.recording or is_compiling() or not engine.belongs_here():
             return
         try:
-            if parameter.grad is not None:
+            if parameter.grad is None:
+                engine.missed(f"the gradient of {self.site.name}", "another hook took it away first")
+            else:
                 engine.observe(engine.event(self.site, "backward"), "gradient", "grad", parameter.grad)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             engine.failed(f"the gradient of {self.site.name}", error)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_torchdynamo_orig_callable")
 
 
 def _type(module: nn.Module) -> str:

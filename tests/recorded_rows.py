@@ -1,0 +1,34 @@
+"""What the tests of capture ask of a recording."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from astray.store import Run
+
+
+def rows(run: Run, **wanted: Any) -> list[dict[str, Any]]:
+    """The tensor rows of rank 0 with the columns of their calls, in the order they were observed."""
+    rank = run.ranks[0]
+    found = []
+    for index, call in enumerate(rank.call_rows.tolist()):
+        row = {**rank.calls.row(call), **rank.tensors.row(index), "row": index}
+        if all(row[name] == value for name, value in wanted.items()):
+            found.append(row)
+    return found
+
+
+def outline(run: Run, **wanted: Any) -> list[str]:
+    """The same in one line each."""
+    return [f"{row['site']} {row['phase']} {row['role']} {row['path']}" for row in rows(run, **wanted)]
+
+
+def hooks_of(model: nn.Module) -> int:
+    """How many hooks sit on a model and its parameters."""
+    on_modules = sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
+        for module in model.modules()
+    )
+    return on_modules + sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())
