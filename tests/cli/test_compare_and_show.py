@@ -95,6 +95,31 @@ def test_show_lists_filters_and_sorts(runs: tuple[str, str, str], capsys: pytest
     assert "rank 5" in capsys.readouterr().err
 
 
+def test_outputs_that_cannot_be_written_get_a_sentence(runs: tuple[str, str, str], tmp_path: Path) -> None:
+    good, twin, _ = runs
+    (tmp_path / "file").write_text("")
+    for options, shell in [
+        (("--json", str(tmp_path / "file" / "x.json")), ""),
+        (("--csv", str(tmp_path / "file" / "x")), ""),
+        ((), " > /dev/full"),
+    ]:
+        words = " ".join([sys.executable, "-m", "astray", "compare", good, twin, *options]) + shell
+        done = subprocess.run(["bash", "-c", words], capture_output=True, text=True)
+        assert done.returncode == 2, done
+        assert done.stderr.startswith("astray compare: ")
+        assert "Traceback" not in done.stderr
+    closed = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m astray compare {good} {twin} >&-"], capture_output=True
+    )
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    plain = subprocess.run(
+        [sys.executable, "-m", "astray", "compare", good, twin],
+        capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert plain.returncode == 0
+    assert b"No divergence" in plain.stdout
+
+
 def test_help_fits_a_terminal_and_names_the_commands() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "astray", "--help"], capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}

@@ -183,6 +183,8 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
         (("-o", str(tmp_path / "mine"), "--force", script), "thesis.txt"),
         (("-o", str(tmp_path / "new"), "--keep", "stat", script), "Did you mean 'stats'?"),
         (("-o", str(tmp_path / "new"), "--steps", "3:1", script), "selects no step"),
+        (("-o", str(tmp_path / "new"), "-m", "no.such.module"), "There is no module no.such.module"),
+        (("-o", str(tmp_path / "plain.py" / "run"), script), "plain.py"),
     ]:
         done = command("run", *words)
         assert done.returncode == 2, done
@@ -191,6 +193,20 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
     assert not (tmp_path / "new").exists()
     assert command("run", "-o", str(tmp_path / "run"), "--force", script).returncode == 0
+
+
+def test_an_error_of_astray_that_the_script_raises_is_the_scripts_own(tmp_path: Path) -> None:
+    done = run_script(tmp_path, TRAINING + "\nimport astray\nastray.open('/nowhere')\n")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert astray.open(tmp_path / "run").ranks[0].end.ended.startswith("RunError: ")
+
+
+def test_a_forked_child_that_runs_to_the_end_says_nothing(tmp_path: Path) -> None:
+    done = run_script(tmp_path, TRAINING + "\nimport os\nif os.fork():\n    os.wait()\n")
+    assert done.returncode == 0
+    assert done.stderr.count("astray:") == 1
+    assert astray.open(tmp_path / "run").complete
 
 
 def test_steps_and_keep_are_passed_on(tmp_path: Path) -> None:

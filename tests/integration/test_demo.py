@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ SCRIPT = ROOT / "examples" / "train_gpt.py"
 
 def record(folder: Path, *arguments: str, keep: str = "stats") -> Path:
     command = [sys.executable, "-m", "astray", "run", "-o", str(folder), "--keep", keep, str(SCRIPT), *arguments]
-    subprocess.run(command, check=True, capture_output=True)
+    # One thread: the model is tiny, and two threads that wait for each other are slow on a busy machine.
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return folder
 
 

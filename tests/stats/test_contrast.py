@@ -22,6 +22,12 @@ def ulp_rank(bits: int, itemsize: int, signed: bool) -> int:
     return bits if not signed or bits < sign else sign - bits
 
 
+def ratio_precision(*names: str) -> float:
+    """How right a sum of ratios must be: those of types that float32 can hold may be computed in it."""
+    wide = any(DTYPES[DTYPES[name].part].itemsize > (4 if DTYPES[name].kind != "int" else 2) for name in names)
+    return 1e-12 if wide else 1e-6
+
+
 def plain(
     reference: np.ndarray, candidate: np.ndarray, dtypes: tuple[str, str], rtol: float, atol: float
 ) -> dict[str, Any]:
@@ -103,10 +109,11 @@ def check(
         "dot": 1e-13 * sizes[0] * sizes[1],
         "cosine": 1e-13,
     }
+    close = {"sum_rel_error": ratio_precision(*pair)}
     for name, value in result._asdict().items():
         wanted = expected.get(name, -1 if name.endswith("index") else None)
         if isinstance(wanted, float) and not name.startswith("max_"):
-            assert value == pytest.approx(wanted, rel=1e-12, abs=slack.get(name, 0.0)), name
+            assert value == pytest.approx(wanted, rel=close.get(name, 1e-12), abs=slack.get(name, 0.0)), name
         else:
             assert value == wanted, name
             assert type(value) is type(wanted), name
@@ -262,6 +269,39 @@ def test_ties_go_to_the_first() -> None:
     y[[1500, 1501, 3000, 4999]] = 2.0
     result = check(x, y, "float32")
     assert (result.max_abs_index, result.max_rel_index) == (1500, 1500)
+
+
+def test_the_largest_ratio_is_found_among_those_that_float32_cannot_tell_apart() -> None:
+    x = np.random.default_rng(0).uniform(1, 2, 6000).astype(np.float32)
+    check(x, x * np.float32(1.001), "float32")
+
+
+@pytest.mark.parametrize("tolerance", [(1e-5, 1e-8), (0.0, 1e-3), (1e-3, 0.0), (0.0, 0.0), (-1.0, 1e-3)], ids=str)
+@pytest.mark.parametrize("limit", [1e-3, 5e-3, 1e-5])
+def test_errors_at_a_limit_are_counted_exactly(limit: float, tolerance: tuple[float, float]) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(9000).astype(np.float32)
+    y = (x.astype(np.float64) * (1 + limit)).astype(np.float32)
+    y = np.where(rng.random(9000) < 0.3, np.nextafter(y, x), y)
+    x[4000:4100], y[4050:4100] = 0.0, -0.0
+    check(x, y, "float32", *tolerance)
+
+
+def test_ratios_beyond_float32() -> None:
+    x = np.full(3000, 1e-38, np.float32)
+    y = np.full(3000, 1e38, np.float32)
+    x[::2], y[::2] = 3e38, -3e38
+    check(x, y, "float32")
+    check(y, x, "float32")
+
+
+def test_one_block_differs() -> None:
+    x = 1000 + np.random.default_rng(0).standard_normal(9000).astype(np.float32)
+    y = x.copy()
+    y[5000] += 1
+    check(x, y, "float32")
+    x[7000] = y[7000] = np.nan
+    check(x, y, "float32")
 
 
 def test_equal_tensors() -> None:

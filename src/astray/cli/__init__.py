@@ -24,18 +24,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
         code: int = options.main(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except AstrayError as error:
-        print(f"astray {options.command}: {error}", file=sys.stderr)
-        return COULD_NOT
+        return _could_not(options.command, str(error))
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         return 0
-    except Exception:  # noqa: BLE001 - 1 would say that the runs diverge
+    except OSError as error:
+        _write_no_more()
+        where = f"{error.filename}: " if error.filename else ""
+        return _could_not(options.command, f"{where}{error.strerror or error}.")
+    except Exception:  # noqa: BLE001 - Python's own exit code, 1, would say that the runs diverge
         traceback.print_exc()
-        print(f"astray {options.command}: this is a fault in astray itself; please report it.", file=sys.stderr)
-        return COULD_NOT
+        return _could_not(options.command, "this is a fault in astray itself; please report it.")
+
+
+def _could_not(command: str, why: str) -> int:
+    print(f"astray {command}: {why}", file=sys.stderr)
+    return COULD_NOT
+
+
+def _write_no_more() -> None:
+    """What is left in the buffer of a broken output would fail once more when Python ends."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parser() -> argparse.ArgumentParser:

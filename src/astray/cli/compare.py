@@ -24,13 +24,13 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    from astray.cli.terminal import Progress, wants_colour, width
+    from astray.cli.terminal import Progress, say, wants_colour, width
     from astray.compare.comparison import compare
     from astray.report.text import render
 
     with Progress("comparing values") as progress:
         comparison = compare(options.reference, options.candidate, steps=options.steps, progress=progress)
-    print(render(comparison, width=width(), colour=wants_colour(sys.stdout)))
+    say(render(comparison, width=width(), colour=wants_colour(sys.stdout)))
     if options.csv:
         comparison.to_csv(options.csv)
         print(f"written   {Path(options.csv)}", file=sys.stderr)

@@ -7,6 +7,7 @@ framework must see them. Recording starts the moment the framework has been impo
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import runpy
 import sys
@@ -63,8 +64,12 @@ def main(options: argparse.Namespace) -> int:
     recording = _Recording(options)
     watch = OnImport(FRAMEWORK, recording.start).install()
     sys.argv = [options.script, *options.arguments]
-    code, ended = _outcome(program)
-    watch.remove()
+    try:
+        code, ended = _outcome(program)
+    except _CannotRecordError as refused:
+        raise refused.reason from None
+    finally:
+        watch.remove()
     return recording.finish(ended) or code
 
 
@@ -83,13 +88,20 @@ def _refuse(options: argparse.Namespace) -> None:
         refuse(folder, 0, overwrite=options.force)
 
 
+class _CannotRecordError(BaseException):
+    """Leaves the script, from the middle of its imports; no exception that a script would think of catching."""
+
+    def __init__(self, reason: AstrayError) -> None:
+        self.reason = reason
+
+
 class _Recording:
     """The recorder of this command, which starts in the middle of the script's imports."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
+        self._process = os.getpid()
         self._recorder: Recorder | None = None
-        self._refused: AstrayError | None = None
 
     def start(self) -> None:
         from astray.capture.adapters import discovering_adapter
@@ -104,10 +116,15 @@ class _Recording:
             samples=options.samples,
             overwrite=options.force,
         )
-        self._recorder = recorder.start()
+        try:
+            self._recorder = recorder.start()
+        except AstrayError as error:
+            raise _CannotRecordError(error) from None
 
     def finish(self, ended: str) -> int:
         """Closes the run and says in one line what it holds."""
+        if os.getpid() != self._process:  # a child that the script forked and let run to the end
+            return 0
         if self._recorder is None:
             print(
                 f"astray run: nothing was recorded, since {self._options.script} never imported {FRAMEWORK}.",
@@ -142,6 +159,12 @@ def _execute(code: CodeType, path: Path) -> None:
 
 def _module(options: argparse.Namespace) -> Callable[[], None]:
     sys.path[0] = os.getcwd()  # noqa: PTH109 - as `python -m` does
+    try:
+        found = importlib.util.find_spec(options.script)
+    except (ImportError, ValueError):  # of a package in front of it
+        found = None
+    if found is None:
+        raise UsageError(f"There is no module {options.script}. It is looked for here and where Python looks.")
     return lambda: _discard(runpy.run_module(options.script, run_name="__main__", alter_sys=True))
 
 
@@ -157,7 +180,7 @@ def _outcome(program: Callable[[], None]) -> tuple[int, str]:
         return _exit_code(request.code), "normally" if not request.code else f"exit: {request.code}"
     except KeyboardInterrupt:
         return 130, "interrupted from the keyboard"
-    except AstrayError:
+    except _CannotRecordError:
         raise
     except BaseException as error:  # noqa: BLE001 - reported just as Python would, below
         error.__traceback__ = _users_part(error.__traceback__)

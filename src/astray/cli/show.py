@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    from astray.cli.terminal import wants_colour, width
+    from astray.cli.terminal import say, wants_colour, width
     from astray.report.listing import Wanted, render
     from astray.steps import Steps
     from astray.store import open_run
@@ -43,5 +43,5 @@ def main(options: argparse.Namespace) -> int:
         sort=options.sort,
         top=options.top,
     )
-    print(render(open_run(options.run), wanted, width=width(), colour=wants_colour(sys.stdout)))
+    say(render(open_run(options.run), wanted, width=width(), colour=wants_colour(sys.stdout)))
     return 0

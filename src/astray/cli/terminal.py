@@ -18,8 +18,17 @@ def width() -> int:
     return max(60, min(shutil.get_terminal_size((100, 24)).columns, 140))
 
 
-def wants_colour(stream: TextIO) -> bool:
+def say(text: str) -> None:
+    """Prints a report, with a question mark for each sign that the output cannot show."""
+    if sys.stdout is not None:
+        encoding = sys.stdout.encoding or "utf-8"
+        print(text.encode(encoding, errors="replace").decode(encoding))
+
+
+def wants_colour(stream: TextIO | None) -> bool:
     """Colour on a terminal, unless NO_COLOR or a dumb terminal says otherwise; FORCE_COLOR wins."""
+    if stream is None:
+        return False
     if os.environ.get("FORCE_COLOR"):
         return True
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

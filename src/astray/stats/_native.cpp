@@ -10,6 +10,9 @@
 //              and repeats the loop over what is left
 //   moments    sum of squares minus squared sum cancels when the mean is large beside the spread; such a block is gone
 //              over again about its own mean. Blocks merge by Chan's formula, relative to one pivot for the tensor
+//   pairs      two loops over a block of both sides: ratios, in float where that is enough, and sums, in double. The
+//              ratios settle some counts, and which few of them must be had exactly. Blocks that are the same in every
+//              bit are only measured
 //   chunk      a fixed number of elements whatever the number of threads; one partial result each, merged in order.
 //              So neither threads nor instruction sets change a single bit of a result
 //
@@ -70,12 +73,15 @@
 #if defined(__x86_64__) || defined(_M_X64)
 #include <xmmintrin.h>
 #endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace {
 
 constexpr int kLanes = 16;                  // two registers of doubles with AVX-512, four with AVX2
 constexpr int64_t kBlock = 2048;            // 16 KiB as doubles: half of a first-level cache
-constexpr int64_t kPairBlock = 1024;        // the same with two tensors
+template <class F> constexpr int64_t kPairBlock = 8192 / sizeof(F);  // half of that cache with two tensors
 constexpr int64_t kAhead = 8 << 10;         // bytes: a block of floats
 constexpr int64_t kChunk = 1 << 18;         // a few hundred microseconds of work
 constexpr int64_t kThreadBytes = 2 << 20;   // a thread costs about 30 us to start: what is worth one
@@ -120,6 +126,15 @@ template <int N> INLINE void widen(Lanes<double, N> &to, const Lanes<float, N> &
 }
 template <int N> INLINE void widen(Lanes<double, N> &to, const Lanes<double, N> &from) { to = from; }
 
+template <int N, class T, class F> INLINE void load_as(Lanes<T, N> &v, const F *from) {
+    if constexpr (std::is_same_v<F, T>) load(v, from);
+    else {
+        Lanes<F, N> narrow;
+        load(narrow, from);
+        widen<N>(v, narrow);
+    }
+}
+
 // sum += a * b for a product that is exact in double, as that of two floats is: a fused instruction then gives the same
 // bits, and takes the load off the adders, which also compare and convert and are what these loops wait for.
 template <int N> INLINE void add_exact(Lanes<double, N> &sum, const Lanes<double, N> &a, const Lanes<double, N> &b) {
@@ -147,35 +162,37 @@ template <int N, class C, class M> INLINE void tally(C &count, const M &holds) {
     else count -= holds;
 }
 
-// count += a <= b
-template <int N>
-INLINE void tally_up_to(Lanes<int64_t, N> &count, const Lanes<double, N> &a, const Lanes<double, N> &b) {
-#if GCC_ASM
-    if constexpr (N == 8) {  // gcc makes a vector of the mask first
-        const Lanes<int64_t, N> one = Lanes<int64_t, N>{} + 1;
-        asm("vcmplepd %2, %1, %%k1\n\tvpaddq %3, %0, %0 %{%%k1%}" : "+v"(count) : "v"(a), "v"(b), "v"(one) : "k1");
-        return;
-    }
+// count += a < b, or a <= b
+template <int N, bool OrEqual = false, class C, class V> INLINE void tally_less(C &count, const V &a, const V &b) {
+#if GCC_ASM  // gcc makes a vector of the mask first
+#define TALLY(COMPARE, ADD)                                                                                            \
+    asm(COMPARE " %2, %1, %%k1\n\t" ADD " %3, %0, %0 %{%%k1%}" : "+v"(count) : "v"(a), "v"(b), "v"(C{} + 1) : "k1")
+    if constexpr (N == 16 && !OrEqual) { TALLY("vcmpltps", "vpaddd"); return; }
+    else if constexpr (N == 8 && sizeof(V) == 64 && OrEqual) { TALLY("vcmplepd", "vpaddq"); return; }
+    else if constexpr (N == 8 && sizeof(V) == 64) { TALLY("vcmpltpd", "vpaddq"); return; }
+#undef TALLY
 #endif
-    tally<N>(count, a <= b);
+    if constexpr (OrEqual) tally<N>(count, a <= b);
+    else tally<N>(count, a < b);
 }
 
-// Adds up lanes as a tree, in the same order whatever the width was.
-template <int L> INLINE double fold(double *lane) {
+// Joins lanes as a tree, in the same order whatever the width was.
+template <int L, class T, class Join> INLINE T join(T *lane, const Join &both) {
     for (int half = L / 2; half; half /= 2)
-        for (int l = 0; l < half; ++l) lane[l] += lane[l + half];
+        for (int l = 0; l < half; ++l) lane[l] = both(lane[l], lane[l + half]);
     return lane[0];
 }
-template <int L, class T> INLINE T least(const T *lane) {
-    T result = lane[0];
-    for (int l = 1; l < L; ++l) result = lane[l] < result ? lane[l] : result;
-    return result;
-}
-template <int L, class T> INLINE T most(const T *lane) {
-    T result = lane[0];
-    for (int l = 1; l < L; ++l) result = lane[l] > result ? lane[l] : result;
-    return result;
-}
+template <int L, class T> INLINE T fold(T *lane) { return join<L>(lane, [](T a, T b) { return a + b; }); }
+template <int L, class T> INLINE T least(T *lane) { return join<L>(lane, [](T a, T b) { return b < a ? b : a; }); }
+template <int L, class T> INLINE T most(T *lane) { return join<L>(lane, [](T a, T b) { return b > a ? b : a; }); }
+
+// The lanes of a register. A copy: lanes that are picked out by a variable would make the register live in memory.
+template <class T, int N> struct Lane {
+    T at[N];
+    explicit INLINE Lane(const Lanes<T, N> &v) { std::memcpy(at, &v, sizeof at); }
+};
+template <class T, int N> INLINE T total(const Lanes<T, N> &v) { return fold<N>(Lane<T, N>(v).at); }
+template <class T, int N> INLINE T largest(const Lanes<T, N> &v) { return most<N>(Lane<T, N>(v).at); }
 
 template <int Bytes> struct IntegerOf;
 template <> struct IntegerOf<4> { using type = int32_t; };
@@ -469,100 +486,218 @@ template <class U, class Index> INLINE uint64_t block_elements(const void *raw, 
     return total;
 }
 
-struct Tolerance { double relative, absolute; };
+// A pair of blocks is gone over twice: for the ratios, which keep the divider busy, and for everything else. What the
+// ratios tell first decides what else must be looked at. d is candidate - reference throughout.
 
-// What one loop over a block of finite pairs tells; d is candidate - reference.
-struct Errors {
-    double dot, sum_abs, squares, sum_rel;
-    double max_abs, max_rel;
-    int64_t within, within_1e3, within_5e3;
+// |d| / |reference| where the reference is not 0. `bound` is `most`, or infinite where something stands against 0.
+struct Ratios { double sum, most, bound; int64_t different, nonzero; };
+
+// In float a ratio is right to 2^-23: differences of floats do not underflow, nor do ratios, unequal floats being at
+// least 2^-25 apart. They may overflow, and so may their sum: then it is infinite, and all must be had again in double.
+constexpr double kRatioError = 0x1p-22;
+
+template <class T, int N> INLINE Lanes<T, N> magnitude(const Lanes<T, N> &x) {
+    using Bits = typename IntegerOf<sizeof(T)>::type;
+    if constexpr (N == 1) return std::fabs(x);
+    else return reinterpret_cast<Lanes<T, N>>(reinterpret_cast<Lanes<Bits, N>>(x) & std::numeric_limits<Bits>::max());
+}
+
+// `Zeros`: some references are 0; without, these make the sum infinite or NaN.
+template <int N, class R, bool Zeros> struct RatioLanes {
+    using Integer = typename IntegerOf<sizeof(R)>::type;
+    Lanes<R, N> most, bound;
+    Lanes<Integer, N> different, nonzero;
+
+    INLINE Lanes<R, N> add(const Lanes<R, N> &reference, const Lanes<R, N> &candidate) {
+        const Lanes<R, N> none = {}, size = magnitude<R, N>(reference);
+        const Lanes<R, N> error = magnitude<R, N>(candidate - reference);
+        Lanes<R, N> ratio = error / size;
+        tally_less<N>(different, none, error);
+        if constexpr (Zeros) {
+            bound = ratio > bound ? ratio : bound;  // false for 0 / 0
+            tally_less<N>(nonzero, none, size);
+            ratio = size == none ? none : ratio;
+        }
+        most = ratio > most ? ratio : most;
+        return ratio;
+    }
+
+    INLINE void pour(Ratios &result) const {
+        result.most = std::max<double>(result.most, largest<R, N>(most));
+        result.bound = std::max<double>(result.bound, largest<R, N>(bound));
+        result.different += total<Integer, N>(different);
+        result.nonzero += total<Integer, N>(nonzero);
+    }
 };
 
-template <int N> INLINE Lanes<double, N> magnitude(const Lanes<double, N> &x) {
-    if constexpr (N == 1) return std::fabs(x);
-    else return reinterpret_cast<Lanes<double, N>>(reinterpret_cast<Lanes<int64_t, N>>(x) & INT64_MAX);
-}
-
-template <int N> struct ErrorSums { Lanes<double, N> dot, sum_abs, squares, sum_rel; };
-template <int N> struct ErrorPeaks { Lanes<double, N> max_abs, max_rel; };
-template <int N> struct ErrorCounts { Lanes<int64_t, N> within, within_1e3, within_5e3; };
-
-// `Zeros`: some references are 0, and their relative errors are to be left out.
-template <int N, class F, bool Zeros>
-INLINE void add_errors(const Lanes<F, N> &reference, const Lanes<F, N> &candidate, const Tolerance &tolerance,
-                       ErrorSums<N> &sums, ErrorPeaks<N> &peaks, ErrorCounts<N> &counts) {
-    Lanes<double, N> r, c;
-    widen<N>(r, reference);
-    widen<N>(c, candidate);
-    const Lanes<double, N> d = c - r, error = magnitude<N>(d), size = magnitude<N>(r);
-    Lanes<double, N> ratio = error / size;
-    if constexpr (Zeros) ratio = size == 0.0 ? Lanes<double, N>{} : ratio;
-    add_product<F, N>(sums.dot, r, c);
-    add_to<N>(sums.sum_abs, error);
-    add_to<N>(sums.squares, d * d);
-    add_to<N>(sums.sum_rel, ratio);
-    peaks.max_abs = error > peaks.max_abs ? error : peaks.max_abs;
-    peaks.max_rel = ratio > peaks.max_rel ? ratio : peaks.max_rel;
-    tally_up_to<N>(counts.within, error, tolerance.absolute + tolerance.relative * size);
-    tally_up_to<N>(counts.within_1e3, error, 1e-3 * size);
-    tally_up_to<N>(counts.within_5e3, error, 5e-3 * size);
-}
-
-template <int N, class F, bool Zeros>
-INLINE void errors_of(const F *reference, const F *candidate, int64_t n, const Tolerance &tolerance, Errors &result) {
-    constexpr int L = 8;  // lanes: half of kLanes, for there are four sums and sixteen registers
-    constexpr int G = L / N;
-    ErrorSums<N> sums[G] = {};
-    ErrorPeaks<N> peaks = {};
-    ErrorCounts<N> counts = {};
+// F elements, R the type to divide in. `each` receives the ratios, unless it is null.
+template <int N, class F, class R, bool Zeros>
+INLINE void ratios_of(const F *reference, const F *candidate, int64_t n, R *each, Ratios &result) {
+    constexpr int W = N > 1 && sizeof(R) == 4 ? 2 * N : N;
+    RatioLanes<W, R, Zeros> lanes = {};
+    Lanes<double, N> sums[kLanes / N] = {};
     int64_t i = 0;
-    for (; i + L <= n; i += L) {
+    for (; i + kLanes <= n; i += kLanes) {
         UNROLL
-        for (int g = 0; g < G; ++g) {
-            Lanes<F, N> r, c;
-            load(r, reference + i + g * N);
-            load(c, candidate + i + g * N);
-            add_errors<N, F, Zeros>(r, c, tolerance, sums[g], peaks, counts);
+        for (int l = 0; l < kLanes; l += W) {
+            Lanes<R, W> r, c;
+            load_as<W, R>(r, reference + i + l);
+            load_as<W, R>(c, candidate + i + l);
+            const Lanes<R, W> ratio = lanes.add(r, c);
+            if (each) std::memcpy(each + i + l, &ratio, sizeof ratio);
+            UNROLL
+            for (int part = 0; part < W; part += N) {
+                Lanes<R, N> narrow;
+                Lanes<double, N> wide;
+                load(narrow, reinterpret_cast<const R *>(&ratio) + part);
+                widen<N>(wide, narrow);
+                sums[(l + part) / N] += wide;
+            }
         }
     }
-    double dot[L], sum_abs[L], squares[L], sum_rel[L], max_abs[N], max_rel[N];
-    int64_t within[N], within_1e3[N], within_5e3[N];
-    UNROLL
-    for (int g = 0; g < G; ++g) {
-        std::memcpy(dot + g * N, &sums[g].dot, sizeof(double) * N);
-        std::memcpy(sum_abs + g * N, &sums[g].sum_abs, sizeof(double) * N);
-        std::memcpy(squares + g * N, &sums[g].squares, sizeof(double) * N);
-        std::memcpy(sum_rel + g * N, &sums[g].sum_rel, sizeof(double) * N);
-    }
-    std::memcpy(max_abs, &peaks.max_abs, sizeof max_abs);
-    std::memcpy(max_rel, &peaks.max_rel, sizeof max_rel);
-    std::memcpy(within, &counts.within, sizeof within);
-    std::memcpy(within_1e3, &counts.within_1e3, sizeof within_1e3);
-    std::memcpy(within_5e3, &counts.within_5e3, sizeof within_5e3);
-    ErrorPeaks<1> top{most<N>(max_abs), most<N>(max_rel)};
-    ErrorCounts<1> count{0, 0, 0};
+    double sum[kLanes];
+    std::memcpy(sum, sums, sizeof sum);
+    result = {};
+    const auto done = lanes;  // a copy: see Lane
+    done.pour(result);
+    RatioLanes<1, R, Zeros> last = {};
     for (int l = 0; i < n; ++i, ++l) {
-        ErrorSums<1> lane{dot[l], sum_abs[l], squares[l], sum_rel[l]};
-        add_errors<1, F, Zeros>(reference[i], candidate[i], tolerance, lane, top, count);
-        dot[l] = lane.dot, sum_abs[l] = lane.sum_abs, squares[l] = lane.squares, sum_rel[l] = lane.sum_rel;
+        const R ratio = last.add(R(reference[i]), R(candidate[i]));
+        if (each) each[i] = ratio;
+        sum[l] += ratio;
     }
-    for (int l = 0; l < N; ++l) {
-        count.within += within[l];
-        count.within_1e3 += within_1e3[l];
-        count.within_5e3 += within_5e3[l];
+    last.pour(result);
+    result.sum = fold<kLanes>(sum);
+    if (!Zeros) result.bound = result.most, result.nonzero = n;
+}
+
+struct Tolerance {
+    double relative, absolute;
+    // Whether it allows at least `relative` of any reference, and equality everywhere.
+    bool grows() const { return relative >= 0 && relative <= std::numeric_limits<double>::max() && absolute >= 0; }
+};
+
+// Which counts must be made; the others are known to be all.
+enum Within { kSettled, kTolerance, kAll };
+
+struct ErrorsRequest {
+    double r_pivot, c_pivot;
+    Within within;
+    Tolerance tolerance;
+    const char *r_ahead, *c_ahead;  // what to ask memory for meanwhile, and the size of elements there
+    int r_size, c_size;
+};
+
+// What the other loop over a block of finite pairs tells: sums of d and of both sides about their pivots, extremes (of
+// the sides for double only), and how many errors are within the tolerance, 0.001 and 0.005 of the reference.
+enum ErrorSum { kDot, kAbs, kSquares, kR, kRSquares, kC, kCSquares, kErrorSums };
+struct Errors {
+    double sum[kErrorSums], max_abs, r_most, c_most;
+    int64_t within[3];
+};
+
+constexpr int kErrorLanes = 8;  // one register of AVX-512
+
+template <int N, class F, bool Pivot, Within What> struct ErrorLanes {
+    Lanes<double, N> sum[kErrorSums], max_abs, r_most, c_most;
+    Lanes<int64_t, N> within[3];
+
+    INLINE void add(const F *reference, const F *candidate, const ErrorsRequest &request) {
+        Lanes<double, N> r, c;
+        load_as<N, double>(r, reference);
+        load_as<N, double>(c, candidate);
+        const Lanes<double, N> d = c - r, error = magnitude<double, N>(d), size = magnitude<double, N>(r);
+        add_product<F, N>(sum[kDot], r, c);
+        sum[kAbs] += error;
+        add_evenly(sum[kSquares], d * d);
+        max_abs = error > max_abs ? error : max_abs;
+        if constexpr (sizeof(F) == 8) {
+            const Lanes<double, N> other = magnitude<double, N>(c);
+            r_most = size > r_most ? size : r_most;
+            c_most = other > c_most ? other : c_most;
+        }
+        if constexpr (What != kSettled)
+            tally_less<N, true>(within[0], error, request.tolerance.absolute + request.tolerance.relative * size);
+        if constexpr (What == kAll) {
+            tally_less<N, true>(within[1], error, 1e-3 * size);
+            tally_less<N, true>(within[2], error, 5e-3 * size);
+        }
+        if constexpr (Pivot) r -= request.r_pivot, c -= request.c_pivot;
+        add_evenly(sum[kR], r);
+        sum[kC] += c;
+        add_square(sum[kRSquares], r);
+        add_square(sum[kCSquares], c);
     }
-    result = {fold<L>(dot),     fold<L>(sum_abs), fold<L>(squares),  fold<L>(sum_rel), top.max_abs,
-              top.max_rel,      count.within,     count.within_1e3,  count.within_5e3};
+
+    // Adds these lanes to those from `first` on.
+    INLINE void pour(double (*sums)[kErrorLanes], int first, Errors &result) const {
+        for (int k = 0; k < kErrorSums; ++k) {
+            const Lane<double, N> lane(sum[k]);
+            for (int l = 0; l < N; ++l) sums[k][first + l] += lane.at[l];
+        }
+        result.max_abs = std::max(result.max_abs, largest<double, N>(max_abs));
+        result.r_most = std::max(result.r_most, largest<double, N>(r_most));
+        result.c_most = std::max(result.c_most, largest<double, N>(c_most));
+        for (int k = 0; k < 3; ++k) result.within[k] += total<int64_t, N>(within[k]);
+    }
+
+  private:
+    // Adders and multipliers are to be equally busy, and counting is work for the multipliers.
+    static INLINE void add_evenly(Lanes<double, N> &total, const Lanes<double, N> &x) {
+        if constexpr (What == kAll) total += x;
+        else add_to<N>(total, x);
+    }
+    static INLINE void add_square(Lanes<double, N> &total, const Lanes<double, N> &x) {
+        if constexpr (Pivot) total += x * x;
+        else add_product<F, N>(total, x, x);
+    }
+};
+
+template <int N, class F, bool Pivot, Within What>
+INLINE void errors_of(const F *r, const F *c, int64_t n, const ErrorsRequest &request, Errors &result) {
+    constexpr int L = kErrorLanes;
+    double sums[kErrorSums][L] = {};
+    const int64_t whole = n - n % L;
+    result = {};
+    for (int first = 0; first < L; first += N) {  // so that even sixteen registers are enough
+        ErrorLanes<N, F, Pivot, What> lanes = {};
+        for (int64_t i = first; i < whole; i += L) {
+            touch(request.r_ahead + i * request.r_size);
+            touch(request.c_ahead + i * request.c_size);
+            lanes.add(r + i, c + i, request);
+        }
+        const auto done = lanes;
+        done.pour(sums, first, result);
+    }
+    for (int64_t i = whole; i < n; ++i) {
+        ErrorLanes<1, F, Pivot, What> last = {};
+        last.add(r + i, c + i, request);
+        last.pour(sums, static_cast<int>(i - whole), result);
+    }
+    for (int k = 0; k < kErrorSums; ++k) result.sum[k] = fold<L>(sums[k]);
+}
+
+template <int N, class F, bool Pivot>
+INLINE void errors_about(const F *r, const F *c, int64_t n, const ErrorsRequest &request, Errors &result) {
+    switch (request.within) {
+        case kAll: return errors_of<N, F, Pivot, kAll>(r, c, n, request, result);
+        case kTolerance: errors_of<N, F, Pivot, kTolerance>(r, c, n, request, result); break;
+        case kSettled: errors_of<N, F, Pivot, kSettled>(r, c, n, request, result); result.within[0] = n;
+    }
+    result.within[1] = result.within[2] = n;
 }
 
 template <int N, class F>
-INLINE void block_errors(const F *r, const F *c, int64_t n, bool zeros, const Tolerance &tolerance, Errors &result) {
-    if (zeros) errors_of<N, F, true>(r, c, n, tolerance, result);
-    else errors_of<N, F, false>(r, c, n, tolerance, result);
+INLINE void block_errors(const F *r, const F *c, int64_t n, const ErrorsRequest &request, Errors &result) {
+    if (request.r_pivot == 0 && request.c_pivot == 0) errors_about<N, F, false>(r, c, n, request, result);
+    else errors_about<N, F, true>(r, c, n, request, result);
 }
 
 // Distances in representable numbers, between two blocks of one float type.
-struct Ulps { uint64_t most, low, high; int64_t different; };  // the sum is high * 2^32 + low
+struct Ulps { uint64_t most, low, high; };  // the sum is high * 2^32 + low
+
+// Errors up to this part of the reference keep its sign, and are at most 2^20 representable floats, 2^49 doubles.
+constexpr double kNear = 0x1p-4;
 
 // Bit patterns in the order of their values; 0 and -0 are the same place. Without a branch, for the vectoriser.
 template <class U> INLINE std::make_signed_t<U> ordered(U bits) {
@@ -571,47 +706,36 @@ template <class U> INLINE std::make_signed_t<U> ordered(U bits) {
     return static_cast<S>((static_cast<S>(bits) ^ (sign & std::numeric_limits<S>::max())) - sign);
 }
 
-template <class U, bool Sign> INLINE U distance(U one, U other) {
-    if constexpr (!Sign) return static_cast<U>(one > other ? one - other : other - one);
-    else {
+template <class U, bool Sign, bool Near> INLINE U distance(U one, U other) {
+    if constexpr (Sign && !Near) {
         const auto a = ordered(one), b = ordered(other);
         const auto high = a > b ? a : b, low = a < b ? a : b;
         return static_cast<U>(static_cast<U>(high) - static_cast<U>(low));
+    } else {
+        constexpr U kMagnitude = Sign ? std::numeric_limits<U>::max() / 2 : std::numeric_limits<U>::max();
+        const U a = one & kMagnitude, b = other & kMagnitude, high = a > b ? a : b, low = a < b ? a : b;
+        return static_cast<U>(high - low);
     }
 }
 
-template <class U, bool Sign> INLINE Ulps block_ulps(const void *reference, const void *candidate, int64_t n) {
+template <class U, bool Sign, bool Near>
+INLINE Ulps block_ulps(const void *reference, const void *candidate, int64_t n) {
     auto r = static_cast<const U *>(reference);
     auto c = static_cast<const U *>(candidate);
-    Ulps result{0, 0, 0, 0};
-    if constexpr (sizeof(U) == 8) {
-        for (int64_t i = 0; i < n; ++i) {
-            const uint64_t apart = distance<U, Sign>(r[i], c[i]);
-            result.most = apart > result.most ? apart : result.most;
-            result.low += apart & 0xffffffffu;
-            result.high += apart >> 32;
-            result.different += apart != 0;
-        }
-        return result;
-    }
-    // Halves of the distances are added apart: 32-bit lanes are twice as many, and kPairBlock halves do not overflow.
+    // Halves of the distances are added apart, and a block of halves does not overflow; near ones do not even whole.
+    using Sum = std::conditional_t<sizeof(U) == 8, uint64_t, uint32_t>;
+    constexpr int kHalf = 4 * sizeof(Sum);
+    constexpr Sum kLow = (Sum(1) << kHalf) - 1;
     U most = 0;
-    uint32_t low = 0, high = 0, different = 0;
+    Sum low = 0, high = 0;
     for (int64_t i = 0; i < n; ++i) {
-        const U apart = distance<U, Sign>(r[i], c[i]);
+        const U apart = distance<U, Sign, Near>(r[i], c[i]);
         most = apart > most ? apart : most;
-        low += apart & 0xffffu;
-        high += static_cast<uint32_t>(apart) >> 16;
-        different += apart != 0;
+        if constexpr (Near || sizeof(U) < 4) low += apart;
+        else low += apart & kLow, high += apart >> kHalf;
     }
-    return {most, (static_cast<uint64_t>(high) << 16) + low, 0, different};
-}
-
-template <class T> INLINE int64_t block_unequal(const void *reference, const void *candidate, int64_t n) {
-    auto r = static_cast<const T *>(reference), c = static_cast<const T *>(candidate);
-    int64_t different = 0;
-    for (int64_t i = 0; i < n; ++i) different += r[i] != c[i];
-    return different;
+    if constexpr (sizeof(U) == 8) return {most, low & kLow, high + (low >> kHalf)};
+    else return {most, (static_cast<uint64_t>(high) << kHalf) + low, 0};
 }
 
 INLINE uint64_t block_read(const void *raw, int64_t n) {
@@ -636,10 +760,12 @@ struct Isa {
     Sums (*sums64)(const double *, int64_t, double);
     uint64_t (*words)(const void *, int64_t, uint64_t);
     uint64_t (*elements)(int size, bool wide_index, const void *, int64_t, const void *);
-    void (*errors32)(const float *, const float *, int64_t, bool, const Tolerance &, Errors &);
-    void (*errors64)(const double *, const double *, int64_t, bool, const Tolerance &, Errors &);
-    Ulps (*ulps)(Type, const void *, const void *, int64_t);
-    int64_t (*unequal)(int size, const void *, const void *, int64_t);
+    void (*ratios32)(const float *, const float *, int64_t, bool zeros, float *each, Ratios &);
+    void (*exact_ratios32)(const float *, const float *, int64_t, Ratios &);
+    void (*exact_ratios64)(const double *, const double *, int64_t, Ratios &);
+    void (*errors32)(const float *, const float *, int64_t, const ErrorsRequest &, Errors &);
+    void (*errors64)(const double *, const double *, int64_t, const ErrorsRequest &, Errors &);
+    Ulps (*ulps)(Type, const void *, const void *, int64_t, bool near);
     uint64_t (*read)(const void *, int64_t);
 };
 
@@ -651,20 +777,14 @@ template <class Index> INLINE uint64_t elements_of(int size, const void *raw, in
         default: return block_elements<uint8_t, Index>(raw, n, index);
     }
 }
-INLINE Ulps ulps_of(Type type, const void *r, const void *c, int64_t n) {
+template <bool Near> INLINE Ulps ulps_of(Type type, const void *r, const void *c, int64_t n) {
     switch (size_of(type)) {
-        case 8: return block_ulps<uint64_t, true>(r, c, n);
-        case 4: return block_ulps<uint32_t, true>(r, c, n);
-        case 2: return block_ulps<uint16_t, true>(r, c, n);
-        default: return type == kE8M0 ? block_ulps<uint8_t, false>(r, c, n) : block_ulps<uint8_t, true>(r, c, n);
-    }
-}
-INLINE int64_t unequal_of(int size, const void *r, const void *c, int64_t n) {
-    switch (size) {
-        case 8: return block_unequal<uint64_t>(r, c, n);
-        case 4: return block_unequal<uint32_t>(r, c, n);
-        case 2: return block_unequal<uint16_t>(r, c, n);
-        default: return block_unequal<uint8_t>(r, c, n);
+        case 8: return block_ulps<uint64_t, true, Near>(r, c, n);
+        case 4: return block_ulps<uint32_t, true, Near>(r, c, n);
+        case 2: return block_ulps<uint16_t, true, Near>(r, c, n);
+        default:
+            if (type == kE8M0) return block_ulps<uint8_t, false, Near>(r, c, n);
+            return block_ulps<uint8_t, true, Near>(r, c, n);
     }
 }
 
@@ -679,17 +799,28 @@ INLINE int64_t unequal_of(int size, const void *r, const void *c, int64_t n) {
     TARGET uint64_t elements(int size, bool wide, const void *raw, int64_t n, const void *index) {                     \
         return wide ? elements_of<uint64_t>(size, raw, n, index) : elements_of<uint32_t>(size, raw, n, index);         \
     }                                                                                                                  \
-    TARGET void errors32(const float *r, const float *c, int64_t n, bool zeros, const Tolerance &t, Errors &e) {       \
-        block_errors<N>(r, c, n, zeros, t, e);                                                                         \
+    TARGET void ratios32(const float *r, const float *c, int64_t n, bool zeros, float *each, Ratios &q) {              \
+        if (zeros) ratios_of<N, float, float, true>(r, c, n, each, q);                                                 \
+        else ratios_of<N, float, float, false>(r, c, n, each, q);                                                      \
     }                                                                                                                  \
-    TARGET void errors64(const double *r, const double *c, int64_t n, bool zeros, const Tolerance &t, Errors &e) {     \
-        block_errors<N>(r, c, n, zeros, t, e);                                                                         \
+    TARGET void exact_ratios32(const float *r, const float *c, int64_t n, Ratios &q) {                                 \
+        ratios_of<N, float, double, true>(r, c, n, static_cast<double *>(nullptr), q);                                 \
     }                                                                                                                  \
-    TARGET Ulps ulps(Type type, const void *r, const void *c, int64_t n) { return ulps_of(type, r, c, n); }            \
-    TARGET int64_t unequal(int size, const void *r, const void *c, int64_t n) { return unequal_of(size, r, c, n); }    \
+    TARGET void exact_ratios64(const double *r, const double *c, int64_t n, Ratios &q) {                               \
+        ratios_of<N, double, double, true>(r, c, n, static_cast<double *>(nullptr), q);                                \
+    }                                                                                                                  \
+    TARGET void errors32(const float *r, const float *c, int64_t n, const ErrorsRequest &q, Errors &e) {               \
+        block_errors<N>(r, c, n, q, e);                                                                                \
+    }                                                                                                                  \
+    TARGET void errors64(const double *r, const double *c, int64_t n, const ErrorsRequest &q, Errors &e) {             \
+        block_errors<N>(r, c, n, q, e);                                                                                \
+    }                                                                                                                  \
+    TARGET Ulps ulps(Type type, const void *r, const void *c, int64_t n, bool near) {                                  \
+        return near ? ulps_of<true>(type, r, c, n) : ulps_of<false>(type, r, c, n);                                    \
+    }                                                                                                                  \
     TARGET uint64_t read(const void *raw, int64_t n) { return block_read(raw, n); }                                    \
-    constexpr Isa table = {#ISA,  widen,    doubles,  sums32, sums64,  words,                                          \
-                           elements, errors32, errors64, ulps, unequal, read};                                         \
+    constexpr Isa table = {#ISA,     widen,          doubles,        sums32,   sums64,   words, elements,              \
+                           ratios32, exact_ratios32, exact_ratios64, errors32, errors64, ulps,  read};                 \
     }
 
 #if X86_VECTORS
@@ -1332,25 +1463,21 @@ struct Contrasted {
     int64_t different = 0, rel_count = 0;
     int64_t nan_reference = 0, nan_candidate = 0, inf_reference = 0, inf_candidate = 0;
     int64_t mismatch = 0, first_mismatch = -1;
-    Errors errors = {};  // but for the peaks, which go with their places
+    double dot = 0, sum_abs = 0, squares = 0, sum_rel = 0;
+    int64_t within[3] = {};
     Peak absolute, relative;
     uint64_t max_ulp = 0, ulp_low = 0, ulp_high = 0;
 
-    void add(const Errors &other) {
-        errors.dot += other.dot;
-        errors.sum_abs += other.sum_abs;
-        errors.squares += other.squares;
-        errors.sum_rel += other.sum_rel;
-        errors.within += other.within;
-        errors.within_1e3 += other.within_1e3;
-        errors.within_5e3 += other.within_5e3;
-    }
     void merge(const Contrasted &other) {
         reference.merge(other.reference);
         candidate.merge(other.candidate);
         different += other.different;
         rel_count += other.rel_count;
-        add(other.errors);
+        dot += other.dot;
+        sum_abs += other.sum_abs;
+        squares += other.squares;
+        sum_rel += other.sum_rel;
+        for (int k = 0; k < 3; ++k) within[k] += other.within[k];
         nan_reference += other.nan_reference;
         nan_candidate += other.nan_candidate;
         inf_reference += other.inf_reference;
@@ -1382,8 +1509,8 @@ struct Pairing {
 template <class F> class Blocks {
     const Isa &isa_;
     const Side &side_;
-    alignas(64) F wide_[kPairBlock];
-    alignas(64) float narrow_[kPairBlock];
+    alignas(64) F wide_[kPairBlock<F>];
+    alignas(64) float narrow_[kPairBlock<F>];
 
   public:
     const char *raw = nullptr;
@@ -1409,109 +1536,207 @@ template <class F> class Blocks {
 
 template <class F> bool alike(F r, F c) { return r == c || (std::isnan(r) && std::isnan(c)); }
 
-// The pairs of a block that are finite on both sides, and where they stood.
-template <class F> struct FinitePairs {
-    F reference[kPairBlock], candidate[kPairBlock];
-    char raw_reference[kPairBlock * 8], raw_candidate[kPairBlock * 8];
-    int32_t place[kPairBlock];
-    int64_t count = 0;
+// A block of pairs. `place` is null when they follow each other in the tensors.
+template <class F> struct Pairs {
+    const F *reference, *candidate;
+    const char *raw_reference, *raw_candidate;
+    const int32_t *place;
+    int64_t count;
+};
 
-    void keep(const Blocks<F> &r, const Blocks<F> &c, const Pairing &pairing, int64_t n, int64_t at, Contrasted &part) {
+// The pairs of a block that are finite on both sides, and where they stood.
+template <class F> class FinitePairs {
+    F reference_[kPairBlock<F>], candidate_[kPairBlock<F>];
+    char raw_reference_[kPairBlock<F> * 8], raw_candidate_[kPairBlock<F> * 8];
+    int32_t place_[kPairBlock<F>];
+
+  public:
+    Pairs<F> keep(const Pairs<F> &all, const Pairing &pairing, int64_t at, Contrasted &part) {
         const int r_size = pairing.reference.layout.size, c_size = pairing.candidate.layout.size;
-        count = 0;
-        for (int64_t i = 0; i < n; ++i) {
-            const F one = r.values[i], other = c.values[i];
-            if (std::isfinite(one) && std::isfinite(other)) {
-                reference[count] = one;
-                candidate[count] = other;
-                std::memcpy(raw_reference + count * r_size, r.raw + i * r_size, r_size);
-                std::memcpy(raw_candidate + count * c_size, c.raw + i * c_size, c_size);
-                place[count++] = static_cast<int32_t>(i);
+        int64_t count = 0;
+        for (int64_t i = 0; i < all.count; ++i) {
+            const F r = all.reference[i], c = all.candidate[i];
+            if (std::isfinite(r) && std::isfinite(c)) {
+                reference_[count] = r;
+                candidate_[count] = c;
+                std::memcpy(raw_reference_ + count * r_size, all.raw_reference + i * r_size, r_size);
+                std::memcpy(raw_candidate_ + count * c_size, all.raw_candidate + i * c_size, c_size);
+                place_[count++] = static_cast<int32_t>(i);
                 continue;
             }
-            part.nan_reference += std::isnan(one);
-            part.nan_candidate += std::isnan(other);
-            part.inf_reference += std::isinf(one);
-            part.inf_candidate += std::isinf(other);
-            if (alike(one, other)) continue;
+            part.nan_reference += std::isnan(r);
+            part.nan_candidate += std::isnan(c);
+            part.inf_reference += std::isinf(r);
+            part.inf_candidate += std::isinf(c);
+            if (alike(r, c)) continue;
             if (!part.mismatch++) part.first_mismatch = at + i;
         }
+        return {reference_, candidate_, raw_reference_, raw_candidate_, place_, count};
     }
 };
 
-template <class F>
-INLINE void errors(const Isa &isa, const F *r, const F *c, int64_t n, bool zeros, const Tolerance &t, Errors &e) {
-    if constexpr (sizeof(F) == 4) isa.errors32(r, c, n, zeros, t, e);
-    else isa.errors64(r, c, n, zeros, t, e);
-}
+// Contrasts blocks of pairs, one after the other.
+template <class F> class Contrasting {
+    static constexpr bool kFloat = sizeof(F) == 4;
+    const Isa &isa_;
+    const Pairing &pairing_;
+    bool zeros_ = false;  // whether the last block had references that are 0: the next is likely to
+    float ratio_[kPairBlock<F>];
 
-// The first pair whose error, relative or not, is this one.
-template <class F> int64_t find_error(const F *r, const F *c, int64_t n, double value, bool relative) {
-    for (int64_t i = 0; i < n; ++i) {
-        const double error = std::fabs(double(c[i]) - double(r[i])), size = std::fabs(double(r[i]));
-        if (relative ? size != 0 && error / size == value : error == value) return i;
+    Ratios exact_ratios(const Pairs<F> &p, int64_t begin, int64_t end) const {
+        Ratios result;
+        if constexpr (kFloat) isa_.exact_ratios32(p.reference + begin, p.candidate + begin, end - begin, result);
+        else isa_.exact_ratios64(p.reference + begin, p.candidate + begin, end - begin, result);
+        return result;
     }
-    return 0;
-}
+    Ratios ratios(const Pairs<F> &p) {
+        if constexpr (!kFloat) return exact_ratios(p, 0, p.count);
+        else {
+            Ratios result;
+            auto attempt = [&](bool zeros) {
+                isa_.ratios32(p.reference, p.candidate, p.count, zeros, ratio_, result);
+                return std::isfinite(result.sum);
+            };
+            if (!attempt(zeros_) && (zeros_ || !attempt(true))) result = exact_ratios(p, 0, p.count);
+            zeros_ = result.nonzero != p.count;
+            return result;
+        }
+    }
 
-// Counts differing values, and for one float type their distance.
-template <class F>
-void compare_bits(const Isa &isa, const Pairing &pairing, const F *r, const F *c, const char *raw_r, const char *raw_c,
-                  int64_t n, Contrasted &part) {
-    const Type type = pairing.reference.type;
-    if (pairing.same_type() && is_float(type)) {
-        const Ulps ulps = isa.ulps(type, raw_r, raw_c, n);
-        part.max_ulp = ulps.most > part.max_ulp ? ulps.most : part.max_ulp;
+    // Whether the largest ratio is the one found before. With few bits that is common, and certain if they are the same
+    // in float: small differences of 11-bit numbers have 12 bits, and two of their ratios are 2^-23 apart or equal.
+    bool ties(const Ratios &q) const {
+        const Type type = pairing_.reference.type;
+        return pairing_.same_type() && is_float(type) && size_of(type) <= 2 && q.bound <= kNear &&
+               static_cast<float>(q.most) == static_cast<float>(part.relative.value);
+    }
+
+    // The largest ratio in double, from the stretches where there is one that may be it.
+    double exact_most(const Pairs<F> &p, const Ratios &q) const {
+        if (!kFloat) return q.most;
+        constexpr int64_t kStretch = 64;
+        const auto near = static_cast<float>(q.most * (1 - 2 * kRatioError));
+        double result = 0;
+        int64_t begin = 0;
+        for (int64_t at = 0; at < p.count; at += kStretch) {
+            const int64_t end = std::min(at + kStretch, p.count);
+            int32_t found = 0;
+            for (int64_t i = at; i < end; ++i) found |= ratio_[i] >= near;
+            if (found && end < p.count) continue;
+            if (begin < (found ? end : at)) result = std::max(result, exact_ratios(p, begin, found ? end : at).most);
+            begin = end;
+        }
+        return result;
+    }
+
+    // |d| <= k |reference| for all pairs, if the largest ratio says so.
+    Within open_counts(const Ratios &q) const {
+        const double bound = q.bound * (1 + kRatioError);
+        if (!(bound <= 1e-3)) return kAll;
+        return bound <= pairing_.tolerance.relative && pairing_.tolerance.grows() ? kSettled : kTolerance;
+    }
+
+    // `most`: the largest magnitude, which is known for double only, and needed there only.
+    Moments moments(const F *x, int64_t n, double pivot, double sum, double squares, double most) const {
+        const double m2 = squares - sum * (sum / static_cast<double>(n));
+        if (kFloat) most = std::numeric_limits<double>::infinity();
+        if (m2 * 128 > squares) return moments_of(isa_, x, n, pivot, {sum, squares, -most, most, 0});
+        return moments_of(isa_, x, n, pivot, sums(isa_, x, n, pivot));  // they may all be the same
+    }
+
+    // The first pair whose error, relative or not, is this one.
+    static int64_t find(const Pairs<F> &p, double value, bool relative) {
+        for (int64_t i = 0; i < p.count; ++i) {
+            const double r = p.reference[i], error = std::fabs(p.candidate[i] - r), size = std::fabs(r);
+            if (relative ? size != 0 && error / size == value : error == value) return p.place ? p.place[i] : i;
+        }
+        return 0;
+    }
+
+    void add_ulps(const Pairs<F> &p, bool near) {
+        const Ulps ulps = isa_.ulps(pairing_.reference.type, p.raw_reference, p.raw_candidate, p.count, near);
+        part.max_ulp = std::max(part.max_ulp, ulps.most);
         part.ulp_low += ulps.low;
         part.ulp_high += ulps.high;
-        part.different += ulps.different;
-    } else if (pairing.same_type() && type != kBool) {
-        part.different += isa.unequal(size_of(type), raw_r, raw_c, n);
-    } else {
-        for (int64_t i = 0; i < n; ++i) part.different += r[i] != c[i];
     }
-}
+
+  public:
+    Contrasted part;
+
+    Contrasting(const Isa &isa, const Pairing &pairing) : isa_(isa), pairing_(pairing) {}
+
+    // Contrasts pairs that are the same in every bit; returns whether they are finite.
+    bool add_same(const Pairs<F> &p, int64_t at) {
+        const double pivot = pairing_.reference.pivot, other = pairing_.candidate.pivot;
+        const Sums s = sums(isa_, p.reference, p.count, pivot);
+        if (!std::isfinite(s.sum)) return false;
+        const Moments m = moments_of(isa_, p.reference, p.count, pivot, s);
+        part.reference.merge(m);
+        part.candidate.merge(pivot == other ? m : moments_of(isa_, p.candidate, p.count, other,
+                                                             sums(isa_, p.candidate, p.count, other)));
+        part.dot += m.m2 + static_cast<double>(p.count) * (pivot + m.mean) * (pivot + m.mean);
+        part.rel_count += p.count - s.zeros;
+        for (int64_t &within : part.within) within += p.count;
+        if (part.absolute.value < 0) part.absolute = {0, at};
+        if (part.relative.value < 0 && p.count > s.zeros) part.relative = {0, at + find(p, 0, true)};
+        return true;
+    }
+
+    // Returns whether the pairs are finite, as those with places are known to be; if not, nothing has been added.
+    bool add(const Pairs<F> &p, int64_t at) {
+        const int64_t n = p.count;
+        const Ratios q = ratios(p);
+        Errors e;
+        const Side &one = pairing_.reference, &other = pairing_.candidate;
+        const int r_size = one.layout.size, c_size = other.layout.size;
+        const ErrorsRequest request{one.pivot, other.pivot, open_counts(q), pairing_.tolerance,
+                                    p.raw_reference + kPairBlock<F> * r_size, p.raw_candidate + kPairBlock<F> * c_size,
+                                    r_size, c_size};
+        if constexpr (kFloat) isa_.errors32(p.reference, p.candidate, n, request, e);
+        else isa_.errors64(p.reference, p.candidate, n, request, e);
+        if (!p.place && !(std::isfinite(e.sum[kR]) && std::isfinite(e.sum[kC]))) return false;
+
+        part.reference.merge(moments(p.reference, n, request.r_pivot, e.sum[kR], e.sum[kRSquares], e.r_most));
+        part.candidate.merge(moments(p.candidate, n, request.c_pivot, e.sum[kC], e.sum[kCSquares], e.c_most));
+        part.dot += e.sum[kDot];
+        part.sum_abs += e.sum[kAbs];
+        part.squares += e.sum[kSquares];
+        part.sum_rel += q.sum;
+        part.rel_count += q.nonzero;
+        for (int k = 0; k < 3; ++k) part.within[k] += e.within[k];
+        if (e.max_abs > part.absolute.value) part.absolute = {e.max_abs, at + find(p, e.max_abs, false)};
+        if (q.nonzero && q.most * (1 + kRatioError) > part.relative.value && !ties(q)) {
+            const double most = exact_most(p, q);
+            if (most > part.relative.value) part.relative = {most, at + find(p, most, true)};
+        }
+        const Type type = pairing_.reference.type;
+        if (pairing_.same_type() && (type == kI64 || type == kU64)) {  // unequal ones may be the same double
+            auto r = reinterpret_cast<const int64_t *>(p.raw_reference);
+            auto c = reinterpret_cast<const int64_t *>(p.raw_candidate);
+            for (int64_t i = 0; i < n; ++i) part.different += r[i] != c[i];
+        } else part.different += q.different;
+        if (pairing_.same_type() && is_float(type) && q.different) add_ulps(p, q.bound <= kNear);
+        return true;
+    }
+};
 
 template <class F> Contrasted contrast_chunk(const Isa &isa, const Pairing &pairing, int64_t begin, int64_t end) {
-    Contrasted part;
     Blocks<F> reference(isa, pairing.reference), candidate(isa, pairing.candidate);
     FinitePairs<F> finite;
-    for (int64_t at = begin; at < end; at += kPairBlock) {
-        int64_t n = end - at < kPairBlock ? end - at : kPairBlock;
+    Contrasting<F> contrasting(isa, pairing);
+    for (int64_t at = begin; at < end; at += kPairBlock<F>) {
+        const int64_t n = end - at < kPairBlock<F> ? end - at : kPairBlock<F>;
         reference.seek(at, n);
         candidate.seek(at, n);
-        const F *r = reference.values, *c = candidate.values;
-        const char *raw_r = reference.raw, *raw_c = candidate.raw;
-        const int32_t *place = nullptr;
-        Sums r_sums = sums(isa, r, n, pairing.reference.pivot), c_sums = sums(isa, c, n, pairing.candidate.pivot);
-        if (!std::isfinite(r_sums.sum) || !std::isfinite(c_sums.sum)) {
-            finite.keep(reference, candidate, pairing, n, at, part);
-            n = finite.count;
-            if (!n) continue;
-            r = finite.reference, c = finite.candidate;
-            raw_r = finite.raw_reference, raw_c = finite.raw_candidate;
-            place = finite.place;
-            r_sums = sums(isa, r, n, pairing.reference.pivot);
-            c_sums = sums(isa, c, n, pairing.candidate.pivot);
-        }
-        part.reference.merge(moments_of(isa, r, n, pairing.reference.pivot, r_sums));
-        part.candidate.merge(moments_of(isa, c, n, pairing.candidate.pivot, c_sums));
-        part.rel_count += n - r_sums.zeros;
-
-        Errors e;
-        errors(isa, r, c, n, r_sums.zeros != 0, pairing.tolerance, e);
-        part.add(e);
-        auto peak = [&](Peak &top, double value, bool relative) {
-            if (value <= top.value) return;
-            const int64_t i = find_error(r, c, n, value, relative);
-            top = {value, at + (place ? place[i] : i)};
-        };
-        peak(part.absolute, e.max_abs, false);
-        if (n > r_sums.zeros) peak(part.relative, e.max_rel, true);
-        compare_bits(isa, pairing, r, c, raw_r, raw_c, n, part);
+        const Pairs<F> all{reference.values, candidate.values, reference.raw, candidate.raw, nullptr, n};
+        const bool same = pairing.same_type() && pairing.tolerance.grows() &&
+                          std::memcmp(reference.raw, candidate.raw, n * pairing.reference.layout.size) == 0;
+        if (same ? contrasting.add_same(all, at) : contrasting.add(all, at)) continue;
+        const Pairs<F> kept = finite.keep(all, pairing, at, contrasting.part);
+        if (kept.count) contrasting.add(kept, at);
     }
-    part.different += part.mismatch;
-    return part;
+    contrasting.part.different += contrasting.part.mismatch;
+    return contrasting.part;
 }
 
 template <class Part, class Chunk> Part by_chunks(int64_t count, int64_t bytes, const Chunk &chunk) {
@@ -1538,10 +1763,10 @@ struct Rescued {
 Rescued rescue_chunk(const Isa &isa, const Pairing &pairing, double shrink, double zoom, int64_t begin, int64_t end) {
     Rescued part;
     Blocks<double> reference(isa, pairing.reference), candidate(isa, pairing.candidate);
-    double r[kPairBlock], c[kPairBlock], d[kPairBlock];
+    double r[kPairBlock<double>], c[kPairBlock<double>], d[kPairBlock<double>];
     const double r_back = shrink / pairing.reference.scale, c_back = shrink / pairing.candidate.scale;
-    for (int64_t at = begin; at < end; at += kPairBlock) {
-        const int64_t n = end - at < kPairBlock ? end - at : kPairBlock;
+    for (int64_t at = begin; at < end; at += kPairBlock<double>) {
+        const int64_t n = end - at < kPairBlock<double> ? end - at : kPairBlock<double>;
         reference.seek(at, n);
         candidate.seek(at, n);
         int64_t kept = 0;
@@ -1568,12 +1793,29 @@ struct ContrastResult {
     bool has_cosine;
 };
 
+struct Free { void operator()(char *memory) const { std::free(memory); } };
+using Memory = std::unique_ptr<char, Free>;
+
+// In huge pages where they are to be had: getting memory in small ones takes longer than filling it.
+Memory allocate(size_t bytes) {
+#if defined(__linux__)
+    constexpr size_t kPage = 2 << 20;
+    Memory memory(static_cast<char *>(bytes < kPage ? std::malloc(bytes)
+                                                    : std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage)));
+    if (memory && bytes >= kPage) madvise(memory.get(), bytes, MADV_HUGEPAGE);
+#else
+    Memory memory(static_cast<char *>(std::malloc(bytes)));
+#endif
+    if (!memory) throw std::bad_alloc();
+    return memory;
+}
+
 // Makes a side row-major in memory of its own, which is faster than jumping about in the tensor pair by pair.
-std::unique_ptr<char[]> straighten(Side &side) {
+Memory straighten(Side &side) {
     Layout &layout = side.layout;
     layout.merge();
     if (layout.row_major()) return nullptr;
-    std::unique_ptr<char[]> copy(new char[layout.count * layout.size]);
+    Memory copy = allocate(layout.count * layout.size);
     pack(layout, copy.get());
     layout.base = copy.get();
     layout.rank = 1;
@@ -1597,7 +1839,7 @@ ContrastResult contrast(Pairing &pairing) {
     });
     if (!all.reference.count) return result;
 
-    Rescued sums{all.reference, all.candidate, all.errors.dot, all.errors.squares};
+    Rescued sums{all.reference, all.candidate, all.dot, all.squares};
     int r_exponent = 0, c_exponent = 0, d_exponent = 0;
     if (pairing.in_double()) {
         r_exponent = rescue_exponent(all.reference.absmax());
@@ -1924,15 +2166,15 @@ PyObject *make_contrast(const ContrastResult &result, const Pairing &pairing, in
         for (double value : {side->mean, side->std, side->l2}) fields.real_if(some, value);
     fields.real_if(some, result.dot);
     fields.real_if(result.has_cosine, result.cosine);
-    fields.real_if(some, all.errors.sum_abs);
+    fields.real_if(some, all.sum_abs);
     fields.real_if(some, result.l2_error);
     fields.real_if(some, all.absolute.value);
     fields.integer(all.absolute.index);
     fields.real_if(ratios, all.relative.value);
     fields.integer(all.relative.index);
-    fields.real_if(ratios, all.errors.sum_rel);
+    fields.real_if(ratios, all.sum_rel);
     fields.integer(all.rel_count);
-    for (int64_t within : {all.errors.within, all.errors.within_1e3, all.errors.within_5e3}) fields.integer(within);
+    for (int64_t within : all.within) fields.integer(within);
     if (ulps) {
         fields.add(PyLong_FromUnsignedLongLong(all.max_ulp));
         const double sum = static_cast<double>(all.ulp_high) * 0x1p32 + static_cast<double>(all.ulp_low);

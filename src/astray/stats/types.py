@@ -116,6 +116,7 @@ class Contrast(NamedTuple):
     """The largest |d| / |reference| where the reference is not 0; None when it is 0 everywhere."""
     max_rel_index: int
     sum_rel_error: float | None
+    """The sum of those ratios; right to 1e-6 where both types fit float32, which they may be computed in."""
     rel_count: int
     """Elements with a reference other than 0: the divisor that makes sum_rel_error a mean."""
     within_tolerance: int
