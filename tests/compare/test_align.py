@@ -35,6 +35,15 @@ def test_equal_runs_are_paired_row_by_row(runs):
     assert as_lists(pairs_of(one, other)) == [(0, 0), (1, 1), (2, 2)]
 
 
+@pytest.mark.parametrize(("phase", "paired"), [("forward", False), ("backward", True)])
+def test_recomputation_parts_forward_calls_only(runs, phase, paired):
+    """With reentrant checkpointing the backward of a recomputed call is the ordinary one."""
+    plain, checkpointed = runs.Builder(), runs.Builder()
+    add(plain, "a", phase=phase)
+    add(checkpointed, "a", phase=phase, recompute=True)
+    assert as_lists(pairs_of(plain, checkpointed)) == ([(0, 0)] if paired else [(-1, 0), (0, -1)])
+
+
 def test_order_of_execution_does_not_matter(runs):
     one, other = runs.Builder(), runs.Builder()
     add(one, "a", "b", "c")

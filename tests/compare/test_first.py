@@ -75,6 +75,125 @@ def test_a_parameter_of_a_later_step_points_at_the_update(runs):
     first = first_of(runs, rate=1.01)
     assert (first.parameter.site, first.other_parameters) == ("mlp.fc", 1)
     assert "though its gradient in step 1 agrees (identical): look at the update of step 1" in first.evidence[0]
+    assert "clips or scales the gradients" in first.evidence[0]
+
+
+def test_the_first_step_of_a_selection_is_not_called_the_first(runs):
+    reference = runs.program(runs.Builder())
+    first = compare(reference, runs.program(runs.Builder("runs/bad"), rate=1.01), steps=2).first
+    assert first.cause == "parameter"
+    assert "The step before was not compared" in first.evidence[0]
+    assert "This is the first step" not in first.evidence[0]
+
+
+def with_weight(runs, *steps: dict, role="parameter", tied=False):
+    """Steps of a call whose weight, gradient and output are given; the rest is the same."""
+    builder = runs.Builder()
+    for step in steps:
+        seq = builder.call("layer", step=step["step"], micro=step.get("micro", 0))
+        builder.tensor(seq, "input", "0", ONES)
+        builder.tensor(seq, role, "weight", step["weight"])
+        builder.tensor(seq, "output", "out", step.get("output", step["weight"]))
+        if tied:
+            other = builder.call("head", step=step["step"])
+            builder.tensor(other, role, "weight", step["weight"])
+        if "gradient" in step:
+            event = builder.call("layer.weight", "Parameter", step=step["step"], kind="parameter", phase="backward")
+            builder.tensor(event, "gradient", "grad", step["gradient"], **step.get("rest", {}))
+    return builder.run
+
+
+def said_of(runs, before: dict, good: dict, bad: dict, other: dict | None = None, **options) -> str:
+    reference = with_weight(runs, {"step": 0, **before}, {"step": 1, **good}, **options)
+    candidate = with_weight(runs, {"step": 0, **before, **(other or {})}, {"step": 1, **bad}, **options)
+    return compare(reference, candidate).first.evidence[0]
+
+
+W = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+
+
+def test_a_transposed_weight_is_a_wrong_parameter(runs):
+    first = compare(with_weight(runs, {"step": 0, "weight": W}), with_weight(runs, {"step": 0, "weight": W.T})).first
+    assert (first.cause, first.parameter.verdict) == ("parameter", "diverged")
+    assert math.isnan(first.parameter.error)
+    assert first.evidence[0].startswith(
+        "Its input agrees (identical), but its parameter `weight` already differs on entry (diverged), as the only"
+    )
+
+
+def test_a_weight_that_may_be_in_another_order_is_suspected(runs):
+    with_zero = W.copy()
+    with_zero[1, 2] = 0
+    first = compare(
+        with_weight(runs, {"step": 0, "weight": with_zero, "output": ONES}),
+        with_weight(runs, {"step": 0, "weight": with_zero.T, "output": ONES * 2}),
+    ).first
+    assert first.evidence[0] == "Its input and its parameter agree (rounding), but its output does not."
+    assert "Its parameter `weight` has other bits but the same statistics" in first.evidence[1]
+
+
+def test_a_gradient_that_could_not_be_compared_is_not_called_agreeing(runs):
+    before = {"weight": W, "gradient": W, "rest": {"keep": {"stats"}}}
+    text = said_of(runs, before, {"weight": W}, {"weight": W * 2}, {"rest": {"keep": {"fingerprint"}}})
+    assert "Its gradient in step 0 was not compared" in text
+
+
+def test_a_negligible_gradient_is_called_so(runs):
+    def run(noise: float, factor: float):
+        builder = runs.Builder()
+        layer = builder.call("layer")
+        builder.tensor(layer, "parameter", "weight", W)
+        for site, value in (("big", 1.0), ("layer.weight", noise)):
+            event = builder.call(site, "Parameter", kind="parameter", phase="backward")
+            builder.tensor(event, "gradient", "grad", ONES * np.float32(value))
+        builder.tensor(builder.call("layer", step=1), "parameter", "weight", W * np.float32(factor))
+        return builder.run
+
+    text = compare(run(1e-9, 1), run(-3e-9, 2)).first.evidence[0]
+    assert "its gradient in step 0 agrees (negligible: both sides are rounding noise)" in text
+
+
+def test_a_buffer_is_no_parameter(runs):
+    text = said_of(runs, {"weight": W}, {"weight": W}, {"weight": W * 2, "output": W}, role="state")
+    assert text == (
+        "Its input agrees (identical), but its buffer `weight` already differs on entry (diverged, 1.0e+00), as the "
+        "only buffer in this step. It still agreed at step 0, forward, layer (Linear), buffer `weight`: look at what "
+        "wrote to it since, be it the forward of layer (Linear) itself or other code."
+    )
+
+
+def test_a_parameter_that_changes_within_a_step_is_no_matter_of_the_initialisation(runs):
+    steps = [{"step": 0, "weight": W}, {"step": 0, "micro": 1, "weight": W}]
+    wrong = [steps[0], {**steps[1], "weight": W * 2}]
+    text = compare(with_weight(runs, *steps), with_weight(runs, *wrong)).first.evidence[0]
+    assert "It still agreed at step 0, forward, layer (Linear), parameter `weight`" in text
+    assert "initialisation" not in text
+
+
+def test_two_names_of_one_weight_count_once(runs):
+    steps = [{"step": 0, "weight": W}]
+    first = compare(with_weight(runs, *steps, tied=True), with_weight(runs, {"step": 0, "weight": W * 2}, tied=True))
+    assert first.first.other_parameters == 0
+    assert "as the only parameter" in first.first.evidence[0]
+
+
+def test_equal_constants_are_not_taken_for_one_weight(runs):
+    steps = [{"step": 0, "weight": ONES}]
+    first = compare(with_weight(runs, *steps, tied=True), with_weight(runs, {"step": 0, "weight": ONES * 2}, tied=True))
+    assert first.first.other_parameters == 1
+
+
+def test_parameters_and_buffers_are_counted_apart(runs):
+    def run(factor: float):
+        builder = runs.Builder()
+        seq = builder.call("norm", "BatchNorm1d")
+        for role, path in (("parameter", "weight"), ("parameter", "bias"), ("state", "mean"), ("state", "var")):
+            builder.tensor(seq, role, path, ONES * np.float32(factor))
+        return builder.run
+
+    first = compare(run(1), run(2)).first
+    assert (first.other_parameters, first.other_buffers) == (1, 2)
+    assert "and so do another parameter and 2 other buffers in this step" in first.evidence[0]
 
 
 def test_code_between_submodules_is_the_parents(runs):
@@ -121,7 +240,7 @@ def test_a_gradient_that_reaches_an_inner_call_first_still_comes_from_outside(ru
     assert "look at the loss" in first.evidence[0]
 
 
-def test_a_wrong_inner_value_that_never_reaches_the_result_is_still_named(runs):
+def test_a_wrong_inner_value_that_never_reaches_the_result_is_still_blamed_on_the_code_around(runs):
     def run(off: float):
         builder = runs.Builder()
         outer = builder.call("net", "Net")
@@ -132,7 +251,57 @@ def test_a_wrong_inner_value_that_never_reaches_the_result_is_still_named(runs):
         return builder.run
 
     first = compare(run(1), run(2)).first
-    assert (first.site, first.role, first.cause, first.seen) == ("net.layer", "input", "computation", None)
+    assert (str(first.place), first.cause) == ("step 0, forward, net (Net)", "computation")
+    assert (first.site, first.type, first.role, first.path) == ("net", "Net", "", "")
+    assert (str(first.seen), first.error) == ("step 0, forward, net.layer (Linear), input `0`", 1)
+    assert (first.enclosing, first.victims) == ((), 0)
+    assert first.evidence == (
+        "The wrong value shows first as input `0` of net.layer (Linear), and no observed call produced it: the code of "
+        "net (Net) around its submodules did.",
+    )
+
+
+@pytest.mark.parametrize("block_too", [False, True])
+def test_the_backward_of_a_recomputed_call_lies_where_the_call_lay_first(runs, block_too):
+    """Reentrant checkpointing computes again inside the backward pass, where no call is around it."""
+
+    def run(off: float):
+        builder = runs.Builder()
+        root = builder.call("<root>", "Net")
+        block = builder.call("block", "Block", parent=root)
+        layer = builder.call("block.layer", parent=block)
+        builder.tensor(layer, "output", "out", ONES)
+        builder.tensor(builder.call("<root>", "Net", phase="backward", parent=root), "input", "out", ONES)
+        around = None
+        if block_too:  # the block as a whole is computed again, else only a part of its code
+            around = block = builder.call("block", "Block", recompute=True)
+        again = builder.call("block.layer", parent=around, recompute=True)
+        builder.tensor(again, "output", "out", ONES)
+        back_block = builder.call("block", "Block", phase="backward", parent=block, recompute=block_too)
+        builder.tensor(back_block, "input", "out", ONES)
+        back = builder.call("block.layer", phase="backward", parent=again, recompute=True)
+        builder.tensor(back, "input", "out", ONES * np.float32(off))
+        builder.tensor(back, "output", "0", ONES * np.float32(off))
+        builder.tensor(back_block, "output", "0", ONES * np.float32(off))
+        return builder.run
+
+    first = compare(run(1), run(2)).first
+    assert (str(first.place), first.cause) == ("step 0, backward, block (Block), output `0`", "computation")
+    assert first.enclosing == (("<root>", "Net"),)
+
+
+def test_a_recomputed_call_without_surroundings_does_not_point_at_the_loss(runs):
+    def run(off: float):
+        builder = runs.Builder()
+        again = builder.call("layer", recompute=True)
+        builder.tensor(again, "output", "out", ONES)
+        back = builder.call("layer", phase="backward", parent=again, recompute=True)
+        builder.tensor(back, "input", "out", ONES * np.float32(off))
+        return builder.run
+
+    text = compare(run(1), run(2)).first.evidence[0]
+    assert "loss" not in text
+    assert "look at the code around it" in text
 
 
 def test_recomputation_has_rows_of_its_own(runs):
@@ -209,6 +378,39 @@ def test_the_first_bit_that_differs_is_told(runs):
     first = compare(run(1, 1, 1), run(1, 1 + 2.0**-23, 1.5)).first
     assert (first.site, first.onset.site) == ("site2", "site1")
     assert first.evidence[-1].startswith("The runs are bit-identical until step 0, forward, site1 (Linear), output")
+
+
+@pytest.mark.parametrize(("off", "told"), [(1 + 2.0**-16, True), (1.5, False)])
+def test_a_small_change_before_a_small_divergence_is_where_to_look_first(runs, off, told):
+    def run(*factors: float):
+        builder = runs.Builder()
+        for number, factor in enumerate(factors):
+            seq = builder.call(f"site{number}")
+            builder.tensor(seq, "input", "0", ONES * np.float32(factors[number - 1] if number else 1))
+            builder.tensor(seq, "output", "out", ONES * np.float32(factor))
+        return builder.run
+
+    first = compare(run(1, 1, 1), run(1, 1 + 2.0**-21, off)).first
+    assert (first.site, first.onset.site) == ("site2", "site1")
+    assert ("Everything is bit-identical until step 0, forward, site1" in first.evidence[0]) == told
+    assert ("look there first" in " ".join(first.evidence)) == told
+
+
+def test_a_gradient_just_above_the_noise_points_back_too(runs):
+    def run(bit: float, little: float):
+        builder = runs.Builder()
+        for site, factor in (("before", 0.0), ("norm", bit)):
+            seq = builder.call(site)
+            builder.tensor(seq, "input", "0", ONES)
+            builder.tensor(seq, "output", "out", ONES * np.float32(1 + factor))
+        for site, value in (("weight", 1.0), ("bias", little)):
+            event = builder.call(site, "Parameter", kind="parameter", phase="backward")
+            builder.tensor(event, "gradient", "grad", ONES * np.float32(value))
+        return builder.run
+
+    first = compare(run(0, 1e-7), run(2.0**-21, 5e-7)).first
+    assert (first.site, first.error) == ("bias", pytest.approx(4))
+    assert "But it is hardly beyond rounding. Everything is bit-identical until step 0" in first.evidence[0]
 
 
 def test_an_input_in_another_order_is_suspected(runs):

@@ -65,7 +65,8 @@ def test_metric_against_numpy(name, offset):
     wanted = EXPECTED[name](reference.astype(np.float64), candidate.astype(np.float64))
     # A difference of two nearly equal numbers is exact only beside those numbers.
     scale = float(np.abs(candidate).max()) ** 2 if name.endswith("_difference") else 0.0
-    assert found == pytest.approx(float(wanted), rel=1e-9, abs=1e-12 * scale)
+    # The ratios of float32 tensors are taken in float32 before they are added up; everything else is in float64.
+    assert found == pytest.approx(float(wanted), rel=1e-6 if name == "mape" else 1e-9, abs=1e-12 * scale)
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -161,6 +161,7 @@ def test_integers_do_not_round(runs, keep):
 def test_integers_in_another_order_diverge_though_no_statistic_does(runs):
     row = judged(runs, np.arange(64), np.arange(64)[::-1])
     assert row["verdict"] == "diverged"
+    assert math.isnan(row["error"])
     assert "no statistic does" in row["reason"]
 
 
@@ -175,12 +176,43 @@ def test_bools_do_not_round(runs):
     assert judged(runs, np.zeros(64, np.bool_), other)["verdict"] == "diverged"
 
 
-def test_floats_in_another_order_are_pointed_out(runs):
-    values = np.arange(64, dtype=np.float32)
+@pytest.mark.parametrize("keep", ["stats,fingerprint", "stats,fingerprint,sample"])
+@pytest.mark.parametrize("seed", range(20))  # the order of summing changes the last bits of some statistics
+def test_floats_in_another_order_diverge(runs, keep, seed):
+    values = np.random.default_rng(seed).normal(size=(64, 64)).astype(np.float32)
+    row = judged(runs, values, values.T, keep=keep)
+    assert row["verdict"] == "diverged"
+    assert "the same values in another order" in row["reason"]
+    assert math.isnan(row["error"]) == (keep == "stats,fingerprint")  # the sampled values differ by a known amount
+
+
+def test_another_order_outside_the_sample_diverges(runs):
+    values = np.random.default_rng(0).normal(size=64).astype(np.float32)
+    swapped = values.copy()
+    swapped[[1, 2]] = values[[2, 1]]  # not among the sampled positions
+    row = judged(runs, values, swapped, keep="stats,fingerprint,sample")
+    assert row["verdict"] == "diverged"
+    assert math.isnan(row["error"])
+    assert "the same values in another order" in row["reason"]
+
+
+@pytest.mark.parametrize("special", [0.0, np.nan], ids=["zero", "NaN"])
+def test_other_bits_that_may_be_minus_zero_or_another_nan_are_pointed_out(runs, special):
+    values = np.arange(1, 65, dtype=np.float32)
+    values[5] = special
     row = judged(runs, values, values[::-1])
-    assert row["verdict"] == "rounding"
-    assert "same values in another order" in row["reason"]
-    assert judged(runs, values, values[::-1], keep="tensors")["verdict"] == "diverged"
+    assert (row["verdict"], row["error"]) == ("rounding", 0)
+    assert "a tiny change, or the same values in another order" in row["reason"]
+    assert judged(runs, values, values[::-1], keep="tensors")["verdict"] in ("diverged", "non-finite")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("element", [0, 1000, 65535])
+def test_one_rounded_element_is_not_another_order(runs, dtype, element):
+    values = np.random.default_rng(1).normal(size=1 << 16).astype(dtype)
+    other = values.copy()
+    other[element] = np.nextafter(other[element], dtype(np.inf))
+    assert judged(runs, values, other)["verdict"] == "rounding"
 
 
 def test_minus_zero_is_rounding(runs):

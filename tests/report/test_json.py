@@ -49,6 +49,19 @@ def test_document(runs, tmp_path):
     assert found["differences"][0]["site"] == "mlp.proj"
 
 
+def test_a_call_none_of_whose_tensors_is_wrong(runs, tmp_path):
+    sides = []
+    for factor in (1, 2):
+        builder = runs.Builder()
+        outer = builder.call("net", "Net")
+        builder.tensor(outer, "input", "0", ONES)
+        builder.tensor(builder.call("net.layer", parent=outer), "input", "0", ONES * np.float32(factor))
+        sides.append(builder.run)
+    first = load(compare(*sides).to_json(tmp_path / "seen.json"))["first"]
+    assert (first["site"], first["type"], first["role"], first["path"], first["error"]) == ("net", "Net", "", "", 1)
+    assert (first["seen"]["site"], first["seen"]["role"], first["victims"]) == ("net.layer", "input", 0)
+
+
 def test_no_divergence(runs, tmp_path):
     found = load(compare(runs.program(runs.Builder()), runs.program(runs.Builder())).to_json(tmp_path / "same.json"))
     assert (found["same"], found["first"], found["differences"]) == (True, None, [])

@@ -96,6 +96,57 @@ def test_ranks(runs, golden):
     golden("ranks.txt", str(compare(reference.run, candidate.run)))
 
 
+def test_seen_elsewhere(runs, golden):
+    """The code of `net` made a wrong value, and no tensor of `net` itself shows it."""
+    sides = []
+    for path, factor in (("runs/good", 1), ("runs/bad", 2)):
+        builder = runs.Builder(path)
+        outer = builder.call("net", "Net")
+        builder.tensor(outer, "input", "0", ONES)
+        builder.tensor(builder.call("net.layer", parent=outer), "input", "0", ONES * np.float32(factor))
+        builder.tensor(outer, "output", "out", ONES)
+        sides.append(builder.run)
+    golden("seen.txt", str(compare(*sides)))
+
+
+def test_another_order(runs, golden):
+    values = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    golden("order.txt", str(two(runs, values, values.T)))
+
+
+def test_integers_in_another_order(runs):
+    text = str(two(runs, np.arange(8), np.arange(8)[::-1]))
+    assert "the values differ in a way the statistics do not show" in text
+    assert "rounding" not in text
+
+
+def test_integers_do_not_round(runs):
+    assert "(by statistics); int64 does not round" in str(two(runs, np.arange(8), np.arange(8) * 2))
+
+
+@pytest.mark.parametrize("later", [1.0, 2.0])
+def test_only_errors_that_are_known_are_said_to_go_on(runs, later):
+    sides = []
+    for path, factors in (("runs/good", (1, 1)), ("runs/bad", (np.inf, later))):
+        builder = runs.Builder(path)
+        for step, factor in enumerate(factors):
+            seq = builder.call("layer", step=step)
+            builder.tensor(seq, "output", "out", ONES * np.float32(factor))
+            builder.tensor(builder.call("next", step=step), "output", "out", ONES * np.float32(factor))
+        sides.append(builder.run)
+    assert ("the same tensor is off by" in str(compare(*sides))) == (later != 1)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("shape", [(8, 64, 64), (2, 3, 4, 5, 6, 7, 8, 9)])
+def test_wide_tables_keep_to_the_width(runs, width, shape):
+    values = (np.random.default_rng(0).normal(size=shape) / 12345).astype(np.float32)
+    broken = values * np.float32(-1.0001)
+    broken.reshape(-1)[:2] = np.nan, np.inf
+    text = render(two(runs, values, broken), width=width)
+    assert max(map(len, text.splitlines())) <= width
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
 def test_lines_keep_to_the_width(runs, width):
     diff = compare(runs.program(runs.Builder()), runs.program(runs.Builder("runs/bad"), rate=1.01))

@@ -1,8 +1,10 @@
 """Pairs the tensors of two runs.
 
 Why were these two tensors paired? Because they have the same key: step, micro, site, call, phase, role and path, in the
-same rank, and both or neither were recomputed. Nothing else counts: not time, not the order of execution, not the
-shape. When a run holds the same key several times, the first is paired with the first, the second with the second.
+same rank, and both or neither are of a recomputed forward call. The backward of a recomputed call is the ordinary
+one, and is paired with that of a run without checkpointing. Nothing else counts: not time, not the order of execution,
+not the shape. When a run holds the same key several times, the first is paired with the first, the second with the
+second.
 
 The pairs come in the reference's order of observation. What only the candidate has comes right after the row that it
 followed there, so that the merged order reads like one execution.
@@ -17,7 +19,7 @@ import numpy as np
 
 from astray.compare.rows import Bools, Ints, Rows
 
-KEY = ("step", "micro", "site", "call", "phase", "recompute", "role", "path")
+KEY = ("step", "micro", "site", "call", "phase", "again", "role", "path")
 _LARGEST = 1 << 62
 
 

@@ -7,39 +7,61 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from astray.compare.divergence import Place
 from astray.compare.evidence import SENTENCES, Reason
 from astray.compare.rows import Ints, Vocabulary
-from astray.compare.verdict import Verdict
+from astray.compare.verdict import AGREEING, Verdict
 from astray.store import RankRun, Table
 
 _MOST = 3
 """Clues of one kind that are spelled out; the rest are counted."""
 
+NEGLIGIBLE = "negligible: both sides are rounding noise"
+
+_AGREEING = [verdict.label for verdict in AGREEING]
+
 
 def agreement(parts: list[tuple[str, list[Place]]]) -> str:
-    """How well parts of a call agree: "Its 2 inputs and its parameter agree (rounding, 1.2e-07)"."""
-    found = [(noun, places) for noun, places in parts if places]
-    worst = max((place for _, places in found for place in places), key=lambda place: np.nan_to_num(place.error))
+    """How well parts of a call agree: "Its 2 inputs and its parameter agree (rounding, 1.2e-07)".
+
+    Only what was compared and agrees is counted. Empty when that is nothing.
+    """
+    known = [(noun, [place for place in places if place.verdict in _AGREEING]) for noun, places in parts]
+    found = [(noun, places) for noun, places in known if places]
+    if not found:
+        return ""
+    worst = max((place for _, places in found for place in places), key=_severity)
     names = [f"its {len(places)} {noun}s" if len(places) > 1 else f"its {noun}" for noun, places in found]
     agree = "agree" if len(found) > 1 or len(found[0][1]) > 1 else "agrees"
-    text = f"{' and '.join(names)} {agree} ({verdict_of(worst)})"
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    text = f"{listed} {agree} ({verdict_of(worst)})"
     return text[0].upper() + text[1:]
 
 
 def verdict_of(place: Place) -> str:
     """The verdict with the error, where there is one to tell."""
+    if is_negligible(place):
+        return NEGLIGIBLE
     return place.verdict if np.isnan(place.error) or not place.error else f"{place.verdict}, {place.error:.1e}"
 
 
+def is_negligible(place: Place) -> bool:
+    """Whether it agrees only because both sides are too small to matter, whatever the error."""
+    return SENTENCES[Reason.NEGLIGIBLE] in place.reason
+
+
+def _severity(place: Place) -> tuple[int, bool, float]:
+    return _AGREEING.index(place.verdict), not is_negligible(place), float(np.nan_to_num(place.error))
+
+
 def suspicious(places: list[Place]) -> Iterator[str]:
-    """Inputs that count as agreeing but may hide a change of order, or were not compared at all."""
+    """What a call started from that counts as agreeing but may hide a change, or was not compared at all."""
     for place in places:
-        if SENTENCES[Reason.SAME_STATISTICS] in place.reason:
+        if SENTENCES[Reason.SAME_STATISTICS] in place.reason and place.verdict in _AGREEING:
             yield (
                 f"Its {place.tensor} has other bits but the same statistics: a tiny change, or the same values in "
                 "another order. Record with keep='tensors' to tell."
@@ -98,13 +120,20 @@ def unmatched(pairs: Table, before: int) -> Iterator[str]:
             yield f"{many} {verdict.label} before it, the last at {place}."
 
 
-def onset(pairs: Table, before: int) -> Place | None:
+class Onset(NamedTuple):
+    """The first tensor that is not bit-identical."""
+
+    row: int
+    place: Place
+
+
+def onset(pairs: Table, before: int) -> Onset | None:
     """The first tensor that is not bit-identical, if every one before it was and there were some."""
     codes: Ints = pairs.coded("verdict").codes[:before]
     found = np.flatnonzero((codes == Verdict.ROUNDING) | (codes == Verdict.DRIFTING))
     if not len(found) or found[0] == 0 or np.any(codes[: found[0]] != Verdict.IDENTICAL):
         return None
-    return Place.of(pairs, int(found[0]))
+    return Onset(int(found[0]), Place.of(pairs, int(found[0])))
 
 
 class _Absent:

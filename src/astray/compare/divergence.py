@@ -13,7 +13,7 @@ Cause = Literal["computation", "parameter", "input"]
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of a call, and what was said of its pair."""
+    """A tensor of a call, and what was said of its pair. With an empty `role` it is the call as such."""
 
     step: int
     micro: int
@@ -41,9 +41,14 @@ class Place:
         return f"{self.site} ({self.type})" if self.type else self.site
 
     @property
+    def noun(self) -> str:
+        """What the role is called."""
+        return "buffer" if self.role == "state" else self.role
+
+    @property
     def tensor(self) -> str:
         """Which tensor of the call: "input `0`"."""
-        return self.role if self.path in ("", "out", "grad") else f"{self.role} `{self.path}`"
+        return self.noun if self.path in ("", "out", "grad") else f"{self.noun} `{self.path}`"
 
     @property
     def full(self) -> str:
@@ -58,7 +63,7 @@ class Place:
         if self.micro:
             parts.append(f"micro {self.micro}")
         parts.append("recomputed forward" if self.recompute and self.phase == "forward" else self.phase)
-        return ", ".join([*parts, module, self.tensor])
+        return ", ".join([*parts, module, *([self.tensor] if self.role else [])])
 
 
 @dataclass(frozen=True)
@@ -76,12 +81,15 @@ class Side:
 class Divergence:
     """The first call whose result is wrong while its inputs were still right, with what speaks for it.
 
-    cause: "computation" (its inputs and parameters agree), "parameter" (a parameter already differs on entry), or
-        "input" (the outermost call was given something else).
+    place: the call to blame and its tensor that is shown. Where a call is to blame none of whose own tensors is wrong,
+        role and path are empty, and the numbers are those of the tensor `seen`.
+    cause: "computation" (its inputs and parameters agree), "parameter" (a parameter or buffer already differs on
+        entry), or "input" (the outermost call was given something else).
     error, limit: how far off the tensor is, and how far rounding alone could bring it there. NaN: not known.
     magnitude: the largest absolute difference known; exact from values, a lower bound from statistics.
     seen: where the wrong value shows first, when that is not the place itself.
-    parameter: the parameter that differs, for that cause; `other_parameters` counts the others in the same step.
+    parameter: the parameter or buffer that differs, for that cause; `other_parameters` and `other_buffers` count the
+        others in the same step.
     previous: the last result before it that still agreed.
     onset: the first tensor that is not bit-identical, when it comes earlier.
     victims: how many rows after it are wrong too.
@@ -102,6 +110,7 @@ class Divergence:
     seen: Place | None = None
     parameter: Place | None = None
     other_parameters: int = 0
+    other_buffers: int = 0
     previous: Place | None = None
     onset: Place | None = None
     evidence: tuple[str, ...] = ()

@@ -59,6 +59,7 @@ class Reason(IntFlag):
     SAMPLED = 2048
     UNREADABLE = 4096
     NOTHING_KEPT = 8192
+    REORDERED = 16384
 
 
 SENTENCES = {
@@ -76,6 +77,7 @@ SENTENCES = {
     Reason.SAMPLED: "every sampled value is the same",
     Reason.UNREADABLE: "the kept values could not be read",
     Reason.NOTHING_KEPT: "the two sides kept nothing that can be compared",
+    Reason.REORDERED: "the same values in another order, by the statistics: bits differ, every statistic is equal",
 }
 
 
@@ -178,6 +180,7 @@ class Measured(NamedTuple):
     error: Floats
     equal: Bools
     differs: Bools
+    hidden: Bools  # values surely differ by more than rounding, and how much is not known
     nonfinite: Bools
     reason: Ints
     metrics: dict[str, Floats]
@@ -191,17 +194,25 @@ def measure_statistics(evidence: Evidence, at: Ints) -> Measured:
     same = metrics.equal_statistics(reference, candidate)
     bits_differ = evidence.bits[at] == 0
     nonfinite = (reference["nan"] != candidate["nan"]) | (reference["inf"] != candidate["inf"])
+    eps = evidence.eps(at)
+    count, zeros = evidence.numbers("count", at)[0], evidence.numbers("zeros", at)
+    # Bits that differ while nothing else does may be 0 against −0, the payload of a NaN, or a change too small to show.
+    alike = bits_differ & metrics.equal_but_for_order(reference, candidate) & np.equal(*zeros)
+    telling = (count > 1) & (zeros[0] == 0) & (reference["nan"] == 0) & metrics.rounding_shows(eps, count)
+    reordered = alike & telling & (eps > 0)
     reason = (
-        np.where(same & bits_differ, Reason.SAME_STATISTICS, 0)
+        np.where(alike & ~reordered, Reason.SAME_STATISTICS, 0)
+        | np.where(reordered, Reason.REORDERED, 0)
         | np.where((reference["absmax"] == 0) & (candidate["absmax"] != 0), Reason.ZERO_REFERENCE, 0)
         | np.where((reference["nan"] + reference["inf"] > 0) & ~nonfinite, Reason.NONFINITE_BOTH, 0)
-        | np.where(evidence.numbers("count", at)[0] == 0, Reason.EMPTY, 0)
+        | np.where(count == 0, Reason.EMPTY, 0)
     )
     same_dtype = np.equal(*evidence.sides("dtype", at))
     return Measured(
-        error=np.where(np.isnan(error), 0.0, error),  # no finite element, so nothing that could be off
+        error=np.where(np.isnan(error) | alike, 0.0, error),  # NaN: no finite element, so nothing that could be off
         equal=same & same_dtype & ~bits_differ,
         differs=~same | bits_differ,
+        hidden=reordered | (alike & (eps == 0)),
         nonfinite=nonfinite,
         reason=reason.astype(np.int32),
         metrics=found,
@@ -228,6 +239,7 @@ def measure_values(evidence: Evidence, at: Ints, progress: Progress | None) -> t
         error=error,
         equal=equal.astype(np.bool_),
         differs=differs.astype(np.bool_),
+        hidden=np.zeros(len(pairs), np.bool_),
         nonfinite=nonfinite.astype(np.bool_),
         reason=reason.astype(np.int32),
         metrics=dict(zip(metrics.METRICS, measured, strict=True)),

@@ -13,23 +13,27 @@ the results of the calls inside it before its own, so the earliest wrong tensor 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from astray.compare import clues
+from astray.compare import clues, noise, weights
 from astray.compare.divergence import Cause, Divergence, Place, Side
 from astray.compare.metrics import BOUNDS, METRICS
 from astray.compare.nesting import Nesting
 from astray.compare.rows import Bools, Ints
 from astray.compare.verdict import AGREEING, BAD
-from astray.record import ROOT, Frame, Statistics
+from astray.compare.weights import GIVEN, Others, has_role
+from astray.record import Frame, Statistics
 from astray.store import RankRun, Table
 
 __all__ = ["Divergence", "find_first"]
 
 RESULTS = ("output", "gradient")
-GIVEN = ("parameter", "state")
+SLIGHT = 10
+"""A tensor off by less than so many times what is allowed may be the victim of a fault that stayed below its own."""
+
 SAME_TENSOR = ("micro", "site", "call", "phase", "recompute", "role", "path")
 
 
@@ -54,16 +58,16 @@ class _Search:
         self.start = int(np.argmax(bad))  # the earliest wrong tensor
         self.cause, self.culprit, self.entry = self._blame()
         self.headline = self._headline()
+        self.own = int(self.calls[self.headline]) == self.culprit  # whether the tensor shown is one of the culprit
 
     def found(self) -> Divergence:
-        place = Place.of(self.pairs, self.headline)
         entry = Place.of(self.pairs, self.entry)
         parameter = entry if self.cause == "parameter" else None
-        others = self._other_parameters() if parameter else 0
+        others = self._others() if parameter else Others(0, 0)
         onset = clues.onset(self.pairs, self.start)
         return Divergence(
             rank=self.rank,
-            place=place,
+            place=self._place(),
             cause=self.cause,
             limit=float(self.pairs["limit"][self.headline]),
             magnitude=self._magnitude(),
@@ -72,14 +76,15 @@ class _Search:
             reference=_side(self.reference, int(self.pairs["row_reference"][self.headline])),
             candidate=_side(self.candidate, int(self.pairs["row_candidate"][self.headline])),
             stack=tuple(self._stack()),
-            enclosing=tuple(self._name(row) for row in self.nesting.around(int(self.calls[self.headline]))),
-            seen=entry if self.entry != self.headline and parameter is None else None,
+            enclosing=tuple(self._name(row) for row in self.nesting.around(self.culprit)),
+            seen=entry if parameter is None and (self.entry != self.headline or not self.own) else None,
             parameter=parameter,
-            other_parameters=others,
+            other_parameters=others.parameters,
+            other_buffers=others.buffers,
             previous=self._previous(),
-            onset=onset,
-            evidence=tuple(self._evidence(entry, parameter, others, onset)),
-            victims=int(self.bad.sum() - self.bad[self.calls == self.culprit].sum()),
+            onset=None if onset is None else onset.place,
+            evidence=tuple(self._evidence(entry, others, onset)),
+            victims=int(self.bad.sum() - self.bad[self.calls == self.culprit].sum()) - (not self.own),
             growth=self._growth(),
             order=(entry.step, int(np.sum(self.pairs["step"][: self.start] == entry.step))),
         )
@@ -108,9 +113,17 @@ class _Search:
         results = np.flatnonzero(self.bad & (self.calls == self.culprit) & self._has_role(*RESULTS))
         return int(results[0]) if len(results) else self.entry
 
+    def _place(self) -> Place:
+        """The tensor to show, at the call to blame."""
+        place = Place.of(self.pairs, self.headline)
+        if self.own:
+            return place
+        call = self.reference.calls.row(self.culprit)
+        names = ("step", "micro", "site", "call", "phase", "recompute")
+        return replace(place, **{name: call[name] for name in names}, type=call["type"] or "", role="", path="")
+
     def _has_role(self, *roles: str) -> Bools:
-        column = self.pairs.coded("role")
-        return np.isin(column.codes, [column.code(role) for role in roles])
+        return has_role(self.pairs, *roles)
 
     def _places(self, call: int, *roles: str) -> list[Place]:
         rows = np.flatnonzero((self.calls == call) & self._has_role(*roles))
@@ -158,32 +171,62 @@ class _Search:
         rows = np.flatnonzero(same & self.matched)
         return tuple(zip(self.pairs["step"][rows].tolist(), self.pairs["error"][rows].tolist(), strict=True))
 
-    def _other_parameters(self) -> int:
-        """How many other parameters are wrong in the same step."""
-        step = self.pairs["step"] == self.pairs["step"][self.entry]
-        rows = np.flatnonzero(self.bad & step & self._has_role(*GIVEN))
-        names = set(zip(self.pairs["site"].codes[rows].tolist(), self.pairs["path"].codes[rows].tolist(), strict=True))
-        return len(names) - 1
+    def _others(self) -> Others:
+        return weights.others(self.pairs, self.entry, self.bad, self.reference, self.candidate)
 
     # -- sentences -----------------------------------------------------------------------------------------------
 
-    def _evidence(self, entry: Place, parameter: Place | None, others: int, onset: Place | None) -> list[str]:
-        inputs = self._places(self.culprit, "input")
+    def _evidence(self, entry: Place, others: Others, onset: clues.Onset | None) -> list[str]:
+        inputs, given = self._places(self.culprit, "input"), self._places(self.culprit, *GIVEN)
         if self.cause == "input":
             sentences = [self._about_input(entry)]
-        elif parameter is not None:
-            sentences = [self._about_parameter(parameter, others, inputs)]
+        elif self.cause == "parameter":
+            sentences = [weights.sentence(self.pairs, self.entry, inputs, others, self.reference)]
         else:
-            sentences = [self._about_computation(entry, inputs)]
-        sentences += clues.suspicious(inputs)
+            sentences = [self._about_computation(entry, inputs, given)]
+        earlier = onset is not None and self._is_slight() and self._computed(onset)
+        if onset is not None and earlier:
+            sentences[0] += (
+                f" But it is hardly beyond rounding. Everything is bit-identical until {onset.place} "
+                f"({clues.verdict_of(onset.place)}), what that call was given included: the same machine and program "
+                "would stay so; look there first."
+            )
+        sentences += clues.suspicious([*inputs, *given])
         until = max(self.start, self.headline)
         sentences += clues.arguments(self.pairs, until, [self.culprit], self.reference, self.candidate)
         sentences += clues.unmatched(self.pairs, self.start)
-        if onset is not None:
-            sentences.append(f"The runs are bit-identical until {onset} ({clues.verdict_of(onset)}).")
+        if onset is not None and not earlier:
+            sentences.append(f"The runs are bit-identical until {onset.place} ({clues.verdict_of(onset.place)}).")
         return sentences
 
+    def _is_slight(self) -> bool:
+        """Whether the tensor shown is wrong by so little that a fault before it may have stayed below its limit."""
+        error, limit = float(self.pairs["error"][self.headline]), float(self.pairs["limit"][self.headline])
+        return error <= SLIGHT * limit or self._is_small()
+
+    def _is_small(self) -> bool:
+        """Whether it is a gradient hardly larger than what would have been forgiven as rounding noise."""
+        step = self.pairs.numbers("step")
+        rows = np.flatnonzero(self.matched & self._has_role("gradient") & (step == step[self.headline]))
+        if self.headline not in rows:
+            return False
+        sides = ((self.reference, "row_reference"), (self.candidate, "row_candidate"))
+        absmax = [run.tensors.numbers("absmax")[self.pairs.numbers(row)] for run, row in sides]
+        size = np.maximum(absmax[0][self.headline], absmax[1][self.headline])
+        return bool(noise.negligible(size, SLIGHT * np.nanmax(absmax[0][rows]), np.array(noise.FLOAT32_EPS)))
+
+    def _computed(self, onset: clues.Onset) -> bool:
+        """Whether the call of that tensor made it from recorded inputs that are bit-identical, as all before it is."""
+        call = int(self.calls[onset.row])
+        return onset.place.role in RESULTS and call != self.culprit and bool(self._places(call, "input", *GIVEN))
+
     def _about_input(self, entry: Place) -> str:
+        if entry.phase == "backward" and entry.recompute:
+            return (
+                f"The gradient that arrives at {entry.module} already differs, though everything before agrees, and "
+                "the call around it is not known, because activation checkpointing made this one anew: look at the "
+                "code around it."
+            )
         if entry.phase == "backward":
             return (
                 f"The gradient that arrives at {entry.module} already differs, though everything before agrees: look "
@@ -194,36 +237,7 @@ class _Search:
             "the data, its order, the seed and the preprocessing."
         )
 
-    def _about_parameter(self, parameter: Place, others: int, inputs: list[Place]) -> str:
-        agree = f"{clues.agreement([('input', inputs)])}, but its" if inputs else "Its"
-        text = f"{agree} {parameter.tensor} already differs on entry ({clues.verdict_of(parameter)})"
-        if others:
-            rest = f"do {others:,} other parameters" if others > 1 else "does another parameter"
-            text += f", and so {rest} in this step"
-        else:
-            text += ", as the only parameter in this step"
-        steps = np.unique(self.pairs["step"])
-        before = steps[steps < parameter.step]
-        if not len(before):
-            return f"{text}. This is the first step: look at the initialisation or the loaded weights."
-        step = int(before[-1])
-        gradient = self._gradient(parameter, step)
-        if gradient is None:
-            return f"{text}. Its gradient in step {step} was not compared: look at the update of step {step}."
-        return f"{text}, though its gradient in step {step} agrees ({clues.verdict_of(gradient)}): look at " + (
-            f"the update of step {step}, that is the optimizer and its settings."
-            if others
-            else f"what wrote to it after the backward of step {step}, be it the optimizer or other code."
-        )
-
-    def _gradient(self, parameter: Place, step: int) -> Place | None:
-        name = parameter.path if parameter.site == ROOT else f"{parameter.site}.{parameter.path}"
-        site = self.pairs.coded("site")
-        wanted = (site.codes == site.code(name)) & (self.pairs["step"] == step) & self._has_role("gradient")
-        rows = np.flatnonzero(wanted & self.matched)
-        return Place.of(self.pairs, int(rows[-1])) if len(rows) else None
-
-    def _about_computation(self, entry: Place, inputs: list[Place]) -> str:
+    def _about_computation(self, entry: Place, inputs: list[Place], given: list[Place]) -> str:
         if entry.role == "input":
             site, kind = self._name(self.culprit)
             return (
@@ -232,17 +246,18 @@ class _Search:
             )
         if entry.role == "gradient":
             return self._about_gradient()
-        parameters = self._places(self.culprit, *GIVEN)
-        if not inputs and not parameters:
-            return "None of its inputs was recorded, so they may differ; everything recorded before it agrees."
-        agree = clues.agreement([("input", inputs), ("parameter", parameters)])
+        parts = [(noun, [place for place in given if place.noun == noun]) for noun in ("parameter", "buffer")]
+        agree = clues.agreement([("input", inputs), *parts])
+        if not agree:
+            what = "compared" if inputs or given else "recorded"
+            return f"None of its inputs was {what}, so they may differ; everything compared before it agrees."
         return f"{agree}, but its {entry.tensor} does not."
 
     def _about_gradient(self) -> str:
         owner = self.nesting.owner(int(self.calls[self.entry]))
         backward = None if owner is None else self.nesting.backward_of(owner)
         arriving = [] if backward is None else self._places(backward, "input")
-        if owner is None or not arriving:
+        if owner is None or not clues.agreement([("gradient", arriving[:1])]):
             return "Everything before this gradient agrees: look at how it is computed and accumulated."
         site, kind = self._name(owner)
         return (

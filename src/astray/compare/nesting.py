@@ -2,6 +2,8 @@
 
 A forward call names the call around it. A backward call names its forward call, so the backward call around it is that
 of the nearest enclosing forward call that has one. The gradient of a parameter belongs to the module that owns it.
+What activation checkpointing computes again runs inside the backward pass, where nothing is around it: it lies where
+the same call lay the first time.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ class Nesting:
 
     def enclosing(self, row: int) -> int | None:
         """The call in whose code this one happened; None for an outermost one."""
-        outer = self._parent_row(row)
         if self._is(row, "phase", "forward"):
-            return outer
+            return self._outer(row)
+        outer = self._parent_row(row)
         while outer is not None:
-            outer = self._parent_row(outer)
+            outer = self._outer(outer)
             backward = None if outer is None else self.backward_of(outer)
             if backward is not None:
                 return backward
@@ -46,7 +48,7 @@ class Nesting:
         else:
             outer = self._parent_row(row)
         while outer is not None:
-            outer = self._parent_row(outer)
+            outer = self._outer(outer)
             if outer is not None:
                 found.append(outer)
         return found[::-1]
@@ -66,6 +68,23 @@ class Nesting:
         """The backward call of a forward call, if it has one."""
         phase = self._calls.coded("phase")
         return _first((self._parent == self._seq[row]) & (phase.codes == phase.code("backward")))
+
+    def _outer(self, row: int) -> int | None:
+        """The call around a forward call."""
+        outer = self._parent_row(row)
+        if outer is None and self._calls.numbers("recompute")[row]:
+            ordinary = self._first_time(row)
+            outer = None if ordinary is None else self._parent_row(ordinary)
+        return outer
+
+    def _first_time(self, row: int) -> int | None:
+        """The ordinary call that a recomputed one repeats."""
+        same = ~self._calls.numbers("recompute")
+        for name in ("step", "micro", "call"):
+            same &= self._calls.numbers(name) == self._calls.numbers(name)[row]
+        for name in ("site", "phase"):
+            same &= self._calls.coded(name).codes == self._calls.coded(name).codes[row]
+        return _first(same)
 
     def _parent_row(self, row: int) -> int | None:
         seq = int(self._parent[row])

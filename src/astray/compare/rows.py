@@ -60,7 +60,8 @@ Vocabularies = defaultdict[str, Vocabulary]
 class Rows:
     """Some tensor rows of one rank, in order of observation.
 
-    `tensor` and `call_row` say where each row lies in the tables of `run`; `columns` has the columns named above.
+    `tensor` and `call_row` say where each row lies in the tables of `run`; `columns` has the columns named above, and
+    `again`: whether it is of a forward call that was recomputed. The backward of such a call is the ordinary one.
     """
 
     run: RankRun | None
@@ -86,8 +87,10 @@ def read_rows(run: RankRun | None, vocabularies: Vocabularies, steps: Steps) -> 
     """The rows of a rank that belong to `steps`. A rank that one run lacks (None) has no rows."""
     if run is None:
         nothing = np.empty(0, np.int64)
-        return Rows(None, nothing, nothing, dict.fromkeys((*CALL_COLUMNS, *TENSOR_COLUMNS), nothing))
+        return Rows(None, nothing, nothing, dict.fromkeys((*CALL_COLUMNS, *TENSOR_COLUMNS, "again"), nothing))
     calls = {name: _integers(run.calls[name], vocabularies[name]) for name in CALL_COLUMNS}
+    phase = run.calls.coded("phase")
+    calls["again"] = calls["recompute"] * (phase.codes == phase.code("forward"))
     kept = run.call_rows >= 0  # a torn run may have lost the call of a tensor, and says so
     if steps:
         kept &= np.append(_selected(calls["step"], steps), False)[run.call_rows]

@@ -170,6 +170,7 @@ def _with_statistics(found: Measured, sampled: Bools, verdict: Ints, error: Floa
     """Add to what samples say what the statistics have said before. Equal samples alone do not prove equality."""
     return found._replace(
         error=np.where(sampled, np.fmax(found.error, error), found.error),
+        hidden=sampled & (verdict == Verdict.DIVERGED) & np.isnan(error),
         equal=found.equal & (~sampled | (verdict == Verdict.IDENTICAL)),
         differs=found.differs | (sampled & np.isin(verdict, BAD)),
         nonfinite=found.nonfinite | (sampled & (verdict == Verdict.NON_FINITE)),
@@ -194,10 +195,12 @@ def _settle(at: Ints, found: Measured, eps: Floats, evidence: Evidence, judged: 
         np.where(found.error <= limits.drifting, Verdict.DRIFTING, Verdict.DIVERGED),
     )
     verdict[(eps == 0) & found.differs] = Verdict.DIVERGED  # integers do not round, however small the difference
+    unknown = found.hidden & (found.error <= limits.drifting)
+    verdict[found.hidden] = Verdict.DIVERGED
     verdict[found.nonfinite] = Verdict.NON_FINITE
     verdict[found.equal] = Verdict.IDENTICAL
     judged.verdict[at] = verdict
-    judged.error[at] = found.error
+    judged.error[at] = np.where(unknown, np.nan, found.error)
     judged.limit[at] = limits.drifting
     judged.reason[at] |= found.reason | np.where(found.nonfinite, Reason.NONFINITE_ONE, 0)
     judged.keep_metrics(at, found.metrics)

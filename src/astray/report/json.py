@@ -10,7 +10,8 @@ The document is one object:
     counts        verdict → rows
     sources       what the pairs were judged by → pairs
     problems      sentences about what limits the comparison
-    first         the first divergence, or null: the fields of `Divergence`, with `place` spread into it
+    first         the first divergence, or null: the fields of `Divergence`, with `place` spread into it; where none of
+                  the call's own tensors is wrong, `role` and `path` are empty and the numbers are those of `seen`
     firsts        the same for every rank that diverged, the earliest first
     differences   the rows that do not agree, in order, at most 1,000: key, verdict, error, source, reason
     differences_total           how many there are in all; pairs.csv has every one

@@ -6,6 +6,7 @@ Takes a Run and what the reader wants to see of it, and gives text. Only the row
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,9 @@ WIDTH = 100
 DIM, BOLD, RED = "2", "1", "31;1"
 
 _NUMBERS = ("mean", "std", "min", "max", "l2")
+_LEAST = {"": 24, "site": 12}  # how far these columns give way before a number is left out
+_LEAST_OF_ALL = {"": 12, "tensor": 10, "kind": 8}  # and once all are
+_INDENT = 13  # of the texts beside the labels
 
 
 @dataclass(frozen=True)
@@ -41,17 +45,15 @@ def render(run: Run, wanted: Wanted, *, width: int = WIDTH, colour: bool = False
     paint = _Paint(colour)
     found = _find(run, wanted)
     shown = found if wanted.top <= 0 else found[: wanted.top]
-    lines = [*_header(run, paint), ""]
+    lines = [*_header(run, width, paint), ""]
     if not shown:
         lines.append(f"No tensor is {_described(wanted)}." if _described(wanted) else "It holds no tensor.")
     else:
         lines += _table([_cells(run.ranks[rank], row) for rank, row in shown], len(run.ranks) > 1, width, paint)
     if len(found) > len(shown):
-        lines += [
-            "",
-            f"… {len(found) - len(shown):,} more rows. Narrow them with --match, --steps, --phase or --role, ",
-        ]
-        lines[-1] += "or show all with --top 0."
+        more = f"… {figures.counted(len(found) - len(shown), 'more row')}. "
+        more += "Narrow them with --match, --steps, --phase or --role, or show all with --top 0."
+        lines += ["", *_folded(more, width)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -63,30 +65,40 @@ class _Paint:
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour and text.strip() else text
 
 
-def _header(run: Run, paint: _Paint) -> list[str]:
+def _header(run: Run, width: int, paint: _Paint) -> list[str]:
     info = run.info
     calls = sum(len(rank.calls) for rank in run.ranks.values())
     tensors = sum(len(rank.tensors) for rank in run.ranks.values())
     facts = [figures.counted(len(run.steps), "step"), figures.counted(len(run.ranks), "rank")]
     facts += [figures.counted(calls, "call"), figures.counted(tensors, "tensor")]
     facts.append("complete" if run.complete else "incomplete")
-    lines = [paint(str(run.path), BOLD) + "        " + " · ".join(facts)]
+    name, described = str(run.path), " · ".join(facts)
+    if len(name) + 8 + len(described) <= width:
+        lines = [f"{paint(name, BOLD)}        {described}"]
+    else:
+        lines = [paint(name, BOLD), *_folded(described, width)]
     version = info.versions.get(info.framework or "", "")
-    lines.append(_label("recorded", f"{info.created} with {info.framework or 'no framework'} {version}".rstrip()))
+    about = [("recorded", f"{info.created} with {info.framework or 'no framework'} {version}".rstrip())]
     if info.command:
-        lines.append(_label("command", " ".join(info.command)))
+        about.append(("command", " ".join(info.command)))
     chosen = [f"{name} {_plain(info.settings[name])}" for name in ("level", "keep", "steps") if name in info.settings]
     if chosen:
-        lines.append(_label("settings", ", ".join(chosen)))
-    lines += [_label("note", problem) for problem in run.problems]
+        about.append(("settings", ", ".join(chosen)))
+    about += [("note", problem) for problem in run.problems]
     for rank in run.ranks.values():
         if rank.end is not None:
-            lines += [_label("missed", f"{m.what}: {m.why} ({m.count:,}×)") for m in rank.end.missed]
-    return lines
+            about += [("missed", f"{m.what}: {m.why} ({m.count:,}×)") for m in rank.end.missed]
+    return lines + [line for label, text in about for line in _labelled(label, text, width)]
 
 
-def _label(name: str, text: str) -> str:
-    return f"  {name:<10} {text}"
+def _labelled(label: str, text: str, width: int) -> list[str]:
+    """A text beside its label, folded at the width."""
+    first, *rest = _folded(text, width - _INDENT) or [""]
+    return [f"  {label:<10} {first}", *(" " * _INDENT + line for line in rest)]
+
+
+def _folded(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
 
 
 def _plain(value: Any) -> str:
@@ -187,17 +199,33 @@ def _short(value: float | None) -> str:
 
 
 def _table(rows: list[dict[str, str]], several_ranks: bool, width: int, paint: _Paint) -> list[str]:
-    """Columns as wide as they need; when the line is too long, the site gives way, in its middle."""
-    names = [name for name in rows[0] if name != "rank" or several_ranks]
-    wide = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
-    over = sum(wide.values()) + 2 * (len(names) - 1) - width
-    if over > 0:
-        wide["site"] = max(12, wide["site"] - over)
-    lines = [paint("  ".join(_cell(name, name, wide[name]) for name in names), DIM)]
+    """Columns as wide as they need. When the line is too long, long notes and sites are cut, then numbers left out."""
+    wide = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    wide = {name: size for name, size in wide.items() if size and (name != "rank" or several_ranks)}
+    wide = _fitting(wide, width)
+    lines = [paint("  ".join(_cell(name, name, size) for name, size in wide.items()).rstrip(), DIM)]
     for row in rows:
-        cells = [_cell(name, row[name], wide[name]) for name in names]
-        lines.append("  ".join([*cells[:-1], paint(cells[-1], RED)]))
+        cells = {name: _cell(name, row[name], size) for name, size in wide.items()}
+        lines.append("  ".join(cell if name else paint(cell.rstrip(), RED) for name, cell in cells.items()))
     return lines
+
+
+def _fitting(wide: dict[str, int], width: int) -> dict[str, int]:
+    """The widths of the columns that fit into a line."""
+    wide = dict(wide)
+    for name in reversed(_NUMBERS):
+        if _length({name: min(size, _LEAST.get(name, size)) for name, size in wide.items()}) <= width:
+            break
+        del wide[name]
+    for least in (_LEAST, _LEAST_OF_ALL):
+        for name in (name for name in least if name in wide):
+            over = max(0, _length(wide) - width)
+            wide[name] = max(min(wide[name], least[name]), wide[name] - over)
+    return wide
+
+
+def _length(wide: dict[str, int]) -> int:
+    return sum(wide.values()) + 2 * (len(wide) - 1)
 
 
 def _cell(name: str, text: str, width: int) -> str:

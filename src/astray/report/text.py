@@ -13,9 +13,11 @@ from pathlib import PurePath
 
 import numpy as np
 
+from astray.compare.clues import NEGLIGIBLE, is_negligible
 from astray.compare.comparison import Comparison
 from astray.compare.divergence import Divergence, Place, Side
 from astray.compare.evidence import SENTENCES, Reason
+from astray.compare.metrics import SUMMING
 from astray.compare.verdict import AGREEING, Verdict
 from astray.record import Statistics
 from astray.report import figures
@@ -25,6 +27,9 @@ _MARGIN = 4
 _LABEL = 13  # the widest label and two spaces
 _MOST_STEPS = 4
 _MOST_NOTES = 8
+_LEAST_CODE = 20  # characters of a line of code that are worth showing
+
+_Row = tuple[str, str, str, str]
 
 RED, GREEN, YELLOW, BOLD, DIM = "31;1", "32;1", "33;1", "1", "2"
 
@@ -108,10 +113,14 @@ def _divergence(page: _Page, first: Divergence, several: bool) -> None:
     if first.frame is not None:
         at = f"{PurePath(first.frame.file).name}:{first.frame.line} in {first.frame.function}"
         line = f"{' ' * _MARGIN}{at}    "
+        if page.width - len(line) < min(_LEAST_CODE, len(first.frame.code)):
+            page.line(line)
+            line = " " * (_MARGIN + _LABEL)
         page.line(line + page.paint(page.clip(first.frame.code, len(line)), BOLD))
     if first.enclosing:
         page.entry("inside", " › ".join(f"{site} ({kind})" if kind else site for site, kind in first.enclosing))
-    page.entry("error", _error(first))
+    whose = f"{first.seen.tensor} of {first.seen.module}: " if first.seen is not None and not first.role else ""
+    page.entry("error", whose + _error(first))
     page.entry("cause", first.evidence[0])
     _sides(page, first)
     if first.previous is not None:
@@ -132,6 +141,8 @@ def _error(first: Divergence) -> str:
     if first.verdict == Verdict.NON_FINITE.label:
         counts = f"{figures.non_finite(left.statistics)} against {figures.non_finite(right.statistics)}"
         return f"elements that are no finite numbers: {counts}"
+    if math.isnan(first.error) and SENTENCES[Reason.SAME_STATISTICS] in first.place.reason:
+        return "the values differ in a way the statistics do not show; record with keep='tensors' to see how"
     if math.isnan(first.error):
         return first.place.reason or "not known"
     if math.isinf(first.error):
@@ -140,7 +151,8 @@ def _error(first: Divergence) -> str:
     amount = f"{figures.error(first.error)} relative"
     if first.measured_by == "statistics":
         amount = f"at least {amount} (by statistics)"
-    parts = [amount, f"rounding would stay below {figures.error(first.limit)}", *_metrics(first)]
+    noise = f"rounding would stay below {figures.error(first.limit)}" if first.limit else f"{left.dtype} does not round"
+    parts = [amount, noise, *_metrics(first)]
     return "; ".join([*parts, first.place.reason] if first.place.reason else parts)
 
 
@@ -161,7 +173,8 @@ def _sides(page: _Page, first: Divergence) -> None:
         *_statistics(left.statistics, right.statistics),
     ]
     head = ("", "reference", "candidate", "difference" if any(gap for *_, gap in rows) else "")
-    wide = [3 + max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    rows, wide = _fitting(head, rows, page.width - _MARGIN - _LABEL)
+    head = head if any(gap for *_, gap in rows) else (*head[:3], "")
     page.line()
     page.line(" " * (_MARGIN + _LABEL) + page.paint(f"{head[1]:<{wide[1]}}{head[2]:<{wide[2]}}{head[3]}", DIM))
     for name, one, other, gap in rows:
@@ -169,6 +182,24 @@ def _sides(page: _Page, first: Divergence) -> None:
         shown = shown if one == other else page.paint(shown, YELLOW)
         page.line(" " * _MARGIN + page.paint(name.ljust(_LABEL), DIM) + f"{one:<{wide[1]}}{shown}")
     page.line()
+
+
+def _fitting(head: _Row, rows: list[_Row], room: int) -> tuple[list[_Row], list[int]]:
+    """The rows and the widths of their columns: closer together, without the difference, or cut, until they fit."""
+    for space in (3, 2):
+        sizes = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        wide = [size + space for size in sizes]
+        if wide[1] + wide[2] + sizes[3] <= room:
+            return rows, wide
+    if sizes[1] + sizes[2] + 2 > room:
+        half = (room - 2) // 2
+        rows = [(name, _cut(one, half), _cut(other, half), "") for name, one, other, _ in rows]
+        return rows, [half + 2] * 4
+    return [(name, one, other, "") for name, one, other, _ in rows], wide
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 1] + "…"
 
 
 def _form(side: Side) -> str:
@@ -180,10 +211,17 @@ def _statistics(left: Statistics | None, right: Statistics | None) -> Iterator[t
         return
     for name in ("mean", "std", "l2", "min", "max"):
         one, other = getattr(left, name, None), getattr(right, name, None)
-        gap = "" if one is None or other is None else figures.change(other - one)
+        gap = ""
+        if left is not None and one is not None and other is not None:
+            gap = figures.change(_beyond_summing(other - one, one, left.absmax))
         yield name, figures.statistic(one), figures.statistic(other), gap
     if any(side is not None and side.nan + side.inf for side in (left, right)):
         yield "NaN, Inf", figures.non_finite(left), figures.non_finite(right), ""
+
+
+def _beyond_summing(gap: float, *sizes: float | None) -> float:
+    """The difference of two statistics, or 0 where adding up in another order explains it."""
+    return gap if abs(gap) > SUMMING * max(abs(size or 0.0) for size in sizes) else 0.0
 
 
 def _after(first: Divergence) -> str:
@@ -191,7 +229,7 @@ def _after(first: Divergence) -> str:
     if not first.victims:
         return "nothing else is wrong"
     victims = f"{figures.counted(first.victims, 'more row')} {'are' if first.victims != 1 else 'is'} wrong"
-    later = [(step, error) for step, error in first.growth if step > first.step and not math.isnan(error)]
+    later = [(step, error) for step, error in first.growth if step > first.step and error > 0]
     if not later:
         return victims
     shown = later if len(later) <= _MOST_STEPS else [*later[: _MOST_STEPS - 1], later[-1]]
@@ -265,11 +303,10 @@ def _short(place: Place, beside: Place) -> str:
 
 
 def _verdict(place: Place) -> str:
-    return (
-        place.verdict
-        if not place.error or math.isnan(place.error)
-        else f"{place.verdict} ({figures.error(place.error)})"
-    )
+    if is_negligible(place):
+        return NEGLIGIBLE
+    known = place.error and not math.isnan(place.error)
+    return f"{place.verdict} ({figures.error(place.error)})" if known else place.verdict
 
 
 def _listed(words: list[str]) -> str:

@@ -143,7 +143,8 @@ class Run:
     @property
     def complete(self) -> bool:
         """Whether every rank is there, ended by itself, and could be read in full."""
-        return set(range(self.info.world_size)) <= set(self.ranks) and all(r.complete for r in self.ranks.values())
+        there = sum(0 <= rank < self.info.world_size for rank in self.ranks)
+        return there >= self.info.world_size and all(rank.complete for rank in self.ranks.values())
 
     @cached_property
     def steps(self) -> list[int]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +21,10 @@ def record(path: Path, info: RunInfo, rank: int = 0, *, steps: int = 1, **option
     with RunWriter(path, rank, info=info, **options) as writer:  # type: ignore[arg-type]
         for step in range(steps):
             writer.call(Call(step, step, 0, "module", "fc", "Linear", 0, "forward"))
+
+
+def open_files() -> list[str]:
+    return sorted(str(entry.resolve()) for entry in Path("/proc/self/fd").iterdir())
 
 
 def test_a_run_is_not_overwritten_unless_asked(tmp_path: Path, info: RunInfo) -> None:
@@ -96,6 +103,66 @@ def test_a_rank_does_not_join_a_smaller_run(tmp_path: Path, info: RunInfo) -> No
     with pytest.raises(RunExists):
         record(tmp_path, info, 1, world_size=2)
     assert open_run(tmp_path).complete
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_cannot_be_made_is_told_in_a_sentence(tmp_path: Path, info: RunInfo, overwrite: bool) -> None:
+    (tmp_path / "file").write_text("mine")
+    place = tmp_path / "file" / "run"
+    with pytest.raises(RunError) as caught:
+        record(place, info, overwrite=overwrite)
+    assert str(caught.value) == (
+        f"{place} cannot be recorded into: Not a directory ({place / 'rank0'}). Choose a folder that can be written to."
+    )
+
+
+@pytest.mark.parametrize("place", ["/proc/astray", "/dev/null/astray"])
+def test_nowhere_is_a_raw_error(info: RunInfo, place: str) -> None:
+    with pytest.raises(RunError, match="cannot be recorded into"):
+        record(Path(place), info)
+
+
+@pytest.mark.parametrize("name", ["mkdir", "write_bytes", "iterdir"])
+def test_a_folder_that_cannot_be_written_is_told(
+    tmp_path: Path, info: RunInfo, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def refuse(self: Path, *args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+
+    monkeypatch.setattr(Path, name, refuse)
+    with pytest.raises(RunError, match=r"cannot be recorded into: Read-only file system.*\. Choose a folder"):
+        record(tmp_path, info)
+
+
+@pytest.mark.parametrize("name", ["calls.arrows", "tensors.arrows", "stacks.jsonl"])
+def test_files_that_cannot_be_opened_are_told_and_the_others_closed(tmp_path: Path, info: RunInfo, name: str) -> None:
+    (tmp_path / "rank0" / name).mkdir(parents=True)  # in the way
+    before = open_files()
+    with pytest.raises(RunError, match=rf"cannot be recorded into: .*{name}"):
+        record(tmp_path, info, overwrite=True)
+    assert open_files() == before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("astray-writer")]
+
+
+def test_missing_ranks_are_named_and_the_rest_counted(tmp_path: Path, info: RunInfo) -> None:
+    record(tmp_path, info, world_size=100_000_000)
+    run = open_run(tmp_path)
+    assert not run.complete
+    assert [problem.split(":")[0] for problem in run.problems] == [
+        "Rank 1 of 100000000 is missing",
+        "Rank 2 of 100000000 is missing",
+        "Rank 3 of 100000000 is missing",
+        "99,999,996 more ranks are missing.",
+    ]
+
+
+def test_a_run_without_an_end_may_still_be_recorded(tmp_path: Path, info: RunInfo) -> None:
+    with RunWriter(tmp_path, info=info) as writer:
+        writer.flush()
+        assert open_run(tmp_path).problems == [
+            f"{tmp_path / 'rank0'} has no end.json: it is still being recorded, or the recording was stopped before "
+            "it ended."
+        ]
 
 
 def test_a_moved_run_still_opens(tmp_path: Path, info: RunInfo, call: Callable[..., Call]) -> None:

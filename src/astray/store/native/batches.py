@@ -60,7 +60,11 @@ class BatchFile:
         self._file = path.open("xb", buffering=0)
         self._output = _WholeWrites(self._file)
         self._stream = StreamWriter.from_writable(self._output)
-        self._stream.write_stream(na.c_array_stream(na.Array([], self._schema)))
+        try:
+            self._stream.write_stream(na.c_array_stream(na.Array([], self._schema)))
+        except (OSError, RuntimeError) as error:
+            self._file.close()
+            raise self._output.error or error from None
         self._end = self._file.tell()
         self.rows = 0
 

@@ -34,12 +34,16 @@ class RankFiles:
 
     def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
         self.folder = folder
-        self.calls = BatchFile(folder / "calls.arrows", CALLS)
-        self.tensors = BatchFile(folder / "tensors.arrows", TENSORS)
+        with contextlib.ExitStack() as opened:  # closes what was opened when something cannot be
+            self.calls = BatchFile(folder / "calls.arrows", CALLS)
+            opened.callback(self.calls.close)
+            self.tensors = BatchFile(folder / "tensors.arrows", TENSORS)
+            opened.callback(self.tensors.close)
+            self._stack_file = (folder / "stacks.jsonl").open("xb")
+            opened.pop_all()
         self.values = ValuesWriter(folder, shard_bytes)
         self.steps: set[int] = set()
         self.stacks = 0
-        self._stack_file = (folder / "stacks.jsonl").open("xb")
         self._calls: list[Call] = []
         self._tensors: list[Tensor] = []
         self._sources: list[Values | None] = []  # of the rows in _tensors

@@ -7,7 +7,9 @@ asked.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from astray.errors import RunError, RunExists
@@ -23,21 +25,35 @@ def claim(path: Path, rank: int, info: RunInfo, overwrite: bool) -> Path:
     """Make the folder of `rank` inside the run at `path` and give it back, empty of earlier files."""
     refuse(path, rank, overwrite)
     folder = path / f"rank{rank}"
-    _clear(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if rank == 0:
-        for number, stale in rank_folders(path).items():
-            if number >= info.world_size:
-                _clear(stale)
-        write_json(path / RUN_FILE, info)
+    with recordable(path):
+        _clear(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if rank == 0:
+            for number, stale in rank_folders(path).items():
+                if number >= info.world_size:
+                    _clear(stale)
+            write_json(path / RUN_FILE, info)
     return folder
 
 
 def refuse(path: Path, rank: int, overwrite: bool) -> None:
     """Raise RunError or RunExists when `rank` may not record into `path`."""
-    _refuse_foreign(path)
-    if not overwrite:
-        _refuse_run(path, rank)
+    with recordable(path):
+        _refuse_foreign(path)
+        if not overwrite:
+            _refuse_run(path, rank)
+
+
+@contextlib.contextmanager
+def recordable(path: Path) -> Iterator[None]:
+    """Say in a sentence what the system has against recording into `path`."""
+    try:
+        yield
+    except OSError as error:
+        what = f" ({error.filename})" if error.filename not in (None, str(path)) else ""
+        raise RunError(
+            f"{path} cannot be recorded into: {error.strerror or error}{what}. Choose a folder that can be written to."
+        ) from None
 
 
 def rank_folders(path: Path) -> dict[int, Path]:

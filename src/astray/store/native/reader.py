@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,9 @@ from astray.store.native.tables import empty_table, read_table
 from astray.store.native.values import ValuesReader
 from astray.store.run import RankRun, Run
 
+MOST_MISSING = 3
+UNENDED = "it is still being recorded, or the recording was stopped before it ended"
+
 
 def recognises(path: Path) -> bool:
     """Whether a folder looks like a run of this format, whole or not."""
@@ -34,13 +38,18 @@ def open_native(path: Path) -> Run:
     """Open the run at `path`."""
     info = _read_info(path)
     folders = rank_folders(path)
-    problems = [
-        f"Rank {rank} of {info.world_size} is missing: {path / f'rank{rank}'} does not exist."
-        for rank in range(info.world_size)
-        if rank not in folders
-    ]
     ranks = {rank: RankRun(rank, NativeRank(folder)) for rank, folder in folders.items()}
-    return Run(path, info, ranks, problems)
+    return Run(path, info, ranks, _missing_ranks(path, info.world_size, set(folders)))
+
+
+def _missing_ranks(path: Path, world_size: int, there: set[int]) -> list[str]:
+    """A sentence for each of the first missing ranks, and one that counts the rest."""
+    first = list(islice((rank for rank in range(world_size) if rank not in there), MOST_MISSING))
+    named = [f"Rank {rank} of {world_size} is missing: {path / f'rank{rank}'} does not exist." for rank in first]
+    rest = world_size - len([rank for rank in there if rank < world_size]) - len(first)
+    if rest > 0:
+        named.append(f"{rest:,} more rank{'s are' if rest > 1 else ' is'} missing.")
+    return named
 
 
 class _Version(msgspec.Struct):
@@ -101,7 +110,7 @@ class NativeRank:
     def _read_end(self) -> End | None:
         file = self._folder / END_FILE
         if not file.exists():
-            self.problems.append(f"{self._folder} has no {END_FILE}: the recording was stopped before it ended.")
+            self.problems.append(f"{self._folder} has no {END_FILE}: {UNENDED}.")
             return None
         try:
             end = read_json(file, End)

@@ -25,7 +25,7 @@ from astray.store.info import End, RunInfo, now, plain, write_json
 from astray.store.native import backlog
 from astray.store.native.backlog import Backlog
 from astray.store.native.files import RankFiles, Stack
-from astray.store.native.folder import END_FILE, claim
+from astray.store.native.folder import END_FILE, claim, recordable
 from astray.store.native.values import SHARD_BYTES, Values
 
 QUEUE_BYTES = 256 << 20
@@ -65,7 +65,8 @@ class RunWriter:
         if world_size is not None:
             info = msgspec.structs.replace(info, world_size=world_size)
         self._folder = claim(self.path, rank, info, overwrite)
-        self._files = RankFiles(self._folder, shard_bytes)
+        with recordable(self.path):
+            self._files = RankFiles(self._folder, shard_bytes)
         self._backlog = Backlog(queue_bytes)
         self._missed: Counter[tuple[str, str]] = Counter()
         self._open = True  # takes records

@@ -1,0 +1,150 @@
+"""What is said about a parameter or a buffer that differs before anything was computed with it.
+
+Reads the pairs of one rank, feeds `first`: which others differ with it, and where to look for what wrote to it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from astray.compare import clues
+from astray.compare.divergence import Place
+from astray.compare.rows import Bools, Ints
+from astray.compare.verdict import AGREEING
+from astray.record import ROOT
+from astray.store import RankRun, Table
+
+GIVEN = ("parameter", "state")
+
+
+class Others(NamedTuple):
+    """How many other parameters and buffers differ in the same step."""
+
+    parameters: int
+    buffers: int
+
+    def __str__(self) -> str:
+        """In words: "another parameter and 3 other buffers"."""
+        nouns = ((self.parameters, "parameter"), (self.buffers, "buffer"))
+        return " and ".join(
+            f"another {noun}" if count == 1 else f"{count:,} other {noun}s" for count, noun in nouns if count
+        )
+
+
+def others(pairs: Table, row: int, bad: Bools, reference: RankRun, candidate: RankRun) -> Others:
+    """Count the other wrong parameters and buffers in the step of `row`. Two names of one tied tensor count once."""
+    step = pairs.numbers("step")
+    rows = np.flatnonzero(bad & (step == step[row]) & has_role(pairs, *GIVEN)).tolist()
+    tensors = {_tensor(pairs, row, reference, candidate)}
+    names = {_name(pairs, row)}
+    count = dict.fromkeys(GIVEN, 0)
+    for other in rows:
+        name, tensor = _name(pairs, other), _tensor(pairs, other, reference, candidate)
+        if name not in names and tensor not in tensors:
+            count[pairs["role"][other]] += 1
+        names.add(name)
+        tensors.add(tensor)
+    return Others(count["parameter"], count["state"])
+
+
+def sentence(pairs: Table, row: int, inputs: list[Place], company: Others, reference: RankRun) -> str:
+    """What is known about the parameter or buffer of `row`, and where to look."""
+    given = Place.of(pairs, row)
+    agree = clues.agreement([("input", inputs)])
+    text = f"{agree}, but its" if agree else "Its"
+    text += f" {given.tensor} already differs on entry ({clues.verdict_of(given)})"
+    if any(company):
+        text += f", and so {'does' if sum(company) == 1 else 'do'} {company} in this step"
+    else:
+        text += f", as the only {given.noun} in this step"
+    agreed = _agreed_before(pairs, row)
+    if agreed is not None and (agreed.step == given.step or given.role == "state"):
+        own = f", be it the forward of {given.module} itself or other code" if given.role == "state" else ""
+        return f"{text}. It still agreed at {agreed}: look at what wrote to it since{own}."
+    step = _step_before(pairs, given.step)
+    if step is None:
+        return f"{text}. {_about_first_step(given.step, reference)}"
+    if step != given.step - 1:
+        return f"{text}. The step before was not compared: look at what wrote to it since step {step}."
+    if given.role == "state":
+        return f"{text}. Look at what wrote to it in step {step}."
+    gradient = _gradient(pairs, given, step)
+    if gradient is None:
+        return f"{text}. Its gradient in step {step} was not compared: look at the update of step {step}."
+    text += f", though its gradient in step {step} agrees ({clues.verdict_of(gradient)}): look at "
+    if any(company):
+        return (
+            f"{text}the update of step {step}, that is the optimizer and its settings, and at what clips or scales "
+            "the gradients after the backward."
+        )
+    return f"{text}what wrote to it after the backward of step {step}, be it the optimizer or other code."
+
+
+def has_role(pairs: Table, *roles: str) -> Bools:
+    """Which rows are in one of these roles."""
+    column = pairs.coded("role")
+    return np.isin(column.codes, [column.code(role) for role in roles])
+
+
+def _about_first_step(step: int, reference: RankRun) -> str:
+    if np.any(reference.calls.numbers("step") < step):
+        return (
+            "The step before was not compared: compare from an earlier step on, to tell whether the initialisation "
+            "or an update is to blame."
+        )
+    if step:
+        return (
+            "This is the first step of the recording: look at the initialisation or the loaded weights, and at the "
+            "steps before it."
+        )
+    return "This is the first step: look at the initialisation or the loaded weights."
+
+
+def _step_before(pairs: Table, step: int) -> int | None:
+    """The last step before this one that has rows."""
+    steps: Ints = np.unique(pairs.numbers("step"))
+    before = steps[steps < step]
+    return int(before[-1]) if len(before) else None
+
+
+def _agreed_before(pairs: Table, row: int) -> Place | None:
+    """The last earlier row of the same parameter or buffer, if it agrees."""
+    same = np.ones(row, np.bool_)
+    for name in ("site", "role", "path"):
+        codes = pairs.coded(name).codes
+        same &= codes[:row] == codes[row]
+    rows = np.flatnonzero(same)
+    if not len(rows) or pairs.coded("verdict").codes[rows[-1]] not in AGREEING:
+        return None
+    return Place.of(pairs, int(rows[-1]))
+
+
+def _gradient(pairs: Table, parameter: Place, step: int) -> Place | None:
+    """The last gradient of the parameter in that step, if it was compared."""
+    name = parameter.path if parameter.site == ROOT else f"{parameter.site}.{parameter.path}"
+    site = pairs.coded("site")
+    wanted = (site.codes == site.code(name)) & (pairs.numbers("step") == step) & has_role(pairs, "gradient")
+    rows = np.flatnonzero(wanted)
+    if not len(rows) or pairs.coded("verdict").codes[rows[-1]] not in AGREEING:
+        return None
+    return Place.of(pairs, int(rows[-1]))
+
+
+def _name(pairs: Table, row: int) -> tuple[int, ...]:
+    return tuple(int(pairs.coded(name).codes[row]) for name in ("role", "site", "path"))
+
+
+def _tensor(pairs: Table, row: int, reference: RankRun, candidate: RankRun) -> tuple[int, ...]:
+    """What the names of one tied tensor have in common: the bits on both sides.
+
+    Tensors of one repeated value, such as fresh norms and biases, have the same bits without being tied.
+    """
+    bits: list[int] = []
+    for run, side in ((reference, "reference"), (candidate, "candidate")):
+        cells = run.tensors.row(int(pairs.numbers(f"row_{side}")[row]))
+        if cells["fingerprint"] is None or cells["min"] == cells["max"]:
+            return (row,)
+        bits.append(cells["fingerprint"])
+    return tuple(bits)
