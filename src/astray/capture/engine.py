@@ -12,7 +12,6 @@ import logging
 import os
 import threading
 import weakref
-from collections import defaultdict
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -94,7 +93,7 @@ class Engine:
         self._local = threading.local()
         self._numbering = threading.Lock()
         self._micro: dict[str, int] = {}
-        self._numbers: defaultdict[tuple[str, int, bool], int] = defaultdict(int)
+        self._numbers: dict[tuple[str, bool], tuple[int, int]] = {}  # micro step and next number of a site
         self._process = os.getpid()
         self._statistics = settings.wants_statistics
         self._whole = "tensors" in settings.keep
@@ -168,10 +167,12 @@ class Engine:
 
     def _number(self, site: str, micro: int, recompute: bool) -> int:
         """Which call of its site this is, in its micro step. Work done again is numbered apart."""
-        key = (site, micro, recompute)
+        key = (site, recompute)
         with self._numbering:
-            number = self._numbers[key]
-            self._numbers[key] = number + 1
+            counted, number = self._numbers.get(key, (micro, 0))
+            if counted != micro:  # earlier micro steps are not kept: a generation loop may have millions
+                number = 0
+            self._numbers[key] = (micro, number + 1)
         return number
 
     def _open_calls(self) -> list[OpenCall]:
@@ -224,10 +225,7 @@ class Engine:
         if self._whole:
             return self._writer.values(pack(memory), name, reading.dtype, reading.shape)
         if self._sample:
-            count = 1
-            for size in reading.shape:
-                count *= size
-            positions = sample_positions(count, self._settings.samples)
+            positions = sample_positions(memory.size, self._settings.samples)
             kept = gather(memory, positions)
             return self._writer.values(kept, name, reading.dtype, (len(positions),), sampled=len(positions))
         return None
