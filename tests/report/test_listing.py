@@ -169,3 +169,11 @@ def test_colour_only_when_asked_and_never_in_the_text(runs):
     plain, coloured = (render(deep(runs), Wanted(), colour=colour) for colour in (False, True))
     assert "\x1b" not in plain
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
+
+
+def test_what_it_is_sorted_by_is_shown_even_on_a_narrow_terminal(runs) -> None:
+    run = runs.program(runs.Builder())
+    for width in (60, 100):
+        text = render(run, Wanted(sort="absmax", top=3), width=width)
+        assert "absmax" in text
+        assert max(map(len, text.splitlines())) <= width

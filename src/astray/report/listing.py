@@ -22,6 +22,7 @@ WIDTH = 100
 DIM, BOLD, RED = "2", "1", "31;1"
 
 _NUMBERS = ("mean", "std", "min", "max", "l2")
+_WORDS = ("phase", "site", "tensor", "kind", "")
 _LEAST = {"": 24, "site": 12}  # how far these columns give way before a number is left out
 _LEAST_OF_ALL = {"": 12, "tensor": 10, "kind": 8}  # and once all are
 _INDENT = 13  # of the texts beside the labels
@@ -49,7 +50,10 @@ def render(run: Run, wanted: Wanted, *, width: int = WIDTH, colour: bool = False
     if not shown:
         lines.append(f"No tensor is {_described(wanted)}." if _described(wanted) else "It holds no tensor.")
     else:
-        lines += _table([_cells(run.ranks[rank], row) for rank, row in shown], len(run.ranks) > 1, width, paint)
+        numbers = list(dict.fromkeys([*filter(None, [wanted.sort]), *_NUMBERS]))  # what it is sorted by comes first
+        rows = [_cells(run.ranks[rank], row, numbers) for rank, row in shown]
+        droppable = [name for name in numbers if name != wanted.sort]
+        lines += _table(rows, droppable, len(run.ranks) > 1, width, paint)
     if len(found) > len(shown):
         more = f"… {figures.counted(len(found) - len(shown), 'more row')}. "
         more += "Narrow them with --match, --steps, --phase or --role, or show all with --top 0."
@@ -163,7 +167,7 @@ def _described(wanted: Wanted) -> str:
     return " and ".join(part for part in parts if part)
 
 
-def _cells(rank: RankRun, row: int) -> dict[str, str]:
+def _cells(rank: RankRun, row: int, numbers: list[str]) -> dict[str, str]:
     """One row of the table in words."""
     call, tensor = rank.calls.row(int(rank.call_rows[row])), rank.tensors.row(row)
     unfinished = [
@@ -178,7 +182,7 @@ def _cells(rank: RankRun, row: int) -> dict[str, str]:
         "site": call["site"] + (f" #{call['call']}" if call["call"] else ""),
         "tensor": f"{tensor['role']} {tensor['path']}",
         "kind": f"{_abbreviated(tensor['dtype'])} {figures.shape(tensor['shape'])}",
-        **{name: _short(tensor[name]) for name in _NUMBERS},
+        **{name: _short(tensor[name]) for name in numbers},
         "": ", ".join(unfinished) or (tensor["note"] or ""),
     }
 
@@ -198,11 +202,13 @@ def _short(value: float | None) -> str:
     return "–" if value is None or np.isnan(value) else f"{value:.3g}"
 
 
-def _table(rows: list[dict[str, str]], several_ranks: bool, width: int, paint: _Paint) -> list[str]:
+def _table(
+    rows: list[dict[str, str]], droppable: list[str], several_ranks: bool, width: int, paint: _Paint
+) -> list[str]:
     """Columns as wide as they need. When the line is too long, long notes and sites are cut, then numbers left out."""
     wide = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
     wide = {name: size for name, size in wide.items() if size and (name != "rank" or several_ranks)}
-    wide = _fitting(wide, width)
+    wide = _fitting(wide, droppable, width)
     lines = [paint("  ".join(_cell(name, name, size) for name, size in wide.items()).rstrip(), DIM)]
     for row in rows:
         cells = {name: _cell(name, row[name], size) for name, size in wide.items()}
@@ -210,10 +216,10 @@ def _table(rows: list[dict[str, str]], several_ranks: bool, width: int, paint: _
     return lines
 
 
-def _fitting(wide: dict[str, int], width: int) -> dict[str, int]:
+def _fitting(wide: dict[str, int], droppable: list[str], width: int) -> dict[str, int]:
     """The widths of the columns that fit into a line."""
     wide = dict(wide)
-    for name in reversed(_NUMBERS):
+    for name in reversed(droppable):
         if _length({name: min(size, _LEAST.get(name, size)) for name, size in wide.items()}) <= width:
             break
         del wide[name]
@@ -232,4 +238,4 @@ def _cell(name: str, text: str, width: int) -> str:
     if len(text) > width:
         head = (width - 1) // 2
         text = f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
-    return text.rjust(width) if name in {*_NUMBERS, "rank", "step"} else text.ljust(width)
+    return text.ljust(width) if name in _WORDS else text.rjust(width)
