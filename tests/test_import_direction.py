@@ -13,11 +13,12 @@ MAY_IMPORT = {
     "record": set(),
     "errors": set(),
     "steps": {"errors"},
+    "wording": set(),
     "stats": {"record", "errors"},
-    "store": {"record", "errors", "stats", "steps"},
-    "capture": {"record", "errors", "stats", "store", "steps"},
-    "compare": {"record", "errors", "stats", "store", "steps", "report"},
-    "report": {"record", "errors", "store", "stats", "compare", "steps"},
+    "store": {"record", "errors", "stats", "steps", "wording"},
+    "capture": {"record", "errors", "stats", "store", "steps", "wording"},
+    "compare": {"record", "errors", "stats", "store", "steps", "wording", "report"},
+    "report": {"record", "errors", "store", "stats", "compare", "steps", "wording"},
 }
 """Who may import whom. `report` renders what `compare` found; `Comparison` reaches back for it only inside methods."""
 
@@ -31,6 +32,8 @@ def imports(path: Path) -> set[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module]
+        if isinstance(node, ast.ImportFrom) and node.module == "astray":
+            names = [f"astray.{alias.name}" for alias in node.names]
         found |= {name.split(".")[1] for name in names if name.startswith("astray.")}
         found |= {"torch" for name in names if name.split(".")[0] in {"torch", "paddle"}}
     return found

@@ -95,7 +95,7 @@ def compare(
     >>> diff = astray.compare("runs/a", "runs/b")
     >>> print(diff)                     # the first divergence, then a summary
     >>> diff.first.site, diff.first.step
-    ('h.2.mlp.c_proj', 3)
+    ('h.2.mlp.proj', 3)
 
     reference, candidate: paths, or runs that are open already.
     steps: compare only these: "0:10:2", a list, a range.

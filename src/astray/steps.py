@@ -38,7 +38,9 @@ class Steps:
             return cls((_checked(given, given),))
         if isinstance(given, str):
             return cls(tuple(_part(part.strip(), given) for part in given.split(",") if part.strip()))
-        numbers: Iterable[int] = [given] if isinstance(given, int) else given
+        numbers = [given] if isinstance(given, int) else given
+        if not isinstance(numbers, Iterable) or not all(isinstance(number, int) for number in numbers):
+            raise UsageError(f"{given!r} is not a selection of steps. {_FORM}")
         return cls(tuple(_checked(range(number, number + 1), given) for number in numbers))
 
     def __contains__(self, step: int) -> bool:

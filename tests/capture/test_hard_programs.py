@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 import astray
 from recorded_rows import hooks_of, rows
@@ -290,3 +291,85 @@ def test_recording_keeps_no_graph_alive(tmp_path: Path) -> None:
         gc.collect()
         living = [thing for thing in gc.get_objects() if type(thing).__name__ == "CallGradients"]
         assert len(living) == 0
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_two_forwards_before_two_backwards_keep_their_micro_steps(reentrant: bool, tmp_path: Path) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.inner, x, use_reentrant=reentrant).square()
+
+    model = Checkpointed()
+    with astray.record(tmp_path / "run", model):
+        losses = [model(torch.randn(2, 6, requires_grad=True)).sum() for _ in range(2)]
+        for loss in losses:
+            loss.backward()
+    run = astray.open(tmp_path / "run")
+    inputs = rows(run, site="inner", phase="forward", role="input")
+    assert [(row["micro"], row["call"], row["recompute"]) for row in inputs] == [
+        (0, 0, False), (1, 0, False), (0, 0, True), (1, 0, True),
+    ]  # fmt: skip
+    assert [row["micro"] for row in rows(run, site="inner.weight", role="gradient")] == [0, 1]
+
+
+def test_a_buffer_whose_changes_cannot_be_told_is_recorded_each_time(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with torch.inference_mode():
+        model[0].register_buffer("cache", torch.zeros(2))
+        with astray.record(tmp_path / "run", model):
+            for _ in range(2):
+                model(torch.ones(1, 2))
+                model[0].cache.add_(1)
+    found = rows(astray.open(tmp_path / "run"), role="state", path="cache")
+    assert [row["max"] for row in found] == [0, 1]
+
+
+@pytest.mark.parametrize("models", [{0: nn.Linear(2, 2)}, {"a\nb": nn.Linear(2, 2)}, {"": nn.Linear(2, 2)}])
+def test_names_of_models_that_cannot_be_printed_are_refused(models: Any, tmp_path: Path) -> None:
+    with pytest.raises(astray.RecordError, match="A model is named"):
+        astray.record(tmp_path / "run", models)
+
+
+def test_names_of_models_that_clash_are_refused_and_nothing_remains(tmp_path: Path) -> None:
+    models = {"a": nn.Sequential(nn.Linear(2, 2)), "a.0": nn.Linear(2, 2)}
+    with pytest.raises(astray.RecordError, match=r"both be recorded as 'a\.0'"):
+        astray.record(tmp_path / "run", models)
+    assert sum(map(hooks_of, models.values())) == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failure_at_the_end_of_a_step_does_not_reach_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = build(Residual)
+    with astray.record(tmp_path / "run", model) as rec:
+        monkeypatch.setattr("astray.capture.pytorch.gradients.LiveGradients.finish", lambda _: 1 / 0)
+        train(model, steps=2, after_step=rec.step)
+    assert hooks_of(model) == 0
+    run = astray.open(tmp_path / "run")
+    assert run.complete
+    assert {missed.what for missed in run.ranks[0].end.missed} == {"the end of a step", "the end of the recording"}
+    assert len(caplog.records) == 1
+
+
+def test_ranks_of_a_program_that_starts_its_processes_itself(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch, torch.distributed as dist, torch.multiprocessing as mp, astray\n"
+        "def work(rank, folder):\n"
+        "    dist.init_process_group('gloo', init_method=f'file://{folder}/rendezvous', rank=rank, world_size=2)\n"
+        "    model = torch.nn.Linear(2, 2)\n"
+        "    with astray.record(folder + '/run', model):\n"
+        "        model(torch.full((1, 2), float(rank)))\n"
+        "    dist.destroy_process_group()\n"
+        "if __name__ == '__main__':\n"
+        "    mp.spawn(work, (sys.argv[1],), nprocs=2)\n"
+    )
+    subprocess.run([sys.executable, script, tmp_path], check=True, capture_output=True)
+    run = astray.open(tmp_path / "run")
+    assert sorted(run.ranks) == [0, 1]
+    assert run.info.world_size == 2

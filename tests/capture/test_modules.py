@@ -425,6 +425,7 @@ def test_bad_settings_are_answered_with_the_right_word(tmp_path: Path) -> None:
         ({"steps": "a:b"}, "begin:end"),
         ({"samples": 0}, "at least 1"),
         ({"keep": []}, "empty"),
+        ({"keep": None}, "is no word"),
     ]:
         with pytest.raises(astray.AstrayError, match=said):
             astray.record(tmp_path / "run", model, **settings)

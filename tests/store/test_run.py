@@ -33,10 +33,10 @@ def test_a_tensor_by_its_key(small_run: Run) -> None:
     ("change", "message"),
     [
         ({"site": "layer.2"}, r"there is no site 'layer\.2'\. Nearest: 'layers\.2', "),
-        ({"step": 7}, r"there is no step 7, 0–1\."),
-        ({"micro": 3}, r"there is no micro 3, only 0\."),
+        ({"step": 7}, r"there is no step 7; recorded: 0–1\."),
+        ({"micro": 3}, r"there is no micro 3; recorded: only 0\."),
         ({"phase": "backward"}, r"there is no phase 'backward'\. Nearest: 'forward'\."),
-        ({"call": 1}, r"there is no call 1, only 0\."),
+        ({"call": 1}, r"there is no call 1; recorded: only 0\."),
         ({"role": "input"}, r"there is no role 'input'\. Nearest: 'output'\."),
         ({"path": "1"}, r"there is no path '1'\. Nearest: '0'\."),
         ({"rank": 4}, r"has no rank 4; it has 0\."),

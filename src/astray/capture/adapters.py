@@ -27,6 +27,9 @@ class Adapter(Protocol):
 
     def seed(self) -> int | None: ...
 
+    def rank_and_world_size(self) -> tuple[int, int] | None:
+        """Which process of a distributed program this is; None when the framework does not know."""
+
     def start(self, engine: Engine, end_step: Callable[[], None]) -> None:
         """Puts the hooks in place. `end_step` is for an adapter that finds the steps by itself."""
 
@@ -39,6 +42,9 @@ class Adapter(Protocol):
 def adapter_for(model: Any) -> Adapter:
     """The adapter for a model, or for a dict of models by name."""
     models = dict(model) if isinstance(model, Mapping) else {"": model}
+    for name in models:
+        if not isinstance(name, str) or not name.isprintable() or (not name and isinstance(model, Mapping)):
+            raise RecordError(f"A model is named {name!r}. Names of models are texts that can be printed.")
     if not models:
         raise RecordError("There is no model to record: the dict of models is empty.")
     torch = sys.modules.get("torch")

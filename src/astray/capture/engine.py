@@ -86,13 +86,14 @@ class Engine:
     def __init__(self, writer: RunWriter, settings: Settings, reader: TensorReader, internal: tuple[str, ...]) -> None:
         self._writer = writer
         self._settings = settings
-        self._reader = reader
+        self.reader = reader
         self._stacks = Stacks(writer.stack, internal)
         self._sightings = Sightings()
         self._seq = itertools.count()
         self._local = threading.local()
         self._numbering = threading.Lock()
-        self._micro: dict[str, int] = {}
+        self._micro: dict[str, int] = {}  # of the last outermost forward call of each root
+        self._passing: dict[str, int] = {}  # of the call through which the backward pass came last
         self._numbers: dict[tuple[str, bool], tuple[int, int]] = {}  # micro step and next number of a site
         self._process = os.getpid()
         self._statistics = settings.wants_statistics
@@ -149,6 +150,7 @@ class Engine:
         """The backward of a forward call starts; returns its number."""
         seq = next(self._seq)
         site = forward.site
+        self._passing[site.root] = forward.micro
         self._writer.call(
             Call(
                 seq, forward.step, forward.micro, site.kind, site.name, site.type, forward.number, "backward",
@@ -160,7 +162,7 @@ class Engine:
     def event(self, site: Site, phase: Any) -> int:
         """Something happened that is no call of a function, such as a parameter receiving its gradient."""
         seq = next(self._seq)
-        micro = self._micro.get(site.root, 0)
+        micro = self._passing.get(site.root, self._micro.get(site.root, 0))
         number = self._number(site.name, micro, False)
         self._writer.call(Call(seq, self.step, micro, site.kind, site.name, site.type, number, phase))
         return seq
@@ -184,9 +186,9 @@ class Engine:
             return calls
 
     def _outermost(self, root: str, recompute: bool) -> int:
-        """The micro step of an outermost call: each counts one further, but work done again belongs to the last."""
+        """The micro step of an outermost call: each counts one further, but work done again for a backward is its."""
         if recompute:
-            return self._micro.get(root, 0)
+            return self._passing.get(root, self._micro.get(root, 0))
         micro = self._micro[root] = self._micro.get(root, -1) + 1
         return micro
 
@@ -194,7 +196,7 @@ class Engine:
 
     def observe(self, seq: int, role: Role, path: str, tensor: Any) -> None:
         """Records one tensor of a call as it is now."""
-        identity = self._reader.identity(tensor)
+        identity = self.reader.identity(tensor)
         seen = self._sightings.find(tensor, identity) if identity is not None else None
         if seen is None:
             seen = self._measure(tensor, identity, f"{seq}.{role}.{path}")
@@ -202,14 +204,14 @@ class Engine:
                 self._sightings.add(tensor, seen)
         self._writer.tensor(
             Tensor(
-                seq, role, path, seen.dtype, seen.shape, seen.stride, seen.device, self._reader.requires_grad(tensor),
+                seq, role, path, seen.dtype, seen.shape, seen.stride, seen.device, self.reader.requires_grad(tensor),
                 seen.statistics, seen.fingerprint, None, seen.placement, seen.note,
             ),
             seen.values,
         )  # fmt: skip
 
     def _measure(self, tensor: Any, identity: Identity | None, name: str) -> Sighting:
-        reading = self._reader.read(tensor, identity)
+        reading = self.reader.read(tensor, identity)
         statistics = fingerprint = values = None
         if reading.memory is not None:
             statistics, fingerprint = measure(reading.memory, statistics=self._statistics)
@@ -236,10 +238,16 @@ class Engine:
         """The step is over: numbering starts anew, and what was recorded goes to disk."""
         self.step += 1
         self._micro.clear()
+        self._passing.clear()
         self._numbers.clear()
         self._sightings.clear()
         self._writer.step_done()
         self.recording = self.step in self._settings.steps
+
+    @property
+    def has_open_calls(self) -> bool:
+        """Whether a call that was recorded at its start has not ended yet, on this thread."""
+        return bool(self._open_calls())
 
     def belongs_here(self) -> bool:
         """False in a forked child, such as a DataLoader's worker, which must not record."""

@@ -16,9 +16,10 @@ from astray import stats
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.engine import Engine, logger
 from astray.capture.ranks import rank_and_world_size
-from astray.capture.settings import Settings
+from astray.capture.settings import QUEUE_BYTES, SAMPLES, Settings
 from astray.errors import RecordError
 from astray.store import RunInfo, RunWriter
+from astray.wording import counted
 
 
 class Recorder:
@@ -49,9 +50,9 @@ class Recorder:
         level: str | Iterable[str] = "module",
         keep: str | Iterable[str] = "stats",
         steps: str | int | Sequence[int] | range | None = None,
-        samples: int = 1024,
+        samples: int = SAMPLES,
         overwrite: bool = False,
-        queue_bytes: int = 256 << 20,
+        queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         self.path = Path(path)
         self.settings = Settings.check(level=level, keep=keep, steps=steps, samples=samples, queue_bytes=queue_bytes)
@@ -70,10 +71,10 @@ class Recorder:
         """Opens the run and puts the hooks in place."""
         if self._writer is not None:
             raise RecordError(f"This recorder has already been started, on {self.path}. Make another for a second run.")
-        rank, world_size = rank_and_world_size(os.environ)
+        rank, world_size = self._adapter.rank_and_world_size() or rank_and_world_size(os.environ)
         if stats.BACKEND == "numpy" and "ASTRAY_KERNELS" not in os.environ:
             logger.warning(
-                "astray was installed without a compiler, so measuring tensors takes about forty times as long. "
+                "astray was installed without a compiler, so measuring tensors takes many times as long. "
                 "Install it again where there is one."
             )
         info = RunInfo.here(
@@ -109,7 +110,10 @@ class Recorder:
         engine = self._running("step")
         if engine is None or not engine.belongs_here():
             return
-        self._adapter.next_step()
+        try:
+            self._adapter.next_step()
+        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
+            engine.failed("the end of a step", error)
         engine.next_step()
         self._tell_failure()
 
@@ -126,7 +130,10 @@ class Recorder:
             return
         self._engine = None
         engine.recording = False
-        self._adapter.stop()
+        try:
+            self._adapter.stop()
+        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
+            engine.failed("the end of the recording", error)
         writer.close(ended)
         self._tell_failure()
 
@@ -135,7 +142,7 @@ class Recorder:
         end = self._writer.end if self._writer is not None else None
         if end is None:
             return f"{self.path} is still being recorded"
-        parts = [f"{end.steps:,} steps", f"{end.calls:,} calls", f"{end.tensors:,} tensors"]
+        parts = [counted(end.steps, "step"), counted(end.calls, "call"), counted(end.tensors, "tensor")]
         if end.value_bytes:
             parts.append(f"{end.value_bytes / 1e6:,.1f} MB of values")
         if end.waited_seconds >= 0.1:

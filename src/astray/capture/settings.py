@@ -13,6 +13,9 @@ from astray.steps import Steps
 KEEPS = ("stats", "fingerprint", "sample", "tensors")
 LEVELS = ("module",)
 
+SAMPLES = 1024
+QUEUE_BYTES = 256 << 20
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -28,8 +31,8 @@ class Settings:
     level: tuple[str, ...] = ("module",)
     keep: frozenset[str] = frozenset({"stats"})
     steps: Steps = Steps()
-    samples: int = 1024
-    queue_bytes: int = 256 << 20
+    samples: int = SAMPLES
+    queue_bytes: int = QUEUE_BYTES
 
     @classmethod
     def check(
@@ -38,8 +41,8 @@ class Settings:
         level: str | Iterable[str] = "module",
         keep: str | Iterable[str] = "stats",
         steps: str | int | Sequence[int] | range | None = None,
-        samples: int = 1024,
-        queue_bytes: int = 256 << 20,
+        samples: int = SAMPLES,
+        queue_bytes: int = QUEUE_BYTES,
     ) -> Settings:
         """Settings from what a user wrote, or a RecordError that names the nearest right word."""
         for name, value, least in (("samples", samples, 1), ("queue_bytes", queue_bytes, 1 << 20)):
@@ -69,6 +72,8 @@ class Settings:
 
 
 def _words(name: str, given: str | Iterable[str], known: tuple[str, ...]) -> list[str]:
+    if not isinstance(given, str | list | tuple | set | frozenset):
+        raise RecordError(f"{name}={given!r} is no word. It can be {', '.join(map(repr, known))}, or several of them.")
     words = [word.strip() for word in given.split(",")] if isinstance(given, str) else list(given)
     for word in words:
         if word not in known:

@@ -1,12 +1,13 @@
 """Remembers from which lines of the user's program a call came, each distinct stack once.
 
 A stack is walked only as far as the enclosing call, whose own stack is known already: three or four frames instead of
-thirty. The frames of the framework and of astray are left out, unless nothing else is there.
+thirty. The frames of the framework, of astray and of its command are left out.
 """
 
 from __future__ import annotations
 
 import linecache
+import sysconfig
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from types import CodeType, FrameType
 
 from astray.record import Frame
 
-_ASTRAY = str(Path(__file__).parents[1])
+_ASTRAY = (str(Path(__file__).parents[1]), str(Path(sysconfig.get_path("scripts"), "astray")))
 
 
 class Stacks:
@@ -22,7 +23,7 @@ class Stacks:
 
     def __init__(self, write: Callable[[int, list[Frame]], None], internal: tuple[str, ...] = ()) -> None:
         self._write = write
-        self._internal = (_ASTRAY, *internal)
+        self._internal = (*_ASTRAY, *internal)
         self._ids: dict[tuple[object, ...], int] = {}
         self._frames: list[list[Frame]] = []
         self._adding = threading.Lock()

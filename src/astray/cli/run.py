@@ -16,6 +16,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from astray.capture.settings import SAMPLES
 from astray.errors import AstrayError, UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def add(commands: Any) -> None:
         "run",
         help="record a script, unchanged",
         description="Runs a Python script as `python` would, and records the calls of its models. The outermost "
-        "modules are found by themselves; a step ends at each optimizer.step().",
+        "modules are found by themselves; a step ends at each optimizer.step(), of the first optimizer if there are "
+        "several.",
         usage="astray run -o RUN [options] (SCRIPT | -m MODULE) [ARGUMENTS ...]",
     )
     parser.add_argument("-o", "--output", required=True, metavar="RUN", help="the folder to record into")
@@ -43,9 +45,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--samples",
         type=int,
-        default=1024,
+        default=SAMPLES,
         metavar="N",
-        help="how many values --keep sample keeps of a tensor (default 1024)",
+        help=f"how many values --keep sample keeps of a tensor (default {SAMPLES})",
     )
     parser.add_argument("--force", action="store_true", help="replace a run that is there already")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as in `python -m`")

@@ -42,7 +42,7 @@ def compare(
 
     >>> diff = compare("runs/a", "runs/b")
     >>> diff.first.site, diff.first.step, diff.first.cause
-    ('h.2.mlp.c_proj', 3, 'parameter')
+    ('h.2.mlp.proj', 3, 'parameter')
 
     steps: which steps to look at ("0:10", 7, [1, 3]); all by default.
     progress: called with (done, total) after each pair whose values had to be read, in each rank anew.

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 
 from astray.record import Statistics
+from astray.wording import counted
+
+__all__ = ["change", "counted", "error", "non_finite", "shape", "statistic"]
 
 
 def error(value: float) -> str:
@@ -36,15 +39,6 @@ def change(value: float) -> str:
     ('+9.9e-04', '-3.0', '0')
     """
     return ("+" if value > 0 else "") + _two_digits(value)
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> counted(1, "step"), counted(5310, "tensor")
-    ('1 step', '5,310 tensors')
-    """
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def shape(sizes: tuple[int, ...]) -> str:

@@ -65,4 +65,4 @@ def _instead(field: str, wanted: Any, found: list[Any]) -> str:
         span = f"{found[0]}–{found[-1]}" if len(found) > 1 else f"only {found[0]}"
     else:
         span = ", ".join(map(str, found[:SUGGESTIONS])) + (" …" if len(found) > SUGGESTIONS else "")
-    return f"there is no {field} {wanted}, {span}."
+    return f"there is no {field} {wanted}; recorded: {span}."

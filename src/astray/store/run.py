@@ -20,6 +20,7 @@ from astray.store.columns import Table
 from astray.store.info import End, RunInfo
 from astray.store.joined import Joined
 from astray.store.lookup import describe, find
+from astray.wording import counted
 
 
 class RankSource(Protocol):
@@ -183,10 +184,10 @@ class Run:
         tensors = sum(len(rank.tensors) for rank in self.ranks.values())
         facts = [
             self.info.framework or "no framework",
-            _counted(len(self.steps), "step"),
-            _counted(len(self.ranks), "rank"),
-            _counted(calls, "call"),
-            _counted(tensors, "tensor"),
+            counted(len(self.steps), "step"),
+            counted(len(self.ranks), "rank"),
+            counted(calls, "call"),
+            counted(tensors, "tensor"),
             "complete" if self.complete else "incomplete",
         ]
         return f"<Run {self.path}: {', '.join(facts)}>"
@@ -200,7 +201,3 @@ def _known_to_numpy(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     if kind.kind == "float" and kind.storage.kind != "f":
         return dtypes.decode(raw, dtype)
     return raw
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -41,8 +41,15 @@ class PyTorchAdapter:
             return [threads]
         return [threads, *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))]
 
-    def seed(self) -> int:
-        return torch.initial_seed()
+    def seed(self) -> int | None:
+        """The seed that is set now. A program that has only just imported torch will still set its own."""
+        return None if self._models is None else torch.initial_seed()
+
+    def rank_and_world_size(self) -> tuple[int, int] | None:
+        """As torch.distributed knows it; None while it is not set up."""
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return None
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
     def start(self, engine: Engine, end_step: Callable[[], None]) -> None:
         self._capture = ModuleCapture(engine)

@@ -2,8 +2,8 @@
 
 A module that nobody has attached yet is outermost when it is first called. The first one with parameters is the model,
 and its sites carry plain names; any other (a loss, a second network) is named by its class: `CrossEntropyLoss`, then
-`CrossEntropyLoss#2`. A step ends when the first optimizer that ever stepped steps again, so several optimizers in
-turn make one step together.
+`CrossEntropyLoss#2`. The first optimizer that steps sets the pace: each of its steps ends a step. Where several take
+turns in one iteration, what runs after it belongs to the next step, in every run alike.
 """
 
 from __future__ import annotations
@@ -73,4 +73,4 @@ class Discovery:
         if self._leader is None or self._leader() is None:
             self._leader = weakref.ref(optimizer)
         if self._leader() is optimizer:
-            self._end_step()
+            self._end_step()  # which guards itself

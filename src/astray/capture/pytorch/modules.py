@@ -20,8 +20,8 @@ from torch.nn.parameter import is_lazy
 
 from astray.capture.engine import Engine, Site
 from astray.capture.pytorch.gradients import InputEdges, LiveGradients
-from astray.capture.pytorch.tensors import TorchReader
 from astray.capture.structure import Flattener
+from astray.errors import RecordError
 from astray.record import ROOT, Role
 
 
@@ -30,10 +30,10 @@ class ModuleCapture:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._reader = TorchReader()
         self._flat = Flattener(lambda value: isinstance(value, torch.Tensor))
         self._gradients = LiveGradients()
         self._sites: weakref.WeakKeyDictionary[nn.Module, Site] = weakref.WeakKeyDictionary()
+        self._names: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary()
         self._hooks: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
         self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
         self._states: dict[str, list[Any]] = {}
@@ -45,7 +45,9 @@ class ModuleCapture:
         prefix = f"{label}." if label else ""
         for name, module in root.named_modules():
             if module not in self._sites:
-                self._sites[module] = site = Site(prefix + name if name else label or ROOT, _type(module), label)
+                site = Site(prefix + name if name else label or ROOT, _type(module), label)
+                self._claim_name(site.name, module)
+                self._sites[module] = site
                 self._put_hooks(module)
                 if isinstance(module, nn.TransformerEncoderLayer):
                     self._choosy.append(weakref.ref(module))
@@ -54,6 +56,11 @@ class ModuleCapture:
         for name, parameter in root.named_parameters():
             self._watch_parameter(parameter, prefix + name, label)
         self._suit_the_choosy()
+
+    def _claim_name(self, name: str, module: nn.Module) -> None:
+        if name in self._names:
+            raise RecordError(f"Two modules would both be recorded as {name!r}. Give the models other names.")
+        self._names[name] = module
 
     def _put_hooks(self, module: nn.Module) -> None:
         site = self._sites[module]
@@ -106,12 +113,14 @@ class ModuleCapture:
 
     def detach(self) -> None:
         """Removes every hook, from modules, parameters and whatever graphs still live."""
-        self._gradients.finish()
-        self._gradients.remove()
         for module in list(self._hooks):
             self._take_hooks(module)
         for _, handle in self._parameters.values():
             handle.remove()
+        try:
+            self._gradients.finish()
+        finally:
+            self._gradients.remove()
         if not self._called:
             why = "none was made while recording; compiled code, for one, runs without hooks"
             self._engine.missed("any call of a module", why)
@@ -148,8 +157,8 @@ class ModuleCapture:
         state: list[tuple[Role, str, torch.Tensor]] = []
         state += [("parameter", name, tensor) for name, tensor in module._parameters.items() if tensor is not None]
         state += [("state", name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
-        now = [(id(tensor), self._reader.identity(tensor)) for _, _, tensor in state]
-        if self._states.get(site.name) == now:
+        now = [(id(tensor), self._engine.reader.identity(tensor)) for _, _, tensor in state]
+        if self._states.get(site.name) == now and all(identity is not None for _, identity in now):
             return
         self._states[site.name] = now
         prefix = "" if site.name == ROOT else f"{site.name}."
@@ -207,7 +216,11 @@ class _CallHook(_Hook):
 
     def sleeps(self) -> bool:
         """Whether nothing may be done now: a compiler or tracer would take it for a part of the model."""
-        return is_compiling() or torch._C._get_tracing_state() is not None or not self.engine.belongs_here()
+        if is_compiling():
+            return True
+        if not self.engine.recording and not self.engine.has_open_calls:
+            return True
+        return torch._C._get_tracing_state() is not None or not self.engine.belongs_here()
 
 
 class _BeforeHook(_CallHook):

@@ -38,8 +38,18 @@ def open_native(path: Path) -> Run:
     """Open the run at `path`."""
     info = _read_info(path)
     folders = rank_folders(path)
-    ranks = {rank: RankRun(rank, NativeRank(folder)) for rank, folder in folders.items()}
-    return Run(path, info, ranks, _missing_ranks(path, info.world_size, set(folders)))
+    sources = {rank: NativeRank(folder) for rank, folder in folders.items()}
+    problems = _missing_ranks(path, info.world_size, set(folders)) + _of_another_launch(info, folders, sources)
+    return Run(path, info, {rank: RankRun(rank, source) for rank, source in sources.items()}, problems)
+
+
+def _of_another_launch(info: RunInfo, folders: dict[int, Path], sources: dict[int, NativeRank]) -> list[str]:
+    """A sentence for each rank that was finished before this run began: an older run was overwritten in part."""
+    return [
+        f"{folders[rank]} is of an earlier launch: it ended {source.end.finished}, and this run began {info.created}."
+        for rank, source in sources.items()
+        if source.end is not None and source.end.finished and source.end.finished < info.created
+    ]
 
 
 def _missing_ranks(path: Path, world_size: int, there: set[int]) -> list[str]:

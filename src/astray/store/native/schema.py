@@ -28,7 +28,7 @@ CALLS = (
     Column("kind", "string"),  # module, function, op, parameter, optimizer, collective, custom
     Column("site", "string"),  # qualified module name; for a function the module, a slash and the function
     Column("type", "string"),  # class or function
-    Column("call", "int32"),  # n-th call of this site in this step
+    Column("call", "int32"),  # n-th call of this site in its micro step
     Column("phase", "string"),  # forward, backward, update
     Column("parent", "int64", True),  # seq of the enclosing call; of a backward call, its forward call
     Column("stack", "int64", True),  # id in stacks.jsonl

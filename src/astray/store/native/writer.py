@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -202,7 +203,7 @@ class RunWriter:
         files = self._files
         self.failure = (
             f"Recording into {self._folder} stopped: {reason}. The program goes on; {files.calls.rows:,} calls and "
-            f"{files.tensors.rows:,} tensors before that can be read. Make room, or record into another folder."
+            f"{files.tensors.rows:,} tensors before that can be read. {_remedy(error)}"
         )
 
     def _write_end(self, ended: str) -> None:
@@ -225,6 +226,11 @@ class RunWriter:
             write_json(self._folder / END_FILE, self.end)
         except OSError as error:
             self.failure = self.failure or f"{self._folder / END_FILE} could not be written: {error.strerror}."
+
+
+def _remedy(error: Exception) -> str:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return "Make room, or record into another folder." if full else "Record into another folder."
 
 
 _writers: weakref.WeakSet[RunWriter] = weakref.WeakSet()
