@@ -95,8 +95,9 @@ class Recorder:
         self._engine = Engine(self._writer, self.settings, self._adapter.reader, self._adapter.internal)
         try:
             self._adapter.start(self._engine, self.step)
-        except BaseException as error:
-            self.stop(f"{type(error).__name__} while starting: {error}")
+        except BaseException:
+            self.stop()
+            self._writer.discard()
             raise
         return self
 
