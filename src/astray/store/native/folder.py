@@ -36,6 +36,15 @@ def claim(path: Path, rank: int, info: RunInfo, overwrite: bool) -> Path:
     return folder
 
 
+def release(path: Path, rank: int) -> None:
+    """Undo `claim`, with whatever was written since. Folders that hold something else stay."""
+    _clear(path / f"rank{rank}")
+    if rank == 0:
+        (path / RUN_FILE).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # other ranks are in it
+        path.rmdir()
+
+
 def refuse(path: Path, rank: int, overwrite: bool) -> None:
     """Raise RunError or RunExists when `rank` may not record into `path`."""
     with recordable(path):

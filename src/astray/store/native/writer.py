@@ -26,7 +26,7 @@ from astray.store.info import End, RunInfo, now, plain, write_json
 from astray.store.native import backlog
 from astray.store.native.backlog import Backlog
 from astray.store.native.files import RankFiles, Stack
-from astray.store.native.folder import END_FILE, claim, recordable
+from astray.store.native.folder import END_FILE, claim, recordable, release
 from astray.store.native.values import SHARD_BYTES, Values
 
 QUEUE_BYTES = 256 << 20
@@ -158,6 +158,11 @@ class RunWriter:
         self._backlog.wake.set()
         self._thread.join()
         self._write_end(plain(ended))
+
+    def discard(self) -> None:
+        """Close, and take everything away again: a recording that could not start leaves no run."""
+        self.close()
+        release(self.path, self.rank)
 
     def __enter__(self) -> RunWriter:
         return self
