@@ -9,6 +9,7 @@ import pytest
 
 from astray.compare.comparison import compare
 from astray.compare.noise import limits
+from astray.stats.kernels import sample_positions
 
 EPS32, EPS16 = 2.0**-23, 2.0**-7
 ONES = np.ones(64, np.float32)
@@ -304,3 +305,20 @@ def test_metrics_are_there_when_values_were(runs):
     by_statistics = judged(runs, ONES, ONES * 2)
     assert by_statistics["bound_l2"] == 1
     assert math.isnan(by_statistics["cosine"])
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_sample_is_compared_with_the_same_elements_of_a_whole_tensor(runs, seen):
+    right = np.arange(1, 41, dtype=np.float32)
+    wrong = right.copy()
+    sampled = sample_positions(40, 4)
+    wrong[sampled if seen else np.setdiff1d(np.arange(40), sampled)] += 100
+    made = []
+    for keep, array in (("sample,stats", right), ("tensors,stats", wrong)):
+        builder = runs.Builder(keep=keep)
+        builder.tensor(builder.call("layer"), "output", "out", array)
+        made.append(builder.run)
+    diff = compare(*made)
+    assert diff.pairs["source"][0] == "sample"
+    assert diff.pairs["max_abs"][0] == (100 if seen else 0)
+    assert diff.pairs["verdict"][0] == "diverged"  # by the statistics of the whole, where the sample does not see it

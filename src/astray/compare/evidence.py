@@ -20,7 +20,7 @@ from astray.compare import metrics
 from astray.compare.align import Alignment
 from astray.compare.rows import Bools, Floats, Ints, Rows
 from astray.stats.dtypes import DTYPES
-from astray.stats.kernels import Contrast, Strided, contrast, measure
+from astray.stats.kernels import Contrast, Strided, contrast, measure, sample_positions
 
 ReadValues = Callable[[int], npt.NDArray[Any] | None]
 """Gives the kept values of a tensor row, or None when they cannot be read."""
@@ -163,6 +163,7 @@ class Evidence:
         (left, right), (files, others) = self.numbers("sampled", at), self.numbers("blob_file", at)
         kept = (files >= 0) & (others >= 0)
         source[kept & (left >= 0) & (left == right)] = Source.SAMPLE
+        source[kept & ((left >= 0) != (right >= 0))] = Source.SAMPLE  # the whole one holds the other's positions
         source[kept & (left < 0) & (right < 0)] = Source.VALUES
         return source
 
@@ -260,7 +261,11 @@ def _read(evidence: Evidence, pair: int) -> _Both | None:
     left, right = int(evidence.pairs.reference[pair]), int(evidence.pairs.candidate[pair])
     here = evidence.read_reference(int(evidence.reference.tensor[left]))
     there = evidence.read_candidate(int(evidence.candidate.tensor[right]))
-    if here is None or there is None or here.shape != there.shape:
+    if here is None or there is None:
+        return None
+    one, other = evidence.numbers("sampled", np.array([pair]))
+    here, there = _like_the_other(here, int(one[0]), int(other[0])), _like_the_other(there, int(other[0]), int(one[0]))
+    if here.shape != there.shape:
         return None
     dtypes = (evidence.reference.columns["dtype"][left], evidence.candidate.columns["dtype"][right])
     reference = Strided.from_numpy(here, evidence.dtypes[dtypes[0]])
@@ -272,6 +277,13 @@ def _read(evidence: Evidence, pair: int) -> _Both | None:
     # The bits are compared only where no fingerprint has told already that they differ.
     equal = reference.dtype == candidate.dtype and evidence.bits[pair] != 0 and here.tobytes() == there.tobytes()
     return _Both(reference, candidate, absmax, equal, (here, there))
+
+
+def _like_the_other(values: npt.NDArray[Any], sampled: int, others: int) -> npt.NDArray[Any]:
+    """Takes from a whole tensor the elements that the other side sampled; anything else stays as it is."""
+    if sampled >= 0 or others < 0:
+        return values
+    return values.reshape(-1)[sample_positions(values.size, others)]
 
 
 def _reason(found: Contrast) -> int:
