@@ -25,7 +25,7 @@ from astray.record import Key
 if TYPE_CHECKING:
     from astray.capture.recorder import Recorder
     from astray.compare.comparison import Comparison
-    from astray.compare.first import Divergence
+    from astray.compare.divergence import Divergence
     from astray.store import Run
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
 
 _HOMES = {
     "Comparison": "astray.compare.comparison",
-    "Divergence": "astray.compare.first",
+    "Divergence": "astray.compare.divergence",
     "Recorder": "astray.capture.recorder",
     "Run": "astray.store",
 }

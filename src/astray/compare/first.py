@@ -28,8 +28,6 @@ from astray.compare.weights import GIVEN, Others, has_role
 from astray.record import Frame, Statistics
 from astray.store import RankRun, Table
 
-__all__ = ["Divergence", "find_first"]
-
 RESULTS = ("output", "gradient")
 SLIGHT = 10
 """A tensor off by less than so many times what is allowed may be the victim of a fault that stayed below its own."""
