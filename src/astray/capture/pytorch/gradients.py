@@ -91,19 +91,19 @@ class CallGradients:
 
         A graph takes its hooks along when it goes. A leaf (a module may return a parameter) would keep them.
         """
-        nodes = [tensor.grad_fn for _, tensor in outputs]
+        hooked = [(path, tensor) for path, tensor in outputs if tensor.requires_grad]
+        # An output that is an input: what arrives there cannot be told from what others send, so it counts as a whole.
+        through = {path: edges.paths.get(_edge(tensor)) for path, tensor in hooked} if edges.paths else {}
         if edges.paths:
-            for node, index, path in edges.consumers(nodes):
-                self._expected[path] = self._expected.get(path, 0) + 1
-                self._handles.append(node.register_hook(_SendingHook(self, path, index)))
+            for node, index, path in edges.consumers(tensor.grad_fn for _, tensor in hooked):
+                if path not in through.values():
+                    self._expected[path] = self._expected.get(path, 0) + 1
+                    self._handles.append(node.register_hook(_SendingHook(self, path, index)))
         on_leaves = self._watch_for_completion(edges)
-        for path, tensor in outputs:
-            if tensor.requires_grad:
-                through = edges.paths.get(_edge(tensor)) if edges.paths else None
-                if through in self._expected:  # other nodes of the call lead there too, and tell what it sends
-                    through = None
-                handle = tensor.register_hook(_ArrivalHook(self, path, through))  # type: ignore[no-untyped-call]
-                (self._handles if tensor.grad_fn is not None else on_leaves).append(handle)
+        for path, tensor in hooked:
+            hook = _ArrivalHook(self, path, through.get(path))
+            handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+            (self._handles if tensor.grad_fn is not None else on_leaves).append(handle)
         return on_leaves
 
     def _watch_for_completion(self, edges: InputEdges) -> list[Any]:
