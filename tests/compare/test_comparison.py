@@ -212,3 +212,9 @@ def test_no_framework_and_no_capture_is_imported():
         " or name.startswith('astray.capture')])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_steps_that_neither_run_has_are_answered_with_those_there_are(runs):
+    made = [runs.program(runs.Builder(path)) for path in ("runs/a", "runs/b")]
+    with pytest.raises(CompareError, match=r"no step among --steps 9:12: choose from 0–2\."):
+        compare(*made, steps="9:12")

@@ -95,7 +95,7 @@ class Recorder:
         self._engine = Engine(self._writer, self.settings, self._adapter.reader, self._adapter.internal)
         try:
             self._adapter.start(self._engine, self.step)
-        except BaseException:
+        except BaseException:  # an interrupt too must leave no hook and no empty run; it goes on its way below
             self.stop()
             self._writer.discard()
             raise

@@ -104,8 +104,10 @@ def _advice(reference: Run, candidate: Run, steps: Steps) -> str:
     if not set(reference.ranks) & set(candidate.ranks):
         return "They share no rank: record the same ranks."
     if not set(_steps(reference, steps)) & set(_steps(candidate, steps)):
-        chosen = f" among --steps {steps}" if steps else ""
-        return f"They share no step{chosen}: record the same steps."
+        shared = sorted(set(reference.steps) & set(candidate.steps))
+        if steps and shared:
+            return f"They share no step among --steps {steps}: choose from {span(shared)}."
+        return "They share no step: record the same steps."
     if not set(_sites(reference)) & set(_sites(candidate)):
         return "They share no site: was the model wrapped or renamed? Record the same modules under the same names."
     return "Record both with the same level and phases."
