@@ -141,7 +141,7 @@ def test_renamed_everything(runs):
 def test_no_shared_step(runs):
     with pytest.raises(CompareError, match="They share no step: record the same steps"):
         compare(filled(runs.Builder(), "a"), filled(runs.Builder(), "a", steps=range(1, 2)))
-    with pytest.raises(CompareError, match="They share no step among --steps 5: record"):
+    with pytest.raises(CompareError, match="They share no step among --steps 5: choose from 0"):
         compare(filled(runs.Builder(), "a"), filled(runs.Builder(), "a"), steps=5)
 
 

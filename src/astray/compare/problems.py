@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from astray.steps import Steps
 from astray.store import Run
+from astray.wording import counted
 
 _MOST = 5
 
@@ -97,7 +98,7 @@ def _sites(run: Run) -> list[str]:
 def _contents(run: Run) -> str:
     sites = _sites(run)
     such = f", such as {sites[len(sites) // 2]}" if sites else ""
-    return f"{run.path} ranks {span(sorted(run.ranks))}, steps {span(run.steps)}, {len(sites):,} sites{such}"
+    return f"{run.path} ranks {span(sorted(run.ranks))}, steps {span(run.steps)}, {counted(len(sites), 'site')}{such}"
 
 
 def _advice(reference: Run, candidate: Run, steps: Steps) -> str:
