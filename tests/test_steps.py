@@ -15,6 +15,7 @@ from astray.steps import Steps
     [
         (None, list(range(12)), "all"),
         ("", list(range(12)), "all"),
+        ("all", list(range(12)), "all"),
         ([], list(range(12)), "all"),
         ("0:10:3", [0, 3, 6, 9], "0:10:3"),
         ("9:", [9, 10, 11], "9:"),
@@ -35,8 +36,15 @@ def test_what_is_chosen(given: Any, chosen: list[int], text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["a:b", "1-3", "5:2", "0:5:0", "-1", [-1], range(0), range(5, 0, -1), "1;2", 3.5, ["0"]]
+    "given", ["a:b", "1-3", "5:2", "0:5:0", "-1", [-1], range(0), range(5, 0, -1), "1;2", 3.5, ["0"], [True]]
 )
 def test_what_is_no_selection_is_answered_with_the_form(given: Any) -> None:
     with pytest.raises(UsageError, match="begin:end"):
         Steps.parse(given)
+
+
+def test_ranks_are_chosen_in_the_same_way() -> None:
+    with pytest.raises(UsageError, match=r"^'5:2' selects no rank\."):
+        Steps.parse("5:2", "rank")
+    with pytest.raises(UsageError, match=r"^'x' is not a selection of ranks\."):
+        Steps.parse("x", "rank")

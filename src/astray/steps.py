@@ -1,4 +1,4 @@
-"""Which steps are meant: `0:10:2`, `7`, `1,3,5`, a list, a range, or all of them.
+"""Which steps (or ranks) are meant: `0:10:2`, `7`, `1,3,5`, a list, a range, or all of them.
 
 Used by recording, comparing and showing alike.
 """
@@ -28,20 +28,23 @@ class Steps:
     parts: tuple[range, ...] = ()
 
     @classmethod
-    def parse(cls, given: str | int | Sequence[int] | range | Steps | None) -> Steps:
-        """A selection from what a user wrote; None, an empty text and an empty list mean every step."""
+    def parse(cls, given: str | int | Sequence[int] | range | Steps | None, of: str = "step") -> Steps:
+        """A selection from what a user wrote; None, "all", an empty text and an empty list mean every step.
+
+        of: what is counted, for the words of an error.
+        """
         if isinstance(given, Steps):
             return given
-        if given is None:
+        if given is None or (isinstance(given, str) and given == "all"):
             return cls()
         if isinstance(given, range):
-            return cls((_checked(given, given),))
+            return cls((_checked(given, given, of),))
         if isinstance(given, str):
-            return cls(tuple(_part(part.strip(), given) for part in given.split(",") if part.strip()))
+            return cls(tuple(_part(part.strip(), given, of) for part in given.split(",") if part.strip()))
         numbers = [given] if isinstance(given, int) else given
-        if not isinstance(numbers, Iterable) or not all(isinstance(number, int) for number in numbers):
-            raise UsageError(f"{given!r} is not a selection of steps. {_FORM}")
-        return cls(tuple(_checked(range(number, number + 1), given) for number in numbers))
+        if not isinstance(numbers, Iterable) or not all(type(number) is int for number in numbers):
+            raise UsageError(f"{given!r} is not a selection of {of}s. {_FORM}")
+        return cls(tuple(_checked(range(number, number + 1), given, of) for number in numbers))
 
     def __contains__(self, step: int) -> bool:
         return not self.parts or any(step in part for part in self.parts)
@@ -54,21 +57,21 @@ class Steps:
         return ",".join(map(_text, self.parts)) or "all"
 
 
-def _part(text: str, given: str) -> range:
+def _part(text: str, given: str, of: str) -> range:
     if re.fullmatch(r"\d+", text):
         return range(int(text), int(text) + 1)
     match = re.fullmatch(r"(\d*):(\d*)(?::(\d+))?", text)
     if match is None:
-        raise UsageError(f"{given!r} is not a selection of steps. {_FORM}")
+        raise UsageError(f"{given!r} is not a selection of {of}s. {_FORM}")
     begin, end, stride = match.groups()
     if stride is not None and int(stride) == 0:
         raise UsageError(f"{given!r} has a stride of 0. {_FORM}")
-    return _checked(range(int(begin or 0), int(end) if end else _ENDLESS, int(stride or 1)), given)
+    return _checked(range(int(begin or 0), int(end) if end else _ENDLESS, int(stride or 1)), given, of)
 
 
-def _checked(part: range, given: object) -> range:
+def _checked(part: range, given: object, of: str) -> range:
     if part.start < 0 or part.step < 1 or not part:
-        raise UsageError(f"{given!r} selects no step. {_FORM}")
+        raise UsageError(f"{given!r} selects no {of}. {_FORM}")
     return part
 
 

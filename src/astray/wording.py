@@ -1,6 +1,9 @@
-"""How counts are put into words, wherever astray speaks."""
+"""How counts, and guesses at what was meant, are put into words wherever astray speaks."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 def counted(number: int, noun: str) -> str:
@@ -10,3 +13,13 @@ def counted(number: int, noun: str) -> str:
     ('1 step', '5,310 tensors')
     """
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """The nearest right word as a question to put behind a message, or nothing when none is near.
+
+    >>> did_you_mean("kepp", ["keep", "steps"])
+    " Did you mean 'keep'?"
+    """
+    near = get_close_matches(str(word), list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -1,85 +1,138 @@
-"""What to record, checked once before anything is touched."""
+"""What to record: the one schema behind keyword arguments, YAML, JSON, TOML and the command line.
+
+Everything is checked once, before anything is touched. docs/recording.md explains each setting with examples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any
+import os
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from astray.capture import checks
+from astray.capture.config_file import settings_in
+from astray.capture.function_list import FunctionList
 from astray.errors import RecordError
+from astray.part import Part
 from astray.steps import Steps
+from astray.wording import did_you_mean
 
+if TYPE_CHECKING:
+    from types import EllipsisType
+
+    from typing_extensions import Unpack
+
+LEVELS = ("module", "function", "op")
 KEEPS = ("stats", "fingerprint", "sample", "tensors")
-LEVELS = ("module",)
+PHASES = ("forward", "backward", "update")
+ROLES = ("input", "output", "parameter", "gradient", "state")
+OPTIMIZER = ("gradient", "weight", "state", "update")
 
-SAMPLES = 1024
-QUEUE_BYTES = 256 << 20
+Words = str | Sequence[str] | AbstractSet[str]
+Numbers = str | int | Sequence[int] | range | Steps
+
+
+class Given(TypedDict, total=False):
+    """The settings as a user may write them. None stands for a setting that is not given."""
+
+    level: Words | None
+    keep: Words | None
+    samples: int | None
+    slice: str | int | slice | Sequence[str | int | slice | EllipsisType] | Part | None
+    optimizer: Words | None
+    steps: Numbers | None
+    ranks: Numbers | None
+    match: str | Sequence[str] | None
+    ignore: str | Sequence[str] | None
+    classes: Words | None
+    scope: Sequence[str] | None
+    phases: Words | None
+    roles: Words | None
+    functions: str | os.PathLike[str] | Mapping[str, Sequence[str]] | Sequence[str] | FunctionList | None
+    max_tensors: int | None
+    max_tensors_per_step: int | None
+    max_bytes: int | str | None
+    queue_bytes: int | str | None
+    config: str | os.PathLike[str] | None
+
+
+def _setting(default: Any, check: checks.Check) -> Any:
+    return field(default=default, metadata={"check": check})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one recording.
+    """The settings of one recording, checked.
 
-    keep: "stats" records statistics and the fingerprint (one read gives both), "fingerprint" the fingerprint alone,
-        "sample" adds a few values at fixed positions, "tensors" every value. Several may be combined.
-    steps: which steps to record, as `Steps` takes them: "0:10:2", a list of numbers, None for all.
-    samples: how many values "sample" keeps of each tensor.
-    queue_bytes: how much may wait for the disk before the program is made to wait.
+    >>> Settings.check(keep="tensors", max_bytes="2 GB").max_bytes
+    2000000000
     """
 
-    level: tuple[str, ...] = ("module",)
-    keep: frozenset[str] = frozenset({"stats"})
-    steps: Steps = Steps()
-    samples: int = SAMPLES
-    queue_bytes: int = QUEUE_BYTES
+    level: tuple[str, ...] = _setting(("module",), checks.ordered_words(LEVELS))
+    keep: frozenset[str] = _setting(frozenset({"stats"}), checks.words(KEEPS))
+    samples: int = _setting(1024, checks.whole(1))
+    slice: Part | None = _setting(None, checks.part)
+    optimizer: frozenset[str] = _setting(frozenset(), checks.words(OPTIMIZER, none=True))
+    steps: Steps = _setting(Steps(), checks.steps("step"))
+    ranks: Steps = _setting(Steps(), checks.steps("rank"))
+    match: tuple[str, ...] = _setting((), checks.patterns)
+    ignore: tuple[str, ...] = _setting((), checks.patterns)
+    classes: tuple[str, ...] = _setting((), checks.names)
+    scope: tuple[str, str] | None = _setting(None, checks.pair)
+    phases: frozenset[str] = _setting(frozenset(PHASES), checks.words(PHASES))
+    roles: frozenset[str] = _setting(frozenset(ROLES), checks.words(ROLES))
+    functions: FunctionList | None = _setting(None, checks.functions)
+    max_tensors: int | None = _setting(None, checks.whole(1))
+    max_tensors_per_step: int | None = _setting(None, checks.whole(1))
+    max_bytes: int | None = _setting(None, checks.size(1))
+    queue_bytes: int = _setting(256 << 20, checks.size(1 << 20))
 
     @classmethod
-    def check(
-        cls,
-        *,
-        level: str | Iterable[str] = "module",
-        keep: str | Iterable[str] = "stats",
-        steps: str | int | Sequence[int] | range | None = None,
-        samples: int = SAMPLES,
-        queue_bytes: int = QUEUE_BYTES,
-    ) -> Settings:
-        """Settings from what a user wrote, or a RecordError that names the nearest right word."""
-        for name, value, least in (("samples", samples, 1), ("queue_bytes", queue_bytes, 1 << 20)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise RecordError(f"{name}={value!r} is not a whole number of at least {least:,}.")
-        return cls(
-            level=tuple(_words("level", level, LEVELS)),
-            keep=frozenset(_words("keep", keep, KEEPS)),
-            steps=Steps.parse(steps),
-            samples=samples,
-            queue_bytes=queue_bytes,
-        )
+    def check(cls, **given: Unpack[Given]) -> Settings:
+        """Settings from what a user wrote, or a RecordError that names the nearest right word.
+
+        With `config`, those of the file hold for everything that is not given here.
+        """
+        config = given.get("config")
+        in_file = checked(settings_in(config), f"In {config}: ") if config is not None else {}
+        return cls(**(in_file | checked(given)))
 
     @property
     def wants_statistics(self) -> bool:
         return self.keep != {"fingerprint"}
 
     def as_dict(self) -> dict[str, Any]:
-        """For run.json."""
-        return {
-            "level": list(self.level),
-            "keep": sorted(self.keep),
-            "steps": str(self.steps),
-            "samples": self.samples,
-            "queue_bytes": self.queue_bytes,
-        }
+        """For run.json. `Settings.check(**…)` makes the same settings of it."""
+        return {name: _plain(getattr(self, name)) for name in CHECKS}
 
 
-def _words(name: str, given: str | Iterable[str], known: tuple[str, ...]) -> list[str]:
-    if not isinstance(given, str | list | tuple | set | frozenset):
-        raise RecordError(f"{name}={given!r} is no word. It can be {', '.join(map(repr, known))}, or several of them.")
-    words = [word.strip() for word in given.split(",")] if isinstance(given, str) else list(given)
-    for word in words:
-        if word not in known:
-            near = get_close_matches(str(word), known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise RecordError(f"{name}={word!r} is not known. It can be {', '.join(map(repr, known))}.{hint}")
-    if not words:
-        raise RecordError(f"{name} is empty. It can be {', '.join(map(repr, known))}, or several of them.")
-    return words
+CHECKS: dict[str, Callable[[str, Any], Any]] = {one.name: one.metadata["check"] for one in fields(Settings)}
+"""Every setting that a file may hold, with its check. Besides these, `config` names the file."""
+
+
+def checked(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """The values of the settings that were given. where: comes first in an error, such as the name of a file."""
+    found = {}
+    for name, value in given.items():
+        if name not in CHECKS and name != "config":
+            known = f"The settings are {', '.join(CHECKS)}."
+            raise RecordError(f"{where}{name}={value!r} is no setting.{did_you_mean(name, CHECKS) or f' {known}'}")
+        if value is not None and name != "config":
+            try:
+                found[name] = CHECKS[name](name, value)
+            except RecordError as error:
+                raise RecordError(f"{where}{error}") from None
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A setting in the form of JSON."""
+    if isinstance(value, Steps | Part):
+        return str(value)
+    if isinstance(value, FunctionList):
+        return value.as_given()
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return list(value) if isinstance(value, tuple) else value

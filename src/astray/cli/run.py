@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from astray.capture.settings import SAMPLES
+from astray.capture.settings import KEEPS, LEVELS, OPTIMIZER, PHASES, ROLES, Given, Settings
 from astray.errors import AstrayError, UsageError
 
 if TYPE_CHECKING:
@@ -31,31 +31,71 @@ def add(commands: Any) -> None:
         help="record a script, unchanged",
         description="Runs a Python script as `python` would, and records the calls of its models. The outermost "
         "modules are found by themselves; a step ends at each optimizer.step(), of the first optimizer if there are "
-        "several.",
+        "several. docs/recording.md explains every setting with examples.",
         usage="astray run -o RUN [options] (SCRIPT | -m MODULE) [ARGUMENTS ...]",
     )
     parser.add_argument("-o", "--output", required=True, metavar="RUN", help="the folder to record into")
-    parser.add_argument(
-        "--keep",
-        default="stats",
-        metavar="WHAT",
-        help="stats (default), fingerprint, sample, tensors, or several with commas",
-    )
-    parser.add_argument("--steps", metavar="B:E:S", help="record only these steps, such as 0:10:2 or 3,7")
-    parser.add_argument(
-        "--samples",
-        type=int,
-        default=SAMPLES,
-        metavar="N",
-        help=f"how many values --keep sample keeps of a tensor (default {SAMPLES})",
-    )
     parser.add_argument("--force", action="store_true", help="replace a run that is there already")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as in `python -m`")
     parser.add_argument("script", metavar="SCRIPT", help="the script to run")
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="what the script gets as its own"
     )
+    _add_settings(parser)
     parser.set_defaults(main=main)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """An option for each setting. None of them has a default here: what is not given is left to the file, or to
+    `Settings`."""
+    usual = Settings()
+    what = parser.add_argument_group("what is recorded", "WORDS are one or more of those named, with commas.")
+    what.add_argument("--config", metavar="FILE", help="a YAML, JSON or TOML file of settings; options win over it")
+    what.add_argument("--level", metavar="WORDS", help=f"{', '.join(LEVELS)} (default {', '.join(usual.level)})")
+    what.add_argument("--keep", metavar="WORDS", help=f"{', '.join(KEEPS)} (default {', '.join(usual.keep)})")
+    what.add_argument(
+        "--samples",
+        type=int,
+        metavar="N",
+        help=f"how many values --keep sample keeps of a tensor (default {usual.samples:,})",
+    )
+    what.add_argument("--slice", metavar="PART", help="keep only the values of this part, such as '0:1, ..., :64'")
+    what.add_argument(
+        "--optimizer", metavar="WORDS", help=f"of each parameter after an update: {', '.join(OPTIMIZER)} (default none)"
+    )
+
+    which = parser.add_argument_group("which part of it", "Everything, unless one of these says otherwise.")
+    which.add_argument("--steps", metavar="B:E:S", help="only these steps, such as 0:10:2 or 3,7")
+    which.add_argument("--ranks", metavar="B:E:S", help="only these ranks, in the same way")
+    which.add_argument(
+        "--match", action="append", metavar="REGEX", help="only sites in whose name it is found; may be given again"
+    )
+    which.add_argument("--ignore", action="append", metavar="REGEX", help="no such sites; wins over --match")
+    which.add_argument("--classes", metavar="NAMES", help="only these classes or functions, with commas")
+    which.add_argument(
+        "--scope",
+        nargs=2,
+        metavar=("FIRST", "LAST"),
+        help="only what runs from the start of one site to the end of the other",
+    )
+    which.add_argument("--phases", metavar="WORDS", help=", ".join(PHASES))
+    which.add_argument("--roles", metavar="WORDS", help=", ".join(ROLES))
+    which.add_argument("--functions", metavar="FILE", help="a YAML file with your own list of functions, by category")
+
+    limits = parser.add_argument_group("how much at most", "What is beyond is counted, and listed in the run.")
+    limits.add_argument("--max-tensors", type=int, metavar="N", help="so many tensors in all")
+    limits.add_argument("--max-tensors-per-step", type=int, metavar="N", help="so many tensors in each step")
+    limits.add_argument("--max-bytes", metavar="SIZE", help="so many bytes of values in all, such as 2GB or 500MiB")
+    limits.add_argument(
+        "--queue-bytes",
+        metavar="SIZE",
+        help=f"what may wait for the disk before the program does (default {usual.queue_bytes >> 20} MiB)",
+    )
+
+
+def _given(options: argparse.Namespace) -> Given:
+    """The settings among the options; None for each that is not given."""
+    return cast(Given, {name: getattr(options, name) for name in Given.__optional_keys__})
 
 
 def main(options: argparse.Namespace) -> int:
@@ -78,9 +118,8 @@ def main(options: argparse.Namespace) -> int:
 def _refuse(options: argparse.Namespace) -> None:
     """Says before the script runs, not in the middle of it, that a setting is wrong or the folder is taken."""
     from astray.capture.ranks import rank_and_world_size
-    from astray.capture.settings import Settings
 
-    Settings.check(keep=options.keep, steps=options.steps, samples=options.samples)
+    Settings.check(**_given(options))
     # Looking into a folder loads numpy, which a script that is about to run should do itself. So look only where
     # something is there, and leave the other ranks, which may find what rank 0 has just made, to the recorder.
     folder = Path(options.output)
@@ -113,10 +152,8 @@ class _Recording:
         recorder = Recorder.discovering(
             options.output,
             discovering_adapter(FRAMEWORK),
-            keep=options.keep,
-            steps=options.steps,
-            samples=options.samples,
             overwrite=options.force,
+            **_given(options),
         )
         try:
             self._recorder = recorder.start()

@@ -1,0 +1,151 @@
+"""Turns what a user wrote into a setting's value, or into a RecordError that says what would be right.
+
+Each function here makes the check of one kind of setting; a check takes the setting's name and what was given. What a
+check has made passes it again unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from astray.capture.function_list import FunctionList
+from astray.errors import RecordError, UsageError
+from astray.part import Part
+from astray.steps import Steps
+from astray.wording import did_you_mean
+
+Check = Callable[[str, Any], Any]
+
+_UNITS: dict[str, int] = {
+    "": 1, "b": 1,
+    **{f"{letter}{b}": 1000**power for power, letter in enumerate("kmgt", 1) for b in ("", "b")},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+}  # fmt: skip
+
+
+def words(known: tuple[str, ...], *, none: bool = False) -> Check:
+    """One or more of the known words, as a list or with commas between them. none: whether none at all will do."""
+    choice = f"It can be {', '.join(map(repr, known))}, or several of them."
+
+    def check(name: str, given: Any) -> frozenset[str]:
+        if not isinstance(given, str | list | tuple | set | frozenset):
+            raise RecordError(f"{name}={given!r} is no word. {choice}")
+        found = [word.strip() for word in given.split(",")] if isinstance(given, str) else list(given)
+        for word in found:
+            if word not in known:
+                raise RecordError(f"{name}={word!r} is not known. {choice}{did_you_mean(word, known)}")
+        if not found and not none:
+            raise RecordError(f"{name} is empty. {choice}")
+        return frozenset(found)
+
+    return check
+
+
+def ordered_words(known: tuple[str, ...]) -> Check:
+    """The same, as a tuple in the order of `known`."""
+    check = words(known)
+    return lambda name, given: tuple(word for word in known if word in check(name, given))
+
+
+def names(name: str, given: Any) -> tuple[str, ...]:
+    """Names of any kind, as a list or with commas between them."""
+    found = given.split(",") if isinstance(given, str) else given
+    if not isinstance(found, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in found):
+        raise RecordError(f"{name}={given!r} is no name and no list of names.")
+    return tuple(sorted({one.strip() for one in found} - {""}))
+
+
+def patterns(name: str, given: Any) -> tuple[str, ...]:
+    """One regular expression, or a list of several."""
+    found = [given] if isinstance(given, str) else given
+    if not isinstance(found, list | tuple) or not all(isinstance(pattern, str) for pattern in found):
+        raise RecordError(f"{name}={given!r} is no regular expression and no list of them.")
+    for pattern in found:
+        _compile(name, pattern)
+    return tuple(found)
+
+
+def pair(name: str, given: Any) -> tuple[str, str]:
+    """Two names, the first and the last."""
+    if not isinstance(given, list | tuple) or len(given) != 2 or not all(isinstance(site, str) for site in given):
+        raise RecordError(
+            f"{name}={given!r} is not two sites. Give the first and the last, such as ['h.0', 'h.3.mlp']."
+        )
+    return given[0], given[1]
+
+
+def whole(least: int) -> Check:
+    """A whole number."""
+
+    def check(name: str, given: Any) -> int:
+        number = _number(given)
+        if number is None or number < least:
+            raise RecordError(f"{name}={given!r} is not a whole number of at least {least:,}.")
+        return number
+
+    return check
+
+
+def size(least: int) -> Check:
+    """A number of bytes, with a unit or without."""
+
+    def check(name: str, given: Any) -> int:
+        number = _bytes(given) if isinstance(given, str) else _number(given)
+        if number is None or number < least:
+            raise RecordError(
+                f"{name}={given!r} is not a size of at least {least:,} bytes. Write a number, '500 MB' or '2 GiB'."
+            )
+        return number
+
+    return check
+
+
+def steps(of: str) -> Check:
+    """A selection of steps or ranks."""
+
+    def check(name: str, given: Any) -> Steps:
+        try:
+            return Steps.parse(given, of)
+        except UsageError as error:
+            raise RecordError(f"{name}={error}") from None
+
+    return check
+
+
+def part(name: str, given: Any) -> Part:
+    """A part of a tensor."""
+    try:
+        return Part.parse(given)
+    except UsageError as error:
+        raise RecordError(f"{name}={error}") from None
+
+
+def functions(_: str, given: Any) -> FunctionList | None:
+    """A list of functions."""
+    return FunctionList.parse(given)
+
+
+def _compile(name: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise RecordError(
+            f"{name}={pattern!r} is not a regular expression: {error}. Put a backslash before a sign that is meant as "
+            "it is."
+        ) from None
+
+
+def _number(given: object) -> int | None:
+    """A whole number; 1e9 is one too, which TOML and JSON read as a fraction."""
+    if isinstance(given, float) and given.is_integer():
+        return int(given)
+    return given if isinstance(given, int) and not isinstance(given, bool) else None
+
+
+def _bytes(given: str) -> int | None:
+    found = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?) *([a-z]*)", given.strip().lower())
+    if found is None or found[2] not in _UNITS:
+        return None
+    return round(float(found[1]) * _UNITS[found[2]])

@@ -1,0 +1,191 @@
+"""Settings in a file: YAML, JSON or TOML, read once at the start and again whenever somebody edits it.
+
+Stands in front of `settings`, which knows the keys; here only the files are known. The YAML that is read is plainer
+than the standard: in YAML 1.1, `10:20` is the number 620 (ten minutes and twenty seconds), but people who write it mean
+steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from astray.errors import RecordError
+
+if TYPE_CHECKING:
+    import yaml
+
+    from astray.capture.settings import Settings
+
+PathLike = str | os.PathLike[str]
+
+
+def load(path: PathLike) -> Any:
+    """What a file holds, read as its ending says; None when it is empty. A RecordError says what is wrong with it."""
+    ending = Path(path).suffix.lower()
+    if ending not in _PARSERS:
+        raise RecordError(f"{path} has the ending {ending!r}. Settings are read from {', '.join(_PARSERS)}.")
+    try:
+        text = Path(path).read_text("utf-8-sig")
+    except FileNotFoundError:
+        raise RecordError(f"There is no file {path}.") from None
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except UnicodeDecodeError:
+        raise RecordError(f"{path} is not a text in UTF-8.") from None
+    try:
+        return _PARSERS[ending](text) if text.strip() else None
+    except (_FormError, RecursionError) as error:
+        raise RecordError(f"{path} is not valid {ending[1:].upper()}: {error}.") from None
+
+
+def settings_in(path: PathLike) -> dict[str, Any]:
+    """The settings that a file holds, by name, as they are written; `settings.checked` knows what they mean."""
+    found = load(path)
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise RecordError(f"In {path}: it holds {found!r}. Settings are written by name, such as `keep: stats`.")
+    if "config" in found:
+        raise RecordError(f"In {path}: config={found['config']!r} names another file. One file holds all settings.")
+    if isinstance(found.get("functions"), str):
+        found["functions"] = str(Path(path).parent / found["functions"])
+    return found
+
+
+class LiveConfig:
+    """A file of settings that may be edited while the program runs.
+
+    `settings` are those in force. What was given besides the file wins over it, now and after every edit.
+
+    >>> live = LiveConfig("astray.yaml", {"keep": "tensors"})
+    >>> live.changed()  # once a step; None until the file says something else
+    """
+
+    def __init__(self, path: PathLike, given: Mapping[str, Any]) -> None:
+        from astray.capture.settings import Settings, checked  # not at the top: settings read files too
+
+        self._path = Path(path).absolute()  # the program may go to another folder
+        self._given = checked(given)
+        self._seen = _version(self._path)
+        self.settings = Settings(**(checked(settings_in(path), f"In {path}: ") | self._given))
+
+    def changed(self) -> Settings | None:
+        """The new settings if the file has been edited, else None at the price of one `stat`.
+
+        An edit that cannot be used, such as a file that is half written, empty or gone, leaves the settings as they
+        are and raises a RecordError to log, once for each version of the file.
+        """
+        version = _version(self._path)
+        if version == self._seen:
+            return None
+        settings, problem = self._read()
+        if _version(self._path) != version:  # it was written to while it was read: look again next time
+            return None
+        self._seen = version
+        if problem is not None:
+            raise RecordError(f"{problem} The settings stay as they were.")
+        if settings is None or settings == self.settings:
+            return None
+        self.settings = settings
+        return settings
+
+    def _read(self) -> tuple[Settings | None, RecordError | None]:
+        from astray.capture.settings import Settings, checked
+
+        try:
+            found = settings_in(self._path)
+            if not found:  # at the start that would mean the defaults; now somebody is about to write it
+                return None, RecordError(f"{self._path} says nothing now.")
+            return Settings(**(checked(found, f"In {self._path}: ") | self._given)), None
+        except RecordError as error:
+            return None, error
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """What changes when a file does; nothing when it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class _FormError(Exception):
+    """A text is not what its file's ending says, in words that follow a colon."""
+
+
+def _json(text: str) -> Any:
+    import json
+
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats)
+    except json.JSONDecodeError as error:
+        raise _FormError(f"{error.msg} in line {error.lineno}") from None
+
+
+def _toml(text: str) -> Any:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _FormError(str(error)) from None
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.load(text, Loader=_yaml_loader())  # a safe one
+    except yaml.MarkedYAMLError as error:
+        where = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise _FormError(f"{error.problem or error}{where}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise _FormError(str(error).replace("\n", " ")) from None
+
+
+_PARSERS = {".yaml": _yaml, ".yml": _yaml, ".json": _json, ".toml": _toml}
+
+
+@functools.cache
+def _yaml_loader() -> type[yaml.SafeLoader]:
+    """The safe loader without numbers in base 60 and without dates, and with keys that stand only once."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+            _without_repeats([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            return super().construct_mapping(node, deep)
+
+    plainer = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp"}
+    Loader.yaml_implicit_resolvers = {
+        letter: [(tag, pattern) for tag, pattern in resolvers if tag not in plainer]
+        for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    number = r"[-+]?(?:0|[1-9][0-9_]*)"
+    Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(rf"{number}\Z"), list("-+0123456789"))
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(rf"{number}(?:\.[0-9]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)\Z"),
+        list("-+0123456789"),
+    )
+    return Loader
+
+
+def _without_repeats(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """A dict of the pairs. Of a key that stands twice, every parser would drop the first in silence."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _FormError(f"{key!r} stands in it twice")
+        found[key] = value
+    return found

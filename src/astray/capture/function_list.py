@@ -1,0 +1,214 @@
+"""A user's own list of functions, by category: which calls of functions, operators and collectives are recorded.
+
+The categories are those of msprobe's `support_wrap_ops.yaml`, so that such a file can be used as it is. Each category
+belongs to a kind of call; a list that names any category of a kind replaces what is recorded of that kind by default.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from astray.capture.config_file import load
+from astray.errors import RecordError
+from astray.wording import did_you_mean
+
+KINDS = {
+    "functional": "function",
+    "tensor": "function",
+    "torch": "function",
+    "_VF": "function",
+    "torch_npu": "function",
+    "mindspeed": "function",
+    "ops": "function",
+    "aten": "op",
+    "distributed": "collective",
+    "npu_distributed": "collective",
+}
+"""Every category, and the kind of call that it is a part of. `ops` are the operators of other libraries."""
+
+ANY = "any"
+"""Where the names of a plain list are kept: they are meant in whatever category of functions they are found."""
+
+_HOMES = {
+    "torch.nn.functional.": "functional",
+    "torch.distributed.": "distributed",
+    "torch.ops.aten.": "aten",
+    "torch.ops.": "ops",
+    "torch.Tensor.": "tensor",
+    "torch._VF.": "_VF",
+    "torch.": "torch",
+    "torch_npu.distributed.": "npu_distributed",
+    "torch_npu.": "torch_npu",
+    "mindspeed.": "mindspeed",
+    "Tensor.": "tensor",
+    "aten::": "aten",
+    "aten.": "aten",
+    "F.": "functional",
+}
+"""How a full name of each category begins. Of two that fit, the longer comes first."""
+
+_FORM = "Give the path of a YAML file, a dict of categories with lists of names, or a list of names."
+
+
+@dataclass(frozen=True)
+class FunctionList:
+    """The functions that are recorded.
+
+    >>> listed = FunctionList.parse({"functional": ["*", "dropout"], "torch": ["matmul", "linalg.*"]})
+    >>> listed.wants("torch", "linalg.norm", True), listed.wants("torch", "add", True), listed.wants("aten", "mm", True)
+    (True, False, True)
+
+    `*` is everything that is recorded by default. Patterns such as `linalg.*` choose among that; a name in full is
+    recorded in any case.
+    """
+
+    names: tuple[tuple[str, tuple[str, ...]], ...]
+    _kinds: frozenset[str] = field(init=False, repr=False, compare=False)
+    _exact: frozenset[tuple[str, str]] = field(init=False, repr=False, compare=False)
+    _patterns: tuple[tuple[str, str], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        entries = [(category, name) for category, names in self.names for name in names]
+        exact = frozenset((category, _spelled(name)) for category, name in entries if not _is_pattern(name))
+        object.__setattr__(self, "_kinds", frozenset(_kind(category) for category, _ in self.names))
+        object.__setattr__(self, "_exact", exact)
+        object.__setattr__(self, "_patterns", tuple(entry for entry in entries if _is_pattern(entry[1])))
+
+    @classmethod
+    def parse(cls, given: Any) -> FunctionList | None:
+        """From the path of a file, a dict of categories, or a plain list of names; None when nothing is listed."""
+        if isinstance(given, FunctionList):
+            return given
+        if isinstance(given, str | os.PathLike):
+            return cls._read(given)
+        if isinstance(given, Mapping):
+            entries = [entry for category, names in given.items() for entry in _entries(category, names)]
+            found: dict[str, dict[str, None]] = {_category(category): {} for category in given}
+        elif isinstance(given, list | tuple | set | frozenset):
+            entries = [place(name) for name in _names(ANY, given)]
+            found = {}
+        else:
+            raise RecordError(f"functions={given!r} is no list. {_FORM}")
+        for category, name in entries:
+            found.setdefault(category, {})[name] = None
+        return cls(tuple((category, tuple(names)) for category, names in found.items())) if found else None
+
+    @classmethod
+    def _read(cls, path: str | os.PathLike[str]) -> FunctionList | None:
+        try:
+            found = load(path)
+        except RecordError as error:
+            raise RecordError(f"functions={str(path)!r}: {error} {_FORM}") from None
+        if isinstance(found, str):  # which would be taken for the path of another file
+            raise RecordError(f"In {path}: it holds {found!r}, which is no list.")
+        try:
+            return cls.parse([] if found is None else found)
+        except RecordError as error:
+            raise RecordError(f"In {path}: {error}") from None
+
+    def as_given(self) -> dict[str, list[str]]:
+        """As a dict that `parse` reads."""
+        return {category: list(names) for category, names in self.names}
+
+    def wants(self, category: str, name: str, by_default: bool) -> bool:
+        """Whether the calls of a function are recorded.
+
+        name: as it stands in its category: `softmax`, `linalg.norm`, `add.Tensor`; `place` gives both.
+        by_default: whether they would be recorded without a list.
+        """
+        kind = _kind(category)
+        if kind not in self._kinds:
+            return by_default
+        spellings = _spellings(category, name)
+        places = (category, ANY) if kind == "function" else (category,)
+        if any((place, spelling) in self._exact for place in places for spelling in spellings):
+            return True
+        return by_default and any(
+            place in places and any(fnmatchcase(spelling, pattern) for spelling in spellings)
+            for place, pattern in self._patterns
+        )
+
+
+def place(full: str) -> tuple[str, str]:
+    """The category of a function and its name there, from its full name; "any" when that tells no category.
+
+    >>> place("torch.nn.functional.softmax"), place("torch.linalg.norm"), place("softmax")
+    (('functional', 'softmax'), ('torch', 'linalg.norm'), ('any', 'softmax'))
+    """
+    for home, category in _HOMES.items():
+        if full.startswith(home):
+            return category, full.removeprefix(home)
+    return ANY, full
+
+
+def _kind(category: str) -> str:
+    return KINDS.get(category, "function")
+
+
+def _category(given: object) -> str:
+    """A category as it is written, in any case and also as the full name of what it stands for."""
+    known = {**{home.strip(".:").lower(): to for home, to in _HOMES.items()}, **{name.lower(): name for name in KINDS}}
+    found = ANY if given == ANY else known.get(str(given).lower())
+    if found is None:
+        raise RecordError(
+            f"functions has a category {given!r}, which is not known. It can be {', '.join(map(repr, KINDS))}."
+            f"{did_you_mean(given, KINDS)}"
+        )
+    return found
+
+
+def _entries(given: object, names: object) -> list[tuple[str, str]]:
+    """The entries that stand under a category, without what may stand before a name."""
+    category = _category(given)
+    found = []
+    for full in _names(given, names):
+        home, name = place(full)
+        if category != ANY and home not in (ANY, category):
+            raise RecordError(f"functions has {full!r} under {given!r}, but that is one of {home!r}.")
+        found.append((category, name if home == category else full))
+    return found
+
+
+def _names(category: object, given: object) -> list[str]:
+    """The names in a list as it is written; None is an empty one."""
+    names = [] if given is None else [given] if isinstance(given, str) else given
+    if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(name, str) for name in names):
+        raise RecordError(f"functions has {given!r} under {category!r}, which is no list of names.")
+    return sorted(names) if isinstance(names, set | frozenset) else list(names)
+
+
+def _is_pattern(name: str) -> bool:
+    return any(sign in name for sign in "*?[")
+
+
+_BINARY = frozenset(
+    ["add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"]
+)
+_RENAMED = {"truediv": "div", "mod": "remainder", "floordiv": "floor_divide"}
+
+
+def _spelled(name: str) -> str:
+    """One spelling of what goes by several: `__add__`, `__radd__` and `add`, or `linalg.norm` and `linalg_norm`."""
+    operator = re.fullmatch(r"__(\w+)__", name)
+    if operator is None:
+        return re.sub(r"^(linalg|fft|special)\.", r"\1_", name)
+    word = operator[1]
+    in_place = word[0] == "i" and word[1:] in _BINARY
+    if in_place or (word[0] == "r" and word[1:] in _BINARY):
+        word = word[1:]
+    return _RENAMED.get(word, word) + "_" * in_place
+
+
+def _spellings(category: str, name: str) -> set[str]:
+    """What an entry may say to mean a function. An operator goes with its overload and without."""
+    found = {name, _spelled(name)}
+    if category in ("aten", "ops"):
+        packet = name.split(".")[: 1 if category == "aten" else 2]
+        found.add(".".join(packet))
+        found.add(_spelled(".".join(packet)))
+    return found

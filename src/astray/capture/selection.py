@@ -1,0 +1,137 @@
+"""Which of the sites, calls and tensors are recorded, once the settings are known. Used by the engine, in the hot path.
+
+`Selection` answers for a site, whose answer the caller keeps; `Scope` follows the calls between two sites; `Quota`
+counts down to the limits, and remembers what was left out beyond them.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+
+from astray.capture.settings import Settings
+from astray.record import Kind, Missed
+
+_UNTYPED = ("parameter", "optimizer")  # their class says nothing about what they are
+
+
+class Selection:
+    """What the settings ask for. A call of `rec.save` is always wanted: somebody wrote it down on purpose."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.phases = settings.phases
+        self.roles = settings.roles
+        self.scoped = settings.scope is not None
+        self._match = [re.compile(pattern) for pattern in settings.match]
+        self._ignore = [re.compile(pattern) for pattern in settings.ignore]
+        self._classes = frozenset(settings.classes)
+
+    def wants_site(self, name: str, type: str, kind: Kind) -> bool:
+        """Whether the calls of a site are recorded. Costs a few searches, so keep the answer."""
+        if kind == "custom":
+            return True
+        if self._match and not any(pattern.search(name) for pattern in self._match):
+            return False
+        if any(pattern.search(name) for pattern in self._ignore):
+            return False
+        return not self._classes or kind in _UNTYPED or self._is_listed(type, kind)
+
+    def _is_listed(self, type: str, kind: Kind) -> bool:
+        if not self._classes.isdisjoint(_names(type, kind)):
+            return True
+        # A type that is known only by its last name can still be meant by one that is written in full.
+        return "." not in type and any(given.rpartition(".")[2] == type for given in self._classes)
+
+
+def _names(type: str, kind: Kind) -> set[str]:
+    """What may be written to mean a type: `softmax` for torch.nn.functional.softmax, `add` for aten.add.Tensor."""
+    parts = re.split(r"\.|::", type)
+    if kind != "op":
+        return {type, parts[-1]}
+    begins = range(max(len(parts) - 1, 1))  # not the last alone: that is the overload
+    return {type} | {".".join(parts[begin:end]) for begin in begins for end in range(begin + 1, len(parts) + 1)}
+
+
+class Scope:
+    """Open from the start of one site to the end of another, both included.
+
+    A call belongs to it when it starts while it is open. Each start of `begin` opens it, each end of `end` closes it;
+    until the one comes it stays closed, until the other comes it stays open.
+    """
+
+    __slots__ = ("_begin", "_end", "is_open")
+
+    def __init__(self, begin: str, end: str) -> None:
+        self._begin = begin
+        self._end = end
+        self.is_open = False
+
+    def entered(self, site_name: str) -> None:
+        """A call of this site starts. Ask `is_open` afterwards whether it belongs to the scope."""
+        if site_name == self._begin:
+            self.is_open = True
+
+    def left(self, site_name: str) -> None:
+        """A call of this site has ended, and its outputs have been seen."""
+        if site_name == self._end:
+            self.is_open = False
+
+    def reset(self) -> None:
+        """A step begins: nothing of an earlier one is open."""
+        self.is_open = False
+
+
+class Quota:
+    """The limits on rows and on bytes of values. Beyond them things are counted, not recorded.
+
+    A tensor whose values no longer fit does not end it: smaller ones that come later may still fit.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._lock = threading.Lock()
+        self._rows = 0
+        self._rows_of_step = 0
+        self._bytes = 0
+        self._left_out: Counter[tuple[str, str]] = Counter()
+        self.change(settings)
+
+    def change(self, settings: Settings) -> None:
+        """Other limits from now on. They are over the whole recording: what came before counts too."""
+        self._most = settings.max_tensors
+        self._most_of_step = settings.max_tensors_per_step
+        self._most_bytes = settings.max_bytes
+        self._limited = self._most is not None or self._most_of_step is not None
+
+    def row(self) -> bool:
+        """Whether one more tensor may be recorded. If so, it is counted."""
+        if not self._limited:
+            self._rows += 1  # a count that a thread may lose is good enough until there is a limit
+            return True
+        with self._lock:
+            if self._most is not None and self._rows >= self._most:
+                self._left_out["tensors", f"beyond max_tensors={self._most:,}"] += 1
+                return False
+            if self._most_of_step is not None and self._rows_of_step >= self._most_of_step:
+                self._left_out["tensors", f"beyond max_tensors_per_step={self._most_of_step:,}"] += 1
+                return False
+            self._rows += 1
+            self._rows_of_step += 1
+        return True
+
+    def values(self, nbytes: int) -> bool:
+        """Whether so many bytes of values may still be kept. If so, they are counted."""
+        with self._lock:
+            if self._most_bytes is not None and self._bytes + nbytes > self._most_bytes:
+                self._left_out["the values of tensors", f"beyond max_bytes={self._most_bytes:,}"] += 1
+                return False
+            self._bytes += nbytes
+        return True
+
+    def next_step(self) -> None:
+        self._rows_of_step = 0
+
+    def left_out(self) -> list[Missed]:
+        """What was not recorded, which limit it was beyond, and how often; to be written into the run."""
+        with self._lock:
+            return [Missed(what, why, count) for (what, why), count in self._left_out.items()]

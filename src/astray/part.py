@@ -1,0 +1,140 @@
+"""The part of a tensor whose values are kept, written like an index: `0:1, ..., :64`.
+
+Used by recording, which keeps that part alone, and by store and compare, which read it back. Knows shapes and strides
+only, so that cutting a part out costs nothing. A run holds the text of a part, so equal parts have equal texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from astray.errors import UsageError
+
+_FORM = "Write it like an index: '0:1, ..., :64', with numbers, begin:end:step and at most one '...'."
+_SPAN = re.compile(r"(-?\d+)?\s*:\s*(-?\d+)?(?:\s*:\s*(\d+)?)?")
+
+
+class Span(NamedTuple):
+    """What is taken of one dimension, as Python's slices mean it: from the end when negative, and cut at the end."""
+
+    begin: int = 0
+    end: int | None = None
+    step: int = 1
+
+    def indices(self, size: int) -> range:
+        """The indices it takes of a dimension of this size."""
+        return range(size)[slice(*self)]
+
+    def __str__(self) -> str:
+        begin = self.begin if self.begin or self.end == 1 else ""  # 0:1 reads better than :1
+        return f"{begin}:{'' if self.end is None else self.end}" + (f":{self.step}" if self.step != 1 else "")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is taken of the first dimensions of a tensor and of its last ones; those in between are whole.
+
+    >>> part = Part.parse("0, ..., :64")
+    >>> part.apply_shape((8, 12, 100), (1200, 100, 1))
+    (0, (1, 12, 64), (1200, 100, 1))
+    >>> str(part)
+    '0:1, ..., :64'
+
+    A number keeps its dimension, with length 1.
+    """
+
+    first: tuple[Span, ...]
+    last: tuple[Span, ...] = ()
+
+    @classmethod
+    def parse(cls, given: Any) -> Part:
+        """From a text, a number, a slice, or several in a list or tuple, such as `numpy.s_[0:1, ..., :64]` gives."""
+        if isinstance(given, Part):
+            return given
+        if isinstance(given, str):
+            return _read(given)
+        return cls._of(given if isinstance(given, list | tuple) else [given], given)
+
+    @classmethod
+    def _of(cls, items: Sequence[Any], given: object) -> Part:
+        spans = [
+            None if item is ... or (isinstance(item, str) and item == "...") else _span(item, given) for item in items
+        ]
+        if not spans:
+            raise UsageError(f"{given!r} names no dimension. {_FORM}")
+        if spans.count(None) > 1:
+            raise UsageError(f"{given!r} has more than one '...'. {_FORM}")
+        gap = spans.index(None) if None in spans else len(spans)
+        first, last = spans[:gap], spans[gap + 1 :]
+        return cls(tuple(filter(None, first)), tuple(filter(None, last)))
+
+    def apply_shape(
+        self, shape: Sequence[int], stride: Sequence[int]
+    ) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
+        """Offset in elements, shape and stride of the part.
+
+        None when there is nothing to cut: the tensor has fewer dimensions than are named, or the part is all of it.
+        What lies outside of the tensor makes a dimension of length 0, as in Python's slices.
+        """
+        between = len(shape) - len(self.first) - len(self.last)
+        if between < 0:
+            return None
+        spans = (*self.first, *(Span(),) * between, *self.last)
+        taken = [span.indices(size) for span, size in zip(spans, shape, strict=True)]
+        lengths = tuple(map(len, taken))
+        if lengths == tuple(shape):
+            return None
+        offset = 0 if 0 in lengths else sum(r.start * step for r, step in zip(taken, stride, strict=True))
+        return offset, lengths, tuple(r.step * step for r, step in zip(taken, stride, strict=True))
+
+    def shape_of(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what is kept of a tensor: of the part, or of all of it when there is nothing to cut."""
+        found = self.apply_shape(shape, (0,) * len(shape))
+        return tuple(shape) if found is None else found[1]
+
+    def cut(self, array: Any) -> Any:
+        """The part of a numpy array, as a view; the array itself when there is nothing to cut."""
+        if self.shape_of(array.shape) == array.shape:
+            return array
+        return array[(*(slice(*span) for span in self.first), ..., *(slice(*span) for span in self.last))]
+
+    def __str__(self) -> str:
+        others = ("...",) if self.last or not self.first else ()
+        return ", ".join([*map(str, self.first), *others, *map(str, self.last)])
+
+
+@lru_cache(maxsize=1024)  # a run repeats one text for every tensor
+def _read(text: str) -> Part:
+    return Part._of([item.strip() for item in text.split(",")], text)
+
+
+def _span(item: Any, given: object) -> Span:
+    """What one item of an index takes of its dimension."""
+    bounds = _bounds(item)
+    if bounds is None or any(bound is not None and type(bound) is not int for bound in bounds):
+        raise UsageError(f"{given!r} is not a part of a tensor. {_FORM}")
+    begin, end, step = bounds[0] or 0, bounds[1], 1 if bounds[2] is None else bounds[2]
+    if step < 1:
+        raise UsageError(f"{given!r} has a step of {step}; it must be at least 1. {_FORM}")
+    if end is not None and (begin < 0) == (end < 0) and end <= begin:
+        raise UsageError(f"{given!r} keeps nothing of any tensor. {_FORM}")
+    return Span(begin, end, step)
+
+
+def _bounds(item: Any) -> tuple[Any, Any, Any] | None:
+    """Begin, end and step of an item of an index; None when it is none."""
+    if isinstance(item, str):
+        if re.fullmatch(r"-?\d+", item):
+            return _bounds(int(item))
+        found = _SPAN.fullmatch(item)
+        if found is None:
+            return None
+        begin, end, step = (None if bound is None else int(bound) for bound in found.groups())
+        return begin, end, step
+    if isinstance(item, slice):
+        return item.start, item.stop, item.step
+    return (item, item + 1 or None, None) if type(item) is int else None  # nothing comes after -1, the last
