@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from astray.record import Call, Frame, Tensor
+from astray.part import Part
+from astray.record import Blob, Call, Frame, Tensor
 from astray.stats.kernels import Strided, measure, sample_positions
 from astray.store import Coded, End, RankRun, Run, RunInfo, Table
 
@@ -39,16 +40,17 @@ class Rank:
         return seq
 
     def tensor(self, seq: int, role: str, path: str, array: Any, dtype: str | None = None, **rest: Any) -> None:
-        """Add a tensor, measured as `keep` says."""
+        """Add a tensor, measured as `keep` says; with `part`, only the values of that slice are kept."""
         array = np.ascontiguousarray(array)
         memory = Strided.from_numpy(array, dtype)
         found = measure(memory)
-        keep = rest.pop("keep", self.keep)
+        keep, part = rest.pop("keep", self.keep), rest.pop("part", None)
         if keep & {"tensors", "sample"}:
             row = len(self._tensors)
-            sampled = None if "tensors" in keep else sample_positions(array.size, 4)
-            self._values[row] = array if sampled is None else array.reshape(-1)[sampled]
-            rest["blob"] = (0, 0, self._values[row].nbytes, None if sampled is None else len(sampled))
+            kept = np.ascontiguousarray(array if part is None else Part.parse(part).cut(array))
+            sampled = None if "tensors" in keep else sample_positions(kept.size, 4)
+            self._values[row] = kept if sampled is None else kept.reshape(-1)[sampled]
+            rest["blob"] = Blob(0, 0, self._values[row].nbytes, None if sampled is None else len(sampled), part)
         self._tensors.append(
             Tensor(
                 seq, role, path, memory.dtype, memory.shape, memory.stride, "cpu", False,
@@ -85,6 +87,7 @@ class Rank:
         for place, name in enumerate(("blob_file", "blob_offset", "blob_bytes", "sampled")):
             cells = [None if row.blob is None else row.blob[place] for row in rows]
             columns[name] = np.array([_or_null(cell) for cell in cells], np.int64)
+        columns["part"] = Coded.of([None if row.blob is None else row.blob.part for row in rows])
         known = np.array([row.fingerprint is not None for row in rows], np.bool_)
         return Table(columns, {"fingerprint": known}), []
 

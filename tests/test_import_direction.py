@@ -13,12 +13,13 @@ MAY_IMPORT = {
     "record": set(),
     "errors": set(),
     "steps": {"errors"},
+    "part": {"errors"},
     "wording": set(),
     "stats": {"record", "errors"},
-    "store": {"record", "errors", "stats", "steps", "wording"},
-    "capture": {"record", "errors", "stats", "store", "steps", "wording"},
-    "compare": {"record", "errors", "stats", "store", "steps", "wording", "report"},
-    "report": {"record", "errors", "store", "stats", "compare", "steps", "wording"},
+    "store": {"record", "errors", "stats", "steps", "part", "wording"},
+    "capture": {"record", "errors", "stats", "store", "steps", "part", "wording"},
+    "compare": {"record", "errors", "stats", "store", "steps", "part", "wording", "report"},
+    "report": {"record", "errors", "store", "stats", "compare", "steps", "part", "wording"},
 }
 """Who may import whom. `report` renders what `compare` found; `Comparison` reaches back for it only inside methods."""
 

@@ -56,13 +56,15 @@ class Statistics(NamedTuple):
 class Blob(NamedTuple):
     """Where the bytes of a tensor lie: shard number, offset in that file, length.
 
-    `sampled` is the number of values when only a sample was kept, None when the blob holds the whole tensor.
+    `part` is the text of an `astray.part.Part` when only that slice of the tensor was kept; `sampled` is the number of
+    values when only a sample was, of the part or of the whole. Both are None when the blob holds every value.
     """
 
     file: int
     offset: int
     nbytes: int
     sampled: int | None = None
+    part: str | None = None
 
 
 class Tensor(NamedTuple):

@@ -117,6 +117,15 @@ def test_error_sees_a_single_wrong_element():
     assert metrics.error_of_values(found, 1.0) == pytest.approx(0.5)
 
 
+def test_error_of_a_slice_is_beside_the_size_of_the_whole():
+    reference, candidate = np.array([3.0, 4.0]) * 1e-9, np.array([3.0, 4.5]) * 1e-9
+    found = contrast_of(reference, candidate)
+    assert metrics.error_of_values(found, 10.0) == pytest.approx(0.1)
+    assert metrics.error_of_values(found, 10.0, 2.0) == pytest.approx(0.5e-9 / (2 * math.sqrt(2)))
+    assert metrics.error_of_values(found, 1e-9, 2.0) == pytest.approx(0.5)
+    assert metrics.error_of_values(found, 10.0, 1e-12) == pytest.approx(0.1)
+
+
 def statistics_of(*arrays: np.ndarray) -> dict[str, np.ndarray]:
     found = [measure(Strided.from_numpy(array)).statistics for array in arrays]
     names = ("min", "max", "mean", "std", "l2", "absmax")

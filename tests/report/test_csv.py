@@ -37,6 +37,15 @@ def test_pairs(runs, tmp_path):
     assert bad["mean_reference"] == f"{diff.first.reference.statistics.mean:.6g}"
 
 
+def test_a_slice_is_named(runs, tmp_path):
+    one, other = (runs.Builder(keep="stats,tensors") for _ in range(2))
+    for builder, factor in ((one, 1), (other, 3)):
+        builder.tensor(builder.call("a"), "output", "out", ONES * np.float32(factor), part="0:1, ..., :2")
+    row = read(compare(one.run, other.run).to_csv(tmp_path)[0])[0]
+    assert (row["source"], row["verdict"]) == ("values of the slice 0:1, ..., :2", "diverged")
+    assert (row["different"], row["shape_reference"], row["count_reference"]) == ("2", "2×4", "8")
+
+
 def test_unmatched_rows_have_empty_cells(runs, tmp_path):
     one, other = runs.Builder(), runs.Builder()
     for builder, sites in ((one, "ab"), (other, "bc")):

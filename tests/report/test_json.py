@@ -62,6 +62,16 @@ def test_a_call_none_of_whose_tensors_is_wrong(runs, tmp_path):
     assert (first["seen"]["site"], first["seen"]["role"], first["victims"]) == ("net.layer", "input", 0)
 
 
+def test_a_slice_is_named(runs, tmp_path):
+    one, other = (runs.Builder(keep="stats,tensors") for _ in range(2))
+    for builder, factor in ((one, 1), (other, 3)):
+        builder.tensor(builder.call("a"), "output", "out", ONES * np.float32(factor), part=":2")
+        builder.tensor(builder.call("b"), "output", "out", ONES * np.float32(factor))
+    found = load(compare(one.run, other.run).to_json(tmp_path / "slice.json"))
+    assert list(found["sources"].items()) == [("values", 1), ("values of the slice :2", 1)]
+    assert found["first"]["measured_by"] == found["differences"][0]["source"] == "values of the slice :2"
+
+
 def test_no_divergence(runs, tmp_path):
     found = load(compare(runs.program(runs.Builder()), runs.program(runs.Builder())).to_json(tmp_path / "same.json"))
     assert (found["same"], found["first"], found["differences"]) == (True, None, [])

@@ -52,6 +52,34 @@ def test_by_values(runs, golden):
     golden("values.txt", str(diff))
 
 
+def sliced(runs, seen, unseen):
+    """Compare two runs of one call each that kept the first column; the candidate is off there, and elsewhere."""
+    right = np.arange(1, 9, dtype=np.float32).reshape(2, 4)
+    wrong = right.copy()
+    wrong[:, :1] += seen
+    wrong[:, 1:] += unseen
+    sides = []
+    for path, array in (("runs/good", right), ("runs/bad", wrong)):
+        builder = runs.Builder(path, keep="stats,fingerprint,tensors")
+        seq = builder.call("layer")
+        builder.tensor(seq, "input", "0", ONES)
+        builder.tensor(seq, "output", "out", array, part="..., :1")
+        sides.append(builder.run)
+    return compare(*sides)
+
+
+def test_by_a_slice(runs, golden):
+    golden("slice.txt", str(sliced(runs, seen=2, unseen=0)))
+
+
+def test_what_lies_outside_the_slice(runs, golden):
+    golden("outside_slice.txt", str(sliced(runs, seen=0, unseen=2)))
+
+
+def test_by_a_sample(runs):
+    assert "1.0 relative (by sample); rounding" in str(two(runs, ONES, ONES * 2, keep="stats,sample"))
+
+
 def test_by_fingerprints(runs, golden):
     keep = "fingerprint"
     diff = compare(runs.program(runs.Builder(keep=keep)), runs.program(runs.Builder("runs/bad", keep=keep), proj=1.001))

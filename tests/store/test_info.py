@@ -8,7 +8,7 @@ import pytest
 
 from astray.errors import RunError
 from astray.record import Missed
-from astray.store.info import End, RunInfo, read_json, write_json
+from astray.store.info import FORMAT, End, RunInfo, read_json, write_json
 
 
 def test_it_describes_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_it_describes_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert info.command == ["train.py", "--data", "caf?"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", info.created)
     assert info.python.startswith("3.")
-    assert (info.framework, info.seed, info.world_size, info.format) == ("torch", 3, 1, 1)
+    assert (info.framework, info.seed, info.world_size, info.format) == ("torch", 3, 1, FORMAT)
 
 
 def test_documents_come_back(tmp_path: Path) -> None:

@@ -79,6 +79,34 @@ def test_dtypes_that_numpy_lacks_are_widened(tmp_path: Path, info: RunInfo, tens
         assert found.tolist() == expected.tolist()
 
 
+def test_a_slice_has_its_own_shape(tmp_path: Path, info: RunInfo, tensor: Callable[..., Tensor]) -> None:
+    whole = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    part = whole[0:1, ..., 1:3]
+    with RunWriter(tmp_path, info=info) as writer:
+        writer.call(Call(0, 0, 0, "module", "fc", "Linear", 0, "forward"))
+        writer.tensor(tensor(0, shape=whole.shape), part.copy(), part="0:1, ..., 1:3")
+        writer.tensor(tensor(0, shape=whole.shape, path="1"), part.reshape(-1)[:4].copy(), 4, "0:1, ..., 1:3")
+        writer.tensor(tensor(0, shape=(3,), path="2"), whole[0, :, 0].copy(), part=":8")
+        writer.tensor(tensor(0, shape=whole.shape, path="3"), np.zeros((0, 3, 4), np.float32), part="5:6")
+        writer.tensor(tensor(0, shape=whole.shape, path="4"), part.copy(), part="0:1, ..., :4")
+        writer.tensor(
+            tensor(0, shape=whole.shape, path="5"), writer.values(part.copy(), "0", "float32", part.shape, None, "x")
+        )
+    run = open_run(tmp_path)
+    found = [run.tensor(Key(0, 0, "fc", 0, "forward", "output", str(path))) for path in range(4)]
+    assert np.array_equal(found[0], part)
+    assert found[1].tolist() == [1, 2, 5, 6]
+    assert found[2].tolist() == [0, 4, 8]
+    assert found[3].shape == (0, 3, 4)
+    parts = ["0:1, ..., 1:3", "0:1, ..., 1:3", ":8", "5:6", "0:1, ..., :4", "x"]
+    assert run.ranks[0].tensors["part"].tolist() == parts
+    assert run.ranks[0].tensors["shape"].tolist() == [(2, 3, 4), (2, 3, 4), (3,), *[(2, 3, 4)] * 3]
+    with pytest.raises(RunError, match=r"Row 4 of rank 0 keeps 24 bytes, which is not float32 of shape \[1, 3, 4\]\."):
+        run.values(0, 4)
+    with pytest.raises(RunError, match=r"Row 5 of rank 0 keeps a part that cannot be told: 'x' is not a part"):
+        run.values(0, 5)
+
+
 def test_the_first_run_of_a_recomputed_call_is_meant(
     tmp_path: Path, info: RunInfo, call: Callable[..., Call], tensor: Callable[..., Tensor]
 ) -> None:
@@ -129,7 +157,7 @@ def test_the_joined_table(tmp_path: Path, info: RunInfo, tensor: Callable[..., T
     for rank, row in enumerate(rows):
         calls, tensors = run.ranks[rank].calls.row(0), run.ranks[rank].tensors.row(0)
         assert row == {**calls, **tensors, "rank": rank, "shape": [rank, 3], "stride": [3, 1]}
-    assert repr(run.table()) == "<Joined: 2 tensors, 37 columns; pyarrow.table, polars.DataFrame and duckdb take it>"
+    assert repr(run.table()) == "<Joined: 2 tensors, 38 columns; pyarrow.table, polars.DataFrame and duckdb take it>"
 
 
 def test_a_long_table_comes_in_pieces(tmp_path: Path, info: RunInfo, tensor: Callable[..., Tensor]) -> None:
@@ -143,4 +171,4 @@ def test_a_long_table_comes_in_pieces(tmp_path: Path, info: RunInfo, tensor: Cal
 def test_an_empty_run_joins_to_an_empty_table(tmp_path: Path, info: RunInfo) -> None:
     RunWriter(tmp_path, info=info).close()
     table = pyarrow.table(open_run(tmp_path).table())
-    assert (table.num_rows, table.num_columns) == (0, 37)
+    assert (table.num_rows, table.num_columns) == (0, 38)

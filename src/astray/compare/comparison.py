@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from astray.compare.align import Alignment, align
 from astray.compare.divergence import Divergence
-from astray.compare.evidence import Evidence, Progress, ReadValues, Source, explain
+from astray.compare.evidence import Evidence, Progress, ReadValues, explain
 from astray.compare.first import find_first
+from astray.compare.kept import is_partial, labelled, with_part
 from astray.compare.problems import nothing_comparable, nothing_shared, problems
 from astray.compare.rows import CALL_COLUMNS, WORDS, Ints, Rows, Vocabularies, Vocabulary, read_rows
 from astray.compare.verdict import AGREEING, BAD, LABELS, Judgement, Verdict, judge
@@ -121,9 +122,9 @@ class Comparison:
     @cached_property
     def sources(self) -> dict[str, int]:
         """How many of the pairs were judged by each source, the best first."""
-        codes = self.pairs.coded("source").codes
-        found = np.bincount(codes[self.matched], minlength=len(Source)).tolist()
-        return {source.name.lower(): found[source] for source in sorted(Source, reverse=True) if found[source]}
+        source = self.pairs.coded("source")  # whose values are in order, the worst first
+        found = np.bincount(source.codes[self.matched], minlength=len(source.values)).tolist()
+        return {label: count for label, count in zip(source.values[::-1], found[::-1], strict=True) if count}
 
     @cached_property
     def matched(self) -> npt.NDArray[np.bool_]:
@@ -175,6 +176,7 @@ def _compare_rank(
         pairs,
         dtypes=vocabularies["dtype"].words,
         roles=vocabularies["role"].words,
+        parts=vocabularies["part"].words,
         read_reference=_reader(reference.run),
         read_candidate=_reader(candidate.run),
     )
@@ -205,7 +207,7 @@ def _table(ranks: list[_Rank], vocabularies: Vocabularies) -> Table:
         columns[name] = vocabularies[word].decode(column) if word in WORDS else column
     columns["recompute"] = columns["recompute"].astype(np.bool_)
     columns["verdict"] = Coded(columns["verdict"].astype(np.int32), LABELS)
-    columns["source"] = Coded(columns["source"].astype(np.int32), [source.name.lower() for source in Source])
+    columns["source"] = labelled(columns["source"], vocabularies["part"].words)
     columns["reason"] = _reasons(columns["reason"])
     return Table(columns)
 
@@ -217,7 +219,7 @@ def _columns(rank: _Rank) -> dict[str, Any]:
     for name in (*CALL_COLUMNS, "role", "path"):
         columns[name] = _of_either(rank.reference.columns[name], rank.candidate.columns[name], pairs)
     columns |= {"verdict": judged.verdict, "error": judged.error, "limit": judged.limit}
-    columns |= {"source": judged.source, "reason": judged.reason}
+    columns |= {"source": _source(rank), "reason": judged.reason}
     for name in ("dtype", "shape"):
         columns[f"{name}_reference"] = _at(rank.reference.columns[name], pairs.reference)
         columns[f"{name}_candidate"] = _at(rank.candidate.columns[name], pairs.candidate)
@@ -228,6 +230,16 @@ def _columns(rank: _Rank) -> dict[str, Any]:
         columns[f"{name}_reference"] = _at(left, pairs.reference)
         columns[f"{name}_candidate"] = _at(right, pairs.candidate)
     return columns | judged.metrics
+
+
+def _source(rank: _Rank) -> Ints:
+    """What each pair was judged by, with the slice where it was one."""
+    source, pairs = rank.judged.source.astype(np.int32), rank.pairs
+    at = np.flatnonzero(is_partial(source))
+    if len(at):
+        left, right = rank.reference.columns["part"], rank.candidate.columns["part"]
+        source[at] = with_part(source[at], np.maximum(left[pairs.reference[at]], right[pairs.candidate[at]]))
+    return source
 
 
 def _of_either(left: Ints, right: Ints, pairs: Alignment) -> Ints:

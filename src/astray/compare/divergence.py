@@ -43,7 +43,7 @@ class Place:
     @property
     def noun(self) -> str:
         """What the role is called."""
-        return "buffer" if self.role == "state" else self.role
+        return "buffer" if self.role == "state" and self.phase != "update" else self.role
 
     @property
     def tensor(self) -> str:
@@ -86,7 +86,7 @@ class Divergence:
     cause: "computation" (its inputs and parameters agree), "parameter" (a parameter or buffer already differs on
         entry), or "input" (the outermost call was given something else).
     error, limit: how far off the tensor is, and how far rounding alone could bring it there. NaN: not known.
-    magnitude: the largest absolute difference known; exact from values, a lower bound from statistics.
+    magnitude: the largest absolute difference known; exact from all values, a lower bound from some or from statistics.
     seen: where the wrong value shows first, when that is not the place itself.
     parameter: the parameter or buffer that differs, for that cause; `other_parameters` and `other_buffers` count the
         others in the same step.

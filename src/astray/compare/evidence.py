@@ -1,26 +1,27 @@
 """What there is to judge a pair by, and what it says. The best source that both sides have is used.
 
-Reads `align`'s pairs and the runs, feeds `verdict`. A pair is measured by all its values, else by the values at the
-same sampled positions, else by its statistics, which bound the error from below, else by its fingerprint, which says
-only whether the bits are the same. Values are read for pairs whose bits differ, one pair at a time.
+Reads `align`'s pairs and the runs, feeds `verdict`. A pair is measured by all its values, else by those of the slice or
+the sample that both sides kept (`kept`), else by its statistics, which bound the error from below, else by its
+fingerprint, which says only whether the bits are the same. Values are read for pairs whose bits differ, one at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum, IntFlag
+from enum import IntFlag
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from astray.compare import metrics
+from astray.compare import kept, metrics
 from astray.compare.align import Alignment
+from astray.compare.kept import Kept, Selection, Source
 from astray.compare.rows import Bools, Floats, Ints, Rows
 from astray.stats.dtypes import DTYPES
-from astray.stats.kernels import Contrast, Strided, contrast, measure, sample_positions
+from astray.stats.kernels import Contrast, Strided, contrast, measure
 
 ReadValues = Callable[[int], npt.NDArray[Any] | None]
 """Gives the kept values of a tensor row, or None when they cannot be read."""
@@ -30,16 +31,6 @@ Progress = Callable[[int, int], None]
 
 STATISTICS = ("min", "max", "mean", "std", "l2", "absmax")
 COUNTS = ("nan", "inf")
-
-
-class Source(IntEnum):
-    """What a pair was judged by, from the worst to the best."""
-
-    NONE = 0
-    FINGERPRINT = 1
-    STATISTICS = 2
-    SAMPLE = 3
-    VALUES = 4
 
 
 class Reason(IntFlag):
@@ -60,6 +51,9 @@ class Reason(IntFlag):
     UNREADABLE = 4096
     NOTHING_KEPT = 8192
     REORDERED = 16384
+    SLICED = 32768
+    ELSEWHERE = 65536
+    WEIGHT_ROUNDING = 131072
 
 
 SENTENCES = {
@@ -71,10 +65,13 @@ SENTENCES = {
     Reason.SAME_STATISTICS: "bits differ but no statistic does: a tiny change, or the same values in another order",
     Reason.ZERO_REFERENCE: "the reference is all zeros, so that a relative error has no scale",
     Reason.NEGLIGIBLE: "both sides are below the rounding of the numbers they came from",
+    Reason.WEIGHT_ROUNDING: "the difference is below the rounding of the weight that it was added to",
     Reason.EMPTY: "no elements",
     Reason.NONFINITE_BOTH: "NaN or Inf on both sides; judged by the other elements",
     Reason.NONFINITE_ONE: "NaN or Inf where the other side has a number",
     Reason.SAMPLED: "every sampled value is the same",
+    Reason.SLICED: "every value of the slice is the same",
+    Reason.ELSEWHERE: "each side kept values that the other did not (another slice or sample): they were not compared",
     Reason.UNREADABLE: "the kept values could not be read",
     Reason.NOTHING_KEPT: "the two sides kept nothing that can be compared",
     Reason.REORDERED: "the same values in another order, by the statistics: bits differ, every statistic is equal",
@@ -95,6 +92,7 @@ class Evidence:
     pairs: Alignment
     dtypes: list[str]  # the names behind the codes of the `dtype` columns
     roles: list[str]  # and of the `role` columns
+    parts: list[str]  # and of the `part` columns
     read_reference: ReadValues
     read_candidate: ReadValues
 
@@ -157,15 +155,27 @@ class Evidence:
         seq: Ints = run.calls.numbers("seq")[self.reference.call_row[self.pairs.reference[at]]]
         return seq
 
-    def source(self, at: Ints) -> npt.NDArray[np.int8]:
-        """The best source that both sides have."""
-        source = self.source_without_values(at)
-        (left, right), (files, others) = self.numbers("sampled", at), self.numbers("blob_file", at)
-        kept = (files >= 0) & (others >= 0)
-        source[kept & (left >= 0) & (left == right)] = Source.SAMPLE
-        source[kept & ((left >= 0) != (right >= 0))] = Source.SAMPLE  # the whole one holds the other's positions
-        source[kept & (left < 0) & (right < 0)] = Source.VALUES
-        return source
+    def kept_values(self, at: Ints) -> tuple[npt.NDArray[np.int8], Bools]:
+        """What can be compared of the kept values; and where both sides kept some, but none that the other did."""
+        source, apart = np.zeros(len(at), np.int8), np.zeros(len(at), np.bool_)
+        files, others = self.numbers("blob_file", at)
+        both = np.flatnonzero((files >= 0) & (others >= 0))
+        if len(both):
+            one, other = map(Kept, self.sides("part", at[both]), self.numbers("sampled", at[both]))
+            found = kept.shared(one, other)
+            apart[both] = found == Source.NONE
+            nothing = (np.maximum(one.part, other.part) >= 0) & (np.minimum(*self.numbers("blob_bytes", at[both])) == 0)
+            source[both] = np.where(nothing, Source.NONE, found)  # the slice lies outside of the tensor
+        return source, apart
+
+    def selections(self, pair: int) -> tuple[Selection, Selection]:
+        """Which values of a pair's tensors were kept."""
+        at = np.array([pair])
+        one, other = (
+            Selection(None if part[0] < 0 else self.parts[part[0]], int(sampled[0]))
+            for part, sampled in zip(self.sides("part", at), self.numbers("sampled", at), strict=True)
+        )
+        return one, other
 
     def source_without_values(self, at: Ints) -> npt.NDArray[np.int8]:
         """The best source that both sides have besides kept values."""
@@ -228,9 +238,9 @@ def measure_values(evidence: Evidence, at: Ints, progress: Progress | None) -> t
         both = _read(evidence, pair)
         if both is not None:
             found = contrast(both.reference, both.candidate)
-            off = metrics.error_of_values(found, both.absmax)
+            off = metrics.error_of_values(found, both.absmax, both.rms)
             flags = (both.equal, found.different > 0, found.nonfinite_mismatch > 0)
-            rows.append((pair, off, *flags, _reason(found)))
+            rows.append((pair, off, *flags, _reason(found, both.rms)))
             columns.append([metric(found) for metric in metrics.METRICS.values()])
         if progress is not None:
             progress(done, len(at))
@@ -253,6 +263,7 @@ class _Both(NamedTuple):
     reference: Strided
     candidate: Strided
     absmax: float
+    rms: float  # of the whole reference, where the values are of a slice
     equal: bool
     arrays: tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
@@ -263,8 +274,9 @@ def _read(evidence: Evidence, pair: int) -> _Both | None:
     there = evidence.read_candidate(int(evidence.candidate.tensor[right]))
     if here is None or there is None:
         return None
-    one, other = evidence.numbers("sampled", np.array([pair]))
-    here, there = _like_the_other(here, int(one[0]), int(other[0])), _like_the_other(there, int(other[0]), int(one[0]))
+    one, other = evidence.selections(pair)
+    common = one.both(other)
+    here, there = one.narrow(here, common), other.narrow(there, common)
     if here.shape != there.shape:
         return None
     dtypes = (evidence.reference.columns["dtype"][left], evidence.candidate.columns["dtype"][right])
@@ -276,21 +288,21 @@ def _read(evidence: Evidence, pair: int) -> _Both | None:
         absmax = metrics.known(statistics.absmax if statistics is not None else None)
     # The bits are compared only where no fingerprint has told already that they differ.
     equal = reference.dtype == candidate.dtype and evidence.bits[pair] != 0 and here.tobytes() == there.tobytes()
-    return _Both(reference, candidate, absmax, equal, (here, there))
+    rms = 0.0 if common.part is None else _rms(evidence.reference, left)
+    return _Both(reference, candidate, absmax, rms, equal, (here, there))
 
 
-def _like_the_other(values: npt.NDArray[Any], sampled: int, others: int) -> npt.NDArray[Any]:
-    """Takes from a whole tensor the elements that the other side sampled; anything else stays as it is."""
-    if sampled >= 0 or others < 0:
-        return values
-    return values.reshape(-1)[sample_positions(values.size, others)]
+def _rms(rows: Rows, row: int) -> float:
+    """The root of the mean square of a tensor by its statistics; 0 when there are none."""
+    mean, std = (float(rows.statistic(name, np.array([row]))[0]) for name in ("mean", "std"))
+    return float(np.nan_to_num(np.hypot(mean, std)))
 
 
-def _reason(found: Contrast) -> int:
+def _reason(found: Contrast, rms: float) -> int:
     reason = 0
     if found.count == 0:
         reason |= Reason.EMPTY
-    if found.l2_reference == 0 and found.l2_candidate:
+    if found.l2_reference == 0 and found.l2_candidate and not rms:
         reason |= Reason.ZERO_REFERENCE
     if found.nan_reference + found.inf_reference and not found.nonfinite_mismatch:
         reason |= Reason.NONFINITE_BOTH

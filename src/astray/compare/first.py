@@ -143,16 +143,16 @@ class _Search:
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
     def _magnitude(self) -> float:
-        """The largest absolute difference: measured, or at least what the extremes show."""
+        """The largest absolute difference: measured, or at least what some values or the extremes show."""
         measured = float(self.pairs["max_abs"][self.headline])
-        if not math.isnan(measured):
+        if self.pairs["source"][self.headline] == "values" and not math.isnan(measured):
             return measured
         rows = (int(self.pairs["row_reference"][self.headline]), int(self.pairs["row_candidate"][self.headline]))
         gaps = [
             abs(float(self.candidate.tensors[name][rows[1]]) - float(self.reference.tensors[name][rows[0]]))
             for name in ("min", "max", "absmax")
         ]
-        return max((gap for gap in gaps if not math.isnan(gap)), default=math.nan)
+        return max((gap for gap in [measured, *gaps] if not math.isnan(gap)), default=math.nan)
 
     def _previous(self) -> Place | None:
         """The last result before the first wrong tensor that both runs have and that agrees."""
@@ -230,6 +230,8 @@ class _Search:
                 f"The gradient that arrives at {entry.module} already differs, though everything before agrees: look "
                 "at the loss, its scaling and its reduction."
             )
+        if entry.phase == "update":
+            return weights.about_update(entry)
         return (
             f"The {entry.tensor} of this outermost call already differs, and no call before it produced it: look at "
             "the data, its order, the seed and the preprocessing."
@@ -244,7 +246,7 @@ class _Search:
             )
         if entry.role == "gradient":
             return self._about_gradient()
-        parts = [(noun, [place for place in given if place.noun == noun]) for noun in ("parameter", "buffer")]
+        parts = [(noun, [place for place in given if place.noun == noun]) for noun in ("parameter", "buffer", "state")]
         agree = clues.agreement([("input", inputs), *parts])
         if not agree:
             what = "compared" if inputs or given else "recorded"

@@ -142,15 +142,19 @@ METRICS: dict[str, Callable[[Contrast], float]] = {
 """Every metric of a pair whose values were read, in the order of the columns."""
 
 
-def error_of_values(k: Contrast, absmax_reference: float) -> float:
+def error_of_values(k: Contrast, absmax_reference: float, rms_reference: float = 0.0) -> float:
     """max(‖c − r‖ / ‖r‖, max |c − r| / max |r|): how far off the whole is, or its worst element beside the largest.
 
     The one number a verdict is made of. The second term lets a single wrong element of a million be seen. 0 when
     nothing is finite on both sides: there is nothing to be wrong.
+
+    Where r and c are a slice, `rms_reference` is that of the whole tensor, and the first term is ‖c − r‖ over the
+    larger of ‖r‖ and rms·√n: a slice of almost nothing may hold no more than the rounding of the numbers around it.
     """
     if not k.finite:
         return 0.0
-    return max(rel_l2(k), ratio(max_abs(k), absmax_reference))
+    size = max(known(k.l2_reference), rms_reference * math.sqrt(k.finite))
+    return max(ratio(known(k.l2_error), size), ratio(max_abs(k), absmax_reference))
 
 
 BOUNDS = ("bound_mean", "bound_std", "bound_l2", "bound_min", "bound_max", "bound_absmax")

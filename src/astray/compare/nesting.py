@@ -37,7 +37,7 @@ class Nesting:
         return None
 
     def around(self, row: int) -> list[int]:
-        """The forward calls around this one, outermost first, without itself."""
+        """The forward calls around this one, outermost first, without itself. For an update, its optimizer's step."""
         found: list[int] = []
         if self._is(row, "kind", "parameter"):
             outer = self.owner(row)
@@ -45,6 +45,9 @@ class Nesting:
                 found.append(outer)
         elif self._is(row, "phase", "forward"):
             outer = row
+        elif self._is(row, "phase", "update"):
+            outer = self._parent_row(row)
+            return [] if outer is None else [outer]
         else:
             outer = self._parent_row(row)
         while outer is not None:

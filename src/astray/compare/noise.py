@@ -20,6 +20,8 @@ from astray.compare.rows import Floats, Ints
 ROUNDINGS_FINE = 32
 ROUNDINGS_COARSE = 4
 FLOAT32_EPS = 2.0**-23
+UPDATE_ROUNDINGS = 4
+"""How often a weight is rounded in its update, over both runs: once for its decay, and once for what is added."""
 LARGEST_DRIFT = 0.5
 """A tensor that is off by more than half of itself has not drifted, whatever its precision."""
 

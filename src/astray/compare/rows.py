@@ -22,8 +22,8 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 CALL_COLUMNS = ("step", "micro", "kind", "site", "type", "call", "phase", "recompute")
-TENSOR_COLUMNS = ("role", "path", "dtype", "shape")
-WORDS = ("kind", "site", "type", "phase", "role", "path", "dtype", "shape")
+TENSOR_COLUMNS = ("role", "path", "dtype", "shape", "part")
+WORDS = ("kind", "site", "type", "phase", "role", "path", "dtype", "shape", "part")
 """Those that are numbered by a vocabulary."""
 
 

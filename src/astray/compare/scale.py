@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from astray.compare import noise
 from astray.compare.evidence import Evidence
 from astray.compare.rows import Bools, Floats, Ints
 
@@ -15,13 +16,42 @@ def scales(evidence: Evidence, at: Ints) -> Floats:
     """The scale of these pairs; 0 where it is not known.
 
     For a result it is the smallest of its call's inputs: a mask of −1e38 must not make everything beside it small. For
-    the gradient of a parameter, which has no inputs, it is the largest gradient of the step.
+    the gradient of a parameter, which has no inputs, it is the largest gradient of the step. An optimizer brings its
+    results to scales of its own, whatever the gradient's: none is known.
     """
     if not len(at):
         return np.empty(0)
     wanted = evidence.pairs.reference[at]
     of_gradient = _has_role(evidence, "gradient")[wanted]
-    return np.where(of_gradient, _largest_gradient(evidence)[wanted], _smallest_input(evidence)[wanted])
+    found = np.where(of_gradient, _largest_gradient(evidence)[wanted], _smallest_input(evidence)[wanted])
+    by_optimizer = (_of_optimizer(evidence) & _has_role(evidence, "output"))[wanted]
+    return np.where(by_optimizer, 0.0, found)
+
+
+def rounding_of_updates(evidence: Evidence, at: Ints) -> Floats:
+    """What the rounding of a weight alone may make its update be off by, as a relative error; 0 for other tensors.
+
+    An update is the difference of two weights, each rounded to its dtype. Where it is much smaller than they are,
+    hardly any of its digits are sure, however exactly it was computed.
+    """
+    found = np.zeros(len(at))
+    wanted = evidence.pairs.reference[at]
+    updates = np.flatnonzero((_of_optimizer(evidence) & _has_path(evidence, "update"))[wanted])
+    if not len(updates):
+        return found
+    rows = evidence.reference
+    assert rows.run is not None, "pairs have both sides"
+    weights = np.flatnonzero(_of_optimizer(evidence) & _has_role(evidence, "parameter") & _has_path(evidence, "weight"))
+    weight_of = np.full(len(rows.run.calls), -1)
+    weight_of[rows.call_row[weights]] = weights
+    weight = weight_of[rows.call_row[wanted[updates]]]
+    updates, weight = updates[weight >= 0], weight[weight >= 0]
+    eps = evidence.precisions[rows.columns["dtype"][weight]]
+    ratios = [
+        rows.statistic(name, weight) / _positive(rows.statistic(name, wanted[updates])) for name in ("l2", "absmax")
+    ]
+    found[updates] = noise.UPDATE_ROUNDINGS * eps * np.nan_to_num(np.fmax(*ratios))
+    return found
 
 
 def _smallest_input(evidence: Evidence) -> Floats:
@@ -44,6 +74,25 @@ def _largest_gradient(evidence: Evidence) -> Floats:
     largest = np.zeros(len(steps))
     np.maximum.at(largest, number[gradients], absmax[gradients])
     return largest[number]
+
+
+def _of_optimizer(evidence: Evidence) -> Bools:
+    rows = evidence.reference
+    assert rows.run is not None, "pairs have both sides"
+    kind = rows.run.calls.coded("kind")
+    return np.asarray(kind.codes[rows.call_row] == kind.code("optimizer"))
+
+
+def _has_path(evidence: Evidence, path: str) -> Bools:
+    rows = evidence.reference
+    assert rows.run is not None, "pairs have both sides"
+    column = rows.run.tensors.coded("path")
+    return np.asarray(column.codes[rows.tensor] == column.code(path))
+
+
+def _positive(numbers: Floats) -> Floats:
+    """With NaN where there is nothing to divide by."""
+    return np.where(numbers > 0, numbers, np.nan)
 
 
 def _has_role(evidence: Evidence, role: str) -> Bools:

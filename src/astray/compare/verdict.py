@@ -13,18 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.compare import noise
-from astray.compare.evidence import (
-    Evidence,
-    Measured,
-    Progress,
-    Reason,
-    Source,
-    measure_statistics,
-    measure_values,
-)
+from astray.compare.evidence import Evidence, Measured, Progress, Reason, measure_statistics, measure_values
+from astray.compare.kept import Source, is_partial
 from astray.compare.metrics import BOUNDS, METRICS
 from astray.compare.rows import Bools, Floats, Ints
-from astray.compare.scale import scales
+from astray.compare.scale import rounding_of_updates, scales
 
 STATISTICS_EPS = 2.0**-45
 """Statistics are exact to about 1e-12 and depend on the order of summing, so they cannot judge float64 any closer."""
@@ -106,14 +99,16 @@ def judge(evidence: Evidence, progress: Progress | None = None) -> Judgement:
     remaining = _judge_form(evidence, np.flatnonzero(pairs.matched), judged)
     if not len(remaining):
         return judged
-    source = evidence.source(remaining)
+    kept, apart = evidence.kept_values(remaining)
     besides = evidence.source_without_values(remaining)
-    judged.source[remaining] = source
+    judged.source[remaining] = source = np.maximum(kept, besides)
+    judged.reason[remaining[apart]] |= Reason.ELSEWHERE
     _judge_bits(remaining[source <= Source.FINGERPRINT], judged)
-    # A sample may miss what the statistics of the whole tensor show, so it is judged by both.
-    _judge_statistics(evidence, remaining[(source <= Source.SAMPLE) & (besides == Source.STATISTICS)], judged)
+    # Some of the values may miss what the statistics of the whole tensor show, so such a pair is judged by both.
+    _judge_statistics(evidence, remaining[(source < Source.VALUES) & (besides == Source.STATISTICS)], judged)
     _judge_values(evidence, remaining[source >= Source.SAMPLE], judged, progress)
     _forgive_negligible(evidence, judged)
+    _forgive_rounded_updates(evidence, judged)
     return judged
 
 
@@ -155,26 +150,27 @@ def _judge_statistics(evidence: Evidence, at: Ints, judged: Judgement) -> None:
 
 
 def _judge_values(evidence: Evidence, at: Ints, judged: Judgement, progress: Progress | None) -> None:
-    """Judge by kept values, whole or sampled. What cannot be read falls back on what else is known."""
+    """Judge by kept values, all or some. What cannot be read falls back on what else is known."""
     if not len(at):
         return
     read, found = measure_values(evidence, at, progress)
     _fall_back(evidence, np.setdiff1d(at, read), judged)
-    sampled = judged.source[read] == Source.SAMPLE
-    if sampled.any():
-        found = _with_statistics(found, sampled, judged.verdict[read], judged.error[read])
+    if is_partial(judged.source[read]).any():
+        found = _with_statistics(found, judged.source[read], judged.verdict[read], judged.error[read])
     _settle(read, found, evidence.eps(read), evidence, judged)
 
 
-def _with_statistics(found: Measured, sampled: Bools, verdict: Ints, error: Floats) -> Measured:
-    """Add to what samples say what the statistics have said before. Equal samples alone do not prove equality."""
+def _with_statistics(found: Measured, source: Ints, verdict: Ints, error: Floats) -> Measured:
+    """Add to what some values say what the statistics have said before. Equal values of a part prove nothing alone."""
+    some = is_partial(source)
+    same = np.where(source == Source.SAMPLE, Reason.SAMPLED, Reason.SLICED)
     return found._replace(
-        error=np.where(sampled, np.fmax(found.error, error), found.error),
-        hidden=sampled & (verdict == Verdict.DIVERGED) & np.isnan(error),
-        equal=found.equal & (~sampled | (verdict == Verdict.IDENTICAL)),
-        differs=found.differs | (sampled & np.isin(verdict, BAD)),
-        nonfinite=found.nonfinite | (sampled & (verdict == Verdict.NON_FINITE)),
-        reason=found.reason | np.where(sampled & ~found.differs, Reason.SAMPLED, 0),
+        error=np.where(some, np.fmax(found.error, error), found.error),
+        hidden=some & (verdict == Verdict.DIVERGED) & np.isnan(error),
+        equal=found.equal & (~some | (verdict == Verdict.IDENTICAL)),
+        differs=found.differs | (some & np.isin(verdict, BAD)),
+        nonfinite=found.nonfinite | (some & (verdict == Verdict.NON_FINITE)),
+        reason=found.reason | np.where(some & ~found.differs, same, 0),
     )
 
 
@@ -214,3 +210,13 @@ def _forgive_negligible(evidence: Evidence, judged: Judgement) -> None:
     small = at[(eps > 0) & noise.negligible(absmax, scales(evidence, at), eps)]
     judged.verdict[small] = Verdict.ROUNDING
     judged.reason[small] |= Reason.NEGLIGIBLE
+
+
+def _forgive_rounded_updates(evidence: Evidence, judged: Judgement) -> None:
+    """Take back `diverged` where an update is off by no more than the weight it was added to was rounded by."""
+    at = np.flatnonzero((judged.verdict == Verdict.DIVERGED) & (judged.source >= Source.STATISTICS))
+    rounding = rounding_of_updates(evidence, at)
+    judged.limit[at] += rounding
+    small = at[(rounding > 0) & (judged.error[at] <= judged.limit[at])]
+    judged.verdict[small] = Verdict.ROUNDING
+    judged.reason[small] |= Reason.WEIGHT_ROUNDING

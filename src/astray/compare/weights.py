@@ -59,6 +59,8 @@ def sentence(pairs: Table, row: int, inputs: list[Place], company: Others, refer
         text += f", and so {'does' if sum(company) == 1 else 'do'} {company} in this step"
     else:
         text += f", as the only {given.noun} in this step"
+    if given.phase == "update":
+        return f"{text}. {_about_entry(pairs, given)}"
     agreed = _agreed_before(pairs, row)
     if agreed is not None and (agreed.step == given.step or given.role == "state"):
         own = f", be it the forward of {given.module} itself or other code" if given.role == "state" else ""
@@ -80,6 +82,29 @@ def sentence(pairs: Table, row: int, inputs: list[Place], company: Others, refer
             "the gradients after the backward."
         )
     return f"{text}what wrote to it after the backward of step {step}, be it the optimizer or other code."
+
+
+def about_update(entry: Place) -> str:
+    """What is said when an optimizer is given something wrong, and everything before agrees."""
+    if entry.path.startswith("param_groups"):
+        return f"The setting `{entry.path}` of {entry.site} differs: look at how it is made, and at its schedule."
+    return (
+        f"The gradient that the optimizer is given for {entry.site} already differs, though everything before agrees: "
+        "look at what happens to gradients after the backward, such as clipping, unscaling and summing over ranks."
+    )
+
+
+def _about_entry(pairs: Table, given: Place) -> str:
+    """Where to look for what wrote to a weight, or to the state of an optimizer, before its step."""
+    if given.role == "state":
+        return "Look at what was loaded into the optimizer, and at its steps before."
+    module, _, name = given.site.rpartition(".")
+    site, path = pairs.coded("site"), pairs.coded("path")
+    used = (site.codes == site.code(module or ROOT)) & (path.codes == path.code(name)) & has_role(pairs, "parameter")
+    rows = np.flatnonzero(used & (pairs.numbers("step") == given.step))
+    if not len(rows) or pairs.coded("verdict").codes[rows[-1]] not in AGREEING:
+        return "Look at what wrote to it before the optimizer did."
+    return f"It still agreed at {Place.of(pairs, int(rows[-1]))}: look at what wrote to it since, before the optimizer."
 
 
 def has_role(pairs: Table, *roles: str) -> Bools:

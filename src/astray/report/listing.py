@@ -85,7 +85,7 @@ def _header(run: Run, width: int, paint: _Paint) -> list[str]:
     about = [("recorded", f"{info.created} with {info.framework or 'no framework'} {version}".rstrip())]
     if info.command:
         about.append(("command", " ".join(info.command)))
-    chosen = [f"{name} {_plain(info.settings[name])}" for name in ("level", "keep", "steps") if name in info.settings]
+    chosen = [f"{name} {_plain(value)}" for name, value in info.settings.items() if _is_telling(name, value)]
     if chosen:
         about.append(("settings", ", ".join(chosen)))
     about += [("note", problem) for problem in run.problems]
@@ -93,6 +93,15 @@ def _header(run: Run, width: int, paint: _Paint) -> list[str]:
         if rank.end is not None:
             about += [("missed", f"{m.what}: {m.why} ({m.count:,}×)") for m in rank.end.missed]
     return lines + [line for label, text in about for line in _labelled(label, text, width)]
+
+
+_ALWAYS = ("level", "keep", "steps")
+_UNTOLD = {"samples", "queue_bytes", "phases", "roles", "ranks"}
+"""Settings that say little about a run, or that its rows show better."""
+
+
+def _is_telling(name: str, value: object) -> bool:
+    return name in _ALWAYS or (name not in _UNTOLD and value not in (None, [], ""))
 
 
 def _labelled(label: str, text: str, width: int) -> list[str]:

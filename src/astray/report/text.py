@@ -148,15 +148,29 @@ def _error(first: Divergence) -> str:
     if math.isinf(first.error):
         size = f"; the candidate reaches {figures.error(first.magnitude)}" if not math.isnan(first.magnitude) else ""
         return f"{first.place.reason}{size}"
-    amount = f"{figures.error(first.error)} relative"
-    if first.measured_by == "statistics":
-        amount = f"at least {amount} (by statistics)"
     noise = f"rounding would stay below {figures.error(first.limit)}" if first.limit else f"{left.dtype} does not round"
-    parts = [amount, noise, *_metrics(first)]
+    parts = [_amount(first), noise, *_metrics(first)]
     return "; ".join([*parts, first.place.reason] if first.place.reason else parts)
 
 
+def _amount(first: Divergence) -> str:
+    """How far off the tensor is, and what says so when that is not every value."""
+    amount = f"{figures.error(first.error)} relative"
+    if first.measured_by == "values":
+        return amount
+    if first.measured_by == "statistics" or _seen_by_statistics_alone(first):
+        return f"at least {amount} (by statistics)"
+    return f"{amount} (by {first.measured_by})"
+
+
+def _seen_by_statistics_alone(first: Divergence) -> bool:
+    """Whether the values that were kept, a slice or a sample, are the same on both sides."""
+    return first.metrics.get("different") == 0
+
+
 def _metrics(first: Divergence) -> Iterator[str]:
+    if _seen_by_statistics_alone(first):
+        return
     if "max_abs" in first.metrics:
         yield f"largest difference {figures.error(first.metrics['max_abs'])}"
     if "cosine" in first.metrics:

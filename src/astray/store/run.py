@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from astray.errors import RunError
+from astray.errors import RunError, UsageError
+from astray.part import Part
 from astray.record import Frame, Key
 from astray.stats import dtypes
 from astray.store.columns import Table
@@ -104,13 +105,13 @@ class RankRun:
     def values(self, row: int) -> npt.NDArray[Any] | None:
         """The values of a tensor as they were stored, mapped from the file: bfloat16 as uint16, 8-bit floats as uint8.
 
-        None when they were not kept. A sample has one dimension.
+        None when they were not kept. Of a tensor of which only a slice was kept, the column `part` names it, and this
+        gives that slice, in its own shape. A sample has one dimension.
         """
         raw = self._source.values(self.tensors, row)
         if raw is None:
             return None
-        sampled = int(self.tensors.numbers("sampled")[row])
-        shape = self.tensors["shape"][row] if sampled < 0 else (sampled,)
+        shape = self._kept_shape(row)
         storage = dtypes.find(self.tensors["dtype"][row]).storage
         if raw.nbytes != int(np.prod(shape, dtype=np.int64)) * storage.itemsize:
             raise RunError(
@@ -118,6 +119,18 @@ class RankRun:
                 f"{self.tensors['dtype'][row]} of shape {list(shape)}."
             )
         return raw.view(storage).reshape(shape)
+
+    def _kept_shape(self, row: int) -> tuple[int, ...]:
+        """The shape of the values that were kept of a tensor."""
+        sampled = int(self.tensors.numbers("sampled")[row])
+        if sampled >= 0:
+            return (sampled,)
+        shape: tuple[int, ...] = self.tensors["shape"][row]
+        part = self.tensors["part"][row]
+        try:
+            return shape if part is None else Part.parse(part).shape_of(shape)
+        except UsageError as error:
+            raise RunError(f"Row {row} of rank {self.rank} keeps a part that cannot be told: {error}") from None
 
 
 class Run:
@@ -160,7 +173,9 @@ class Run:
     def tensor(self, key: Key) -> npt.NDArray[Any]:
         """The values of a tensor, in a dtype that numpy knows: bfloat16 and 8-bit floats are widened exactly.
 
-        A RunError says what is there instead when there is no such tensor, or that its values were not kept.
+        Where only a slice was kept, it is that slice; the row's `part` in `ranks[rank].tensors` says which. A sample
+        has one dimension. A RunError says what is there instead when there is no such tensor, or that its values were
+        not kept.
         """
         if key.rank not in self.ranks:
             raise RunError(f"{self.path} has no rank {key.rank}; it has {', '.join(map(str, self.ranks)) or 'none'}.")

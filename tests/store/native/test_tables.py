@@ -61,16 +61,15 @@ def test_tensors_come_back_with_every_null_and_every_float(tmp_path: Path, tenso
         tensor(2, statistics=odd, fingerprint=2**64 - 1, shape=(0, 5), stride=(5, 1), requires_grad=True),
         tensor(3, fingerprint=0, note="größer als 2³¹ 🙂", device="cuda:7", path=""),
     ]
-    blobs = [None, Blob(0, 64, 0), Blob(2**31 - 1, 2**50, 2**40, 11), None]
+    blobs = [None, Blob(0, 64, 0, None, "0:1, ..., :64"), Blob(2**31 - 1, 2**50, 2**40, 11), Blob(0, 0, 8, 2, "1:")]
     table = write(tmp_path / "tensors", TENSORS, tensor_columns(rows, blobs))
     for i, (row, blob) in enumerate(zip(rows, blobs, strict=True)):
         found = table.row(i)
         statistics = row.statistics or Statistics(*[None] * 10)
         for name, value in statistics._asdict().items():
             assert found[name] is value or np.array_equal(found[name], value, equal_nan=True), name
-        assert [found[name] for name in ("blob_file", "blob_offset", "blob_bytes", "sampled")] == list(
-            blob or [None] * 4
-        )
+        places = [found[name] for name in ("blob_file", "blob_offset", "blob_bytes", "sampled", "part")]
+        assert places == list(blob or [None] * 5)
         for name in set(row._fields) - {"statistics", "blob"}:
             assert found[name] == getattr(row, name)
 
@@ -118,6 +117,35 @@ def test_strings_too_long_for_one_batch_are_split(
     monkeypatch.setattr(batches, "OFFSET_LIMIT", 100)
     rows = [call(seq, args="x" * 60) for seq in range(5)]
     assert calls_of(write(tmp_path / "calls", CALLS, call_columns(rows))) == rows
+
+
+def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path, tensor: Callable[..., Tensor]) -> None:
+    later = {"part", "mean", "fingerprint", "sampled"}
+    older = tuple(column for column in TENSORS if column.name not in later)
+    rows = [tensor(seq, note="n") for seq in range(3)]
+    cells = dict(zip([column.name for column in TENSORS], tensor_columns(rows, [Blob(0, 64, 24)] * 3), strict=True))
+    file = BatchFile(tmp_path / "tensors", older)
+    for batch in (slice(0, 1), slice(1, 3)):
+        file.append([cells[column.name][batch] for column in older])
+    file.close()
+    found = read_table(tmp_path / "tensors", TENSORS)
+    assert (found.problem, found.unread) == (None, 0)
+    table = found.table
+    assert table.names == [column.name for column in TENSORS]
+    for row in range(3):
+        assert table.row(row) == {name: None if name in later else column[row] for name, column in cells.items()}
+    assert (table["sampled"].tolist(), np.isnan(table["mean"]).all()) == ([-1] * 3, True)
+    assert not any(table.valid(name).any() for name in later)
+
+
+def test_a_column_that_no_version_lacks_is_missed(tmp_path: Path, tensor: Callable[..., Tensor]) -> None:
+    older = tuple(column for column in TENSORS if column.name != "path")
+    cells = tensor_columns([tensor()], [None])
+    file = BatchFile(tmp_path / "tensors", older)
+    file.append([cell for cell, column in zip(cells, TENSORS, strict=True) if column.name != "path"])
+    file.close()
+    found = read_table(tmp_path / "tensors", TENSORS)
+    assert (len(found.table), found.problem) == (0, "its columns are not those of this format version (path)")
 
 
 def test_a_file_with_other_columns_is_refused(tmp_path: Path, call: Callable[..., Call]) -> None:

@@ -33,6 +33,8 @@ def test_everything_comes_back(tmp_path: Path, info: RunInfo, call: MakeCall, te
     writer.tensor(tensor(0))
     writer.missed("fc.weight", "it has no gradient")
     writer.missed("fc.weight", "it has no gradient")
+    writer.missed("values", "the budget was spent", 40)
+    writer.missed("values", "the budget was spent", 2)
     writer.missed("café\udce9", "odd")
     assert writer.end is None
     writer.close()
@@ -49,7 +51,11 @@ def test_everything_comes_back(tmp_path: Path, info: RunInfo, call: MakeCall, te
     assert rank.tensors["role"].tolist() == ["input", "output"]
     end = rank.end
     assert end is not None
-    assert end.missed == [Missed("fc.weight", "it has no gradient", 2), Missed("café?", "odd", 1)]
+    assert end.missed == [
+        Missed("fc.weight", "it has no gradient", 2),
+        Missed("values", "the budget was spent", 42),
+        Missed("café?", "odd", 1),
+    ]
     assert (end.steps, end.calls, end.tensors, end.stacks, end.values, end.value_bytes) == (1, 1, 2, 1, 1, 24)
     assert (end.ended, end.failure, end.waited_seconds) == ("normally", None, 0)
 
@@ -100,6 +106,25 @@ def test_a_big_tensor_and_a_sample_of_one(tmp_path: Path, info: RunInfo, tensor:
     assert np.array_equal(run.values(0, 0), big)
     assert run.values(0, 1).tolist() == list(range(10))
     assert run.ranks[0].tensors["sampled"].tolist() == [-1, 10]
+
+
+def test_a_slice_is_stored_in_its_own_shape(tmp_path: Path, info: RunInfo, tensor: MakeTensor) -> None:
+    whole = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    with RunWriter(tmp_path, info=info) as writer:
+        slice_ = writer.values(whole[0:1, ..., :2].copy(), "0.output.0", "float32", (1, 3, 2), part="0:1, ..., :2")
+        writer.tensor(tensor(0, shape=whole.shape), slice_)
+        writer.tensor(tensor(1, shape=whole.shape), whole[1:].copy(), part="1:")
+        writer.tensor(tensor(2, shape=whole.shape), whole[1, 0, ::2].copy(), sampled=2, part="1:")
+    with safe_open(tmp_path / "rank0" / "values-00000.safetensors", "np") as file:
+        assert file.get_slice("0.output.0").get_shape() == [1, 3, 2]
+        assert np.array_equal(file.get_tensor("0.output.0"), whole[0:1, ..., :2])
+        assert np.array_equal(file.get_tensor("1.output.0"), whole[1:])
+        assert file.get_tensor("2.output.0").tolist() == [12, 14]
+    tensors = open_run(tmp_path).ranks[0].tensors
+    assert tensors["part"].tolist() == ["0:1, ..., :2", "1:", "1:"]
+    assert tensors["sampled"].tolist() == [-1, -1, 2]
+    assert slice_.blob is not None
+    assert (slice_.blob.part, slice_.blob.sampled) == ("0:1, ..., :2", None)
 
 
 def test_a_tensor_seen_by_several_calls_is_stored_once(tmp_path: Path, info: RunInfo, tensor: MakeTensor) -> None:

@@ -29,7 +29,7 @@ OFFSET_LIMIT = 2**31 - 1
 """Arrow's string and list columns count their bytes and elements in 32 bits."""
 
 NO_STATISTICS = (None,) * 10
-NO_BLOB = (None,) * 4
+NO_BLOB = (None,) * 5
 
 
 def call_columns(rows: Sequence[Call]) -> list[Cells]:
@@ -152,7 +152,12 @@ def _array(schema: Any, column: Column, values: Cells) -> Any:
         return _lists(schema, values)
     present = None
     if column.nullable:
-        present, values = _without_nulls(values, "" if column.type == "string" else 0)
+        nulls = values.count(None)
+        if nulls == len(values):  # most columns are all there or not there at all
+            return _nulls(schema, column, nulls)
+        if nulls:
+            present, filler = _present(values), "" if column.type == "string" else 0
+            values = [filler if value is None else value for value in values]
     if column.type == "string":
         return _strings(schema, values, present)
     data = np.fromiter(values, column.type, len(values))
@@ -185,14 +190,12 @@ def _lists(schema: Any, values: Cells) -> Any:
     return na.c_array_from_buffers(schema, len(values), [None, offsets], children=[child])
 
 
-def _without_nulls(values: Cells, filler: Any) -> tuple[Mask, Cells]:
-    """Which rows have a value (None: all), and the values with `filler` in place of nulls."""
-    nulls = values.count(None)
-    if nulls == 0:
-        return None, values
-    if nulls == len(values):  # most columns are all there or not there at all
-        return np.zeros(nulls, np.bool_), [filler] * nulls
-    return _present(values), [filler if value is None else value for value in values]
+def _nulls(schema: Any, column: Column, count: int) -> Any:
+    """An array without any value."""
+    nowhere = _bitmap(np.zeros(count, np.bool_))
+    if column.type == "string":
+        return na.c_array_from_buffers(schema, count, [nowhere, np.zeros(count + 1, np.int32), b""])
+    return na.c_array_from_buffers(schema, count, [nowhere, np.zeros(count, column.type)])
 
 
 def _present(values: Cells) -> npt.NDArray[np.bool_]:

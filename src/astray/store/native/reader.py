@@ -103,7 +103,8 @@ class NativeRank:
 
     def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:
         """The bytes of a tensor, mapped from their file; None when they were not kept."""
-        place = Blob(*(int(tensors.numbers(name)[row]) for name in ("blob_file", "blob_offset", "blob_bytes")))
+        file, offset, size = (int(tensors.numbers(name)[row]) for name in ("blob_file", "blob_offset", "blob_bytes"))
+        place = Blob(file, offset, size)
         if place.file < 0:
             return None
         return self._values.read(place) if place.nbytes else np.zeros(0, np.uint8)

@@ -1,9 +1,10 @@
 """The columns of the two tables, in the order in which they lie in the files.
 
 docs/format.md says the same for users; a test keeps the two together. Changing anything here needs a new format
-version.
+version. A column added later may be left out by a row, since older runs do not have it.
 
     1  first version
+    2  tensors: part
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ TENSORS = (
     Column("blob_offset", "int64", True),  # from the start of that file
     Column("blob_bytes", "int64", True),
     Column("sampled", "int64", True),  # how many values, when only a sample of them was kept
+    Column("part", "string", True),  # which slice, when only that part of the tensor was kept
     Column("placement", "string", True),  # mesh and sharding, when it is a shard of something larger
     Column("note", "string", True),  # what a reader should know about this row
 )

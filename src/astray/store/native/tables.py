@@ -1,7 +1,8 @@
 """Arrow to tables: reads a table's file into columns, as far as it is whole.
 
 Strings and shapes become codes right here: the bytes of a column are factorised as they lie in the file, and only the
-few distinct values are ever turned into Python objects.
+few distinct values are ever turned into Python objects. A column that an older format version did not have is null in
+every row.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from astray.store.native.batches import arrow_schema
 from astray.store.native.ipc import Batch, Bytes, Gathered, Stream, gather
 
 Mask = npt.NDArray[np.bool_] | None
+Absent = frozenset[schema.Column]
 
 BUFFERS = {"string": 3, "list<int64>": 4}
 """How many Arrow buffers a column takes: a bitmap of validity and the data, and offsets, and a list's own bitmap."""
@@ -42,23 +44,23 @@ def read_table(path: Path, columns: tuple[schema.Column, ...]) -> TableFile:
         file = opened.fileno()
         stream = Stream(file)
         batches = [batch for batch in stream.batches() if batch.rows]
-        problem = None if stream.schema is None else _check(stream.schema, columns)
+        absent, problem = _check(stream.schema, columns)
         if problem is not None:
             batches = []
         try:
-            table = decode(file, batches, columns)
+            table = decode(file, batches, columns, absent)
         except (ValueError, IndexError):  # offsets that lead nowhere, text that is none
-            sound = _count_sound(file, batches, columns)
-            table = decode(file, batches[:sound], columns)
+            sound = _count_sound(file, batches, columns, absent)
+            table = decode(file, batches[:sound], columns, absent)
             problem = f"batch {sound} of {len(batches)} is damaged; the {len(table):,} rows before it were read"
         return TableFile(table, stream.size, stream.size - stream.end, problem)
 
 
-def _count_sound(file: int, batches: list[Batch], columns: tuple[schema.Column, ...]) -> int:
+def _count_sound(file: int, batches: list[Batch], columns: tuple[schema.Column, ...], absent: Absent) -> int:
     """How many batches can be decoded before the first that cannot."""
     for number, batch in enumerate(batches):
         try:
-            decode(file, [batch], columns)
+            decode(file, [batch], columns, absent)
         except (ValueError, IndexError):  # noqa: PERF203 - a damaged file may take its time
             return number
     return len(batches)
@@ -69,24 +71,49 @@ def empty_table(columns: tuple[schema.Column, ...]) -> Table:
     return decode(-1, [], columns)
 
 
-def decode(file: int, batches: list[Batch], columns: tuple[schema.Column, ...]) -> Table:
-    """Read batches and join them, column by column."""
-    widths = [BUFFERS.get(column.type, 2) for column in columns]
+def decode(
+    file: int,
+    batches: list[Batch],
+    columns: tuple[schema.Column, ...],
+    absent: Absent = frozenset(),
+) -> Table:
+    """Read batches and join them, column by column. Those that are `absent` from the file become nulls."""
+    widths = [0 if column in absent else BUFFERS.get(column.type, 2) for column in columns]
     found = gather(file, batches, sum(widths))
     decoded: dict[str, Column] = {}
     masks: dict[str, npt.NDArray[np.bool_]] = {}
     first = 0
     for column, width in zip(columns, widths, strict=True):
-        mask = _bits(found, first) if len(found.buffers[first]) else None
-        decoded[column.name] = _decode_column(column, found, first + 1, mask)
+        mask = np.zeros(found.rows.sum(), np.bool_) if column in absent else _present(found, first)
+        if mask is None or mask.any():
+            decoded[column.name] = _decode_column(column, found, first + 1, mask)
+        else:
+            decoded[column.name] = _nulls(column, len(mask))
         if mask is not None:
             masks[column.name] = mask
         first += width
     return Table(decoded, masks)
 
 
-def _check(message: bytes, columns: tuple[schema.Column, ...]) -> str | None:
-    """Compare the schema in a file with the one it should have."""
+def _present(found: Gathered, number: int) -> Mask:
+    """Which rows have a value, as the bitmap of a column says; None: all, or there are no rows."""
+    return _bits(found, number) if len(found.buffers[number]) else None
+
+
+def _nulls(column: schema.Column, rows: int) -> Column:
+    """A column without any value."""
+    if column.type in BUFFERS:
+        return Coded(np.full(rows, -1, np.int32), [])
+    return np.full(rows, {"float64": np.nan, "uint64": 0}.get(column.type, -1), column.type)
+
+
+def _check(message: bytes | None, columns: tuple[schema.Column, ...]) -> tuple[Absent, str | None]:
+    """Compare the schema in a file with the one it should have: the columns it may lack and does, or what is wrong.
+
+    A file that was cut before its schema has no rows either.
+    """
+    if message is None:
+        return frozenset(), None
 
     def describe(found: Any) -> list[tuple[str, str]]:
         return [(child.name, child.format) for child in found.children]
@@ -95,12 +122,13 @@ def _check(message: bytes, columns: tuple[schema.Column, ...]) -> str | None:
         with InputStream.from_readable(message) as source, na.c_array_stream(source) as stream:
             found = describe(stream.get_schema())
     except (RuntimeError, ValueError) as error:
-        return f"its schema is damaged ({error})"
-    expected = describe(arrow_schema(columns))
-    if found == expected:
-        return None
-    odd = sorted({name for name, _ in set(found) ^ set(expected)}) or [name for name, _ in found]
-    return f"its columns are not those of this format version ({', '.join(odd)})"
+        return frozenset(), f"its schema is damaged ({error})"
+    named = dict(zip(columns, describe(arrow_schema(columns)), strict=True))
+    absent = frozenset(column for column in columns if column.nullable and named[column] not in found)
+    if found == [named[column] for column in columns if column not in absent]:
+        return absent, None
+    odd = sorted({name for name, _ in set(found) ^ set(named.values())}) or [name for name, _ in found]
+    return frozenset(), f"its columns are not those of this format version ({', '.join(odd)})"
 
 
 def _decode_column(column: schema.Column, found: Gathered, number: int, mask: Mask) -> Column:

@@ -61,15 +61,24 @@ KNOWN = {
 class Values:
     """The bytes of one tensor on their way to the disk. Rows that share a tensor share this object, and so its blob."""
 
-    __slots__ = ("blob", "data", "dtype", "name", "sampled", "shape", "size")
+    __slots__ = ("blob", "data", "dtype", "name", "part", "sampled", "shape", "size")
 
-    def __init__(self, data: memoryview, name: str, dtype: str, shape: Sequence[int], sampled: int | None) -> None:
+    def __init__(
+        self,
+        data: memoryview,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        sampled: int | None = None,
+        part: str | None = None,
+    ) -> None:
         self.data: memoryview | None = data  # dropped once written
         self.size = data.nbytes
         self.name = name
         self.dtype = dtype
         self.shape = shape
         self.sampled = sampled
+        self.part = part
         self.blob: Blob | None = None  # set once written
 
 
@@ -155,7 +164,7 @@ class _Shard:
             assert values.data is not None
             buffers.append(values.data)
             entries.append(entry)
-            blobs.append(Blob(self._number, self._start + used + padding, values.size, values.sampled))
+            blobs.append(Blob(self._number, self._start + used + padding, values.size, values.sampled, values.part))
             used += padding + values.size
         if entries:
             write_all(self._file, buffers, self._start + self._used)

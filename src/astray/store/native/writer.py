@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from astray.part import Part
 from astray.record import Call, Frame, Missed, Tensor
 from astray.store.info import End, RunInfo, now, plain, write_json
 from astray.store.native import backlog
@@ -89,11 +90,13 @@ class RunWriter:
         if self._open:
             self._backlog.put(row)
 
-    def tensor(self, row: Tensor, values: Values | Any = None, sampled: int | None = None) -> None:
+    def tensor(
+        self, row: Tensor, values: Values | Any = None, sampled: int | None = None, part: str | None = None
+    ) -> None:
         """Record a tensor, with its values if they are given: a buffer, or what `values` made of one.
 
         The row's own `blob` is not looked at; the writer fills it in. A buffer belongs to the writer from here on.
-        `sampled` is how many values a buffer holds when that is not the whole tensor.
+        `part` and `sampled` say what a buffer holds when that is not the whole tensor, as for `values`.
         """
         if not self._open:
             return
@@ -101,16 +104,27 @@ class RunWriter:
             self._backlog.put(row)
             return
         if not isinstance(values, Values):
-            shape = row.shape if sampled is None else (sampled,)
-            values = self.values(values, f"{row.seq}.{row.role}.{row.path}", row.dtype, shape, sampled)
+            shape = row.shape if part is None else Part.parse(part).shape_of(row.shape)
+            shape = shape if sampled is None else (sampled,)
+            values = self.values(values, f"{row.seq}.{row.role}.{row.path}", row.dtype, shape, sampled, part)
         self._backlog.put((row, values))
 
-    def values(self, buffer: Any, name: str, dtype: str, shape: Sequence[int], sampled: int | None = None) -> Values:
+    def values(
+        self,
+        buffer: Any,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        sampled: int | None = None,
+        part: str | None = None,
+    ) -> Values:
         """Hand over the bytes of a tensor, to be given to the rows of every call that saw it. They are stored once.
 
-        `name` is what other tools will see in the safetensors file; begin it with the number of the call.
+        `name` is what other tools will see in the safetensors file; begin it with the number of the call. `shape` is
+        that of the values in the buffer. `part` is the text of the slice when they are only that part of the tensor,
+        `sampled` their number when they are a sample, of the part or of the whole.
         """
-        values = Values(np.frombuffer(buffer, np.uint8).data, name, dtype, shape, sampled)
+        values = Values(np.frombuffer(buffer, np.uint8).data, name, dtype, shape, sampled, part)
         if self._open:
             self._backlog.put_values(values)
         else:
@@ -122,11 +136,11 @@ class RunWriter:
         if self._open:
             self._backlog.put(Stack(id, frames))
 
-    def missed(self, what: str, why: str) -> None:
-        """Note something that was not observed. The same thing said again is counted."""
+    def missed(self, what: str, why: str, count: int = 1) -> None:
+        """Note something that was not observed, `count` times. The same thing said again is added up."""
         if self._open:
             with self._lock:
-                self._missed[plain(what), plain(why)] += 1
+                self._missed[plain(what), plain(why)] += count
 
     def step_done(self) -> None:
         """Say that a step is over, so that its rows reach the file soon."""
