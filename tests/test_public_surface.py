@@ -24,8 +24,11 @@ def test_all_is_pinned() -> None:
         "RunError",
         "RunExists",
         "compare",
+        "elsewhere",
         "open",
         "record",
+        "seed_all",
+        "without_dropout",
     ]
 
 

@@ -6,6 +6,7 @@ its inputs were still right.
     with astray.record("runs/a", model) as rec: ...     record; `Recorder` is what it returns
     astray.open("runs/a")                               a `Run`; a `Key` names one of its tensors
     astray.compare("runs/a", "runs/b")                  a `Comparison`; its `first` is a `Divergence`
+    astray.seed_all(), without_dropout(), elsewhere()   experiments: docs/experiments.md
 
 Importing astray imports no framework, patches nothing, and loads the parts when they are first used.
 """
@@ -23,7 +24,12 @@ from astray.errors import AstrayError, CompareError, RecordError, RunError, RunE
 from astray.record import Key
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from astray.capture.experiments import elsewhere, without_dropout
     from astray.capture.recorder import Recorder
+    from astray.capture.seeding import seed_all
+    from astray.capture.settings import Given
     from astray.compare.comparison import Comparison
     from astray.compare.divergence import Divergence
     from astray.store import Run
@@ -40,8 +46,11 @@ __all__ = [
     "RunError",
     "RunExists",
     "compare",
+    "elsewhere",
     "open",
     "record",
+    "seed_all",
+    "without_dropout",
 ]
 
 _HOMES = {
@@ -49,12 +58,15 @@ _HOMES = {
     "Divergence": "astray.compare.divergence",
     "Recorder": "astray.capture.recorder",
     "Run": "astray.store",
+    "elsewhere": "astray.capture.experiments",
+    "seed_all": "astray.capture.seeding",
+    "without_dropout": "astray.capture.experiments",
 }
 
 Path = str | os.PathLike[str]
 
 
-def record(path: Path, model: Any, **settings: Any) -> Recorder:
+def record(path: Path, model: Any, *, overwrite: bool = False, **settings: Unpack[Given]) -> Recorder:
     """Starts recording `model` into the run at `path`; use it in a `with`, or call `.stop()` at the end.
 
     >>> with astray.record("runs/a", model, keep="tensors", steps="0:3") as rec:
@@ -64,11 +76,14 @@ def record(path: Path, model: Any, **settings: Any) -> Recorder:
     ...         optimizer.step()
     ...         rec.step()
 
-    The settings are those of `Recorder`.
+    The settings are those of `Recorder`, which lists them; docs/recording.md explains each with examples. They may come
+    from a YAML, JSON or TOML file too:
+
+    >>> astray.record("runs/a", model, config="astray.yaml", level="function")
     """
     from astray.capture.recorder import Recorder
 
-    return Recorder(path, model, **settings).start()
+    return Recorder(path, model, overwrite=overwrite, **settings).start()
 
 
 def open(path: Path) -> Run:

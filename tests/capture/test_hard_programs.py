@@ -155,7 +155,7 @@ def test_models_that_come_and_go_keep_all_their_gradients(tmp_path: Path) -> Non
     subprocess.run(
         [sys.executable, "-m", "astray", "run", "-o", tmp_path / "run", script], check=True, capture_output=True
     )
-    assert len(rows(astray.open(tmp_path / "run"), role="gradient")) == 6 * 2 * 4
+    assert len(rows(astray.open(tmp_path / "run"), path="grad")) == 6 * 2 * 4
 
 
 def test_a_module_that_returns_its_weight_is_recorded_once_a_step(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_two_forwards_before_two_backwards_keep_their_micro_steps(reentrant: boo
     assert [(row["micro"], row["call"], row["recompute"]) for row in inputs] == [
         (0, 0, False), (1, 0, False), (0, 0, True), (1, 0, True),
     ]  # fmt: skip
-    assert [row["micro"] for row in rows(run, site="inner.weight", role="gradient")] == [0, 1]
+    assert [row["micro"] for row in rows(run, site="inner.weight", path="grad")] == [0, 1]
 
 
 def test_a_buffer_whose_changes_cannot_be_told_is_recorded_each_time(tmp_path: Path) -> None:

@@ -50,3 +50,34 @@ def test_a_result_is_named_out() -> None:
     assert [path for path, _ in FLAT.result(one)] == ["out"]
     assert [path for path, _ in FLAT.result((one, {"mask": [one]}))] == ["out.0", "out.1.mask.0"]
     assert FLAT.result(None) == []
+
+
+def test_a_structure_met_before_is_told_from_one_that_only_equals_it() -> None:
+    flat = Flattener(lambda value: isinstance(value, complex))
+    for _ in range(2):
+        assert flat.arguments((1j, True), {}) == ([("0", 1j)], '{"args":["<tensor>",true]}')
+        assert flat.arguments((2j, 1), {}) == ([("0", 2j)], '{"args":["<tensor>",1]}')
+        assert flat.arguments((1, 3j), {"a.b": 4j, "c": 1.0}) == (
+            [("1", 3j), ("kwargs.a.b", 4j)],
+            '{"args":[1,"<tensor>"],"kwargs":{"a.b":"<tensor>","c":1.0}}',
+        )
+        assert flat.arguments((None, 5j), {}) == ([("1", 5j)], '{"args":[null,"<tensor>"]}')
+        assert flat.arguments((6j, None), {}) == ([("0", 6j)], '{"args":["<tensor>",null]}')
+
+
+def test_an_object_that_holds_tensors_is_told_of_and_not_taken_apart() -> None:
+    class Layer:
+        def __init__(self) -> None:
+            self.keys = 1j
+
+    class Cache:
+        def __init__(self) -> None:
+            self.layers = [Layer()]
+
+    told: list[str] = []
+    flat = Flattener(lambda value: isinstance(value, complex), told.append)
+    assert flat.arguments((Cache(), object(), Cache), {}) == (
+        [],
+        '{"args":["<Cache>","<object>","<test_an_object_that_holds_tensors_is_told_of_and_not_taken_apart.<locals>.Cache>"]}',
+    )
+    assert told == ["Cache"]

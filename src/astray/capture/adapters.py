@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any, Protocol
 
 from astray.capture.engine import Engine, TensorReader
+from astray.capture.settings import Settings
 from astray.errors import RecordError
 
 
@@ -33,7 +35,16 @@ class Adapter(Protocol):
     def start(self, engine: Engine, end_step: Callable[[], None]) -> None:
         """Puts the hooks in place. `end_step` is for an adapter that finds the steps by itself."""
 
+    def apply(self, settings: Settings) -> None:
+        """Observes at the levels these settings ask for."""
+
+    def listen(self) -> None:
+        """Puts in place what the engine wants to hear from now, and takes the rest away."""
+
     def next_step(self) -> None: ...
+
+    def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:
+        """Records a value of the program's own, and the gradients that arrive at its tensors."""
 
     def stop(self) -> None:
         """Removes every hook."""

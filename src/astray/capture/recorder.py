@@ -6,20 +6,27 @@ placed between them.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from astray import stats
 from astray.capture.adapters import Adapter, adapter_for
+from astray.capture.config_file import LiveConfig
 from astray.capture.engine import Engine, logger
 from astray.capture.ranks import rank_and_world_size
-from astray.capture.settings import QUEUE_BYTES, SAMPLES, Settings
+from astray.capture.settings import Given, Settings
 from astray.errors import RecordError
 from astray.store import RunInfo, RunWriter
 from astray.wording import counted
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Recorder:
@@ -34,12 +41,37 @@ class Recorder:
 
     path: the folder of the run. In a distributed program every rank gives the same one.
     model: a module, or a dict of modules whose names come in front of their sites.
-    level: what is observed. "module": every call of every module in the model.
-    keep: "stats" (statistics and fingerprint), "fingerprint", "sample", "tensors", or several.
-    steps: record only these: "0:10:2", a list, a range. All by default.
-    samples: how many values `keep="sample"` keeps of each tensor.
     overwrite: replace a run that is there already.
-    queue_bytes: how much may wait for the disk before the program is made to wait.
+
+    What is recorded (docs/recording.md explains all settings with examples):
+
+    level: the calls that are observed, "module" (default), "function", "op", or several.
+    keep: "stats" (default: statistics and fingerprint), "fingerprint", "sample", "tensors", or several.
+    samples: how many values `keep="sample"` keeps of each tensor; 1,024 by default.
+    slice: keep the values of this part only: "0:1, ..., :64". The statistics stay those of the whole tensor.
+    optimizer: after `optimizer.step()`, of each parameter: "gradient", "weight", "state", "update", or several.
+
+    Which part of it, everything by default:
+
+    steps: these steps: "0:10:2", a list, a range.
+    ranks: these ranks, in the same way. The others run bare.
+    match: the sites in whose name a regular expression is found, or one of several.
+    ignore: leave these sites out, in the same way. It wins over `match`.
+    classes: the calls of these classes or functions: "Linear", ["softmax", "LayerNorm"].
+    scope: two sites: what runs from the start of the first to the end of the second.
+    phases: "forward", "backward", "update", or several.
+    roles: "input", "output", "parameter", "gradient", "state", or several.
+    functions: your own list of functions: a YAML file, a dict of categories, or a list of names.
+
+    How much of it at most:
+
+    max_tensors: so many tensors in all; what comes later is counted and listed as missed.
+    max_tensors_per_step: so many tensors in each step, likewise.
+    max_bytes: so many bytes of values in all, likewise: 10_000_000, "2 GB", "500 MiB".
+    queue_bytes: how much may wait for the disk before the program is made to wait; 256 MiB by default.
+
+    config: a YAML, JSON or TOML file with these settings, which may be edited while the program runs. What is given
+        here wins over it.
     """
 
     def __init__(
@@ -47,48 +79,44 @@ class Recorder:
         path: str | os.PathLike[str],
         model: Any,
         *,
-        level: str | Iterable[str] = "module",
-        keep: str | Iterable[str] = "stats",
-        steps: str | int | Sequence[int] | range | None = None,
-        samples: int = SAMPLES,
         overwrite: bool = False,
-        queue_bytes: int = QUEUE_BYTES,
+        **settings: Unpack[Given],
     ) -> None:
         self.path = Path(path)
-        self.settings = Settings.check(level=level, keep=keep, steps=steps, samples=samples, queue_bytes=queue_bytes)
+        config = settings.get("config")
+        self._live = LiveConfig(config, settings) if config is not None else None
+        self.settings = Settings.check(**settings) if self._live is None else self._live.settings
         self._adapter: Adapter = adapter_for(model) if not isinstance(model, _Chosen) else model.adapter
         self._overwrite = overwrite
+        self._started = False
         self._writer: RunWriter | None = None
         self._engine: Engine | None = None
         self._failure_told = False
 
     @classmethod
-    def discovering(cls, path: str | os.PathLike[str], adapter: Adapter, **settings: Any) -> Recorder:
+    def discovering(
+        cls, path: str | os.PathLike[str], adapter: Adapter, *, overwrite: bool = False, **settings: Unpack[Given]
+    ) -> Recorder:
         """A recorder for a program whose models and steps the adapter finds by itself."""
-        return cls(path, _Chosen(adapter), **settings)
+        return cls(path, _Chosen(adapter), overwrite=overwrite, **settings)
 
     def start(self) -> Recorder:
-        """Opens the run and puts the hooks in place."""
-        if self._writer is not None:
+        """Opens the run and puts the hooks in place. Does nothing on a rank that was not asked for."""
+        if self._started:
             raise RecordError(f"This recorder has already been started, on {self.path}. Make another for a second run.")
+        self._started = True
         rank, world_size = self._adapter.rank_and_world_size() or rank_and_world_size(os.environ)
+        if rank not in self.settings.ranks:
+            return self
         if stats.BACKEND == "numpy" and "ASTRAY_KERNELS" not in os.environ:
             logger.warning(
                 "astray was installed without a compiler, so measuring tensors takes many times as long. "
                 "Install it again where there is one."
             )
-        info = RunInfo.here(
-            framework=self._adapter.framework,
-            versions={**self._adapter.versions(), "astray kernels": stats.BACKEND},
-            devices=self._adapter.devices(),
-            seed=self._adapter.seed(),
-            world_size=world_size,
-            settings=self.settings.as_dict(),
-        )
         self._writer = RunWriter(
             self.path,
             rank=rank,
-            info=info,
+            info=self._info(world_size),
             overwrite=self._overwrite,
             queue_bytes=self.settings.queue_bytes,
         )
@@ -101,6 +129,16 @@ class Recorder:
             raise
         return self
 
+    def _info(self, world_size: int) -> RunInfo:
+        return RunInfo.here(
+            framework=self._adapter.framework,
+            versions={**self._adapter.versions(), "astray kernels": stats.BACKEND},
+            devices=self._adapter.devices(),
+            seed=self._adapter.seed(),
+            world_size=world_size,
+            settings=self.settings.as_dict(),
+        )
+
     @property
     def recording(self) -> bool:
         """True between start and stop, in a step that was asked for."""
@@ -111,12 +149,54 @@ class Recorder:
         engine = self._running("step")
         if engine is None or not engine.belongs_here():
             return
-        try:
+        with self._guarding(engine, "the end of a step"):
             self._adapter.next_step()
-        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
-            engine.failed("the end of a step", error)
         engine.next_step()
+        with self._guarding(engine, "a change of the settings"):
+            self._follow_the_file(engine)
+            self._adapter.listen()
         self._tell_failure()
+
+    def save(self, name: str, value: Any, gradient: bool = True) -> None:
+        """Records a value of yours under a name: a tensor, a number, an array, or any nest of them.
+
+        >>> rec.save("attention/scores", scores)
+        >>> rec.save("batch", {"ids": ids, "lengths": [3, 5]})
+
+        gradient: also record the gradients that arrive at its tensors in the backward pass.
+        """
+        engine = self._running("save")
+        if engine is not None and engine.recording and engine.belongs_here():
+            with self._guarding(engine, f"the value saved as {name!r}"):
+                self._adapter.save(str(name), value, gradient, sys._getframe(1))
+
+    def forward_end(self) -> None:
+        """Records only what has run so far in this step, and the backward of that. The next step is recorded again."""
+        engine = self._running("forward_end")
+        if engine is not None and engine.belongs_here():
+            engine.end_forward()
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Records nothing until `resume`, or until the end of the block:
+
+        >>> with rec.pause():
+        ...     evaluate(model)
+
+        Calls made meanwhile are not numbered, so those that follow keep their numbers.
+        """
+        self._pause(True)
+        return _Paused(self)
+
+    def resume(self) -> None:
+        """Goes on recording after `pause`."""
+        self._pause(False)
+
+    def _pause(self, paused: bool) -> None:
+        engine = self._running("pause" if paused else "resume")
+        if engine is not None and engine.belongs_here():
+            engine.pause(paused)
+            with self._guarding(engine, "a pause"):
+                self._adapter.listen()
 
     def flush(self) -> None:
         """Waits until everything recorded so far is in the files, where not even `kill -9` takes it away."""
@@ -130,17 +210,40 @@ class Recorder:
         if engine is None or writer is None or not engine.belongs_here():
             return
         self._engine = None
-        engine.recording = False
-        try:
+        engine.finish()
+        with self._guarding(engine, "the end of the recording"):
             self._adapter.stop()
-        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
-            engine.failed("the end of the recording", error)
         writer.close(ended)
         self._tell_failure()
+
+    def _follow_the_file(self, engine: Engine) -> None:
+        """Takes over what somebody has written into the config file meanwhile."""
+        if self._live is None:
+            return
+        try:
+            settings = self._live.changed()
+        except RecordError as error:
+            logger.warning("%s", error)
+            return
+        if settings is not None:
+            self.settings = settings
+            engine.apply(settings)
+            self._adapter.apply(settings)
+            engine.note("astray/settings", settings.as_dict())
+
+    @contextlib.contextmanager
+    def _guarding(self, engine: Engine, doing: str) -> Iterator[None]:
+        """Whatever goes wrong in here stays out of the user's program."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
+            engine.failed(doing, error)
 
     def summary(self) -> str:
         """What a stopped recording holds, in one line."""
         end = self._writer.end if self._writer is not None else None
+        if self._started and self._writer is None:
+            return f"nothing was recorded here: ranks={self.settings.ranks} leaves this one out"
         if end is None:
             return f"{self.path} is still being recorded"
         parts = [counted(end.steps, "step"), counted(end.calls, "call"), counted(end.tensors, "tensor")]
@@ -153,13 +256,13 @@ class Recorder:
         return f"{', '.join(parts)} in {self.path}"
 
     def __enter__(self) -> Recorder:
-        return self if self._engine is not None else self.start()
+        return self if self._started else self.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.stop("normally" if kind is None else f"{kind.__name__}: {error}")
 
     def _running(self, asked: str) -> Engine | None:
-        if self._writer is None:
+        if not self._started:
             raise RecordError(
                 f"{asked}() was called before start(). Start the recorder, or use `with astray.record(…)`."
             )
@@ -171,7 +274,17 @@ class Recorder:
             self._failure_told = True
             logger.warning("%s", self._writer.failure)
             if self._engine is not None:
-                self._engine.recording = False
+                self._engine.pause()
+
+
+class _Paused(contextlib.AbstractContextManager[None]):
+    """Ends a pause at the end of a block."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __exit__(self, *_: object) -> None:
+        self._recorder.resume()
 
 
 class _Chosen:

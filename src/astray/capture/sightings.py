@@ -1,13 +1,15 @@
-"""What was measured of a tensor that may be seen again: a module's output is the next one's input.
+"""What was measured of a tensor's memory that may be seen again: a module's output is the next one's input.
 
-A tensor is recognised when it is the same living object with the same identity (version counter, address, shape and
-stride, as its adapter reads them), so its numbers cannot have changed. What escapes this: writes that bypass the
-version counter, such as through `.data` or a numpy view.
+Numbers are found again for as long as the storage lives and nobody wrote to it, as its adapter tells (address, version
+counter, layout). Views of one memory in one order share them, so `x.view(-1)` costs a row and no reading. What escapes
+this: writes that bypass the version counter, such as through `.data`, a numpy view or a collective; whoever sees such
+a write says so with `changed`.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from astray.record import Statistics
@@ -17,48 +19,44 @@ _ENOUGH = 4096
 
 
 class Sighting(NamedTuple):
-    """Everything the row of a tensor needs that belongs to the tensor and not to the call."""
+    """What the row of a tensor needs that is costly to have, and belongs to its numbers alone."""
 
-    tensor: weakref.ref[Any] | None
-    identity: Any
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    device: str
     statistics: Statistics | None
     fingerprint: int | None
     values: Values | None
-    placement: str | None
-    note: str | None
+    placement: str | None = None
+    note: str | None = None
 
 
 class Sightings:
-    """Finds a tensor's numbers again for as long as the tensor lives unchanged."""
+    """Finds the numbers of a memory again, by the living object that owns it and a key for what of it was read."""
 
     def __init__(self) -> None:
-        self._by_id: dict[int, Sighting] = {}
+        self._by_owner: dict[int, tuple[weakref.ref[Any], dict[Hashable, Sighting]]] = {}
         self._crowded = _ENOUGH
 
-    def find(self, tensor: Any, identity: Any) -> Sighting | None:
-        seen = self._by_id.get(id(tensor))
-        if seen is None or seen.identity != identity or seen.tensor is None or seen.tensor() is not tensor:
-            return None
-        return seen
+    def find(self, owner: Any, key: Hashable) -> Sighting | None:
+        known = self._by_owner.get(id(owner))
+        return known[1].get(key) if known is not None and known[0]() is owner else None
 
-    def add(self, tensor: Any, sighting: Sighting) -> None:
-        self._by_id[id(tensor)] = sighting
-        if len(self._by_id) > self._crowded:  # a program without steps, such as a generation loop
+    def add(self, owner: Any, key: Hashable, sighting: Sighting) -> None:
+        known = self._by_owner.get(id(owner))
+        if known is not None and known[0]() is owner:
+            known[1][key] = sighting
+            return
+        self._by_owner[id(owner)] = (weakref.ref(owner), {key: sighting})
+        if len(self._by_owner) > self._crowded:  # a program without steps, such as a generation loop
             self._forget_dead()
-            self._crowded = max(_ENOUGH, 2 * len(self._by_id))
+            self._crowded = max(_ENOUGH, 2 * len(self._by_owner))
+
+    def changed(self, owner: Any) -> None:
+        """Somebody wrote to this memory, perhaps past its version counter."""
+        self._by_owner.pop(id(owner), None)
 
     def clear(self) -> None:
         """Trusts nothing from here on: between steps, weights are often written past their version counter."""
-        self._by_id = {}
+        self._by_owner = {}
 
     def _forget_dead(self) -> None:
         # Another thread may add meanwhile: `list` copies in one go, and a lost entry only costs measuring again.
-        self._by_id = {
-            number: seen
-            for number, seen in list(self._by_id.items())
-            if seen.tensor is not None and seen.tensor() is not None
-        }
+        self._by_owner = {number: known for number, known in list(self._by_owner.items()) if known[0]() is not None}

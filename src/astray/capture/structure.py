@@ -21,28 +21,62 @@ TENSOR = "<tensor>"
 _LONGEST_TEXT = 200
 _LONGEST_LIST = 64
 _SCALARS = frozenset({bool, int, float, str, type(None)})
+_LOOKED_INTO, _LOOKED_AT = 4, 8  # how deep, and how many things at each level, an object is searched for tensors
+_MANY = 10_000  # structures of arguments that are remembered
 
 
 class Flattener:
-    """Finds the tensors in nested values.
+    """Finds the tensors in nested values: tuples, lists, mappings and dataclasses.
+
+    `opaque` is told the class of any other object that holds tensors, such as a cache of keys and values: those are
+    not taken, or each layer's call would list the cache of all layers.
 
     >>> flat = Flattener(lambda value: isinstance(value, complex))
     >>> flat.arguments((1j, [2, 3j]), {"mask": None})
     ([('0', 1j), ('1.1', 3j)], '{"args":["<tensor>",[2,"<tensor>"]],"kwargs":{"mask":null}}')
     """
 
-    def __init__(self, is_tensor: Callable[[Any], bool]) -> None:
+    def __init__(self, is_tensor: Callable[[Any], bool], opaque: Callable[[str], None] = lambda _: None) -> None:
         self._is_tensor = is_tensor
-        self._plain: dict[int, str] = {}
+        self._opaque = opaque
+        self._known: dict[tuple[Any, ...], tuple[list[tuple[str, int | str]], str]] = {}
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], str]:
         """The tensors of a call's arguments with their paths, and the structure of the arguments as JSON."""
+        key = self._key(args, kwargs)
+        if key is None:
+            return self._arguments(args, kwargs)
+        known = self._known.get(key)
+        if known is None:
+            found, skeleton = self._arguments(args, kwargs)
+            places = [(path, path.removeprefix("kwargs.") if "." in path else int(path)) for path, _ in found]
+            if len(self._known) > _MANY:  # a number that is another one in every call
+                self._known.clear()
+            known = self._known[key] = (places, skeleton)
+        return [(path, args[at] if isinstance(at, int) else kwargs[at]) for path, at in known[0]], known[1]
+
+    def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """The same for calls whose arguments have the same structure; None when that is not plain to see."""
+        key: list[Any] = []
         is_tensor = self._is_tensor
-        if not kwargs and all(map(is_tensor, args)):  # nearly every call of a layer
-            skeleton = self._plain.get(len(args))
-            if skeleton is None:
-                skeleton = self._plain[len(args)] = _json({"args": [TENSOR] * len(args)})
-            return [(str(i), tensor) for i, tensor in enumerate(args)], skeleton
+        for value in args:
+            if is_tensor(value):
+                key.append(None)
+            elif type(value) in _SCALARS:
+                key += (type(value), value)
+            else:
+                return None
+        for name, value in kwargs.items():
+            key.append(name)
+            if is_tensor(value):
+                key.append(None)
+            elif type(value) in _SCALARS:
+                key += (type(value), value)
+            else:
+                return None
+        return (len(args), *key)
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], str]:
         found: list[tuple[str, Any]] = []
         shape: dict[str, Any] = {"args": [self._walk(value, str(i), found, 0) for i, value in enumerate(args)]}
         if kwargs:
@@ -76,7 +110,17 @@ class Flattener:
                 field.name: self._walk(getattr(value, field.name, None), f"{path}.{field.name}", found, depth + 1)
                 for field in dataclasses.fields(value)
             }
+        if self._holds_tensors(value, _LOOKED_INTO):
+            self._opaque(type(value).__name__)
         return _describe(value)
+
+    def _holds_tensors(self, value: Any, depth: int) -> bool:
+        if self._is_tensor(value):
+            return True
+        if depth == 0 or isinstance(value, type) or callable(value):
+            return False
+        items = value if isinstance(value, list | tuple) else list(getattr(value, "__dict__", {}).values())
+        return any(self._holds_tensors(item, depth - 1) for item in items[:_LOOKED_AT])
 
 
 def _shortened(items: list[Any], length: int | None = None) -> list[Any]:

@@ -3,5 +3,8 @@
 tensors.py     a torch tensor        → what the engine needs to measure it
 modules.py     forward calls         → calls, inputs, parameters, outputs
 gradients.py   the backward pass     → gradients of the same calls, and of parameters
-discovery.py   an unchanged program  → its outermost modules and its steps
+optimizers.py  steps of optimizers   → what each parameter was given and what became of it, with updates.py
+discovery.py   an unchanged program  → its outermost modules, and with pace.py its steps
+
+Besides recording, what users try with a suspect: seeding.py, dropout.py, and elsewhere.py with trips.py.
 """

@@ -5,15 +5,31 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy
 import torch
 from torch import nn
+from torch._C import DisableTorchFunction
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.engine import Engine, TensorReader
+from astray.capture.pytorch.catalogue import Catalogue
+from astray.capture.pytorch.collectives import Underway
 from astray.capture.pytorch.discovery import Discovery
+from astray.capture.pytorch.functions import FunctionMode
+from astray.capture.pytorch.gradients import LiveGradients
+from astray.capture.pytorch.modes import Modes
 from astray.capture.pytorch.modules import ModuleCapture
+from astray.capture.pytorch.ops import OpMode
+from astray.capture.pytorch.optimizers import OptimizerCapture
+from astray.capture.pytorch.origins import Origins
+from astray.capture.pytorch.places import Places
+from astray.capture.pytorch.saved import SavedValues
 from astray.capture.pytorch.tensors import TorchReader
+from astray.capture.settings import Settings
 
 
 class PyTorchAdapter:
@@ -52,19 +68,63 @@ class PyTorchAdapter:
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
     def start(self, engine: Engine, end_step: Callable[[], None]) -> None:
-        self._capture = ModuleCapture(engine)
+        self._gradients = LiveGradients()
+        self._origins = Origins()
+        self._places = Places(engine, self._origins)
+        self._modes = Modes()
+        self._capture = ModuleCapture(engine, self._gradients, self._modes, self._origins)
+        self._underway = Underway(engine)
+        self._saved = SavedValues(engine, self._gradients)
+        self._engine = engine
+        # Before `Discovery`, which ends the step in a hook of the same kind: hooks are called in their order.
+        self._optimizers = OptimizerCapture(engine, self._capture.parameters, everything=self._models is None)
         if self._models is None:
-            self._discovery = Discovery(engine, self._capture, end_step)
-            return
-        for label, model in self._models.items():
-            self._capture.attach(model, label)
+            self._discovery = Discovery(engine, self._capture, end_step, self.listen)
+        else:
+            for label, model in self._models.items():
+                self._capture.attach(model, label)
+        self.apply(engine.settings)
+
+    def apply(self, settings: Settings) -> None:
+        """Observes at the levels these settings ask for."""
+        modes: list[TorchFunctionMode | TorchDispatchMode] = []
+        if "function" in settings.level:
+            catalogue = Catalogue(settings.functions)
+            modes.append(FunctionMode(self._engine, self._gradients, self._places, catalogue, self._underway))
+        if "op" in settings.level:
+            modes.append(OpMode(self._engine, self._places, settings.functions))
+        self._origins.wanted = bool(modes)
+        self._modes.use(modes)
+        self.listen()
+
+    def listen(self) -> None:
+        """Puts everything in place that the engine wants to hear from now, and takes the rest away."""
+        under_way = self._discovery is None or self._discovery.has_found
+        self._modes.switch(self._engine.listening and under_way)
+        if self._capture is not None:
+            self._capture.listen(self._engine.listening)
 
     def next_step(self) -> None:
+        """Ends the step: gradients that are still being summed are written as they are."""
+        self._gradients.finish()
+        self._underway.look()
+        self._origins.clear()
         if self._capture is not None:
             self._capture.next_step()
+
+    def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:
+        with DisableTorchFunction(), torch._C._DisableTorchDispatch():  # what is done here is no part of the program
+            self._saved.save(name, value, gradient, frame)
 
     def stop(self) -> None:
         if self._discovery is not None:
             self._discovery.remove()
         if self._capture is not None:
+            self._optimizers.remove()
+            self._modes.use([])
+            self._underway.finish()
             self._capture.detach()
+            try:
+                self._gradients.finish()
+            finally:
+                self._gradients.remove()

@@ -14,9 +14,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunction
 from torch.autograd.graph import Node, get_gradient_edge
+from torch.compiler import is_compiling
 
 from astray.capture.engine import Engine, OpenCall
+from astray.capture.pytorch.compiled import never_compiled
+from astray.capture.pytorch.shards import add_up
 
 Edge = tuple[Node, int]
 
@@ -31,15 +35,15 @@ class InputEdges:
 
     __slots__ = ("born", "paths", "tensors")
 
-    def __init__(self, inputs: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def __init__(self, inputs: Iterable[tuple[str, torch.Tensor]], edge: Callable[[torch.Tensor], Edge]) -> None:
         self.paths: dict[Edge, str] = {}
         self.tensors: list[torch.Tensor] = []  # one for each of them
         self.born: int = torch._C._autograd._get_sequence_nr()
         for path, tensor in inputs:
             if tensor.requires_grad:
-                edge = _edge(tensor)
-                if edge not in self.paths:  # one tensor given twice has one edge, recorded under the first path
-                    self.paths[edge] = path
+                found = edge(tensor)
+                if found not in self.paths:  # one tensor given twice has one edge, recorded under the first path
+                    self.paths[found] = path
                     self.tensors.append(tensor)
 
     def consumers(self, outputs: Iterable[Node | None]) -> list[tuple[Node, int, str]]:
@@ -147,6 +151,9 @@ class CallGradients:
         sum_ = self._sums.pop(path, None)
         if sum_ is not None and sum_.total is not None:
             self._engine.observe(self._started(), "output", path, sum_.total)
+        elif sum_ is not None:
+            why = "its parts are distributed in different ways, and to add them takes communication"
+            self._engine.missed(f"a gradient that {self._call.site.name} sends", why)
 
     @property
     def is_summing(self) -> bool:
@@ -172,10 +179,11 @@ class CallGradients:
 
     def guarded(self, action: Callable[..., None], *args: Any) -> None:
         """Runs one observation; whatever goes wrong in it stays out of the backward pass."""
-        if not self._engine.belongs_here():
+        if self._engine.paused or not self._engine.belongs_here():
             return
         try:
-            action(*args)
+            with DisableTorchFunction():  # what is done here is no part of the program
+                action(*args)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             self._engine.failed(f"a gradient of {self._call.site.name}", error)
 
@@ -191,11 +199,10 @@ class _Sum:
 
     def add(self, gradient: torch.Tensor) -> None:
         self.terms += 1
-        if self.total is None:
+        if self.terms == 1:
             self.total = gradient
-        else:
-            with torch.no_grad():
-                self.total = self.total + gradient
+        elif self.total is not None:
+            self.total = add_up(self.total, gradient)
 
 
 class _ArrivalHook:
@@ -208,8 +215,9 @@ class _ArrivalHook:
         self.path = path
         self.through = through
 
+    @never_compiled
     def __call__(self, gradient: torch.Tensor | None) -> None:
-        if gradient is not None:  # an output that nobody used
+        if gradient is not None and not is_compiling():  # None for an output that nobody used
             self.gradients.guarded(self.gradients.arrived, self.path, gradient, self.through)
 
 
@@ -223,9 +231,10 @@ class _SendingHook:
         self.path = path
         self.index = index
 
+    @never_compiled
     def __call__(self, computed: tuple[torch.Tensor | None, ...], _: Any) -> None:
         gradient = computed[self.index]
-        if gradient is not None:
+        if gradient is not None and not is_compiling():
             self.gradients.guarded(self.gradients.sent, self.path, gradient)
 
 
@@ -238,8 +247,10 @@ class _CompletionHook:
         self.gradients = gradients
         self.path = path
 
+    @never_compiled
     def __call__(self, _: Any) -> None:
-        self.gradients.guarded(self.gradients.complete, self.path)
+        if not is_compiling():
+            self.gradients.guarded(self.gradients.complete, self.path)
 
 
 class LiveGradients:
@@ -248,8 +259,22 @@ class LiveGradients:
     def __init__(self) -> None:
         self._calls: list[weakref.ref[CallGradients]] = []
         self._on_leaves: list[Any] = []
+        self._of_parameters: dict[int, tuple[weakref.ref[torch.Tensor], Edge]] = {}
         self._crowded = _ENOUGH
         self._changing = threading.Lock()
+
+    def edges(self, inputs: Iterable[tuple[str, torch.Tensor]]) -> InputEdges:
+        """Where the inputs of a call hang in the graph, to be asked before the call."""
+        return InputEdges(inputs, self._edge)
+
+    def _edge(self, tensor: torch.Tensor) -> Edge:
+        """That of a parameter is remembered for a step: torch makes a view each time it is asked for it."""
+        if type(tensor) is not torch.nn.Parameter:
+            return _edge(tensor)
+        known = self._of_parameters.get(id(tensor))
+        if known is None or known[0]() is not tensor or tensor.grad_fn is not None:
+            known = self._of_parameters[id(tensor)] = (weakref.ref(tensor), _edge(tensor))
+        return known[1]
 
     def watch(self, engine: Engine, call: OpenCall, edges: InputEdges, outputs: list[tuple[str, torch.Tensor]]) -> None:
         gradients = CallGradients(engine, call)
@@ -266,6 +291,7 @@ class LiveGradients:
         for gradients in self._living():
             if gradients.is_summing:
                 gradients.guarded(gradients.finish)
+        self._of_parameters.clear()
         with self._changing:
             on_leaves, self._on_leaves = self._on_leaves, []
         for handle in on_leaves:
@@ -299,5 +325,6 @@ def _edge(tensor: torch.Tensor) -> Edge:
     node = tensor.grad_fn
     if node is not None:
         return node, tensor.output_nr
-    edge = get_gradient_edge(tensor)
+    with torch._C._DisableTorchDispatch():  # torch makes a view to find it, which is no part of the program
+        edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr

@@ -6,65 +6,119 @@ region runs as it would without astray, and the run says that the calls inside i
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch._C import DisableTorchFunction
 from torch.compiler import is_compiling
-from torch.nn.parameter import is_lazy
 
-from astray.capture.engine import Engine, Site
-from astray.capture.pytorch.gradients import InputEdges, LiveGradients
+from astray.capture.engine import NOT_WRITTEN, Engine, Identity, OpenCall, Site
+from astray.capture.pytorch.compiled import BuiltinForwards, CompiledCode, never_compiled
+from astray.capture.pytorch.fast_paths import FastPaths
+from astray.capture.pytorch.fsdp import Gathered, Gatherings
+from astray.capture.pytorch.gradients import LiveGradients
+from astray.capture.pytorch.hooks import Hook
+from astray.capture.pytorch.modes import Modes
+from astray.capture.pytorch.origins import Origins
+from astray.capture.pytorch.parameters import ParameterCapture
+from astray.capture.pytorch.sites import Sites
+from astray.capture.pytorch.wrappers import Chain, Children, Gate, can_be_called, hides_gradients, is_compiled
+from astray.capture.pytorch.wrappers import state as state_of
+from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.structure import Flattener
-from astray.errors import RecordError
-from astray.record import ROOT, Role
+from astray.record import ROOT
 
 
 class ModuleCapture:
     """Records every call of the modules it is attached to, until `detach`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, gradients: LiveGradients, modes: Modes, origins: Origins) -> None:
         self._engine = engine
-        self._flat = Flattener(lambda value: isinstance(value, torch.Tensor))
-        self._gradients = LiveGradients()
-        self._sites: weakref.WeakKeyDictionary[nn.Module, Site] = weakref.WeakKeyDictionary()
-        self._names: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary()
+        self._flat = Flattener(is_tensor, self._note_opaque)
+        self._gradients = gradients
+        self._modes = modes
+        self._origins = origins
+        self._sites = Sites()
+        self._places: weakref.WeakKeyDictionary[nn.Module, _Place] = weakref.WeakKeyDictionary()
+        self._gate = Gate(engine, self.enter, self._after)
+        self._forwards = BuiltinForwards()
+        self._compiled = CompiledCode(engine, self._sites.of)
         self._hooks: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
-        self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], Any]] = {}
+        self.parameters = ParameterCapture(engine)
         self._states: dict[str, list[Any]] = {}
-        self._choosy: list[weakref.ref[nn.Module]] = []
+        self._fast_paths = FastPaths(modes, self._put_hooks, self._take_hooks, self._note_fast_path)
+        self._gatherings = Gatherings(engine, self._put_hooks, self._take_hooks, self._filled)
         self._called = False
+        self._listening = True
+        self._compiled.start()
 
     def attach(self, root: nn.Module, label: str = "") -> None:
         """Puts hooks on `root` and everything in it; sites carry `label` in front when there is one."""
-        prefix = f"{label}." if label else ""
-        for name, module in root.named_modules():
-            if module not in self._sites:
-                site = Site(prefix + name if name else label or ROOT, _type(module), label)
-                self._claim_name(site.name, module)
-                self._sites[module] = site
-                self._put_hooks(module)
-                if isinstance(module, nn.TransformerEncoderLayer):
-                    self._choosy.append(weakref.ref(module))
-                if _is_compiled(module):
-                    self._engine.missed(f"calls inside {site.name}", "torch.compile runs them as one graph")
-        for name, parameter in root.named_parameters():
-            self._watch_parameter(parameter, prefix + name, label)
-        self._suit_the_choosy()
+        came = self._sites.add(root, label)
+        self._place(came)
+        self._watch_parameters(came)
 
-    def _claim_name(self, name: str, module: nn.Module) -> None:
-        if name in self._names:
-            raise RecordError(f"Two modules would both be recorded as {name!r}. Give the models other names.")
-        self._names[name] = module
+    def _follow(self, module: nn.Module) -> Site | None:
+        """Brings names and hooks in line with a model that has changed: layers were added, replaced or wrapped.
+
+        Returns the site of `module`, whose call it is that brought this to light.
+        """
+        left, came = self._sites.renew()
+        for gone in left:
+            self._take_hooks(gone)
+            self._places.pop(gone, None)
+            for parameter in gone._parameters.values():
+                self.parameters.forget(parameter)
+        self._place(came)
+        self._watch_parameters(self._sites.chains())
+        for known, place in list(self._places.items()):
+            place.children = Children(known)
+        return self._sites.of(module)
+
+    def _place(self, chains: list[Chain]) -> None:
+        self._forwards.cover(chain.inner for chain in chains if chain.inner not in self._places)
+        for chain in chains:
+            inner, recorder = chain.inner, chain.recorder
+            if recorder is not inner:
+                self._take_hooks(inner)
+                self._places[recorder] = _Place(recorder, self._gate.before_wrapper, self._after)
+                self._places[inner] = _Place(inner, self._gate.before_inner, self._gate.after_inner)
+            elif inner not in self._places:
+                self._places[inner] = _Place(inner, self._before, self._after)
+            self._put_hooks(recorder)
+            self._put_hooks(inner)
+            self._fast_paths.add(inner)
+            self._compiled.knows(inner)
+            self._note_hidden_gradients(chain)
+        self._fast_paths.check()
+
+    def _note_hidden_gradients(self, chain: Chain) -> None:
+        site = self._sites.of(chain.inner)
+        if site is not None and any(map(hides_gradients, chain.modules)):
+            why = "FullyShardedDataParallel has them in a flat tensor of its own; fully_shard has not"
+            self._engine.missed(f"the gradients of the parameters in {site.name}", why)
+
+    def _watch_parameters(self, chains: list[Chain]) -> None:
+        for module in (module for chain in chains for module in chain.modules):
+            site = self._sites.of(module)
+            if site is not None:
+                prefix = "" if site.name == ROOT else f"{site.name}."
+                for name, parameter in module._parameters.items():
+                    if parameter is not None and not self._gatherings.is_gathered(parameter):
+                        self.parameters.watch(parameter, prefix + name, site.name, site.root)
 
     def _put_hooks(self, module: nn.Module) -> None:
-        site = self._sites[module]
-        before, after = _BeforeHook(self._engine, self._before, site), _AfterHook(self._engine, self._after, site)
+        site, place = self._sites.of(module), self._places.get(module)
+        if site is None or place is None or module in self._hooks or not self._listening:
+            return
+        before = _BeforeHook(self._engine, place.before, site, place, self._follow)
+        after = _AfterHook(self._engine, place.after, site)
         self._hooks[module] = handles = []  # known before it is filled, should one of these fail
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
@@ -73,59 +127,73 @@ class ModuleCapture:
         for handle in self._hooks.pop(module, ()):
             handle.remove()
 
-    def _watch_parameter(self, parameter: torch.Tensor, name: str, label: str) -> None:
-        """Sees the gradients of a parameter from now on, unless it does already or there will be none."""
-        known = self._parameters.get(id(parameter))
-        if (known is not None and known[0]() is parameter) or is_lazy(parameter):
-            return
-        if parameter.requires_grad and parameter.is_leaf:
-            hook = _GradientHook(self._engine, Site(name, "Parameter", label, kind="parameter"))
-            handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-            self._parameters[id(parameter)] = (weakref.ref(parameter), handle)
+    def _note_opaque(self, kind: str) -> None:
+        self._engine.missed(f"tensors inside a {kind}", "only tuples, lists, mappings and dataclasses are taken apart")
 
-    def _suit_the_choosy(self) -> None:
-        """Takes hooks off transformer layers in eval mode, and puts them back for training.
-
-        torch has a faster path for inference, with other roundings, and leaves it when any module inside has a hook.
-        """
-        for reference in self._choosy:
-            layer = reference()
-            if layer is None or layer.training == (layer in self._hooks):
-                continue
-            for module in layer.modules():
-                if layer.training and module in self._sites:
-                    self._put_hooks(module)
-                else:
-                    self._take_hooks(module)
-            if not layer.training:
-                why = "in eval mode torch computes it in one piece, unless there are hooks"
-                self._engine.missed(f"calls of {self._sites[layer].name} and inside it", why)
+    def _note_fast_path(self, layer: nn.Module) -> None:
+        site = self._sites.of(layer)
+        if site is not None:
+            why = "in eval mode torch computes it in one piece, unless there are hooks"
+            self._engine.missed(f"calls of {site.name} and inside it", why)
 
     def site(self, module: nn.Module) -> Site | None:
         """Where calls of `module` are recorded; None when it is not known yet."""
-        return self._sites.get(module)
+        return self._sites.of(module)
+
+    def enter_first(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> None:
+        """A module is about to run that was attached only after torch had collected the hooks of this call."""
+        site, place = self._sites.of(module), self._places.get(module)
+        if site is not None and place is not None:  # otherwise what it wraps is recorded, and has its hooks in time
+            place.called = True
+            self.enter(site, module, args, kwargs, frame)
+            if place.before == self._gate.before_wrapper:
+                self._gate.opened(site)
+
+    def listen(self, on: bool) -> None:
+        """Puts the hooks in place, or takes them off: a step that is not recorded should cost nothing."""
+        self.parameters.listen(on)
+        if on != self._listening:
+            self._listening = on
+            for module in list(self._places):
+                if on:
+                    self._put_hooks(module)
+                else:
+                    self._take_hooks(module)
+            self._fast_paths.check()
 
     def next_step(self) -> None:
-        """Ends the step: gradients that are still being summed are written as they are."""
-        self._gradients.finish()
+        """Ends the step."""
         self._states.clear()
-        self._suit_the_choosy()
+        self._compiled.look_back(self._listening)
+        self._fast_paths.check()
 
     def detach(self) -> None:
-        """Removes every hook, from modules, parameters and whatever graphs still live."""
+        """Removes every hook, from modules and parameters."""
+        self._fast_paths.remove()
         for module in list(self._hooks):
             self._take_hooks(module)
-        for _, handle in self._parameters.values():
-            handle.remove()
-        try:
-            self._gradients.finish()
-        finally:
-            self._gradients.remove()
+        self.parameters.remove()
+        self._forwards.remove()
+        self._compiled.stop(self._listening)
+        self._note_compiled()
         if not self._called:
             why = "none was made while recording; compiled code, for one, runs without hooks"
             self._engine.missed("any call of a module", why)
+        self._places.clear()
         self._sites.clear()
-        self._parameters.clear()
+
+    def _note_compiled(self) -> None:
+        """Says what compiled code has hidden, or may have."""
+        never = "\n"  # no name starts with it
+        for module, place in self._places.items():
+            site = self._sites.of(module)
+            if site is None:
+                continue
+            if place.called and is_compiled(module):
+                self._compiled.was_called(site)
+            elif not place.called and self._called and can_be_called(module) and not site.name.startswith(never):
+                self._compiled.was_not_called(site)
+                never = f"{site.name}."
 
     # -- what the hooks do ---------------------------------------------------------------------------------------
 
@@ -140,46 +208,71 @@ class ModuleCapture:
         """A module is about to run."""
         engine = self._engine
         self._called = True
-        if self._choosy:
-            self._suit_the_choosy()
-        inputs, skeleton = self._flat.arguments(args, kwargs)
+        self._fast_paths.check()
+        self._gatherings.check(module)
         recompute = torch._C._current_graph_task_id() >= 0  # a forward inside a backward: checkpointing
-        call = engine.enter(site, frame, skeleton, recompute=recompute)
-        for path, tensor in inputs:
-            engine.observe(call.seq, "input", path, tensor)
-        if module._parameters or module._buffers:
-            self._observe_state(site, module, call.seq)
+        call = engine.enter(site, frame, recompute=recompute)
+        self._modes.follow(call)
+        self._origins.entered(call)
+        if not call.recorded:
+            return
+        inputs, skeleton = self._flat.arguments(args, kwargs)
+        if call.seq != NOT_WRITTEN:
+            engine.begin(call, skeleton)
+            for path, tensor in inputs:
+                engine.observe(call.seq, "input", path, tensor)
+            if module._parameters or module._buffers or is_compiled(module):
+                self._observe_state(site, module, call.seq)
         if torch.is_grad_enabled():
-            call.adapter = InputEdges(inputs)
+            call.adapter = self._gradients.edges(inputs)
+
+    def _filled(self, gathered: Gathered) -> None:
+        """FSDP has put a whole parameter in place, in memory of which other numbers may be known."""
+        self._engine.changed(gathered.whole)
+        site = self._sites.of(gathered.owner)
+        if site is not None:
+            self._states.pop(site.name, None)
+            name = gathered.name if site.name == ROOT else f"{site.name}.{gathered.name}"
+            self.parameters.watch(gathered.shard, name, site.name, site.root)
 
     def _observe_state(self, site: Site, module: nn.Module, seq: int) -> None:
         """The module's own parameters and buffers, at its first call of a step and whenever they have changed."""
-        state: list[tuple[Role, str, torch.Tensor]] = []
-        state += [("parameter", name, tensor) for name, tensor in module._parameters.items() if tensor is not None]
-        state += [("state", name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
-        now = [(id(tensor), self._engine.reader.identity(tensor)) for _, _, tensor in state]
-        if self._states.get(site.name) == now and all(identity is not None for _, identity in now):
+        state = state_of(module)
+        now = [(id(tensor), _key(self._engine.reader.identity(tensor))) for _, _, tensor in state]
+        if self._states.get(site.name) == now and all(key is not None for _, key in now):
             return
         self._states[site.name] = now
         prefix = "" if site.name == ROOT else f"{site.name}."
         for role, name, tensor in state:
             self._engine.observe(seq, role, name, tensor)
-            if role == "parameter":  # it may have been made, replaced or unfrozen since the start
-                self._watch_parameter(tensor, prefix + name, site.root)
+            # It may have been made, replaced or unfrozen since the start.
+            if role == "parameter" and not self._gatherings.is_gathered(tensor):
+                full_name = prefix + name
+                self.parameters.watch(tensor, full_name, full_name.rpartition(".")[0] or ROOT, site.root)
 
     def _after(self, site: Site, result: Any) -> None:
-        call = self._engine.leave(site)
+        call = self._engine.innermost(site)
         if call is None:
             return
-        edges, call.adapter = call.adapter, None
-        frame, call.frame = call.frame, None  # a frame holds everything its function does
+        try:
+            if call.recorded:
+                self._leave(call, result)
+        finally:
+            call.adapter = None
+            self._modes.unfollow(call)
+            self._engine.leave(call)
+            self._origins.left(self._engine.enclosing)
+
+    def _leave(self, call: OpenCall, result: Any) -> None:
+        engine = self._engine
         if result is None and not call.recompute:  # checkpointing stops work done again by an exception of its own
-            self._note_exception(site, frame)
+            self._note_exception(call.site, call.frame)
         outputs = self._flat.result(result)
-        for path, tensor in outputs:
-            self._engine.observe(call.seq, "output", path, tensor)
-        if edges is not None:
-            self._gradients.watch(self._engine, call, edges, outputs)
+        if call.seq != NOT_WRITTEN:
+            for path, tensor in outputs:
+                engine.observe(call.seq, "output", path, tensor)
+        if call.adapter is not None:
+            self._gradients.watch(engine, call, call.adapter, outputs)
 
     def _note_exception(self, site: Site, frame: FrameType | None) -> None:
         """Says so when the call ended by an exception: one that is being handled, and came through the call."""
@@ -192,19 +285,12 @@ class ModuleCapture:
             traceback = traceback.tb_next
 
 
-class _Hook:
-    """A hook that copies and pickles as one that does nothing, in words of the standard library alone.
-
-    So a model that is deep-copied or saved whole while it is being recorded takes nothing of astray along.
-    """
-
-    __slots__ = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")
+def _key(identity: Identity | None) -> Hashable:
+    """Whether a tensor is still the same, without holding on to its memory."""
+    return None if identity is None else identity.key
 
 
-class _CallHook(_Hook):
+class _CallHook(Hook):
     """Sits on a module. Other tools may move a module's hooks and forget how they were to be called."""
 
     __slots__ = ("action", "engine", "site")
@@ -213,6 +299,16 @@ class _CallHook(_Hook):
         self.engine = engine
         self.action = action
         self.site = site
+
+    @property
+    def __name__(self) -> str:
+        """What torch.jit.script asks a hook for in order to compile it, and it cannot be made to pass over one."""
+        if Path(sys._getframe(1).f_code.co_filename).parent.name == "jit":
+            self.engine.missed(f"torch.jit.script of {self.site.name}", "it cannot compile our hooks")
+        raise AttributeError(
+            f"astray is recording {self.site.name}, and torch.jit.script cannot compile its hooks. Script the model "
+            "before the recording starts, or after it has stopped."
+        )
 
     def sleeps(self) -> bool:
         """Whether nothing may be done now: a compiler or tracer would take it for a part of the model."""
@@ -223,14 +319,44 @@ class _CallHook(_Hook):
         return torch._C._get_tracing_state() is not None or not self.engine.belongs_here()
 
 
-class _BeforeHook(_CallHook):
-    __slots__ = ()
+class _Place:
+    """How one module is watched, whether or not its hooks are on."""
 
+    __slots__ = ("after", "before", "called", "children")
+
+    def __init__(self, module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> None:
+        self.before = before
+        self.after = after
+        self.called = False
+        self.children = Children(module)
+
+
+class _BeforeHook(_CallHook):
+    __slots__ = ("follow", "place")
+
+    def __init__(
+        self,
+        engine: Engine,
+        action: Callable[..., None],
+        site: Site,
+        place: _Place,
+        follow: Callable[[nn.Module], Site | None],
+    ) -> None:
+        super().__init__(engine, action, site)
+        self.place = place
+        self.follow = follow
+
+    @never_compiled
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if self.sleeps():
             return
         try:
-            self.action(self.site, module, args, kwargs or {})
+            with DisableTorchFunction():  # what is done here is no part of the program
+                place, site = self.place, self.site
+                place.called = True
+                if not place.children.of(module):
+                    site = self.follow(module) or site
+                self.action(site, module, args, kwargs or {})
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             self.engine.failed(f"the call of {self.site.name}", error)
 
@@ -238,40 +364,12 @@ class _BeforeHook(_CallHook):
 class _AfterHook(_CallHook):
     __slots__ = ()
 
+    @never_compiled
     def __call__(self, _module: nn.Module, _args: Any, *rest: Any) -> None:
         if self.sleeps():
             return
         try:
-            self.action(self.site, rest[-1])  # the result comes last, with and without keyword arguments before it
+            with DisableTorchFunction():
+                self.action(self.site, rest[-1])  # the result comes last, with and without keyword arguments before it
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             self.engine.failed(f"the call of {self.site.name}", error)
-
-
-class _GradientHook(_Hook):
-    """Sits on a parameter and sees its gradient each time something was added to it."""
-
-    __slots__ = ("engine", "site")
-
-    def __init__(self, engine: Engine, site: Site) -> None:
-        self.engine = engine
-        self.site = site
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        engine = self.engine
-        if not engine.recording or is_compiling() or not engine.belongs_here():
-            return
-        try:
-            if parameter.grad is None:
-                engine.missed(f"the gradient of {self.site.name}", "another hook took it away first")
-            else:
-                engine.observe(engine.event(self.site, "backward"), "gradient", "grad", parameter.grad)
-        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
-            engine.failed(f"the gradient of {self.site.name}", error)
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_torchdynamo_orig_callable")
-
-
-def _type(module: nn.Module) -> str:
-    return type(module).__name__

@@ -1,10 +1,12 @@
 """Reads a torch tensor for the engine: name of its dtype, where its memory lies, and whether it is still the same.
 
-Tensors on other devices are copied to the host first. What has no plain memory to read (sparse, quantized, nested,
-meta, a subclass that wraps other tensors) gets a row that says so.
+Tensors on other devices are copied to the host first. Of a distributed tensor the local part is read. What has no plain
+memory to read (sparse, quantized, nested, meta, a subclass that wraps other tensors) gets a row that says so.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -12,54 +14,107 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from astray.capture.engine import Identity, Reading
+from astray.capture.pytorch.shards import arrived, is_awaited, is_distributed, locate, signature
 from astray.stats import Strided
 from astray.stats.dtypes import DTYPES
 
 NAMES = {dtype: name for name in DTYPES if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 """The dtypes that can be measured, by their torch object."""
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Tensors that are no more than that: no subclass with ideas of its own."""
+
 _STRIDED = torch.strided
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 class TorchReader:
     """The engine's eyes on torch tensors. Called for every tensor of every call, so each attribute is read once."""
 
+    def __init__(self) -> None:
+        self._devices: dict[torch.device, str] = {}
+
     def identity(self, tensor: torch.Tensor) -> Identity | None:
-        if type(tensor) not in _PLAIN or tensor.layout is not _STRIDED or tensor.is_inference():
-            return None  # a subclass may hide what it does; inference tensors keep no version
+        if type(tensor) not in PLAIN:  # a subclass may hide what it does
+            return self._identity_of_shard(tensor) if is_distributed(tensor) else None
+        if tensor.layout is not _STRIDED or tensor.is_inference():  # inference tensors keep no version
+            return None
+        dtype = NAMES.get(tensor.dtype)
+        if dtype is None or tensor.is_neg() or tensor.is_conj():  # a sign that is only a flag yet
+            return None
         try:
-            return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride()
+            address, version = tensor.data_ptr(), tensor._version
+            shape, stride, owner = tensor.shape, tensor.stride(), tensor.untyped_storage()
         except RuntimeError:  # nested, or inside a functorch transform: there is no one address or shape
+            return None
+        if not address and tensor.numel():  # it has no memory
+            return None
+        # Views of contiguous memory hold the same numbers in the same order, whatever their shape.
+        key = (address, version, dtype, tensor.numel() if tensor.is_contiguous() else (shape, stride))
+        return Identity(owner, key, address if tensor.is_cpu else 0, dtype, shape, stride)
+
+    def _identity_of_shard(self, tensor: Any) -> Identity | None:
+        """That of the part which this process holds, though not to be read without knowing where it belongs."""
+        local = self.identity(tensor._local_tensor)
+        return None if local is None else local._replace(key=(local.key, signature(tensor)), address=0)
+
+    def owner(self, tensor: Any) -> Any:
+        if is_distributed(tensor):
+            tensor = tensor._local_tensor
+        try:
+            return tensor.untyped_storage()
+        except RuntimeError:  # it has none, or several
             return None
 
     def requires_grad(self, tensor: torch.Tensor) -> bool:
         return tensor.requires_grad
 
+    def device(self, tensor: torch.Tensor) -> str:
+        device = tensor.device
+        name = self._devices.get(device)
+        if name is None:
+            name = self._devices[device] = str(device)
+        return name
+
     def read(self, tensor: torch.Tensor, identity: Identity | None) -> Reading:
-        dtype = NAMES.get(tensor.dtype)
-        if identity is not None and identity[1] and dtype is not None and tensor.is_cpu and _lies_as_it_is(tensor):
-            _, address, shape, stride = identity
-            return Reading(dtype, shape, stride, "cpu", Strided(address, dtype, shape, stride))
-        return _read_carefully(tensor)
-
-
-def _lies_as_it_is(tensor: torch.Tensor) -> bool:
-    """Whether the numbers are those in memory, with no sign that is only a flag yet."""
-    return not (tensor.is_neg() or tensor.is_conj())
+        if identity is not None and identity.address:
+            _, _, address, dtype, shape, stride = identity
+            return Reading(dtype, shape, stride, Strided(address, dtype, shape, stride))
+        # Copying is computing: neither a mode of ours nor of anybody else should take it for the program's.
+        with torch._C._DisableTorchDispatch():
+            return _read_carefully(tensor)
 
 
 def _read_carefully(tensor: torch.Tensor) -> Reading:
+    if is_distributed(tensor):
+        return _read_shard(tensor)
+    if is_awaited(tensor):
+        tensor = arrived(tensor)
     dtype = NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
-    device = str(tensor.device)
     reason = _unreadable(tensor)
     if reason is not None:
-        return Reading(dtype, _shape(tensor), (), device, None, note=reason)
+        return Reading(dtype, _shape(tensor), (), None, note=reason)
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
     if plain.data_ptr() == 0 and plain.numel():
-        return Reading(dtype, _shape(tensor), (), device, None, note="it has no memory (freed, or never filled)")
+        return Reading(dtype, _shape(tensor), (), None, note="it has no memory (freed, or never filled)")
     memory = Strided(plain.data_ptr(), dtype, tuple(plain.shape), plain.stride())
-    return Reading(dtype, tuple(tensor.shape), tensor.stride(), device, memory, owner=plain)
+    return Reading(dtype, tuple(tensor.shape), tensor.stride(), memory, owner=plain)
+
+
+def _read_shard(tensor: Any) -> Reading:
+    """The part of a DTensor that this process holds."""
+    reading, location = _read_carefully(tensor._local_tensor), locate(tensor)
+    reading = reading._replace(placement=location.text())
+    if reading.memory is None:
+        return reading
+    placed = location.place(reading.memory)
+    if placed is None:
+        return reading._replace(note="its place in the whole tensor is unknown, so the fingerprint is of itself alone")
+    box, shard = placed
+    return reading._replace(box=box, shard=shard)
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

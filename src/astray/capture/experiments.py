@@ -1,0 +1,65 @@
+"""Experiments with a suspect: run the program again with one thing changed, and see whether the error goes away.
+
+What users call; the work is done beside the framework's adapter, and its module is imported when something is used.
+Nothing of the model is changed for good: what a `with` block changes is as before when it ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def without_dropout() -> Iterator[None]:
+    """Inside the block, every dropout is the identity, as in eval mode, and draws no random number.
+
+    >>> with astray.without_dropout():
+    ...     loss = model(batch)
+    ...     loss.backward()
+
+    So two programs can be compared that would draw different numbers: on another device, in another order. Everything
+    else stays in training mode. It reaches nn.Dropout and its kin, the functions behind them, attention, and recurrent
+    layers, however they were imported; not dropout that somebody wrote with random numbers of their own, and not
+    kernels outside of torch. Also decorates a function.
+    """
+    from astray.capture.pytorch.dropout import WithoutDropout
+
+    with WithoutDropout():
+        yield
+
+
+@contextmanager
+def elsewhere(
+    model: Any,
+    site: str | re.Pattern[str] | Sequence[str | re.Pattern[str]],
+    *,
+    device: Any = None,
+    dtype: Any = None,
+    function: str | Callable[..., Any] | None = None,
+) -> Iterator[None]:
+    """Inside the block, one module runs on another device or in another dtype, within the same program.
+
+    >>> with astray.elsewhere(model, "h.2.attn", device="cpu"):
+    ...     loss = model(batch)        # h.2.attn on the CPU, the rest where it was
+    ...     loss.backward()
+    >>> with astray.elsewhere(model, r"h\\..*\\.attn", dtype="float64", function="softmax"):
+    ...     loss = model(batch)        # the softmax of every attention in double precision
+
+    Its inputs, parameters and buffers are taken there for the call, and its results brought back; gradients flow to
+    the original parameters, and buffers that it changes are changed in the original. Where the error goes away,
+    the suspect is found. Keep the backward inside the block.
+
+    model: a module, or a dict of modules by name, as for `record`.
+    site: the name of the module as `record` writes it (`<root>` for the model itself), a regular expression that fits
+        whole names, or several of either.
+    device, dtype: where to, and in what precision; only floating point tensors change their dtype. One of them is
+        needed.
+    function: only this function inside the module goes elsewhere, by its name in torch: "softmax", "matmul".
+    """
+    from astray.capture.pytorch.elsewhere import substituted
+
+    with substituted(model, site, device=device, dtype=dtype, function=function):
+        yield

@@ -1,0 +1,133 @@
+"""Which functions are recorded, and what they are called.
+
+Everything that computes with tensors is, however it was imported; what only tells about a tensor (its size, its
+device) is not, nor what gives memory that nobody has filled yet. A user's list narrows or widens this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import resolve_name
+
+from astray.capture.function_list import FunctionList, place
+from astray.capture.pytorch.collectives import Collective, FunctionalCollective, describe
+from astray.capture.structure import Flattener
+from astray.record import Kind
+
+_TELLING = frozenset(
+    """
+    size dim ndimension stride storage_offset numel nelement element_size itemsize nbytes is_contiguous
+    is_floating_point is_complex is_signed is_nonzero is_same_size is_set_to is_shared is_pinned is_inference
+    is_coalesced is_conj is_neg is_tensor is_storage is_distributed has_names get_device data_ptr storage
+    untyped_storage storage_type typed_storage tolist item numpy equal allclose __len__ __bool__ __float__
+    __int__ __index__ __complex__ __contains__ __repr__ __str__ __format__ __hash__ __dir__ __deepcopy__
+    __reduce__ __reduce_ex__ __setstate__ __array__ __array_wrap__ __dlpack__ __dlpack_device__
+    __cuda_array_interface__ __iter__ register_hook register_post_accumulate_grad_hook retain_grad
+    requires_grad_ backward detach detach_ alias as_subclass share_memory_ pin_memory names rename refine_names
+    result_type can_cast promote_types broadcast_shapes is_grad_enabled set_grad_enabled _set_grad_enabled
+    is_autocast_enabled set_default_dtype get_default_dtype manual_seed seed initial_seed get_rng_state
+    set_rng_state _assert_async _assert_tensor_metadata _is_zerotensor _version
+    """.split()  # noqa: SIM905 - a list of a hundred quoted words is harder to read
+)
+"""They tell something about a tensor, or are for Python's own use. No number is computed."""
+
+_UNFILLED = frozenset(
+    """
+    empty empty_like empty_strided empty_permuted empty_quantized new_empty new_empty_strided new resize_
+    resize_as_ resize_as_sparse_ set_
+    """.split()  # noqa: SIM905 - a list of a hundred quoted words is harder to read
+)
+"""What they return holds whatever lay there before."""
+
+_HOMES = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torch.Tensor": torch.Tensor}
+
+
+class Function:
+    """A function of torch, as its calls are recorded. `returns_first`: its result is its first argument, changed."""
+
+    __slots__ = ("in_place", "kind", "name", "returns_first", "type")
+
+    def __init__(self, name: str, type: str) -> None:
+        self.name = name
+        self.type = type
+        self.kind: Kind = "function"
+        self.returns_first = name == "setitem"
+        self.in_place = self.returns_first or (name.endswith("_") and not name.endswith("__")) or _is_augmented(type)
+
+    def inputs(
+        self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[tuple[str, torch.Tensor]], str]:
+        """The tensors a call gets, with their paths, and the structure of its arguments."""
+        return flat.arguments(args, kwargs)
+
+    def outputs(self, flat: Flattener, args: tuple[Any, ...], result: Any) -> list[tuple[str, torch.Tensor]]:
+        """The tensors a call gives."""
+        return flat.result(args[0] if self.returns_first else result)
+
+    def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors a call has written into."""
+        written = [args[0]] if self.in_place and args and isinstance(args[0], torch.Tensor) else []
+        out = kwargs.get("out")
+        if out is not None:
+            written += [out] if isinstance(out, torch.Tensor) else [t for t in out if isinstance(t, torch.Tensor)]
+        return written
+
+
+Callee = Function | Collective | FunctionalCollective
+
+
+class Catalogue:
+    """Finds the function behind what torch calls; None for what is not to be recorded."""
+
+    def __init__(self, listed: FunctionList | None) -> None:
+        self._listed = listed
+
+    def find(self, func: Any) -> Callee | None:
+        collective = describe(func)
+        if collective is not None:
+            wanted = self._listed is None or self._listed.wants("distributed", collective.name, True)
+            return collective if wanted else None
+        raw = getattr(func, "__name__", None)
+        if raw is None or raw in ("__get__", "__set__", "__delete__"):
+            return None
+        full = full_name(func)
+        category, name = place(full)
+        last = name.rpartition(".")[2]
+        by_default = last not in _TELLING and last not in _UNFILLED
+        if self._listed is not None:
+            if not self._listed.wants(category, name, by_default):
+                return None
+        elif not by_default:
+            return None
+        return Function(short_name(full), full)
+
+
+def full_name(func: Any) -> str:
+    """`torch.nn.functional.linear`, `torch.Tensor.add`, `torch.ops.mylib.fused.default`."""
+    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return f"torch.ops.{func}"
+    own = getattr(func, "__name__", type(func).__name__)
+    found: str | None = resolve_name(func)
+    if found is None:
+        found = f"{getattr(func, '__module__', None) or 'torch'}.{own}"
+    home, _, name = found.rpartition(".")
+    if name != own and getattr(_HOMES.get(home), own, None) is func:
+        found = f"{home}.{own}"  # torch.mm is torch.spmm too; its own name is the one people know
+    return found.replace("torch.functional.", "torch.").replace("torch._C._VariableFunctions.", "torch.")
+
+
+def short_name(full: str) -> str:
+    """What stands in a site: `linear`, `add`, `getitem`; for a custom op `mylib.fused`."""
+    if full.startswith("torch.ops."):
+        return ".".join(full.split(".")[2:4])
+    name = full.rpartition(".")[2]
+    return name.strip("_") if name.startswith("__") and name.endswith("__") else name
+
+
+def _is_augmented(full: str) -> bool:
+    """`x += y` and the like."""
+    name = full.rpartition(".")[2]
+    return name in {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__ipow__", "__iand__",
+                    "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__imod__", "__idiv__"}  # fmt: skip

@@ -1,0 +1,263 @@
+"""Which calls are collectives of torch.distributed, which of their tensors may be read, and when.
+
+Used by `functions` and `ops`. A collective fills its outputs in place, without their version counter knowing, and often
+after the call has returned. Waiting for it here could make two ranks wait for each other, so a result that is under way
+is read later, once the program has waited for it, or not at all; the run says which.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed as dist
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils._pytree import tree_leaves
+
+from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall
+from astray.capture.structure import Flattener
+from astray.record import Kind
+
+Tensors = list[tuple[str, torch.Tensor]]
+
+_HOME = "torch.distributed.distributed_c10d"
+
+
+class _Flow(NamedTuple):
+    """Which arguments of a collective go in and which come out.
+
+    `root` is the argument that names the one rank whose input counts ("src") or whose output does ("dst"): the other
+    ranks give a buffer that may hold anything.
+    """
+
+    into: str | None
+    out_of: str | None
+    root: str | None = None
+
+
+_FLOWS = {
+    "all_reduce": _Flow("tensor", "tensor"),
+    "all_reduce_coalesced": _Flow("tensors", "tensors"),
+    "reduce": _Flow("tensor", "tensor", "dst"),
+    "broadcast": _Flow("tensor", "tensor", "src"),
+    "all_gather": _Flow("tensor", "tensor_list"),
+    "all_gather_single": _Flow("input_tensor", "output_tensor"),
+    "all_gather_into_tensor": _Flow("input_tensor", "output_tensor"),
+    "all_gather_coalesced": _Flow("input_tensor_list", "output_tensor_lists"),
+    "gather": _Flow("tensor", "gather_list", "dst"),
+    "scatter": _Flow("scatter_list", "tensor", "src"),
+    "reduce_scatter": _Flow("input_list", "output"),
+    "reduce_scatter_single": _Flow("input", "output"),
+    "reduce_scatter_tensor": _Flow("input", "output"),
+    "all_to_all": _Flow("input_tensor_list", "output_tensor_list"),
+    "all_to_all_single": _Flow("input", "output"),
+    "send": _Flow("tensor", None),
+    "isend": _Flow("tensor", None),
+    "recv": _Flow(None, "tensor"),
+    "irecv": _Flow(None, "tensor"),
+}
+
+_RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
+"""Newer versions of torch call the first under the name of the second: both have one site."""
+
+
+class Collective:
+    """A function of torch.distributed, as its calls are recorded."""
+
+    kind: Kind = "collective"
+
+    def __init__(self, func: Callable[..., Any], flow: _Flow) -> None:
+        self.name = _RENAMED.get(func.__name__, func.__name__)
+        self.type = f"torch.distributed.{self.name}"
+        self._flow = flow
+        self._parameters = tuple(inspect.signature(func).parameters)
+
+    def inputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensors, str]:
+        """What this rank gives, and the arguments as JSON, with the ranks of the group in them."""
+        given = self._given(args, kwargs)
+        shown = dict(given)
+        shown["group"] = _ranks(given.get("group"))
+        if "op" in given:
+            shown["op"] = getattr(given["op"], "name", None) or str(given["op"])
+        found, skeleton = flat.arguments((), shown)
+        into = self._flow.into
+        if into is None or not _takes_part(given) or (self._flow.root == "src" and not _is_root(given, "src")):
+            return [], skeleton
+        own = f"kwargs.{into}"
+        return [(path, tensor) for path, tensor in found if path == own or path.startswith(f"{own}.")], skeleton
+
+    def outputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensors:
+        """What this rank gets, once it is there."""
+        given = self._given(args, kwargs)
+        if self._flow.out_of is None or not _takes_part(given):
+            return []
+        if self._flow.root == "dst" and not _is_root(given, "dst"):
+            return []
+        return flat.result(given.get(self._flow.out_of))
+
+    def is_put_off(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether it has only been noted, to be carried out together with others: there is nothing to wait for yet."""
+        group = self._given(args, kwargs).get("group")
+        return (group if group is not None else dist.group.WORLD) in dist.distributed_c10d._world.pg_coalesce_state
+
+    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(zip(self._parameters, args, strict=False)) | dict(kwargs)
+
+
+class FunctionalCollective:
+    """An operator that starts a collective and returns what will hold its result, or one that waits for it.
+
+    The result may not be read before it has been waited for. It is the output of `wait_tensor`, and, where the program
+    leaves the waiting to the first use, an input of that. `unread` says so, for an operator that this is true of.
+    """
+
+    _later = "wait_tensor"
+
+    def __init__(self, op: OpOverload[..., Any] | OpOverloadPacket[..., Any], kind: Kind = "collective") -> None:
+        namespace, name = str(op).split(".")[:2]
+        self.kind = kind
+        self.type = str(op) if kind == "op" else f"torch.ops.{op}"
+        self.name = f"{namespace}.{name}" if kind == "op" else f"functional.{name}"
+        self._waits = name == "wait_tensor"
+        self._takes = not self._waits and not name.startswith(("_wrap", "irecv", "batch_p2p"))
+        gives = not self._waits and not name.startswith(("_wrap", "send", "isend", "barrier"))
+        self.unread = f"it is under way when the operator returns; {self._later} has it" if gives else None
+
+    def inputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensors, str]:
+        found, skeleton = flat.arguments(args, kwargs)
+        return found if self._takes else [], skeleton
+
+    def outputs(self, flat: Flattener, _args: tuple[Any, ...], result: Any) -> Tensors:
+        return flat.result(result) if self._waits else []
+
+    def written(self, args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """What it writes into, now or later, behind the version counter's back."""
+        return [tensor for tensor in tree_leaves(args) if isinstance(tensor, torch.Tensor)]
+
+
+class GroupOperator(FunctionalCollective):
+    """What a function of torch.distributed comes down to, and what DDP calls without one: `c10d.allreduce_`."""
+
+    _later = "the function level"
+
+    def __init__(self, op: OpOverload[..., Any]) -> None:
+        super().__init__(op, "op")
+        # Of a buffer that is only there to be filled nobody knows what it holds.
+        mute = op._schema.name.partition("::")[2].startswith(("recv", "broadcast", "barrier"))
+        arguments = enumerate(op._schema.arguments)
+        self._given = {str(i) for i, one in arguments if not mute and not one.name.startswith("output")}
+
+    def inputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensors, str]:
+        found, skeleton = flat.arguments(args, kwargs)
+        return [(path, tensor) for path, tensor in found if path.partition(".")[0] in self._given], skeleton
+
+
+def describe(func: Any) -> Collective | FunctionalCollective | None:
+    """The collective behind what a function mode is told of; None for any other function."""
+    if isinstance(func, OpOverload | OpOverloadPacket):
+        return FunctionalCollective(func) if _is_functional(func) else None
+    if getattr(func, "__module__", None) != _HOME:
+        return None
+    flow = _FLOWS.get(getattr(func, "__name__", ""))
+    return None if flow is None else Collective(func, flow)
+
+
+def describe_op(op: OpOverload[..., Any]) -> FunctionalCollective | None:
+    """The same for a dispatch mode, to which every collective is an operator."""
+    if op.namespace == "c10d":
+        return GroupOperator(op)
+    return FunctionalCollective(op, "op") if _is_functional(op) else None
+
+
+def _is_functional(op: OpOverload[..., Any] | OpOverloadPacket[..., Any]) -> bool:
+    return "c10d_functional" in str(op).partition(".")[0]
+
+
+def unseen() -> list[str]:
+    """The collectives that this version of torch calls without telling a function mode."""
+    if not dist.is_available():
+        return []
+    found = {name: getattr(dist, name, None) for name in _FLOWS}
+    return [name for name, func in found.items() if func is not None and not _tells(func)]
+
+
+def _tells(func: Callable[..., Any]) -> bool:
+    code = inspect.unwrap(func).__code__
+    return "has_torch_function" in code.co_names or any(name in _FLOWS for name in code.co_names)
+
+
+class Underway:
+    """Collectives that have been called and whose outputs are still to be recorded."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: list[tuple[OpenCall, Any, Tensors]] = []
+        self._changing = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def ended(
+        self, call: OpenCall, collective: Collective, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any],
+        result: Any,
+    ) -> None:  # fmt: skip
+        """A collective has returned: something to wait for, or anything else when it has waited itself."""
+        outputs = collective.outputs(flat, args, kwargs)
+        for _, tensor in outputs:
+            self._engine.changed(tensor)
+        if call.seq == NOT_WRITTEN or not outputs:
+            return
+        if collective.is_put_off(args, kwargs):
+            self._engine.missed(f"the output of {call.site.name}", "it is carried out later, together with others")
+        elif isinstance(result, dist.Work):
+            with self._changing:
+                self._waiting.append((call, result, outputs))
+        else:
+            for path, tensor in outputs:
+                self._engine.observe(call.seq, "output", path, tensor)
+
+    def look(self) -> None:
+        """Records the outputs that are there by now. Called before every function, which could write over them."""
+        with self._changing:
+            known, self._waiting = self._waiting, []
+        for one in known:
+            call, work, outputs = one
+            try:
+                if not work.is_completed():
+                    self._waiting.append(one)
+                    continue
+                for path, tensor in outputs:
+                    self._engine.changed(tensor)
+                    self._engine.observe(call.seq, "output", path, tensor)
+            except Exception as error:  # noqa: BLE001 - it failed, or reading did; the others may be fine
+                self._engine.failed(f"the output of {call.site.name}", error)
+
+    def finish(self) -> None:
+        """The recording ends: what is not there now will not be recorded."""
+        self.look()
+        with self._changing:
+            lost, self._waiting = self._waiting, []
+        for call, _, _ in lost:
+            self._engine.missed(f"the output of {call.site.name}", "it was still under way when the recording ended")
+
+
+def _takes_part(given: Mapping[str, Any]) -> bool:
+    group = given.get("group")
+    return group is not dist.GroupMember.NON_GROUP_MEMBER and dist.get_rank(group) >= 0
+
+
+def _is_root(given: Mapping[str, Any], name: str) -> bool:
+    """Whether this rank is the one that `src` or `dst` means, by its number in the world or in the group."""
+    within = given.get(f"group_{name}")
+    if within is not None:
+        return bool(dist.get_rank(given.get("group")) == within)
+    return bool(dist.get_rank() == (given.get(name) or 0))
+
+
+def _ranks(group: Any) -> list[int] | None:
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        return None
+    return list(dist.get_process_group_ranks(group))

@@ -1,0 +1,256 @@
+"""What recording owes to torch.compile: compiled code runs as it would without astray, and what it hides is said.
+
+Used by every hook that torch calls, and by `modules`. Nothing here imports torch._dynamo, which takes seconds: programs
+that compile have done so themselves. What is asked of dynamo has no public name, so all of it is in this one place.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import nn
+from torch._C._dynamo import eval_frame as dynamo
+
+from astray.capture.engine import Engine, Site
+from astray.record import ROOT
+
+AS_ONE = "torch.compile runs them as one graph"
+
+_TORCH = str(Path(torch.__file__).parent)
+_ALONE = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
+_NOT_ITSELF = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT)
+_AS_EVER = dynamo._FrameExecStrategy(dynamo._FrameAction.DEFAULT, dynamo._FrameAction.DEFAULT)
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def never_compiled(function: _Function) -> _Function:
+    """Keeps dynamo off a function that torch calls back, and off whatever that calls.
+
+    While a compiled region runs, dynamo compiles every function that starts: a hook would become one that does nothing,
+    for it sleeps while it is being traced. Traced it is all the same, where it is called from code that is.
+    """
+    dynamo.set_code_exec_strategy(function.__code__, _ALONE)
+    return function
+
+
+class BuiltinForwards:
+    """Keeps dynamo from compiling layers of torch.nn for no other reason than that they have hooks now.
+
+    Where a compiled region falls back to running as it is, dynamo passes over these layers, but has a second look at
+    those with hooks. Compiled, they round differently.
+    """
+
+    _covered: ClassVar[Counter[CodeType]] = Counter()  # over all recordings
+
+    def __init__(self) -> None:
+        self._own: set[CodeType] = set()
+
+    def cover(self, modules: Iterable[nn.Module]) -> None:
+        """Call before the hooks are put. Classes of which one has hooks already are left to dynamo."""
+        codes: set[CodeType] = set()
+        hooked: set[CodeType] = set()
+        for module in modules:
+            code = getattr(type(module).forward, "__code__", None)
+            if code is not None and code.co_filename.startswith(_TORCH):
+                (hooked if _has_hooks(module) else codes).add(code)
+        for code in codes - hooked - self._own:
+            if not dynamo._debug_get_cache_entry_list(code):
+                self._own.add(code)
+                self._covered[code] += 1
+                dynamo.set_code_exec_strategy(code, _NOT_ITSELF)
+
+    def remove(self) -> None:
+        """Lets dynamo decide anew."""
+        for code in self._own:
+            self._covered[code] -= 1
+            if not self._covered[code]:
+                del self._covered[code]
+                dynamo.set_code_exec_strategy(code, _AS_EVER)
+        self._own.clear()
+
+
+class NoWarning:
+    """Keeps torch.compile from warning that hooks on all modules see its wrappers too. Ours are made for that.
+
+    The filter is the first in line, unless the program has put others before it since.
+    """
+
+    _needed: ClassVar[int] = 0
+    _text: ClassVar[str] = r"Using `torch\.compile\(module\)` when there are global hooks"
+
+    def __init__(self) -> None:
+        if not NoWarning._needed:
+            warnings.filterwarnings("ignore", message=self._text, category=UserWarning)
+        NoWarning._needed += 1
+
+    def remove(self) -> None:
+        NoWarning._needed -= 1
+        if not NoWarning._needed:
+            ours = [entry for entry in warnings.filters if getattr(entry[1], "pattern", None) == self._text]
+            for entry in ours:
+                warnings.filters.remove(entry)  # type: ignore[attr-defined]
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+class CompiledCode:
+    """Notices compiled code that runs while recording, and writes down that the calls inside it are not seen.
+
+    Code that dynamo has already is noticed whenever its guards pass. What it compiles while recording runs once without
+    that, and is found in dynamo's own list afterwards.
+    """
+
+    _watching: ClassVar[list[CompiledCode]] = []  # of all recordings, for dynamo has room for one hook only
+    _others: ClassVar[Any] = None  # the hook that was there before ours
+
+    def __init__(self, engine: Engine, site: Callable[[nn.Module], Site | None]) -> None:
+        self._engine = engine
+        self._site = site
+        self._looked_back = time.time_ns() // 1000
+        self._forwards: dict[tuple[str, int], set[str]] = {}  # whose code it is, by file and line
+        self._told: set[str] = set()
+        self._ran = False
+        self._functions_ran = False
+
+    def start(self) -> None:
+        cls = CompiledCode
+        if not cls._watching:
+            cls._others = dynamo.set_guard_complete_hook(_guards_passed)  # type: ignore[arg-type]
+        cls._watching.append(self)
+
+    def stop(self, recorded: bool) -> None:
+        """Ends watching, in a step that was `recorded` or not."""
+        self.look_back(recorded)
+        cls = CompiledCode
+        if self in cls._watching:
+            cls._watching.remove(self)
+            if not cls._watching:
+                there = dynamo.set_guard_complete_hook(cls._others)
+                if there is not _guards_passed:  # somebody has put another in its place
+                    dynamo.set_guard_complete_hook(there)
+                cls._others = None
+
+    def knows(self, module: nn.Module) -> None:
+        """The calls of this module are seen, though perhaps not those inside it."""
+        code, site = getattr(type(module).forward, "__code__", None), self._site(module)
+        if code is not None and site is not None:
+            self._forwards.setdefault((code.co_filename, code.co_firstlineno), set()).add(site.name)
+
+    def was_called(self, site: Site) -> None:
+        """A module that torch.compile is to run was called, though it may have fallen back to running it as it is."""
+        if self._ran and site.name not in self._told:
+            self._inside(site.name)
+
+    def was_not_called(self, site: Site) -> None:
+        """No call of this module was seen, in all of the recording."""
+        inside_root = ROOT in self._told and not site.root
+        if self._functions_ran and not inside_root and not any(site.name.startswith(f"{name}.") for name in self._told):
+            self._engine.missed(f"calls of {site.name}", "if there were any, a compiled function made them")
+
+    def entered(self, caller: FrameType) -> None:
+        """Compiled code is about to run, called from this frame."""
+        engine = self._engine
+        if not engine.recording or not engine.belongs_here():
+            return
+        self._ran = True
+        if caller.f_code.co_name == "compile_wrapper":  # what torch.compile made of a function
+            function = caller.f_locals["fn"]
+            module = _module_of(function)
+            if module is not None:
+                self._entered_module(module)
+            else:
+                code = function.__code__
+                self._unseen(code.co_name, code.co_filename, code.co_firstlineno)
+        elif caller.f_code.co_filename == nn.modules.module.__file__:  # on its way from a call to `forward`
+            self._entered_module(caller.f_locals["self"])
+
+    def _entered_module(self, module: nn.Module) -> None:
+        site = self._site(module)
+        if site is not None and self._engine.innermost(site) is not None:
+            self._inside(site.name)
+        elif site is not None:
+            self._engine.missed(f"calls of {site.name}", "torch.compile has taken its hooks into the graph")
+        elif type(module).__name__.startswith("CompiledAutograd"):
+            self._backward()
+
+    def look_back(self, recorded: bool) -> None:
+        """Goes through what was compiled in the step that ends, if that was `recorded`."""
+        utils = sys.modules.get("torch._dynamo.utils")
+        since, self._looked_back = self._looked_back, time.time_ns() // 1000
+        if utils is None or not recorded:
+            return
+        for metrics in utils.get_compilation_metrics():
+            if metrics.is_forward and metrics.fail_type is None and (metrics.start_time_us or 0) >= since:
+                self._ran = True
+                self._compiled(metrics.co_name, metrics.co_filename, metrics.co_firstlineno)
+
+    def _compiled(self, name: str, file: str, line: int) -> None:
+        modules = self._forwards.get((file, line), ())
+        if len(modules) == 1:
+            self._inside(*modules)
+        elif file.startswith("<eval_with_key>"):  # code that torch has written itself
+            self._backward()
+        elif modules or file.startswith(_TORCH) or name.startswith("torch_dynamo_resume_in_"):
+            return  # `was_called` tells which; or it is the rest of another function
+        else:
+            self._unseen(name, file, line)
+
+    def _backward(self) -> None:
+        self._engine.missed("the gradients of a backward pass", "compiled autograd runs it as one graph")
+
+    def _inside(self, site: str) -> None:
+        self._told.add(site)
+        self._engine.missed(f"calls inside {site}", AS_ONE)
+
+    def _unseen(self, name: str, file: str, line: int) -> None:
+        self._functions_ran = True
+        self._engine.missed(f"calls inside the compiled function {name} ({Path(file).name}:{line})", AS_ONE)
+
+    def failed(self, error: Exception) -> None:
+        self._engine.failed("what torch.compile has compiled", error)
+
+
+def is_compiled_graph(module: nn.Module, frame: FrameType | None) -> bool:
+    """Whether it is a graph that torch.compile made of the program, rather than a module of it. `frame` calls it."""
+    if not isinstance(module, torch.fx.GraphModule):
+        return False
+    while frame is not None and frame.f_code.co_filename.startswith((nn.modules.module.__file__, f"{_TORCH}/fx/")):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith((f"{_TORCH}/_functorch", f"{_TORCH}/_dynamo"))
+
+
+def _module_of(function: Any) -> nn.Module | None:
+    """The module whose call torch.compile was given instead of a function of the user's."""
+    inner = function
+    while not isinstance(inner, nn.Module) and hasattr(inner, "__wrapped__"):
+        inner = inner.__wrapped__
+    module = inner if isinstance(inner, nn.Module) else getattr(inner, "__self__", None)
+    is_call = module is inner or getattr(inner, "__name__", "") in ("_call_impl", "_wrapped_call_impl")
+    return module if isinstance(module, nn.Module) and is_call else None
+
+
+@never_compiled
+def _guards_passed(hit: bool) -> bool:
+    """Dynamo asks whether it may run what it has compiled. The answer is what it found out itself."""
+    if hit:
+        caller = sys._getframe(1)
+        for watching in list(CompiledCode._watching):
+            try:
+                watching.entered(caller)
+            except Exception as error:  # noqa: BLE001, PERF203 - the user's program must not fail because we did
+                watching.failed(error)
+    others = CompiledCode._others
+    return hit if others is None else bool(others(hit))

@@ -1,0 +1,73 @@
+"""Turns dropout off without touching the model: what `astray.without_dropout` does in torch.
+
+A function mode sees every call that drops something and passes it on with dropout turned off, as in eval mode. No
+function is replaced, no module changed, and no random number drawn. A mode is not asked inside a function that it
+passes on, so attention and recurrent layers, which drop deep inside, are told by their own arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch.overrides import TorchFunctionMode
+
+
+class Argument(NamedTuple):
+    """An argument that turns dropout off: its place, its names (the first is added where it is left out), its value."""
+
+    place: int
+    names: tuple[str, ...]
+    off: float | bool
+
+
+_TRAINING = Argument(2, ("training", "train"), False)
+
+SWITCHES: dict[str, Argument] = {
+    "dropout": _TRAINING,
+    "dropout_": _TRAINING,
+    "dropout1d": _TRAINING,
+    "dropout2d": _TRAINING,
+    "dropout3d": _TRAINING,
+    "alpha_dropout": _TRAINING,
+    "alpha_dropout_": _TRAINING,
+    "feature_dropout": _TRAINING,
+    "feature_dropout_": _TRAINING,
+    "feature_alpha_dropout": _TRAINING,
+    "feature_alpha_dropout_": _TRAINING,
+    "native_dropout": Argument(2, ("train",), False),
+    "scaled_dot_product_attention": Argument(4, ("dropout_p",), 0.0),
+    "multi_head_attention_forward": Argument(10, ("dropout_p",), 0.0),
+}
+"""By the name of the function, wherever it lives: torch, torch.nn.functional or torch.ops."""
+
+RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Where the place of the argument depends on whether the sequences are packed."""
+
+
+class WithoutDropout(TorchFunctionMode):
+    """While it is on, nothing is dropped."""
+
+    def __torch_function__(
+        self, function: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = str(getattr(function, "__name__", "")).partition(".")[0]  # an op's has its overload behind it
+        switch = _of_recurrent(args) if name in RECURRENT else SWITCHES.get(name)
+        if switch is not None:
+            args, kwargs = _with(switch, args, kwargs)
+        return function(*args, **kwargs)
+
+
+def _with(switch: Argument, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    place, names, off = switch
+    if len(args) > place:
+        return (*args[:place], off, *args[place + 1 :]), dict(kwargs)
+    name = next((name for name in names if name in kwargs), names[0])
+    return args, {**kwargs, name: off}
+
+
+def _of_recurrent(args: tuple[Any, ...]) -> Argument:
+    """`has_biases` is the first truth value among the arguments, `num_layers` follows it, then comes `dropout`."""
+    biases = next((index for index, value in enumerate(args) if isinstance(value, bool)), len(args))
+    return Argument(biases + 2, ("dropout",), 0.0)

@@ -1,0 +1,84 @@
+"""Keeps out of the way of torch's fast paths for inference, which give other roundings than the slow ones.
+
+A `TransformerEncoderLayer` in eval mode leaves its fast path when any module inside it has a hook; it, its encoder and
+`MultiheadAttention` also leave theirs when a function mode is on. Recording must not change a bit, so there the hooks
+are taken off and the mode is suspended, and the run says what was not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from astray.capture.pytorch.compiled import NoWarning, never_compiled
+from astray.capture.pytorch.modes import Modes
+
+_CHOOSY = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttention)
+
+
+class FastPaths:
+    """The modules of a recording that have a fast path, and what keeps it open for them.
+
+    `put` and `take` put the hooks of a module in place and take them off; `missed` writes down what was not seen.
+    """
+
+    def __init__(
+        self,
+        modes: Modes,
+        put: Callable[[nn.Module], None],
+        take: Callable[[nn.Module], None],
+        missed: Callable[[nn.Module], None],
+    ) -> None:
+        self._modes = modes
+        self._put = put
+        self._take = take
+        self._missed = missed
+        self._layers: list[tuple[weakref.ref[nn.Module], bool]] = []  # whether the hooks are in place
+        self._handles: list[Any] = []
+
+    def add(self, module: nn.Module) -> None:
+        """A module has been attached. Its hooks are in place."""
+        if isinstance(module, nn.TransformerEncoderLayer):
+            self._layers.append((weakref.ref(module), True))
+        if isinstance(module, _CHOOSY) and not self._handles:
+            self._handles = [
+                register_module_forward_pre_hook(self._before),
+                register_module_forward_hook(self._after, always_call=True),
+                NoWarning(),
+            ]
+
+    def check(self) -> None:
+        """Takes the hooks off layers that are in eval mode now, and puts them back for training."""
+        for index, (reference, hooked) in enumerate(self._layers):
+            layer = reference()
+            if layer is None or layer.training == hooked:
+                continue
+            self._layers[index] = (reference, layer.training)
+            for module in layer.modules():
+                (self._put if layer.training else self._take)(module)
+            if not layer.training:
+                self._missed(layer)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._layers.clear()
+
+    @never_compiled
+    def _before(self, module: nn.Module, _args: Any) -> None:
+        if is_compiling() or not isinstance(module, _CHOOSY):
+            return
+        if not module.training and not torch.is_grad_enabled():
+            self._modes.suspend(module)
+
+    @never_compiled
+    def _after(self, module: nn.Module, _args: Any, _result: Any) -> None:
+        if not is_compiling() and isinstance(module, _CHOOSY):
+            self._modes.resume(module)

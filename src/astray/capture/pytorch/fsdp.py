@@ -1,0 +1,91 @@
+"""Follows what `fully_shard` does to a model, as far as a recording must know of it.
+
+FSDP keeps only a shard of each parameter, and for the time of a call puts the whole parameter in its place: always the
+same tensor, whose memory it frees and fills again without telling the version counter. Used by `modules`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from astray.capture.engine import Engine
+
+
+class Gathered(NamedTuple):
+    """A parameter gathered for a call: the module that owns it, its name there, its shard and the whole."""
+
+    owner: nn.Module
+    name: str
+    shard: nn.Parameter
+    whole: nn.Parameter
+
+
+class Gatherings:
+    """Knows which parameters are gathered ones, and which of them were filled with other numbers than before.
+
+    `put_hooks` and `take_hooks` are for a module that was sharded while it had hooks already; `filled` is called for
+    each parameter that was gathered for the first time, or from a shard that has changed since the last time.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        put_hooks: Callable[[nn.Module], None],
+        take_hooks: Callable[[nn.Module], None],
+        filled: Callable[[Gathered], None],
+    ) -> None:
+        self._engine = engine
+        self._put_hooks = put_hooks
+        self._take_hooks = take_hooks
+        self._filled = filled
+        self._met: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._sources: dict[int, tuple[weakref.ref[nn.Parameter], tuple[int, int]]] = {}
+
+    def is_gathered(self, parameter: torch.Tensor) -> bool:
+        """Whether it is a whole parameter in the place of its shard, which is where its gradient will go."""
+        known = self._sources.get(id(parameter))
+        return known is not None and known[0]() is parameter
+
+    def check(self, module: nn.Module) -> None:
+        """A module is called, and FSDP's own hooks have run."""
+        if not is_sharded(module):
+            return
+        if module not in self._met:
+            self._met.add(module)
+            self._take_hooks(module)  # to come after those of FSDP, which changes the result in one
+            self._put_hooks(module)
+        try:
+            for gathered in _gathered(module):
+                self._look_at(gathered)
+        except AttributeError as error:  # these are torch's private parts
+            self._engine.missed("which parameters FSDP has gathered", f"this torch keeps them elsewhere ({error})")
+
+    def _look_at(self, gathered: Gathered) -> None:
+        shard: Any = gathered.shard
+        source = (shard._local_tensor._version, shard._local_tensor.data_ptr())
+        if not self.is_gathered(gathered.whole) or self._sources[id(gathered.whole)][1] != source:
+            self._sources[id(gathered.whole)] = (weakref.ref(gathered.whole), source)
+            self._filled(gathered)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether `fully_shard` has been applied to this very module, rather than to one around it."""
+    return hasattr(type(module), "_get_fsdp_state")
+
+
+def _gathered(module: Any) -> Iterator[Gathered]:
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # in older versions of torch, which have one at most
+        groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+    for group in groups:
+        for parameter in group.fsdp_params:
+            whole = getattr(parameter, "_unsharded_param", None)  # not before the first gathering
+            if whole is not None:
+                info = parameter._module_info
+                yield Gathered(info.module, info.param_name, parameter.sharded_param, whole)

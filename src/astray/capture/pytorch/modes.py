@@ -1,0 +1,129 @@
+"""Puts the modes that see functions and ops on torch's stacks, and takes them off again.
+
+A mode is on for the thread that started the recording, and on any other thread while a recorded module runs there.
+Modes of others may have come on top in the meantime, and leave by taking off whatever lies on top: so ours go in and
+out at the depth they had at first, with the others left in order.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch._C import (
+    _get_function_stack_at,
+    _len_torch_function_stack,
+    _pop_torch_function_stack,
+    _push_on_torch_function_stack,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from astray.capture.engine import OpenCall
+
+
+class Modes:
+    """The modes of one recording."""
+
+    def __init__(self) -> None:
+        self._modes: list[TorchFunctionMode | TorchDispatchMode] = []
+        self._on = False
+        self._thread = threading.get_ident()
+        self._depth = _len_torch_function_stack()
+        self._local = threading.local()
+
+    def use(self, modes: list[TorchFunctionMode | TorchDispatchMode]) -> None:
+        """Changes which modes there are: the function mode, the op mode, both or none."""
+        was_on = self._on
+        self.switch(False)
+        self._modes = modes
+        self.switch(was_on)
+
+    def switch(self, on: bool) -> None:
+        """On while a step is recorded, off otherwise: a mode that only looks on still costs a call of Python."""
+        if on == self._on or threading.get_ident() != self._thread:
+            return
+        self._on = on
+        for mode in self._modes:
+            if on:
+                _put(mode, self._depth)
+            else:
+                _take(mode)
+
+    def follow(self, call: OpenCall) -> None:
+        """A module call starts, perhaps on a thread where no mode is on yet."""
+        if not self._modes or not self._on or threading.get_ident() == self._thread:
+            return
+        if getattr(self._local, "call", None) is None and not any(map(_is_on, self._modes)):
+            self._local.call = call
+            for mode in self._modes:
+                mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def unfollow(self, call: OpenCall) -> None:
+        """A module call ends, perhaps the one that put the modes on."""
+        if self._modes and getattr(self._local, "call", None) is call:
+            self._local.call = None
+            for mode in reversed(self._modes):
+                _take(mode)
+
+    def suspend(self, by: object) -> None:
+        """Takes the function mode off until the same caller resumes it. Ops go on being seen."""
+        suspended = self._local.__dict__.setdefault("suspended", [])
+        modes = [mode for mode in self._modes if isinstance(mode, TorchFunctionMode) and _is_on(mode)]
+        suspended.append((by, [(mode, _take(mode)) for mode in modes]))
+
+    def resume(self, by: object) -> None:
+        """Ends what `by` has suspended, and whatever an exception has left suspended inside."""
+        suspended: list[tuple[object, list[tuple[TorchFunctionMode, int]]]] = getattr(self._local, "suspended", [])
+        if not any(holder is by for holder, _ in suspended):
+            return
+        holder: object = None
+        while holder is not by:
+            holder, modes = suspended.pop()
+            for mode, depth in modes:
+                _put(mode, depth)
+
+
+def _put(mode: TorchFunctionMode | TorchDispatchMode, depth: int) -> None:
+    if isinstance(mode, TorchDispatchMode):
+        mode.__enter__()  # type: ignore[no-untyped-call]
+        return
+    above = []
+    while _len_torch_function_stack() > depth:
+        above.append(_pop_torch_function_stack())
+    _push_on_torch_function_stack(mode)
+    for other in reversed(above):
+        _push_on_torch_function_stack(other)
+
+
+def _take(mode: TorchFunctionMode | TorchDispatchMode) -> int:
+    """Takes a mode off its stack, wherever it lies there, and gives the depth where it was."""
+    if not _is_on(mode):
+        return _len_torch_function_stack()  # somebody else has taken it off, with their own still there
+    if isinstance(mode, TorchDispatchMode):
+        _take_dispatch(mode)
+        return 0
+    above: list[Any] = []
+    while (top := _pop_torch_function_stack()) is not mode:
+        above.append(top)
+    depth = _len_torch_function_stack()
+    for other in reversed(above):
+        _push_on_torch_function_stack(other)
+    return depth
+
+
+def _take_dispatch(mode: TorchDispatchMode) -> None:
+    above: list[Any] = []
+    while (top := torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1)) is not mode:
+        top.__exit__(None, None, None)
+        above.append(top)
+    mode.__exit__(None, None, None)
+    for other in reversed(above):
+        other.__enter__()
+
+
+def _is_on(mode: TorchFunctionMode | TorchDispatchMode) -> bool:
+    if isinstance(mode, TorchDispatchMode):
+        return any(torch._C._get_dispatch_stack_at(i) is mode for i in range(torch._C._len_torch_dispatch_stack()))
+    return any(_get_function_stack_at(i) is mode for i in range(_len_torch_function_stack()))

@@ -1,0 +1,240 @@
+"""Records what an optimizer does to each parameter: the gradient it was given, its state, the update and the weight.
+
+Each `step()` is a call of the optimizer (`AdamW`, a second one `AdamW#2`, in the order of their first steps), and in it
+each parameter is a call at its own site. What goes in is seen last before the step, after whatever clips, unscales or
+reduces gradients; what comes out first after it. Only gradients that a closure computes are seen when it is done.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import weakref
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunction
+from torch.compiler import is_compiling
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall, Site
+from astray.capture.pytorch.compiled import never_compiled
+from astray.capture.pytorch.parameters import ParameterCapture
+from astray.capture.pytorch.steps import closure_of, frames, is_inner
+from astray.capture.pytorch.tensors import is_tensor
+from astray.capture.pytorch.updates import Known, ParameterUpdate, observe_common_state
+from astray.capture.structure import Flattener
+
+_WITHIN = frozenset({"function", "op"})
+_NO_SETTINGS = frozenset({"params", "param_names"})
+
+
+class _Step:
+    """A step that is under way. An exception may end it without a word: its frame tells."""
+
+    def __init__(self, frame: FrameType, optimizer: Any, wanted: frozenset[str]) -> None:
+        self.frame = frame
+        self.thread = threading.get_ident()
+        self.optimizer = optimizer
+        self.wanted = wanted
+        self.call: OpenCall | None = None
+        self.parameters: list[ParameterUpdate] = []
+        self.gradients_come = False  # from a closure, inside the step
+        self.hook: Any = None
+
+
+class OptimizerCapture:
+    """Records the steps of every optimizer that has a parameter of the recorded models, until `remove`.
+
+    everything: also of optimizers that have none, for a program whose models are found as it runs.
+    """
+
+    def __init__(self, engine: Engine, parameters: ParameterCapture, *, everything: bool) -> None:
+        self._engine = engine
+        self._parameters = parameters
+        self._everything = everything
+        self._flat = Flattener(is_tensor)
+        self._labels: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._counts: Counter[str] = Counter()
+        self._sites: dict[tuple[str, str], Site] = {}
+        self._states: Known = {}
+        self._under_way: list[_Step] = []
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for step in self._under_way:
+            self._release(step)
+        self._under_way = []
+
+    # -- what the hooks do ---------------------------------------------------------------------------------------
+
+    @never_compiled
+    def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        engine = self._engine
+        if is_compiling() or not (engine.settings.optimizer or self._is_a_place()) or not engine.belongs_here():
+            return
+        try:
+            with DisableTorchFunction(), torch.no_grad():  # what is done here is no part of the program
+                frame = sys._getframe(1)
+                self._drop_interrupted(frame)
+                if not self._is_wanted(optimizer) or is_inner(frame, optimizer):
+                    return
+                step = _Step(frame, optimizer, engine.settings.optimizer)
+                self._under_way.append(step)
+                if optimizer._optimizer_step_pre_hooks:
+                    # Hooks of the optimizer's own come after ours and may change gradients: go behind the last of them.
+                    step.hook = optimizer.register_step_pre_hook(_LastHook(self, step))
+                else:
+                    self._begin(step, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
+            engine.failed(f"a step of {type(optimizer).__name__}", error)
+
+    @never_compiled
+    def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if is_compiling() or not self._under_way or not self._engine.belongs_here():
+            return
+        frame = sys._getframe(1)
+        step = next((step for step in self._under_way if step.frame is frame), None)
+        if step is None:
+            return
+        self._under_way.remove(step)
+        try:
+            with DisableTorchFunction(), torch.no_grad():
+                self._end(step)
+        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
+            self._engine.failed(f"a step of {type(optimizer).__name__}", error)
+        finally:
+            self._release(step)
+
+    def begin_last(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """All hooks of the optimizer's own have run."""
+        try:
+            with DisableTorchFunction(), torch.no_grad():
+                self._begin(step, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
+            self._engine.failed(f"a step of {type(step.optimizer).__name__}", error)
+
+    def _is_a_place(self) -> bool:
+        """Whether the functions and ops inside a step are recorded, which should be found there."""
+        return not _WITHIN.isdisjoint(self._engine.settings.level)
+
+    def _drop_interrupted(self, frame: FrameType) -> None:
+        """Forgets steps of this thread that are on its stack no more, with the copies they hold."""
+        if self._under_way:
+            running = set(frames(frame))
+            here = threading.get_ident()
+            ended = [step for step in self._under_way if step.thread == here and step.frame not in running]
+            for step in ended:
+                self._under_way.remove(step)
+                self._release(step)
+
+    def _release(self, step: _Step) -> None:
+        if step.call is not None:
+            self._engine.leave(step.call)
+        step.parameters.clear()
+        if step.hook is not None:
+            step.hook.remove()
+
+    # -- which optimizers and parameters -------------------------------------------------------------------------
+
+    def _site(self, name: str, kind: str, owner: Site | None = None) -> Site:
+        """Where an optimizer of this kind is recorded, or what it does to a parameter; `owner` has its gradients."""
+        site = self._sites.get((name, kind))
+        if site is None:
+            root, module = ("", None) if owner is None else (owner.root, owner.module)
+            site = self._sites[name, kind] = Site(name, kind, root, "optimizer", module)
+        return site
+
+    def _is_wanted(self, optimizer: Any) -> bool:
+        """Whether to record this step. An optimizer gets its name at its first step, be that recorded or not."""
+        kind = type(optimizer).__name__
+        if not self._everything and not self._has_known_parameters(optimizer):
+            if self._engine.listening:
+                self._engine.missed(f"a step of {kind}", "none of its parameters belongs to a recorded model")
+            return False
+        known = self._labels.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:
+            self._counts[kind] += 1
+            number = self._counts[kind]
+            self._labels[id(optimizer)] = (weakref.ref(optimizer), kind if number == 1 else f"{kind}#{number}")
+        if not self._engine.listening:
+            return False
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            self._engine.missed(f"a step of {kind}", "it was captured into a CUDA graph")
+            return False
+        return True
+
+    def _has_known_parameters(self, optimizer: Any) -> bool:
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        return any(self._parameters.site(parameter) is not None for parameter in parameters)
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def _begin(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        engine, optimizer, kind = self._engine, step.optimizer, type(step.optimizer).__name__
+        label = self._labels[id(optimizer)][1]
+        step.gradients_come = closure_of(args, kwargs) is not None
+        step.call = engine.enter(self._site(label, kind), step.frame, phase="update", micro=0, row=bool(step.wanted))
+        if self._is_a_place():
+            engine.forget()  # gradients were summed over ranks, perhaps, which no version counter tells
+        if not step.wanted:
+            return
+        stack, seq = step.call.stack, step.call.seq
+        groups = [self._settings(group) for group in optimizer.param_groups]
+        if seq != NOT_WRITTEN:
+            engine.begin(step.call, f'{{"param_groups":[{",".join(text for _, text in groups)}]}}')
+        parent = None if seq == NOT_WRITTEN else seq
+        for number, (tensors, _) in enumerate(groups):
+            for path, tensor in tensors:
+                engine.observe(seq, "input", f"param_groups.{number}.{path}", tensor)
+        for number, (group, (_, text)) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+            for place, tensor in enumerate(group["params"]):
+                if not tensor.requires_grad and tensor.grad is None:
+                    continue  # frozen: no optimizer touches it
+                owner = self._parameters.site(tensor)
+                name = owner.name if owner is not None else f"{label}/param_groups.{number}.{place}"
+                site = self._site(name, kind, owner)
+                seq = engine.event(site, "update", parent, stack=stack, args=text)
+                if seq != NOT_WRITTEN:
+                    step.parameters.append(ParameterUpdate(engine, optimizer, tensor, site.name, seq, step.wanted))
+        for parameter in step.parameters:
+            if not step.gradients_come:
+                parameter.observe_gradient(scaled=True)
+            parameter.observe_entry(self._states)
+
+    def _settings(self, group: dict[str, Any]) -> tuple[list[tuple[str, torch.Tensor]], str]:
+        """The settings of a parameter group: those that are tensors, and all of them as text."""
+        given = {name: value for name, value in group.items() if name not in _NO_SETTINGS}
+        tensors, text = self._flat.arguments((), given)
+        plain = json.dumps(json.loads(text).get("kwargs", {}), separators=(",", ":"), ensure_ascii=False)
+        return [(path.removeprefix("kwargs."), tensor) for path, tensor in tensors], plain
+
+    def _end(self, step: _Step) -> None:
+        if step.gradients_come:
+            for parameter in step.parameters:
+                parameter.observe_gradient(scaled=False)
+        for parameter in step.parameters:
+            parameter.observe_results(self._states)
+        if "state" in step.wanted and step.call is not None:
+            observe_common_state(self._engine, step.optimizer, step.call.seq)
+
+
+class _LastHook:
+    """Sits behind the hooks of the optimizer's own for the length of one step."""
+
+    def __init__(self, capture: OptimizerCapture, step: _Step) -> None:
+        self._capture = capture
+        self._step = step
+
+    @never_compiled
+    def __call__(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not is_compiling():
+            self._capture.begin_last(self._step, args, kwargs)

@@ -1,0 +1,87 @@
+"""Knows when a step of a program ends that does not say so: `discovery` uses it.
+
+The first optimizer that steps sets the pace: each of its steps ends a step, however many forwards came before it
+(gradient accumulation) or ran inside it (the closure of LBFGS). Where several take turns in one iteration, what runs
+after the first belongs to the next step, in every run alike. A program without an optimizer is one long step, and
+its forwards are micro steps; so is one whose optimizer is compiled, which runs without hooks.
+
+A GradScaler that finds infinities skips the optimizer, and torch has no hook there, so its `step` is covered on the
+class while this is in place: an iteration whose update is skipped ends a step too. Scalers themselves are not touched.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch.amp.grad_scaler import GradScaler
+from torch.compiler import is_compiling
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from astray.capture.engine import Engine
+from astray.capture.pytorch.compiled import never_compiled
+from astray.capture.pytorch.steps import is_inner
+
+
+class Pace:
+    """Calls `end_step` as steps end, until `remove`."""
+
+    def __init__(self, engine: Engine, end_step: Callable[[], None]) -> None:
+        self._engine = engine
+        self._end_step = end_step
+        self._leader: weakref.ref[Any] | None = None
+        self._local = threading.local()  # how many steps of any optimizer this thread has seen
+        self._handle = register_optimizer_step_post_hook(self._after_step)
+        self._scaler_step = GradScaler.step
+        self._cover = _covering(self._scaler_step, self)
+        GradScaler.step = self._cover  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        self._handle.remove()
+        if GradScaler.step is self._cover:  # else somebody has covered it since; ours then only passes on
+            GradScaler.step = self._scaler_step  # type: ignore[method-assign]
+        self._leader = None
+        self._end_step = _nothing
+
+    @property
+    def seen(self) -> int:
+        return getattr(self._local, "seen", 0)
+
+    @never_compiled
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if is_compiling():
+            return
+        self._local.seen = self.seen + 1
+        if not is_inner(sys._getframe(1), optimizer):
+            self.stepped(optimizer)
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped, or would have."""
+        if not self._engine.belongs_here():
+            return
+        if self._leader is None or self._leader() is None:
+            self._leader = weakref.ref(optimizer)
+        if self._leader() is optimizer:
+            self._end_step()  # which guards itself
+
+
+def _covering(scaler_step: Callable[..., Any], pace: Pace) -> Callable[..., Any]:
+    """`GradScaler.step`, and after it a word to `pace` when no optimizer has stepped in it."""
+
+    @functools.wraps(scaler_step)
+    def step(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = pace.seen
+        result = scaler_step(self, optimizer, *args, **kwargs)
+        if pace.seen == before:
+            pace.stepped(getattr(optimizer, "optimizer", optimizer))  # one that wraps another is not the one that steps
+        return result
+
+    return step
+
+
+def _nothing() -> None:
+    """Ends no step."""

@@ -1,0 +1,143 @@
+"""Records the gradients of parameters, each time a backward pass has brought them one.
+
+A row `grad` holds what has accumulated so far. Where there was a gradient already, a row `added` holds what this
+backward pass alone brought. Also keeps the names of parameters, for whoever meets them elsewhere, such as in an
+optimizer.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunction
+from torch.compiler import is_compiling
+from torch.nn.parameter import is_lazy
+
+from astray.capture.engine import Engine, Site
+from astray.capture.pytorch.compiled import never_compiled
+from astray.capture.pytorch.hooks import Hook
+
+
+class ParameterCapture:
+    """Watches the parameters of the recorded modules."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._watched: dict[int, _Watched] = {}
+        self._listening = True
+
+    def watch(self, parameter: torch.Tensor, name: str, module: str, root: str) -> None:
+        """Sees the gradients of a parameter from now on, unless it does already or it has no numbers yet.
+
+        `module` is the name of the one that owns it, `root` of the outermost one.
+        """
+        known = self._watched.get(id(parameter))
+        if (known is not None and known.parameter() is parameter) or is_lazy(parameter):
+            if known is not None and self._listening:
+                known.put(self._engine)  # it may have been frozen so far
+            return
+        watched = _Watched(parameter, Site(name, "Parameter", root, "parameter", module))
+        self._watched[id(parameter)] = watched
+        if self._listening:
+            watched.put(self._engine)
+
+    def forget(self, parameter: torch.Tensor | None) -> None:
+        """It has left the module that it was known by."""
+        watched = self._watched.pop(id(parameter), None)
+        if watched is not None:
+            watched.take()
+
+    def site(self, parameter: torch.Tensor) -> Site | None:
+        """Where the gradients of a parameter are recorded; None when it belongs to no recorded module."""
+        known = self._watched.get(id(parameter))
+        return known.site if known is not None and known.parameter() is parameter else None
+
+    def listen(self, on: bool) -> None:
+        """Puts the hooks in place, or takes them off for steps that are not recorded."""
+        self._listening = on
+        for watched in list(self._watched.values()):
+            if on:
+                watched.put(self._engine)
+            else:
+                watched.take()
+
+    def remove(self) -> None:
+        self.listen(False)
+        self._watched.clear()
+
+
+class _Watched:
+    """A parameter, where it is recorded, and the hooks on it."""
+
+    __slots__ = ("_handles", "parameter", "site")
+
+    def __init__(self, parameter: torch.Tensor, site: Site) -> None:
+        self.parameter = weakref.ref(parameter)
+        self.site = site
+        self._handles: list[Any] = []
+
+    def put(self, engine: Engine) -> None:
+        parameter = self.parameter()
+        if parameter is None or self._handles or not parameter.requires_grad or not parameter.is_leaf:
+            return
+        hook = _AccumulatedHook(engine, self.site)
+        self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        self._handles.append(parameter.register_hook(_ArrivingHook(hook, self.parameter)))  # type: ignore[no-untyped-call]
+
+    def take(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+class _ArrivingHook(Hook):
+    """Sees a gradient just before it is added to the one that is there already."""
+
+    __slots__ = ("accumulated", "parameter")
+
+    def __init__(self, accumulated: _AccumulatedHook, parameter: weakref.ref[torch.Tensor]) -> None:
+        self.accumulated = accumulated
+        self.parameter = parameter
+
+    @never_compiled
+    def __call__(self, gradient: torch.Tensor) -> None:
+        if is_compiling():
+            return
+        parameter = self.parameter()
+        if parameter is not None and parameter.grad is not None:
+            self.accumulated.see("added", gradient)
+
+
+class _AccumulatedHook(Hook):
+    """Sees the gradient of a parameter each time something was added to it."""
+
+    __slots__ = ("engine", "seq", "site")
+
+    def __init__(self, engine: Engine, site: Site) -> None:
+        self.engine = engine
+        self.site = site
+        self.seq: int | None = None
+
+    @never_compiled
+    def __call__(self, parameter: torch.Tensor) -> None:
+        if is_compiling():
+            return
+        if parameter.grad is None:
+            self.engine.missed(f"the gradient of {self.site.name}", "another hook took it away first")
+        else:
+            self.see("grad", parameter.grad)
+        self.seq = None
+
+    def see(self, path: str, gradient: torch.Tensor) -> None:
+        engine = self.engine
+        if not engine.listening or not engine.belongs_here():
+            return
+        try:
+            with DisableTorchFunction():  # what is done here is no part of the program
+                if self.seq is None:
+                    self.seq = engine.event(self.site, "backward")
+                engine.observe(self.seq, "gradient", path, gradient)
+        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
+            engine.failed(f"the gradient of {self.site.name}", error)

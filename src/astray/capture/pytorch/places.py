@@ -1,0 +1,83 @@
+"""Where in the program a function or op is called: in which module, in which phase, for which micro step.
+
+Used by the function and op levels. In the forward pass the enclosing module is the innermost call that is open; in the
+backward pass it is the one whose forward made the autograd node that is running.
+"""
+
+from __future__ import annotations
+
+import weakref
+from types import FrameType
+from typing import ClassVar, Protocol
+
+import torch
+
+from astray.capture.engine import Engine, OpenCall, Site
+from astray.capture.pytorch.origins import Origins
+from astray.record import Kind, Phase
+
+
+class Named(Protocol):
+    """A function, op or collective, as its call is to be named."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def kind(self) -> Kind: ...
+
+
+class Places:
+    """Opens calls of functions and ops at their sites: `layers.3.attn/softmax`, or `/softmax` outside of modules."""
+
+    _all: ClassVar[weakref.WeakSet[Places]] = weakref.WeakSet()  # of all recordings, to tell whose module a call is in
+
+    def __init__(self, engine: Engine, origins: Origins) -> None:
+        self._engine = engine
+        self._origins = origins
+        self._sites: dict[tuple[str, Named], Site] = {}
+        self._all.add(self)
+
+    def enter(self, callee: Named, frame: FrameType | None) -> OpenCall | None:
+        """Opens a call; None when it is not for this recording."""
+        engine = self._engine
+        if not engine.belongs_here():
+            return None
+        outer = engine.enclosing
+        passing = torch._C._current_graph_task_id() >= 0
+        if passing and (outer is None or not outer.recompute):
+            return self._enter_backward(callee, frame)
+        if outer is None and self._is_elsewhere():
+            return None
+        site = self._site(outer, callee)
+        if not engine.wants(site):
+            return None
+        phase: Phase = "update" if outer is not None and outer.phase == "update" else "forward"
+        return engine.enter(site, frame, phase=phase, recompute=passing)
+
+    def _enter_backward(self, callee: Named, frame: FrameType | None) -> OpenCall | None:
+        """The backward pass calls a function, outside of any module that runs."""
+        engine = self._engine
+        origin = self._origins.current()
+        site = self._site(origin, callee)
+        if not engine.wants(site):
+            return None
+        if torch.is_grad_enabled() and frame is not None:  # checkpointing runs a part of the forward again
+            return engine.enter(site, frame, recompute=True, micro=None if origin is None else origin.micro)
+        return engine.enter_backward(site, origin, engine.latest_micro if origin is None else origin.micro)
+
+    def _site(self, outer: OpenCall | None, callee: Named) -> Site:
+        module = "" if outer is None else outer.site.module
+        site = self._sites.get((module, callee))
+        if site is None:
+            root = "" if outer is None else outer.site.root
+            site = Site(f"{module}/{callee.name}", callee.type, root, callee.kind, module)
+            self._sites[module, callee] = site
+        return site
+
+    def _is_elsewhere(self) -> bool:
+        """Whether another recording has a module open here, so that what it does is none of ours."""
+        return len(self._all) > 1 and any(other._engine.is_in_a_module for other in self._all if other is not self)

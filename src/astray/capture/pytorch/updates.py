@@ -1,0 +1,151 @@
+"""What becomes of one parameter in one step of its optimizer: gradient and state in, state, update and weight out.
+
+`optimizers` makes one of these for each parameter of a step. Nothing here writes to a tensor of the program, makes an
+entry in the optimizer's state, or draws a random number; the one copy it needs, for the update, is dropped with it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from astray.capture.engine import Engine
+from astray.capture.structure import Flattener
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_NUMBERS: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
+
+_FLAT = Flattener(lambda value: isinstance(value, torch.Tensor) or type(value) in _NUMBERS)
+"""Numbers count as tensors: one optimizer keeps its `step` as the one, another as the other."""
+
+Known = dict[str, list[Any]]
+"""By the name of a parameter, what its state was when it was last seen."""
+
+
+class ParameterUpdate:
+    """A parameter in the middle of a step. Its call has the number `seq`."""
+
+    __slots__ = ("_before", "_engine", "_name", "_optimizer", "_seq", "_tensor", "_wanted")
+
+    def __init__(
+        self, engine: Engine, optimizer: Any, tensor: torch.Tensor, name: str, seq: int, wanted: frozenset[str]
+    ) -> None:
+        self._engine = engine
+        self._optimizer = optimizer
+        self._tensor = tensor
+        self._name = name
+        self._seq = seq
+        self._wanted = wanted
+        self._before: torch.Tensor | None = None
+
+    def observe_gradient(self, *, scaled: bool) -> None:
+        """The gradient as the optimizer uses it. scaled: a GradScaler may have left unscaling to the optimizer."""
+        gradient = self._tensor.grad
+        if gradient is None or "gradient" not in self._wanted:
+            return
+        path = "grad"
+        with _aside(gradient):
+            if gradient.is_sparse:
+                gradient = gradient.coalesce()
+                self._engine.observe(self._seq, "input", "grad.indices", gradient.indices())
+                path, gradient = "grad.values", gradient.values()
+            scale = getattr(self._optimizer, "grad_scale", None) if scaled else None
+            if isinstance(scale, torch.Tensor):
+                gradient = gradient / scale.to(gradient.device)
+        self._engine.changed(gradient)  # reduced over ranks, perhaps, which its version does not tell
+        self._engine.observe(self._seq, "input", path, gradient)
+
+    def observe_entry(self, known: Known) -> None:
+        """What the step starts from besides the gradient."""
+        engine, tensor = self._engine, self._tensor
+        if self._wanted & {"weight", "update"}:
+            engine.changed(tensor)  # programs write to weights through `.data`, which leaves no trace
+            engine.observe(self._seq, "parameter", "weight", tensor)
+        if "state" in self._wanted:
+            state = _parts(self._optimizer.state.get(tensor))  # get: looking must not make an entry
+            if known.get(self._name) != self._identities(state):
+                for path, part in state:  # not as the last step that was seen has left it
+                    engine.observe(self._seq, "state", path, _as_tensor(part))
+        if "update" in self._wanted:
+            if tensor.is_floating_point() or tensor.is_complex():
+                with _aside(tensor):
+                    self._before = tensor.detach().clone()
+            else:
+                engine.missed(f"the update of {self._name}", f"it holds {tensor.dtype}")
+
+    def observe_results(self, known: Known) -> None:
+        """In the order in which they are computed: a wrong state makes a wrong update, and that a wrong weight."""
+        engine, tensor = self._engine, self._tensor
+        if "state" in self._wanted:
+            state = _parts(self._optimizer.state.get(tensor))
+            _observe_results(engine, self._seq, state)
+            known[self._name] = self._identities(state)
+        if self._before is not None:
+            with _aside(tensor):
+                update = difference(tensor.detach(), self._before)
+            self._before = None
+            engine.observe(self._seq, "output", "update", update)
+        if "weight" in self._wanted:
+            engine.changed(tensor)
+            engine.observe(self._seq, "output", "weight", tensor)
+
+    def _identities(self, state: list[tuple[str, Any]]) -> list[Any]:
+        """Equal as long as nobody has changed the state, as far as can be told without reading it."""
+        found: list[Any] = []
+        for path, part in state:
+            if isinstance(part, torch.Tensor):
+                identity = self._engine.reader.identity(part)
+                part = object() if identity is None else identity.key
+            found.append((path, part))
+        return found
+
+
+def observe_common_state(engine: Engine, optimizer: Any, seq: int) -> None:
+    """What an optimizer keeps under names of its own, for no parameter in particular."""
+    common = {key: kept for key, kept in optimizer.state.items() if isinstance(key, str | int)}
+    _observe_results(engine, seq, _parts(common))
+
+
+def _observe_results(engine: Engine, seq: int, state: list[tuple[str, Any]]) -> None:
+    for path, part in state:
+        tensor = _as_tensor(part)
+        engine.changed(tensor)  # by `.data` it may be changed without a trace
+        engine.observe(seq, "output", path, tensor)
+
+
+def difference(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """What was added, to the last bit where the two are of one size, else rounded once. Overwrites `before`.
+
+    Weights in half precision are subtracted in float32, since their difference may need more digits than they have.
+    """
+    if after.dtype.itemsize < 4 and not after.is_complex():
+        return after.float() - before.float()
+    if type(before) in _PLAIN:
+        return torch.sub(after, before, out=before)  # so that it takes no more memory
+    return after - before
+
+
+def _parts(state: Any) -> list[tuple[str, Any]]:
+    """The tensors and numbers in a nested state, with their paths: `state.exp_avg`."""
+    found, _ = _FLAT.arguments((), {"state": state})
+    return [(path.removeprefix("kwargs."), value) for path, value in found]
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    try:
+        return torch.tensor(value, dtype=_NUMBERS[type(value)], device="cpu")
+    except (OverflowError, RuntimeError):  # a whole number of more than 64 bits
+        return torch.tensor(float(value), dtype=torch.float64, device="cpu")
+
+
+def _aside(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Keeps what is computed here from modes of anybody: it is no part of the program."""
+    if type(tensor) in _PLAIN:
+        return torch._C._DisableTorchDispatch()
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()  # a tensor of another class computes by dispatching

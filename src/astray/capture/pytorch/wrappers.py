@@ -1,0 +1,218 @@
+"""Sees through what wraps a module, so that a site is called the same with and without torch.compile, DDP or FSDP.
+
+Used by `modules` when it names sites and when a model changes under it. A wrapper is known by its class, never by the
+name of its child alone: a module of the user's own may well have a child called `module`.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from astray.capture.engine import Engine, Site
+from astray.record import ROOT, Role
+
+_OPTIMIZED = "torch._dynamo.eval_frame.OptimizedModule"
+_FULLY_SHARDED = "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel"
+_WRAPPERS = {
+    _OPTIMIZED: "_orig_mod",
+    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
+    "torch.nn.parallel.data_parallel.DataParallel": "module",
+    _FULLY_SHARDED: "_fsdp_wrapped_module",
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.ActivationWrapper": "_checkpoint_wrapped_module",
+    "torch.optim.swa_utils.AveragedModel": "module",
+}
+"""Under which name each kind of wrapper holds what it wraps. By words, so that none of these has to be imported."""
+
+_DISGUISES = ("FSDP", "Replicate", "DDP", "Parametrized")
+"""How torch calls a class that it puts in the place of a module's own: `FSDPLinear`, `ParametrizedLinear`."""
+
+
+class Chain(NamedTuple):
+    """A module with all that wraps it, outermost first. Together they are one site."""
+
+    name: str  # as torch would call the module if nothing were wrapped; empty for the outermost
+    modules: tuple[nn.Module, ...]
+
+    @property
+    def inner(self) -> nn.Module:
+        """The module itself."""
+        return self.modules[-1]
+
+    @property
+    def recorder(self) -> nn.Module:
+        """The one whose calls are recorded: the outermost that is compiled, for what lies in it may not be seen."""
+        return next(filter(is_compiled, self.modules), self.inner)
+
+
+def chains(module: nn.Module, seen: set[nn.Module] | None = None, name: str = "") -> Iterator[Chain]:
+    """Every module in `module`, itself first, in torch's order. What is in `seen` already is left out."""
+    seen = set() if seen is None else seen
+    links = [module]
+    while (wrapped := unwrapped(links[-1])) is not None:
+        links.append(wrapped)
+    if seen.issuperset(links):
+        return
+    seen.update(links)
+    yield Chain(name, tuple(links))
+    for link in links:
+        for child_name, child in link._modules.items():
+            if child is not None and child not in links:
+                yield from chains(child, seen, f"{name}.{child_name}" if name else child_name)
+
+
+def unwrapped(module: nn.Module) -> nn.Module | None:
+    """What a wrapper wraps; None for any other module."""
+    attribute = _wrapping(type(module))[1]
+    return None if attribute is None else module._modules.get(attribute)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile runs this module, as a wrapper around it or in place."""
+    if module._compiled_call_impl is not None:
+        return True
+    context = module.__dict__.get("dynamo_ctx")  # asked first, for it is the cheaper question
+    if context is None or _wrapping(type(module))[0] != _OPTIMIZED:
+        return False
+    return type(context).__name__ != "DisableContext"  # torch.compiler.disable makes the same wrapper, to another end
+
+
+def hides_gradients(module: nn.Module) -> bool:
+    """Whether the parameters in this wrapper only look like ones, with their gradients going to a flat tensor."""
+    return _wrapping(type(module))[0] == _FULLY_SHARDED and bool(getattr(module, "_use_orig_params", False))
+
+
+def type_name(module: nn.Module) -> str:
+    """The name of the class that the user knows the module by."""
+    while (wrapped := unwrapped(module)) is not None:
+        module = wrapped
+    kind = type(module)
+    if issubclass(kind, LazyModuleMixin):  # turns into it at its first call
+        return (kind.cls_to_become or kind).__name__
+    while kind.__module__.startswith("torch."):
+        own = kind.__bases__[-1]
+        if kind.__name__ not in {prefix + own.__name__ for prefix in _DISGUISES}:
+            break
+        kind = own
+    return kind.__name__
+
+
+def site_name(label: str, name: str) -> str:
+    """The site of the module that is called `name` in the model with this label."""
+    return f"{label}.{name}" if label and name else label or name or ROOT
+
+
+def state(module: nn.Module) -> list[tuple[Role, str, torch.Tensor]]:
+    """What a call of `module` starts from besides its inputs: its own parameters and buffers.
+
+    For a compiled module also those of everything in it, whose own calls are not seen.
+    """
+    if not is_compiled(module):
+        return _own_state(module, "")
+    found: list[tuple[Role, str, torch.Tensor]] = []
+    for chain in chains(module):
+        for link in chain.modules:
+            found += _own_state(link, f"{chain.name}." if chain.name else "")
+    return found
+
+
+def _own_state(module: nn.Module, prefix: str) -> list[tuple[Role, str, torch.Tensor]]:
+    found: list[tuple[Role, str, torch.Tensor]] = []
+    found += [("parameter", prefix + name, tensor) for name, tensor in module._parameters.items() if tensor is not None]
+    found += [("state", prefix + name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
+    return found
+
+
+def can_be_called(module: nn.Module) -> bool:
+    """Whether it has a `forward` at all. Lists and dicts of modules have none."""
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+def _wrapping(kind: type[nn.Module]) -> tuple[str, str | None]:
+    """Which kind of wrapper a class is, and under which name it holds what it wraps."""
+    known = _KINDS.get(kind)
+    if known is None:
+        bases = (f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
+        name = next(filter(_WRAPPERS.__contains__, bases), "")
+        known = _KINDS[kind] = name, _WRAPPERS.get(name)
+    return known
+
+
+_KINDS: weakref.WeakKeyDictionary[type[nn.Module], tuple[str, str | None]] = weakref.WeakKeyDictionary()
+
+
+class Children:
+    """The modules right below one, looking through lists and dicts of modules, which are never called themselves.
+
+    Held as they are, not by their ids: the place of one that is gone may be taken by the next. The module itself is not
+    held, for its hooks hold this.
+    """
+
+    __slots__ = ("_direct", "_lists")
+
+    def __init__(self, module: nn.Module) -> None:
+        self._direct = tuple(module._modules.values())
+        self._lists = [(parent, tuple(parent._modules.values())) for parent in _lists(module)]
+
+    def of(self, module: nn.Module) -> bool:
+        """Whether they still are the children of `module`: none was added, replaced or taken out since."""
+        if tuple(module._modules.values()) != self._direct:
+            return False
+        return all(tuple(parent._modules.values()) == known for parent, known in self._lists)
+
+
+def _lists(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module._modules.values():
+        if child is not None and not can_be_called(child):
+            yield child
+            yield from _lists(child)
+
+
+class Gate:
+    """Makes one call of what a compiled wrapper and the module in it would both report.
+
+    The module's own hooks sleep while it is compiled. They wake when torch.compile falls back to running it as it is,
+    and when the program calls it past its wrapper.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        enter: Callable[[Site, nn.Module, tuple[Any, ...], dict[str, Any], FrameType], None],
+        leave: Callable[[Site, Any], None],
+    ) -> None:
+        self._engine = engine
+        self._enter = enter
+        self._leave = leave
+
+    def before_wrapper(self, site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._engine.recording:
+            self._enter(site, module, args, kwargs, sys._getframe(2))
+            self.opened(site)
+
+    def opened(self, site: Site) -> None:
+        """The call of a wrapper has just been recorded."""
+        call = self._engine.innermost(site)
+        if call is not None:
+            call.inside = False
+
+    def before_inner(self, site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call = self._engine.innermost(site)
+        if call is not None and call.inside is False:
+            call.inside = True  # should it call itself from there, that is a call of its own
+        elif self._engine.recording:
+            self._enter(site, module, args, kwargs, sys._getframe(2))
+
+    def after_inner(self, site: Site, result: Any) -> None:
+        call = self._engine.innermost(site)
+        if call is not None and call.inside:
+            call.inside = False
+        else:
+            self._leave(site, result)
