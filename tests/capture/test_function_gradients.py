@@ -176,8 +176,8 @@ def test_input_gradients_are_the_calls_own(case: str, tmp_path: Path) -> None:
     run = astray.open(tmp_path / "run")
     site = rows(run, phase="forward")[-1]["site"]
     recorded = rows(run, phase="backward", site=site)
-    arriving = {row["path"]: value(run, row) for row in recorded if row["role"] == "input"}
-    sent = [value(run, row) for row in recorded if row["role"] == "output"]
+    arriving = {row["path"]: kept(run, row) for row in recorded if row["role"] == "input"}
+    sent = [kept(run, row) for row in recorded if row["role"] == "output"]
     paths = ["out"] if len(outputs) == 1 and "out" in arriving else [f"out.{i}" for i in range(len(outputs))]
     expected = of_the_call_alone(function, values, [arriving.get(path) for path in paths])
     expected = [gradient for gradient in expected if gradient is not None]
@@ -187,5 +187,5 @@ def test_input_gradients_are_the_calls_own(case: str, tmp_path: Path) -> None:
         assert close, "a gradient of an input was not recorded"
 
 
-def value(run: Any, row: dict[str, Any]) -> Tensor:
+def kept(run: Any, row: dict[str, Any]) -> Tensor:
     return torch.from_numpy(np.array(run.values(0, row["row"])))

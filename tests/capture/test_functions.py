@@ -272,3 +272,49 @@ def test_random_numbers_are_outputs_of_the_function_that_draws_them(tmp_path: Pa
     run = astray.open(tmp_path / "run")
     (row,) = rows(run, site="/randn")
     assert (row["role"], row["shape"]) == ("output", (4,))
+
+
+@pytest.mark.parametrize("level", ["function", "op"])
+def test_a_buffer_that_something_else_fills_is_read_again(level: str, tmp_path: Path) -> None:
+    with astray.record(tmp_path / "run", nn.Linear(2, 2), level=level):
+        buffer = torch.zeros(3)
+        buffer.numpy()[:] = 7.0  # as a kernel of the user's own would
+        torch.exp(buffer)
+    (row,) = rows(astray.open(tmp_path / "run"), site="/exp" if level == "function" else "/aten.exp", role="input")
+    assert row["mean"] == 7.0
+
+
+@pytest.mark.parametrize(("level", "prefix"), [("function", "/"), ("op", "/aten.")])
+def test_memory_is_read_once_it_has_been_filled(level: str, prefix: str, tmp_path: Path) -> None:
+    with astray.record(tmp_path / "run", nn.Linear(2, 2), level=level):
+        whole = torch.empty(4)
+        whole.copy_(torch.ones(4))
+        torch.exp(torch.full((4,), 3.0), out=torch.empty(4))
+        halves = torch.empty(4)
+        halves[:2].fill_(1.0)
+        halves[2:].fill_(2.0)
+        halves.sum()
+    run = astray.open(tmp_path / "run")
+    assert [(row["path"], row["mean"]) for row in rows(run, site=f"{prefix}copy_")] == [("1", 1.0), ("out", 1.0)]
+    assert [row["path"] for row in rows(run, site=f"{prefix}exp")] == ["0", "out"]
+    assert [(row["path"], row["note"]) for row in rows(run, site=f"{prefix}fill_")] == [
+        ("out", "only a part of it has been filled yet")
+    ] * 2
+    assert rows(run, site=f"{prefix}sum", role="input")[0]["mean"] == 1.5
+
+
+def test_ops_that_the_backward_pass_makes_are_no_functions_too(tmp_path: Path) -> None:
+    run = record_step(tmp_path / "run", nn.Sequential(Block()), torch.randn(3, 4), level=["function", "op"])
+    assert not [call for call in calls(run, kind="function") if "aten" in call]
+    assert len(calls(run, site="0.fc/aten.mm")) == 2
+
+
+def test_one_name_has_one_numbering(tmp_path: Path) -> None:
+    x = torch.ones(2)
+    with astray.record(tmp_path / "run", nn.Linear(2, 2), level=["function", "op"]):
+        torch.add(x, x)
+        x.add(1.0)
+        x + x
+    run = astray.open(tmp_path / "run")
+    assert [row["call"] for row in rows(run, site="/add", role="output")] == [0, 1, 2]
+    assert [row["call"] for row in rows(run, site="/aten.add", role="output")] == [0, 1, 2]

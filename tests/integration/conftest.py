@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import astray
-from astray.capture.settings import LEVELS
 from astray.store import Run
-from integration.programs import PROGRAMS, Program
-from integration.programs.recorded import Recorded, record
+from integration.programs import PROGRAMS
+from integration.programs.recordings import Recordings
 
 
 @pytest.fixture
@@ -23,24 +20,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-class Recordings:
-    """Recordings of programs, made when they are first asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._made: dict[Any, Recorded] = {}
-
-    def get(self, program: Program, level: tuple[str, ...], keep: str = "stats", take: int = 0) -> Recorded:
-        for one in level:
-            if one not in LEVELS:
-                pytest.skip(f"level {one!r} does not exist yet")
-        key = (program.name, level, keep, take)
-        if key not in self._made:
-            path = self._folder / f"{program.name}-{'+'.join(level)}-{keep}-{take}"
-            self._made[key] = record(program, path, level=level, keep=keep, overwrite=True)
-        return self._made[key]
 
 
 @pytest.fixture(scope="session")

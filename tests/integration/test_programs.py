@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import astray
-from integration.conftest import Recordings
 from integration.programs import PROGRAMS, Program
 from integration.programs.recorded import bare
+from integration.programs.recordings import Recordings
 
 ALL = ("module", "function", "op")
 ALONE = [(level,) for level in ALL]
@@ -77,7 +77,7 @@ def test_rows_have_one_key_each_and_hang_together(
     if program.name not in WALKED_TWICE:
         tensors = zip(rank.call_rows.tolist(), rank.tensors["role"], rank.tensors["path"], strict=True)
         counted = Counter((keys[call], role, path) for call, role, path in tensors)
-        assert [key for key, count in counted.items() if count > 1] == []
+        assert [key for key, count in counted.items() if count > 1][:3] == []
     rows = {seq: row for row, seq in enumerate(calls["seq"])}
     parents = [rows.get(seq) for seq in calls["parent"]]
     sites, kinds, phases = calls["site"], calls["kind"], calls["phase"]

@@ -19,8 +19,8 @@ from torch import nn
 
 import astray
 from astray.store import Run
-from integration.conftest import Recordings
 from integration.programs import PROGRAMS, STEPS, checkpointing, compiled, precision
+from integration.programs.recordings import Recordings
 from recorded_rows import rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")

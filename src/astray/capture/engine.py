@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from astray.capture.selection import Quota, Scope, Selection
 from astray.capture.settings import Settings
-from astray.capture.sightings import Sighting, Sightings
+from astray.capture.sightings import Sighting, Sightings, Unfilled
 from astray.capture.stacks import Stacks
 from astray.record import Call, Kind, Phase, Role, Tensor
 from astray.stats import Shard, Strided, gather, measure, pack, sample_positions
@@ -75,6 +75,9 @@ class TensorReader(Protocol):
 
     def owner(self, tensor: Any) -> Any:
         """The object that owns its memory; None when there is none to name."""
+
+    def is_whole(self, tensor: Any) -> bool:
+        """Whether it is all of the memory that its owner has."""
 
     def read(self, tensor: Any, identity: Identity | None) -> Reading:
         """`identity` is what this reader said of the tensor a moment ago."""
@@ -139,18 +142,20 @@ class Engine:
         self.reader = reader
         self._stacks = Stacks(writer.stack, internal)
         self._sightings = Sightings()
+        self._unfilled = Unfilled()
         self._seq = itertools.count()
         self._local = threading.local()
         self._numbering = threading.Lock()
         self._micro: dict[str, int] = {}  # of the last outermost forward call of each root
         self.latest_micro = 0  # of the last outermost forward call of any root
         self._passing: dict[str, int] = {}  # of the call through which the backward pass came last
-        self._numbers: dict[tuple[Site, bool, Phase], tuple[int, int]] = {}  # micro step and next number of a site
+        self._numbers: dict[tuple[str, bool, Phase], tuple[int, int]] = {}  # micro step and next number, by site
         self._called: set[str] = set()  # the modules in which something was recorded in this step
         self._process = os.getpid()
         self._failed_once = False
         self._forward_ended = False
         self.paused = False
+        self.forgotten = 0  # how often everything known of memory was
         self.step = 0
         self._quota = Quota(settings)
         self.apply(settings)
@@ -336,7 +341,7 @@ class Engine:
 
     def _number(self, site: Site, micro: int, recompute: bool, phase: Phase) -> int:
         """Which call of its site this is, in its micro step. Work done again is numbered apart."""
-        key = (site, recompute, phase)
+        key = (site.name, recompute, phase)
         with self._numbering:
             counted, number = self._numbers.get(key, (micro, 0))
             if counted != micro:  # earlier micro steps are not kept: a generation loop may have millions
@@ -369,6 +374,8 @@ class Engine:
         identity = reader.identity(tensor)
         if identity is not None:
             owner, key, _, dtype, shape, stride = identity
+            if self._unfilled:
+                self._unfilled.discard(owner)
             if self._sliced:
                 key = (key, shape)  # another shape has another part
             seen = self._sightings.find(owner, key)
@@ -412,6 +419,42 @@ class Engine:
         kept = gather(memory, positions)
         return self._writer.values(kept, name, dtype, (len(positions),), sampled=len(positions), part=part)
 
+    def observe_inputs(self, seq: int, inputs: list[tuple[str, Any]], unread: list[Any]) -> None:
+        """Records the inputs of a call. It does not read the numbers of the `unread`."""
+        for path, tensor in inputs:
+            if unread and any(tensor is one for one in unread):
+                self.observe_unread(seq, "input", path, tensor)
+            else:
+                self.observe(seq, "input", path, tensor)
+
+    def observe_unread(self, seq: int, role: Role, path: str, tensor: Any) -> None:
+        """Records a tensor whose memory may not have been filled yet, or only a part of it.
+
+        Then its numbers are not read: in each run they would be others. As an input it is none.
+        """
+        if not self._unfilled or self.reader.owner(tensor) not in self._unfilled:
+            self.observe(seq, role, path, tensor)
+        elif role != "input" and seq != NOT_WRITTEN and role in self._roles and self._quota.row():
+            reading = self.reader.read(tensor, None)
+            self._writer.tensor(
+                Tensor(
+                    seq, role, path, reading.dtype, reading.shape, reading.stride, self.reader.device(tensor),
+                    self.reader.requires_grad(tensor), note="only a part of it has been filled yet",
+                )
+            )  # fmt: skip
+
+    def made(self, tensor: Any) -> None:
+        """Memory was made that holds whatever lay there before."""
+        owner = self.reader.owner(tensor)
+        if owner is not None:
+            self._unfilled.add(owner)
+
+    def written(self, tensor: Any) -> None:
+        """A call has written into this tensor."""
+        self.changed(tensor)
+        if self._unfilled and self.reader.is_whole(tensor):
+            self._unfilled.discard(self.reader.owner(tensor))
+
     def changed(self, tensor: Any) -> None:
         """A call wrote into this tensor, perhaps without its version counter knowing."""
         owner = self.reader.owner(tensor)
@@ -420,6 +463,7 @@ class Engine:
 
     def forget(self) -> None:
         """Much may have been written behind our back: gradients summed over ranks, weights through `.data`."""
+        self.forgotten += 1
         self._sightings.clear()
 
     # -- the course of the recording -----------------------------------------------------------------------------

@@ -60,3 +60,29 @@ class Sightings:
     def _forget_dead(self) -> None:
         # Another thread may add meanwhile: `list` copies in one go, and a lost entry only costs measuring again.
         self._by_owner = {number: known for number, known in list(self._by_owner.items()) if known[0]() is not None}
+
+
+class Unfilled:
+    """Memory that was made and that nobody has filled yet: what lies there is another thing in every run.
+
+    Only what is about to be written over goes unread. Whoever takes such a memory as an input must know that it has
+    been filled, by a kernel that we cannot see.
+    """
+
+    def __init__(self) -> None:
+        self._by_owner: dict[int, weakref.ref[Any]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_owner)
+
+    def add(self, owner: Any) -> None:
+        if len(self._by_owner) > _ENOUGH:
+            self._by_owner = {number: known for number, known in list(self._by_owner.items()) if known() is not None}
+        self._by_owner[id(owner)] = weakref.ref(owner)
+
+    def __contains__(self, owner: Any) -> bool:
+        known = self._by_owner.get(id(owner))
+        return known is not None and known() is owner
+
+    def discard(self, owner: Any) -> None:
+        self._by_owner.pop(id(owner), None)

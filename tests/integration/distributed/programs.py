@@ -84,8 +84,11 @@ class Choosing(nn.Module):
 def training(
     model: nn.Module, *, micro_steps: int = 1, rank: int | None = None, shape: tuple[int, ...] = (4, 6), **how: Any
 ) -> Steps:
-    """Trains on batches of this rank. `how` may have `synchronise`, called with whether a micro step is the last."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    """Trains on batches of this rank.
+
+    `how` may have `synchronise`, called with whether a micro step is the last, and `foreach` for the optimizer.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, foreach=how.get("foreach"))
     yield Setup(model, optimizer)
     generator = torch.Generator().manual_seed(dist.get_rank() if rank is None else rank)
     synchronise = how.get("synchronise", lambda last: contextlib.nullcontext())
@@ -208,6 +211,24 @@ def fsdp_stepping_twice() -> Steps:
         yield [first, second]
 
 
+@program
+def fsdp_refilling() -> Steps:
+    """Several updates in one step of the recording, of a weight so large that it gets the same memory each time."""
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 3))
+    fully_shard(model[0])
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)  # which leaves no trace on a shard
+    yield Setup(model, optimizer)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(2):
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 512, generator=generator)).square().mean()
+            loss.backward()
+            optimizer.step()
+        yield loss.detach().clone()
+
+
 # -- tensor parallel -------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +244,17 @@ def tensor_parallel() -> Steps:
     for number in range(2):
         plan |= {f"blocks.{number}.up": ColwiseParallel(), f"blocks.{number}.down": RowwiseParallel()}
     yield from training(parallel(plan), rank=0)
+
+
+@program
+def tensor_parallel_stepping_twice() -> Steps:
+    """Two updates in one step of the recording, which leave no trace on the weights."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    model = parallelize_module(nn.Linear(6, 8), mesh, ColwiseParallel())
+    inner = training(model, rank=0, foreach=True)
+    yield next(inner)
+    for first, second in zip(inner, inner, strict=False):
+        yield [first, second]
 
 
 @program

@@ -23,8 +23,19 @@ from integration.distributed.launching import HERE, torchrun
 ALL = "+".join(LEVELS)
 QUICK = ("plain", "ddp", "fsdp", "fsdp_late", "tensor_parallel", "collectives")
 DATA_PARALLEL = ("plain", "ddp", "ddp_accumulating", "ddp_unused", "ddp_static", "ddp_bucket_views")
-SHARDED = ("fsdp", "fsdp_keeping", "fsdp_bfloat16", "fsdp_accumulating", "fsdp_stepping_twice", "fsdp_late")
-TENSOR_PARALLEL = ("tensor_parallel", "tensor_parallel_uneven", "sequence_parallel", "embedding_parallel")
+SHARDED = (
+    "fsdp",
+    "fsdp_keeping",
+    "fsdp_bfloat16",
+    "fsdp_accumulating",
+    "fsdp_stepping_twice",
+    "fsdp_late",
+    "fsdp_refilling",
+)
+TENSOR_PARALLEL = (
+    "tensor_parallel", "tensor_parallel_uneven", "tensor_parallel_stepping_twice", "sequence_parallel",
+    "embedding_parallel",
+)  # fmt: skip
 
 Row = dict[str, Any]
 
@@ -255,6 +266,15 @@ def test_memory_that_is_filled_again_is_measured_again(sharded: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_same_memory_with_other_weights_is_never_taken_for_the_same(sharded: Path) -> None:
+    run = astray.open(sharded / "fsdp_refilling-module")
+    for rank in (0, 1):
+        found = rows(run, rank, step=1, site="0", phase="forward", role="parameter", path="weight")
+        assert [row["micro"] for row in found] == [0, 1, 2, 3]
+        assert len({row["fingerprint"] for row in found}) == 4
+
+
+@pytest.mark.slow
 def test_weights_that_stay_gathered_make_no_difference(sharded: Path) -> None:
     diff = astray.compare(sharded / "fsdp-module", sharded / "fsdp_keeping-module")
     assert diff.counts["identical"] == len(diff.pairs) > 500
@@ -286,7 +306,7 @@ def check_parallel_weights(folder: Path, program: str) -> set[str]:
     """The parameters at the start; gives the placements that were among them."""
     run = astray.open(folder / f"{program}-module")
     seen = set()
-    for row, fingerprint, placements in merged(run, step=0, phase="forward", role="parameter"):
+    for row, fingerprint, placements in merged(run, step=0, micro=0, phase="forward", role="parameter"):
         name = row["path"] if row["site"] == "<root>" else f"{row['site']}.{row['path']}"
         assert fingerprint == whole_print(folder, program, f"weight {name}"), name
         seen |= placements
@@ -306,6 +326,14 @@ def test_parts_of_parallel_weights_add_up_to_the_whole(quick: Path) -> None:
 @pytest.mark.parametrize("program", TENSOR_PARALLEL)
 def test_parts_add_up_in_every_parallel_program(program: str, tensor_parallel: Path) -> None:
     assert "Shard(0)" in check_parallel_weights(tensor_parallel, program)
+
+
+@pytest.mark.slow
+def test_weights_that_an_optimizer_wrote_to_without_a_trace_are_recorded_again(tensor_parallel: Path) -> None:
+    run = astray.open(tensor_parallel / "tensor_parallel_stepping_twice-module")
+    found = rows(run, 0, step=1, site="<root>", phase="forward", role="parameter", path="weight")
+    assert [row["micro"] for row in found] == [0, 1]
+    assert found[0]["fingerprint"] != found[1]["fingerprint"]
 
 
 @pytest.mark.slow

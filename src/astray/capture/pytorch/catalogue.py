@@ -41,41 +41,80 @@ _UNFILLED = frozenset(
 )
 """What they return holds whatever lay there before."""
 
+_VIEWS = frozenset(
+    """
+    getitem view view_as reshape flatten unflatten transpose permute movedim moveaxis swapaxes swapdims t adjoint
+    unsqueeze squeeze expand expand_as narrow select chunk split unbind tensor_split hsplit vsplit dsplit diagonal
+    unfold as_strided ravel
+    """.split()  # noqa: SIM905
+)
+"""What they return is memory of their first argument, or may be. They do not read it."""
+
+_BUFFERS = frozenset(
+    {"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
+)
+"""What they return is often filled by a kernel that no version counter knows of."""
+
 _HOMES = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torch.Tensor": torch.Tensor}
+
+
+class Unfilled:
+    """A function whose result holds whatever lay there before. Its calls are not recorded."""
 
 
 class Function:
     """A function of torch, as its calls are recorded. `returns_first`: its result is its first argument, changed."""
 
-    __slots__ = ("in_place", "kind", "name", "returns_first", "type")
+    __slots__ = ("in_place", "is_view", "kind", "makes_buffers", "name", "returns_first", "type")
 
     def __init__(self, name: str, type: str) -> None:
         self.name = name
         self.type = type
         self.kind: Kind = "function"
         self.returns_first = name == "setitem"
+        self.makes_buffers = is_buffer_maker(name)
+        self.is_view = name in _VIEWS
         self.in_place = self.returns_first or (name.endswith("_") and not name.endswith("__")) or _is_augmented(type)
 
     def inputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[tuple[str, torch.Tensor]], str]:
-        """The tensors a call gets, with their paths, and the structure of its arguments."""
-        return flat.arguments(args, kwargs)
+        """The tensors a call gets, with their paths, and the structure of its arguments. `out` is no input."""
+        found, skeleton = flat.arguments(args, kwargs)
+        if "out" in kwargs:
+            found = [(path, tensor) for path, tensor in found if not path.startswith("kwargs.out")]
+        return found, skeleton
 
-    def outputs(self, flat: Flattener, args: tuple[Any, ...], result: Any) -> list[tuple[str, torch.Tensor]]:
+    def outputs(
+        self, flat: Flattener, args: tuple[Any, ...], _kwargs: dict[str, Any], result: Any
+    ) -> list[tuple[str, torch.Tensor]]:
         """The tensors a call gives."""
         return flat.result(args[0] if self.returns_first else result)
 
+    def not_read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors that a call does not read: it writes into them, or only looks at them in another way."""
+        return (
+            [one for one in args[:1] if isinstance(one, torch.Tensor)] if self.is_view else self.written(args, kwargs)
+        )
+
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors a call has written into."""
-        written = [args[0]] if self.in_place and args and isinstance(args[0], torch.Tensor) else []
-        out = kwargs.get("out")
-        if out is not None:
-            written += [out] if isinstance(out, torch.Tensor) else [t for t in out if isinstance(t, torch.Tensor)]
+        """The tensors a call writes into."""
+        written: list[torch.Tensor] = []
+        for value in (args[0] if self.in_place and args else None, kwargs.get("out")):
+            if isinstance(value, torch.Tensor):
+                written.append(value)
+            elif isinstance(value, list | tuple):  # such as of `torch._foreach_add_`
+                written += [item for item in value if isinstance(item, torch.Tensor)]
         return written
 
 
 Callee = Function | Collective | FunctionalCollective
+_MAKER = Unfilled()
+
+
+def is_buffer_maker(name: str) -> bool:
+    """Whether the result of a function should be read again when it is next seen."""
+    return name in _BUFFERS
 
 
 class Catalogue:
@@ -84,7 +123,7 @@ class Catalogue:
     def __init__(self, listed: FunctionList | None) -> None:
         self._listed = listed
 
-    def find(self, func: Any) -> Callee | None:
+    def find(self, func: Any) -> Callee | Unfilled | None:
         collective = describe(func)
         if collective is not None:
             wanted = self._listed is None or self._listed.wants("distributed", collective.name, True)
@@ -94,14 +133,13 @@ class Catalogue:
             return None
         full = full_name(func)
         category, name = place(full)
+        if category == "aten":
+            return None  # called by hand, or by what a compiler made: the op level sees it
         last = name.rpartition(".")[2]
         by_default = last not in _TELLING and last not in _UNFILLED
-        if self._listed is not None:
-            if not self._listed.wants(category, name, by_default):
-                return None
-        elif not by_default:
-            return None
-        return Function(short_name(full), full)
+        if by_default if self._listed is None else self._listed.wants(category, name, by_default):
+            return Function(short_name(full), full)
+        return _MAKER if last in _UNFILLED else None
 
 
 def full_name(func: Any) -> str:

@@ -98,6 +98,10 @@ class Collective:
             return []
         return flat.result(given.get(self._flow.out_of))
 
+    def not_read(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """It reads all of its inputs."""
+        return []
+
     def is_put_off(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether it has only been noted, to be carried out together with others: there is nothing to wait for yet."""
         group = self._given(args, kwargs).get("group")
@@ -116,6 +120,8 @@ class FunctionalCollective:
 
     _later = "wait_tensor"
 
+    makes_buffers = False
+
     def __init__(self, op: OpOverload[..., Any] | OpOverloadPacket[..., Any], kind: Kind = "collective") -> None:
         namespace, name = str(op).split(".")[:2]
         self.kind = kind
@@ -130,8 +136,12 @@ class FunctionalCollective:
         found, skeleton = flat.arguments(args, kwargs)
         return found if self._takes else [], skeleton
 
-    def outputs(self, flat: Flattener, _args: tuple[Any, ...], result: Any) -> Tensors:
+    def outputs(self, flat: Flattener, _args: tuple[Any, ...], _kwargs: Mapping[str, Any], result: Any) -> Tensors:
         return flat.result(result) if self._waits else []
+
+    def not_read(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """It reads all of its inputs."""
+        return []
 
     def written(self, args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """What it writes into, now or later, behind the version counter's back."""
@@ -207,7 +217,7 @@ class Underway:
         """A collective has returned: something to wait for, or anything else when it has waited itself."""
         outputs = collective.outputs(flat, args, kwargs)
         for _, tensor in outputs:
-            self._engine.changed(tensor)
+            self._engine.written(tensor)
         if call.seq == NOT_WRITTEN or not outputs:
             return
         if collective.is_put_off(args, kwargs):

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall
 from astray.capture.pytorch.backward import BACKWARDS, backward_roots
-from astray.capture.pytorch.catalogue import Callee, Catalogue
+from astray.capture.pytorch.catalogue import Callee, Catalogue, Unfilled
 from astray.capture.pytorch.collectives import Collective, FunctionalCollective, Underway, unseen
 from astray.capture.pytorch.gradients import InputEdges, LiveGradients
 from astray.capture.pytorch.places import Places
@@ -60,10 +60,14 @@ class FunctionMode(TorchFunctionMode):
                 return torch.autograd.backward(*roots)
         if function is _UNKNOWN:
             function = self._known[func] = self._catalogue.find(func)
-            if function is None:
-                return func(*args, **kwargs)
             if isinstance(function, FunctionalCollective) and function.unread:
                 self._engine.missed(f"the output of {function.type}", function.unread)
+        if function is None or self._places.is_running(func):
+            return func(*args, **kwargs)
+        if isinstance(function, Unfilled):
+            result = func(*args, **kwargs)
+            self._made(result)
+            return result
         call, edges = self._begin(function, args, kwargs, sys._getframe(1))
         if call is None:
             return func(*args, **kwargs)
@@ -91,8 +95,7 @@ class FunctionMode(TorchFunctionMode):
                 inputs, skeleton = function.inputs(self._flat, args, kwargs)
                 if call.seq != NOT_WRITTEN:
                     engine.begin(call, skeleton)
-                    for path, tensor in inputs:
-                        engine.observe(call.seq, "input", path, tensor)
+                    engine.observe_inputs(call.seq, inputs, function.not_read(args, kwargs))
                 differentiable = torch.is_grad_enabled() and call.phase == "forward"
                 return call, self._gradients.edges(inputs) if differentiable else None
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
@@ -132,14 +135,24 @@ class FunctionMode(TorchFunctionMode):
             self._underway.ended(call, function, self._flat, args, kwargs, result)
             return
         for tensor in function.written(args, kwargs):
-            self._engine.changed(tensor)
-        outputs = function.outputs(self._flat, args, result)
+            self._engine.written(tensor)
+        outputs = function.outputs(self._flat, args, kwargs, result)
         if not outputs and call.site.kind == "function":
             self._known[func] = None  # it tells something about a tensor; nothing to record next time
         for path, tensor in outputs:
-            self._engine.observe(call.seq, "output", path, tensor)
+            self._engine.observe_unread(call.seq, "output", path, tensor)
+            if function.makes_buffers:
+                self._engine.changed(tensor)
         if edges is not None:
             self._gradients.watch(self._engine, call, edges, outputs)
+
+    def _made(self, result: Any) -> None:
+        try:
+            with DisableTorchFunction():
+                for _, tensor in self._flat.result(result):
+                    self._engine.made(tensor)
+        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
+            self._engine.failed("memory that is not filled yet", error)
 
     def _abandon(self, call: OpenCall, error: BaseException) -> None:
         """The function raised. Checkpointing stops work done again by an exception of its own."""

@@ -35,16 +35,23 @@ class InputEdges:
 
     __slots__ = ("born", "paths", "tensors")
 
-    def __init__(self, inputs: Iterable[tuple[str, torch.Tensor]], edge: Callable[[torch.Tensor], Edge]) -> None:
+    def __init__(self, inputs: Iterable[tuple[str, torch.Tensor]], edge: Callable[[torch.Tensor], Edge | None]) -> None:
         self.paths: dict[Edge, str] = {}
         self.tensors: list[torch.Tensor] = []  # one for each of them
         self.born: int = torch._C._autograd._get_sequence_nr()
         for path, tensor in inputs:
             if tensor.requires_grad:
                 found = edge(tensor)
-                if found not in self.paths:  # one tensor given twice has one edge, recorded under the first path
+                if (
+                    found is not None and found not in self.paths
+                ):  # one tensor given twice has one edge, recorded under the first path
                     self.paths[found] = path
                     self.tensors.append(tensor)
+
+    def path(self, output: torch.Tensor) -> str | None:
+        """The path of the input that an output is, if it is one."""
+        edge = _edge(output)
+        return None if edge is None else self.paths.get(edge)
 
     def consumers(self, outputs: Iterable[Node | None]) -> list[tuple[Node, int, str]]:
         """The nodes born inside the call that send a gradient to an input: (node, which of its edges, path)."""
@@ -97,7 +104,7 @@ class CallGradients:
         """
         hooked = [(path, tensor) for path, tensor in outputs if tensor.requires_grad]
         # An output that is an input: what arrives there cannot be told from what others send, so it counts as a whole.
-        through = {path: edges.paths.get(_edge(tensor)) for path, tensor in hooked} if edges.paths else {}
+        through = {path: edges.path(tensor) for path, tensor in hooked} if edges.paths else {}
         if edges.paths:
             for node, index, path in edges.consumers(tensor.grad_fn for _, tensor in hooked):
                 if path not in through.values():
@@ -179,7 +186,7 @@ class CallGradients:
 
     def guarded(self, action: Callable[..., None], *args: Any) -> None:
         """Runs one observation; whatever goes wrong in it stays out of the backward pass."""
-        if self._engine.paused or not self._engine.belongs_here():
+        if is_compiling() or self._engine.paused or not self._engine.belongs_here():
             return
         try:
             with DisableTorchFunction():  # what is done here is no part of the program
@@ -217,7 +224,7 @@ class _ArrivalHook:
 
     @never_compiled
     def __call__(self, gradient: torch.Tensor | None) -> None:
-        if gradient is not None and not is_compiling():  # None for an output that nobody used
+        if gradient is not None:  # an output that nobody used
             self.gradients.guarded(self.gradients.arrived, self.path, gradient, self.through)
 
 
@@ -234,7 +241,7 @@ class _SendingHook:
     @never_compiled
     def __call__(self, computed: tuple[torch.Tensor | None, ...], _: Any) -> None:
         gradient = computed[self.index]
-        if gradient is not None and not is_compiling():
+        if gradient is not None:
             self.gradients.guarded(self.gradients.sent, self.path, gradient)
 
 
@@ -249,8 +256,7 @@ class _CompletionHook:
 
     @never_compiled
     def __call__(self, _: Any) -> None:
-        if not is_compiling():
-            self.gradients.guarded(self.gradients.complete, self.path)
+        self.gradients.guarded(self.gradients.complete, self.path)
 
 
 class LiveGradients:
@@ -259,7 +265,7 @@ class LiveGradients:
     def __init__(self) -> None:
         self._calls: list[weakref.ref[CallGradients]] = []
         self._on_leaves: list[Any] = []
-        self._of_parameters: dict[int, tuple[weakref.ref[torch.Tensor], Edge]] = {}
+        self._of_parameters: dict[int, tuple[weakref.ref[torch.Tensor], Edge | None]] = {}
         self._crowded = _ENOUGH
         self._changing = threading.Lock()
 
@@ -267,7 +273,7 @@ class LiveGradients:
         """Where the inputs of a call hang in the graph, to be asked before the call."""
         return InputEdges(inputs, self._edge)
 
-    def _edge(self, tensor: torch.Tensor) -> Edge:
+    def _edge(self, tensor: torch.Tensor) -> Edge | None:
         """That of a parameter is remembered for a step: torch makes a view each time it is asked for it."""
         if type(tensor) is not torch.nn.Parameter:
             return _edge(tensor)
@@ -321,10 +327,14 @@ def _let_completion_come_first(tensor: torch.Tensor) -> None:
             hooks[key] = hooks.pop(key)
 
 
-def _edge(tensor: torch.Tensor) -> Edge:
+def _edge(tensor: torch.Tensor) -> Edge | None:
+    """None inside a functorch transform, where a leaf has no node of its own."""
     node = tensor.grad_fn
     if node is not None:
         return node, tensor.output_nr
     with torch._C._DisableTorchDispatch():  # torch makes a view to find it, which is no part of the program
-        edge = get_gradient_edge(tensor)
+        try:
+            edge = get_gradient_edge(tensor)
+        except AttributeError:
+            return None
     return edge.node, edge.output_nr

@@ -13,6 +13,7 @@ class Hook:
     """
 
     __slots__ = ()
+    __torch_unserializable__ = True  # torch need not warn that a copied tensor loses it
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")

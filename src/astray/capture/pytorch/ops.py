@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall
 from astray.capture.function_list import FunctionList
+from astray.capture.pytorch.catalogue import is_buffer_maker
 from astray.capture.pytorch.collectives import FunctionalCollective, describe_op
 from astray.capture.pytorch.places import Places
 from astray.capture.pytorch.tensors import is_tensor
@@ -24,50 +25,76 @@ from astray.record import Kind
 
 _SILENT = frozenset(
     """
-    aten.detach aten.alias aten.empty aten.empty_like aten.empty_strided aten.new_empty aten.new_empty_strided
-    aten.empty_permuted aten.resize_ aten.set_ aten.is_pinned aten._local_scalar_dense aten.lift_fresh
-    aten.is_same_size aten.record_stream aten._has_compatible_shallow_copy_type
-    """.split()  # noqa: SIM905 - a list of a hundred quoted words is harder to read
+    aten.detach aten.alias aten.set_ aten.is_pinned aten._local_scalar_dense aten.lift_fresh aten.is_same_size
+    aten.record_stream aten._has_compatible_shallow_copy_type
+    """.split()  # noqa: SIM905 - a list of quoted words is harder to read
 )
-"""They compute nothing, or give memory that nobody has filled yet."""
+"""They compute nothing."""
+
+_UNFILLED = frozenset(
+    """
+    aten.empty aten.empty_like aten.empty_strided aten.new_empty aten.new_empty_strided aten.empty_permuted aten.resize_
+    """.split()  # noqa: SIM905
+)
+"""They give memory that nobody has filled yet."""
+
+_WORKSPACES = {"aten.mkldnn_rnn_layer": "out.3", "aten.mkldnn_rnn_layer_backward": "22"}
+"""What an op leaves for its own backward, in memory that is not all filled."""
+
+_NOT_MATHS = frozenset({"prim", "prims", "profiler"})
 
 _COLLECTIVES = ("c10d.", "_c10d_functional.")
 
 
 class Op:
-    """An operation, as its calls are recorded. `writes` are the positions of the arguments it changes."""
+    """An operation, as its calls are recorded. `writes` are the arguments it changes, `fills` those of them
+    that are no inputs, such as `out`.
+    """
 
-    __slots__ = ("kind", "name", "returns", "type", "writes")
+    __slots__ = ("fills", "is_view", "kind", "makes_buffers", "name", "returns", "type", "workspace", "writes")
 
     def __init__(self, op: OpOverload[..., Any]) -> None:
         self.type = str(op)
         self.name = self.type.rpartition(".")[0]
         self.kind: Kind = "collective" if self.name.startswith(_COLLECTIVES) else "op"
+        self.makes_buffers = is_buffer_maker(self.name.removeprefix("aten."))
         arguments = op._schema.arguments
-        self.writes = [i for i, argument in enumerate(arguments) if _is_written(argument)]
+        written = [(i, one) for i, one in enumerate(arguments) if one.alias_info and one.alias_info.is_write]
+        self.is_view = bool(arguments and arguments[0].alias_info and not arguments[0].alias_info.is_write)
+        self.writes = [(i, one.name) for i, one in written]
+        self.fills = tuple(f"kwargs.{one.name}" for _, one in written if one.kwarg_only)
         self.returns = bool(op._schema.returns)
+        self.workspace = _WORKSPACES.get(self.name)
 
     def inputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[tuple[str, torch.Tensor]], str]:
         """The tensors a call gets, with their paths, and the structure of its arguments."""
-        return flat.arguments(args, kwargs)
+        found, skeleton = flat.arguments(args, kwargs)
+        if self.fills or self.workspace:
+            found = [one for one in found if not one[0].startswith(self.fills) and one[0] != self.workspace]
+        return found, skeleton
 
-    def outputs(self, flat: Flattener, args: tuple[Any, ...], result: Any) -> list[tuple[str, torch.Tensor]]:
+    def outputs(
+        self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> list[tuple[str, torch.Tensor]]:
         """The tensors a call gives, or has changed when it returns nothing."""
-        return flat.result(result if self.returns else [args[i] for i in self.writes if i < len(args)])
+        found = flat.result(result if self.returns else self._changed(args, kwargs))
+        return [one for one in found if one[0] != self.workspace] if self.workspace else found
 
-    def written(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors a call has written into."""
+    def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors a call writes into."""
         found: list[torch.Tensor] = []
-        for i in self.writes:
-            if i < len(args):
-                found += [args[i]] if isinstance(args[i], torch.Tensor) else args[i] or []
+        for one in self._changed(args, kwargs):
+            found += [one] if isinstance(one, torch.Tensor) else one or []
         return found
 
+    def not_read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors that a call does not read: it writes into them, or only looks at them in another way."""
+        return [one for one in args[:1] if is_tensor(one)] if self.is_view else self.written(args, kwargs)
 
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write and not argument.kwarg_only
+    def _changed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        return [args[i] if i < len(args) else kwargs.get(name) for i, name in self.writes]
 
 
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -80,6 +107,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._listed = listed
         self._flat = Flattener(is_tensor)
         self._known: dict[OpOverload[..., Any], Op | FunctionalCollective | None] = {}
+        self._makers: set[OpOverload[..., Any]] = set()  # of memory that is not filled yet
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -97,16 +125,28 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             op = self._known[func] = self._find(func)
         call = None if op is None else self._begin(op, args, kwargs)
         if op is None or call is None:
-            return func(*args, **kwargs)
+            result = self._places.run(func, args, kwargs)
+            if func in self._makers:
+                self._made(result)
+            return result
         try:
-            result = func(*args, **kwargs)
+            result = self._places.run(func, args, kwargs)
         except BaseException as error:
             if call.recorded and not call.recompute:
                 self._engine.missed(f"the output of {call.site.name}", f"it raised {type(error).__name__}")
             self._engine.leave(call)
             raise
-        self._end(call, op, args, result)
+        self._end(call, op, args, kwargs, result)
         return result
+
+    def _made(self, result: Any) -> None:
+        """Memory was made that nobody has filled yet."""
+        try:
+            with DisableTorchFunction():
+                for _, tensor in self._flat.result(result):
+                    self._engine.made(tensor)
+        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
+            self._engine.failed("memory that is not filled yet", error)
 
     def _find(self, func: OpOverload[..., Any]) -> Op | FunctionalCollective | None:
         collective = describe_op(func)
@@ -117,7 +157,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return collective if wanted else None
         op = Op(func)
         namespace, _, name = op.name.partition(".")
-        by_default = op.name not in _SILENT and namespace not in ("prim", "prims")
+        by_default = op.name not in _SILENT and op.name not in _UNFILLED and namespace not in _NOT_MATHS
+        if op.name in _UNFILLED:
+            self._makers.add(func)
         if self._listed is not None and namespace == "aten":
             return op if self._listed.wants(namespace, name, by_default) else None
         return op if by_default else None
@@ -130,22 +172,30 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if call is not None and call.seq != NOT_WRITTEN:
                     inputs, skeleton = op.inputs(self._flat, args, kwargs)
                     engine.begin(call, skeleton)
-                    for path, tensor in inputs:
-                        engine.observe(call.seq, "input", path, tensor)
+                    engine.observe_inputs(call.seq, inputs, op.not_read(args, kwargs))
                 return call
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             engine.failed(f"a call of {op.type}", error)
             return None
 
-    def _end(self, call: OpenCall, op: Op | FunctionalCollective, args: tuple[Any, ...], result: Any) -> None:
+    def _end(
+        self,
+        call: OpenCall,
+        op: Op | FunctionalCollective,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+    ) -> None:
         engine = self._engine
         try:
             with DisableTorchFunction():
                 if call.seq != NOT_WRITTEN:
-                    for tensor in op.written(args, {}):
-                        engine.changed(tensor)
-                    for path, tensor in op.outputs(self._flat, args, result):
-                        engine.observe(call.seq, "output", path, tensor)
+                    for tensor in op.written(args, kwargs):
+                        engine.written(tensor)
+                    for path, tensor in op.outputs(self._flat, args, kwargs, result):
+                        engine.observe_unread(call.seq, "output", path, tensor)
+                        if op.makes_buffers:
+                            engine.changed(tensor)
                 engine.leave(call)
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             engine.failed(f"the result of {op.type}", error)

@@ -6,9 +6,10 @@ backward pass it is the one whose forward made the autograd node that is running
 
 from __future__ import annotations
 
+import threading
 import weakref
 from types import FrameType
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -39,7 +40,20 @@ class Places:
         self._engine = engine
         self._origins = origins
         self._sites: dict[tuple[str, Named], Site] = {}
+        self._local = threading.local()
         self._all.add(self)
+
+    def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an op that has been recorded as one, so that it is not recorded as a function too."""
+        self._local.op = op
+        return op(*args, **kwargs)
+
+    def is_running(self, func: Any) -> bool:
+        """Whether a function is the op that is about to run. Asked once of each: it is about to run no more then."""
+        if getattr(self._local, "op", None) is not func:
+            return False
+        self._local.op = None
+        return True
 
     def enter(self, callee: Named, frame: FrameType | None) -> OpenCall | None:
         """Opens a call; None when it is not for this recording."""

@@ -59,7 +59,10 @@ class TorchReader:
     def _identity_of_shard(self, tensor: Any) -> Identity | None:
         """That of the part which this process holds, though not to be read without knowing where it belongs."""
         local = self.identity(tensor._local_tensor)
-        return None if local is None else local._replace(key=(local.key, signature(tensor)), address=0)
+        if local is None:
+            return None
+        # What is written to it as a whole counts its own version up and not that of the part.
+        return local._replace(key=(local.key, tensor._version, signature(tensor)), address=0)
 
     def owner(self, tensor: Any) -> Any:
         if is_distributed(tensor):
@@ -68,6 +71,9 @@ class TorchReader:
             return tensor.untyped_storage()
         except RuntimeError:  # it has none, or several
             return None
+
+    def is_whole(self, tensor: torch.Tensor) -> bool:
+        return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
 
     def requires_grad(self, tensor: torch.Tensor) -> bool:
         return tensor.requires_grad
