@@ -4,9 +4,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PEERS := .venv-msprobe
+BENCHMARKS := $(filter-out benchmarks/gpt.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format bench clean
+.PHONY: help demo test test-slow check format peers bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,8 +37,17 @@ format: $(READY)  ## Format the code and mend what the linter can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(READY)  ## Measure kernels, store, compare and start-up; prints tables for benchmarks/RESULTS.md
-	@for script in benchmarks/*.py; do echo "## $$script"; $(BIN)/python $$script || exit 1; done
+$(PEERS)/.ready: benchmarks/peers/requirements.txt
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@echo "installing msprobe and its torch into $(PEERS) (once; a few minutes, 1.5 GB)"
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+peers: $(PEERS)/.ready  ## Make the environment of the tool that benchmarks/capture_cpu.py compares with
+
+bench: $(READY)  ## Measure everything, beside peers where there are some; prints tables for benchmarks/RESULTS.md
+	@$(MAKE) --no-print-directory peers || echo "MISSING: msprobe could not be installed; its columns will be empty" >&2
+	@for script in $(BENCHMARKS); do echo "## $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:  ## Remove the virtual environment and what was built
-	rm -rf $(VENV) build dist src/*.egg-info src/astray/stats/*.so runs out
+	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info src/astray/stats/*.so runs out

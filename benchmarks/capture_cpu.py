@@ -1,122 +1,167 @@
-"""What recording costs a training step on the CPU: step time with astray over step time without.
+"""What recording costs a training step on the CPU: astray beside msprobe and torch's DebugMode, in one run.
 
-A GPT of 6 layers (d = 384, T = 256, B = 4) with AdamW, one thread. Bare and recorded steps are taken in turns, a few at
-a time, so that both see the same machine; the best of each counts. With `--tiny`, a chain of 400 small layers instead:
+A GPT of 6 layers (d = 384, T = 256, B = 4) with AdamW, one thread. For each case astray and its peer have a fresh
+process each (peers/), and they take turns: a few bare steps, a few recorded ones, then the other. So all four times
+come from the same minutes of the same machine. msprobe has an environment of its own, which `make peers` makes; what
+cannot be run leaves its columns empty, and is said at the end.
+
+With `--alone`, astray alone, module by module, for each `keep`. With `--tiny` the same for a chain of 400 small layers:
 there a step is nothing but calls, which shows the cost of one.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
-import shutil
+import datetime
+import os
+import platform
+import shlex
+import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
-from torch import nn
+from peers.processes import Side, Tool, TurnTaking
 
-import astray
-from astray.stats import set_threads
-
-WIDTH, LAYERS, HEADS, LENGTH, BATCH, VOCABULARY = 384, 6, 6, 256, 4, 512
+HERE = Path(__file__).parent
+PEER_PYTHON = HERE.parent / ".venv-msprobe/bin/python"
 KEEPS = ("stats", "fingerprint", "sample", "tensors")
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.proj = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
-        q, k, v = (part.view(batch, length, HEADS, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.proj(y.transpose(1, 2).reshape(batch, length, WIDTH))
+class Case(NamedTuple):
+    what: str
+    astray: Tool
+    peer: Tool
+    rounds: int = 4
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ln_1, self.attn, self.ln_2 = nn.LayerNorm(WIDTH), Attention(), nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+def astray(**settings: Any) -> Tool:
+    return Tool("astray", "with_astray.py", settings)
 
 
-class GPT(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.h = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.ln_f, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids)
-        for block in self.h:
-            x = block(x)
-        return self.head(self.ln_f(x))
+def msprobe(level: str, task: str = "statistics", **settings: Any) -> Tool:
+    of_task: dict[str, Any] = {"scope": [], "list": [], "data_mode": ["all"]}
+    if task == "statistics":
+        of_task["summary_mode"] = "statistics"
+    settings = {"task": task, "level": level, task: of_task, **settings}
+    return Tool(f"msprobe {level}", "with_msprobe.py", settings, PEER_PYTHON)
 
 
-def gpt() -> tuple[nn.Module, Callable[[], None]]:
-    model = GPT()
-    optimizer = torch.optim.AdamW(model.parameters())
-    ids = torch.randint(VOCABULARY, (BATCH, LENGTH + 1))
-
-    def step() -> None:
-        logits = model(ids[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    return model, step
+def debug_mode() -> Tool:
+    return Tool("DebugMode", "with_debug_mode.py", {"hash_fn": "hash_tensor", "hash_inputs": True})
 
 
-def chain() -> tuple[nn.Module, Callable[[], None]]:
-    model = nn.Sequential(*(nn.Linear(4, 4) if i % 2 else nn.LayerNorm(4) for i in range(400)))
-    x = torch.randn(2, 4, requires_grad=True)
-    return model, lambda: model(x).sum().backward()
+BOTH = ["module", "function"]
+CASES = {
+    "module": Case("statistics, modules", astray(level="module"), msprobe("L0")),
+    "function": Case("statistics, functions", astray(level="function"), msprobe("L1")),
+    "both": Case("statistics, both", astray(level=BOTH), msprobe("mix")),
+    "tensors": Case("tensors, both", astray(level=BOTH, keep="tensors"), msprobe("mix", "tensor"), rounds=2),
+    "op": Case("fingerprints, ops", astray(level="op", keep="fingerprint"), debug_mode()),
+    "none": Case("steps not selected", astray(level=BOTH, steps="1000"), msprobe("mix", step=[1000])),
+}
+
+RATIOS = {"ratio": "**{ratio:.2f}**", "of medians": "{of_medians:.2f}"}
+TIMES = {"bare ms": "{bare:.0f}", "recorded ms": "{recorded:.0f}"}
+AMOUNTS = {
+    "tensors a step": "{tensors:,.0f}",
+    "MB a step": "{megabytes:,.1f}",
+    "files of {steps} steps": "{files:,.0f}",
+    "MB of memory": "{more_memory:+,.0f}",
+}
+WAITING = {"ms waited": "{waited:.0f}", "ms behind": "{behind:.0f}"}
+
+TIMED = "Step time over bare step time, by the best of each; beside it by the medians."
+LEFT = """\
+What a step leaves, and how much more memory it takes than the bare training, at the peak. Of astray also how long a
+step waited for the disk, and how long its writer went on after the last one."""
+
+Results = dict[str, list[Side | None]]
 
 
-def seconds(step: Callable[[], None], after: Callable[[], None], steps: int) -> float:
-    best = float("inf")
-    for _ in range(steps):
-        started = time.perf_counter()
-        step()
-        after()
-        best = min(best, time.perf_counter() - started)
-    return best
+def cell(side: Side | None, text: str) -> str:
+    """A measure of one side, best of all steps where it is a time."""
+    if side is None:
+        return "missing"
+    return text.format(
+        bare=min(side.bare) * 1e3,
+        recorded=min(side.recorded) * 1e3,
+        ratio=min(side.recorded) / min(side.bare),
+        of_medians=median(side.recorded) / median(side.bare),
+        tensors=side.left["tensors"] / side.steps,
+        megabytes=side.left["bytes"] / side.steps / 1e6,
+        files=side.left["files"] / side.turns,
+        more_memory=side.more_memory / 1e6,
+        waited=side.left["waited"] / side.steps * 1e3,
+        behind=side.left["behind"] / side.turns * 1e3,
+    )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tiny", action="store_true", help="a chain of small layers instead of a GPT")
-    parser.add_argument("--rounds", type=int, default=4)
-    options = parser.parse_args()
+def table(results: Results, pairs: dict[str, str], of_astray: dict[str, str], steps: int) -> str:
+    """A row for each case; for each measure a column of astray and beside it one of the peer."""
+    heads = ["recorded", "peer"]
+    for name in pairs:
+        heads += [f"astray: {name.format(steps=steps)}", "peer"]
+    heads += [f"astray: {name}" for name in of_astray]
+    lines = [heads, ["---"] * 2 + ["---:"] * (len(heads) - 2)]
+    for name, (own, peer) in results.items():
+        line = [CASES[name].what, CASES[name].peer.name]
+        for text in pairs.values():
+            line += [cell(own, text), cell(peer, text)]
+        lines.append(line + [cell(own, text) for text in of_astray.values()])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def side_by_side(cases: list[str], rounds: int | None, steps: int, folder: str | None) -> None:
+    results: Results = {}
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        turns = TurnTaking(Path(scratch), steps)
+        for name in cases:
+            print(f"{name} …", file=sys.stderr, flush=True)
+            case = CASES[name]
+            results[name] = turns.run([case.astray, case.peer], rounds or case.rounds)
+    versions = ", ".join(f"{name} {version}" for name, version in turns.versions.items())
+    print(f"{datetime.date.today()}, {machine()}, {versions}: `{shlex.join(['python', *sys.argv])}`\n")
+    print(f"{TIMED}\n")
+    print(table(results, RATIOS | TIMES, {}, steps))
+    print(f"\n{LEFT}\n")
+    print(table(results, AMOUNTS, WAITING, steps))
+    for tool, why in turns.missing.items():
+        warning = f"MISSING: the columns of {tool}, which could not be run: {why}"
+        print(f"\n**{warning}**")
+        print(f"\n{'!' * 100}\n{warning}\n{'!' * 100}", file=sys.stderr)
+    if "astray" in turns.missing:
+        sys.exit(1)
+
+
+def alone(tiny: bool, rounds: int, steps: int, folder: str | None) -> None:
+    """astray alone, in this process."""
+    import resource
+    import shutil
+
+    import torch
+    from gpt import chain, gpt
+    from peers.turns import timed
+
+    import astray
+    from astray.stats import set_threads
+
     torch.set_num_threads(1)
     set_threads(1)
-    torch.manual_seed(0)
-    model, step = chain() if options.tiny else gpt()
-    steps = 10 if options.tiny else 3
-    seconds(step, lambda: None, steps)
+    training = chain() if tiny else gpt()
+    timed(training.step, steps)
     print("| keep | bare ms | recorded ms | ratio | tensors a step | MB a step | µs a tensor |")
     print("|---|---|---|---|---|---|---|")
     for keep in KEEPS:
         bare = recorded = float("inf")
-        for _ in range(options.rounds):
-            folder = Path(tempfile.mkdtemp())
-            bare = min(bare, seconds(step, lambda: None, steps))
-            with astray.record(folder / "run", model, keep=keep) as rec:
-                recorded = min(recorded, seconds(step, rec.step, steps))
-            end = astray.open(folder / "run").ranks[0].end
-            shutil.rmtree(folder)
+        for _ in range(rounds):
+            scratch = Path(tempfile.mkdtemp(dir=folder))
+            bare = min(bare, *timed(training.step, steps))
+            with astray.record(scratch / "run", training.model, keep=keep) as rec:
+                recorded = min(recorded, *timed(lambda rec=rec: (training.step(), rec.step()), steps))
+            end = astray.open(scratch / "run").ranks[0].end
+            shutil.rmtree(scratch)
         assert end is not None
         tensors = end.tensors / end.steps
         print(
@@ -124,6 +169,35 @@ def main() -> None:
             f"{end.value_bytes / end.steps / 1e6:.1f} | {(recorded - bare) / tensors * 1e6:.1f} |"
         )
     print(f"\npeak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+
+
+def machine() -> str:
+    """This machine, as far as Linux tells."""
+    processor = platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), processor)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    python = f"Python {platform.python_version()}"
+    return f"{os.cpu_count()} cores ({processor}), {memory:.0f} GB, {platform.system()}, {python}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--alone", action="store_true", help="astray alone, for each keep")
+    parser.add_argument("--tiny", action="store_true", help="the same for a chain of small layers")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--rounds", type=int, help="turns of each side; by default 4, and 2 for whole tensors")
+    parser.add_argument("--steps", type=int, help="bare and recorded steps in a turn; 3, or 10 of the tiny ones")
+    parser.add_argument(
+        "--folder", help="where to write, on the disk to be measured; by default where temporary files go"
+    )
+    options = parser.parse_args()
+    steps = options.steps or (10 if options.tiny else 3)
+    if options.alone or options.tiny:
+        alone(options.tiny, options.rounds or 4, steps, options.folder)
+    else:
+        side_by_side(options.cases, options.rounds, steps, options.folder)
 
 
 if __name__ == "__main__":

@@ -358,12 +358,12 @@ def test_after_stop_dynamo_is_as_it_was(tmp_path: Path) -> None:
         layer(batch())
         return int(counters["stats"]["unique_graphs"])
 
-    assert compile_a_hooked_layer() == 1
+    before = compile_a_hooked_layer()  # in older versions of torch none
     start_over()
     model = build(Plain)
     with astray.record(tmp_path / "run", model), astray.record(tmp_path / "second", model):
         model(batch())
-    assert compile_a_hooked_layer() == 1
+    assert compile_a_hooked_layer() == before
     assert dynamo.set_guard_complete_hook(None) is None
 
 

@@ -27,6 +27,7 @@ EVERYTHING: dict[str, Any] = {
     "samples": 7,
     "slice": "0, ..., :64",
     "optimizer": "weight,update",
+    "compiled": "modules",
     "steps": "0:10:2",
     "ranks": [0, 3],
     "match": [r"h\.0", "attn,proj"],
@@ -54,6 +55,7 @@ def test_what_is_given_becomes_values() -> None:
     assert settings.keep == {"tensors", "fingerprint"}
     assert settings.slice == Part.parse("0, ..., :64")
     assert settings.optimizer == {"weight", "update"}
+    assert settings.compiled == {"modules"}
     assert settings.steps == Steps.parse("0:10:2")
     assert [rank for rank in range(5) if rank in settings.ranks] == [0, 3]
     assert settings.match == (r"h\.0", "attn,proj")  # a comma may be part of a regular expression

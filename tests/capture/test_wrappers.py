@@ -55,6 +55,12 @@ def compiled(model: nn.Module) -> Any:
     return torch.compile(model, backend="aot_eager")
 
 
+def data_parallel(model: nn.Module) -> nn.Module:
+    wrapper = DataParallel(model, device_ids=[0])
+    wrapper.device_ids, wrapper.module = [], model.cpu()  # one that has a device to itself would use it
+    return wrapper
+
+
 def fsdp(model: nn.Module) -> nn.Module:
     return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
 
@@ -80,12 +86,12 @@ def nested(*wraps: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], nn
 
 EAGER = [
     DistributedDataParallel,
-    DataParallel,
+    data_parallel,
     AveragedModel,
     checkpoint_wrapper,
     around_a_layer(checkpoint_wrapper),
     around_a_layer(DistributedDataParallel),
-    nested(around_a_layer(checkpoint_wrapper), checkpoint_wrapper, DistributedDataParallel, DataParallel),
+    nested(around_a_layer(checkpoint_wrapper), checkpoint_wrapper, DistributedDataParallel, data_parallel),
 ]
 COMPILED = [
     compiled,

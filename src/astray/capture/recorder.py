@@ -50,6 +50,7 @@ class Recorder:
     samples: how many values `keep="sample"` keeps of each tensor; 1,024 by default.
     slice: keep the values of this part only: "0:1, ..., :64". The statistics stay those of the whole tensor.
     optimizer: after `optimizer.step()`, of each parameter: "gradient", "weight", "state", "update", or several.
+    compiled: "modules" shows the calls inside what torch.compile has compiled; docs/compile.md says at what price.
 
     Which part of it, everything by default:
 

@@ -29,6 +29,7 @@ KEEPS = ("stats", "fingerprint", "sample", "tensors")
 PHASES = ("forward", "backward", "update")
 ROLES = ("input", "output", "parameter", "gradient", "state")
 OPTIMIZER = ("gradient", "weight", "state", "update")
+COMPILED = ("modules",)
 
 Words = str | Sequence[str] | AbstractSet[str]
 Numbers = str | int | Sequence[int] | range | Steps
@@ -42,6 +43,7 @@ class Given(TypedDict, total=False):
     samples: int | None
     slice: str | int | slice | Sequence[str | int | slice | EllipsisType] | Part | None
     optimizer: Words | None
+    compiled: Words | None
     steps: Numbers | None
     ranks: Numbers | None
     match: str | Sequence[str] | None
@@ -75,6 +77,7 @@ class Settings:
     samples: int = _setting(1024, checks.whole(1))
     slice: Part | None = _setting(None, checks.part)
     optimizer: frozenset[str] = _setting(frozenset(), checks.words(OPTIMIZER, none=True))
+    compiled: frozenset[str] = _setting(frozenset(), checks.words(COMPILED, none=True))
     steps: Steps = _setting(Steps(), checks.steps("step"))
     ranks: Steps = _setting(Steps(), checks.steps("rank"))
     match: tuple[str, ...] = _setting((), checks.patterns)

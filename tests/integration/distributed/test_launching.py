@@ -69,19 +69,19 @@ def test_the_command_itself_may_be_what_torchrun_starts(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_loses_nothing_that_was_acknowledged(victim: int, tmp_path: Path) -> None:
-    process = start(HERE / "endless.py", tmp_path / "run", stderr=subprocess.DEVNULL)
-    assert process.stdout is not None
     acknowledged = {0: -1, 1: -1}
-    pids = {}
-    while min(acknowledged.values()) < 9:
-        rank, pid, step = map(int, process.stdout.readline().split())
-        acknowledged[rank], pids[rank] = step, pid
-    os.kill(pids[victim], signal.SIGKILL)
-    for line in process.stdout:  # until torchrun has ended the other one too
-        rank, _, step = map(int, line.split())
-        acknowledged[rank] = max(acknowledged[rank], step)
-    process.stdout.close()
-    assert process.wait() != 0
+    pids: dict[int, int] = {}
+    killed = False
+    with start(HERE / "endless.py", tmp_path / "run", stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        for line in process.stdout:  # until torchrun has ended the other one too, perhaps in the middle of a line
+            if re.fullmatch(r"[01] \d+ \d+\n", line):
+                rank, pid, step = map(int, line.split())
+                acknowledged[rank], pids[rank] = step, pid
+                if min(acknowledged.values()) >= 9 and not killed:
+                    os.kill(pids[victim], signal.SIGKILL)
+                    killed = True
+    assert process.returncode != 0
 
     run = astray.open(tmp_path / "run")
     assert not run.complete

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.engine import Engine, TensorReader
 from astray.capture.pytorch.catalogue import Catalogue
-from astray.capture.pytorch.collectives import Underway
+from astray.capture.pytorch.collectives import Underway, unseen
 from astray.capture.pytorch.discovery import Discovery
 from astray.capture.pytorch.functions import FunctionMode
 from astray.capture.pytorch.gradients import LiveGradients
@@ -43,6 +43,7 @@ class PyTorchAdapter:
         self._models = models
         self._capture: ModuleCapture | None = None
         self._discovery: Discovery | None = None
+        self._unseen_told = False
 
     def versions(self) -> dict[str, str]:
         versions = {"torch": torch.__version__, "numpy": numpy.__version__}
@@ -108,9 +109,19 @@ class PyTorchAdapter:
         """Ends the step: gradients that are still being summed are written as they are."""
         self._gradients.finish()
         self._underway.look()
+        self._note_unseen()
         self._origins.clear()
         if self._capture is not None:
             self._capture.next_step()
+
+    def _note_unseen(self) -> None:
+        """Says once, when there are several processes, which collectives no mode is told of."""
+        if self._unseen_told or "function" not in self._engine.settings.level or self.rank_and_world_size() is None:
+            return
+        self._unseen_told = True
+        for name in unseen():
+            why = "this version of torch makes them without telling a mode"
+            self._engine.missed(f"calls of torch.distributed.{name}", why)
 
     def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:
         with DisableTorchFunction(), torch._C._DisableTorchDispatch():  # what is done here is no part of the program
@@ -123,6 +134,7 @@ class PyTorchAdapter:
             self._optimizers.remove()
             self._modes.use([])
             self._underway.finish()
+            self._note_unseen()
             self._capture.detach()
             try:
                 self._gradients.finish()

@@ -108,7 +108,6 @@ class Function:
         return written
 
 
-Callee = Function | Collective | FunctionalCollective
 _MAKER = Unfilled()
 
 
@@ -123,7 +122,7 @@ class Catalogue:
     def __init__(self, listed: FunctionList | None) -> None:
         self._listed = listed
 
-    def find(self, func: Any) -> Callee | Unfilled | None:
+    def find(self, func: Any) -> Function | Collective | FunctionalCollective | Unfilled | None:
         collective = describe(func)
         if collective is not None:
             wanted = self._listed is None or self._listed.wants("distributed", collective.name, True)

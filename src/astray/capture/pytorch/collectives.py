@@ -68,6 +68,7 @@ class Collective:
     """A function of torch.distributed, as its calls are recorded."""
 
     kind: Kind = "collective"
+    makes_buffers = False
 
     def __init__(self, func: Callable[..., Any], flow: _Flow) -> None:
         self.name = _RENAMED.get(func.__name__, func.__name__)
@@ -89,7 +90,9 @@ class Collective:
         own = f"kwargs.{into}"
         return [(path, tensor) for path, tensor in found if path == own or path.startswith(f"{own}.")], skeleton
 
-    def outputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensors:
+    def outputs(
+        self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any = None
+    ) -> Tensors:
         """What this rank gets, once it is there."""
         given = self._given(args, kwargs)
         if self._flow.out_of is None or not _takes_part(given):
@@ -97,6 +100,10 @@ class Collective:
         if self._flow.root == "dst" and not _is_root(given, "dst"):
             return []
         return flat.result(given.get(self._flow.out_of))
+
+    def written(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Nothing by the time it returns, as far as can be told: see `Underway`."""
+        return []
 
     def not_read(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """It reads all of its inputs."""
@@ -195,8 +202,8 @@ def unseen() -> list[str]:
 
 
 def _tells(func: Callable[..., Any]) -> bool:
-    code = inspect.unwrap(func).__code__
-    return "has_torch_function" in code.co_names or any(name in _FLOWS for name in code.co_names)
+    names = inspect.unwrap(func).__code__.co_names
+    return "has_torch_function" in names or _RENAMED.get(func.__name__) in names
 
 
 class Underway:

@@ -7,6 +7,7 @@ that compile have done so themselves. What is asked of dynamo has no public name
 from __future__ import annotations
 
 import sys
+import sysconfig
 import time
 import warnings
 from collections import Counter
@@ -25,6 +26,7 @@ from astray.record import ROOT
 AS_ONE = "torch.compile runs them as one graph"
 
 _TORCH = str(Path(torch.__file__).parent)
+_PYTHON = sysconfig.get_path("stdlib")
 _ALONE = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
 _NOT_ITSELF = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT)
 _AS_EVER = dynamo._FrameExecStrategy(dynamo._FrameAction.DEFAULT, dynamo._FrameAction.DEFAULT)
@@ -116,9 +118,10 @@ class CompiledCode:
     _watching: ClassVar[list[CompiledCode]] = []  # of all recordings, for dynamo has room for one hook only
     _others: ClassVar[Any] = None  # the hook that was there before ours
 
-    def __init__(self, engine: Engine, site: Callable[[nn.Module], Site | None]) -> None:
+    def __init__(self, engine: Engine, site: Callable[[nn.Module], Site | None], *, tapped: bool) -> None:
         self._engine = engine
         self._site = site
+        self._tapped = tapped  # whether the calls inside are seen all the same
         self._looked_back = time.time_ns() // 1000
         self._forwards: dict[tuple[str, int], set[str]] = {}  # whose code it is, by file and line
         self._told: set[str] = set()
@@ -151,7 +154,7 @@ class CompiledCode:
 
     def was_called(self, site: Site) -> None:
         """A module that torch.compile is to run was called, though it may have fallen back to running it as it is."""
-        if self._ran and site.name not in self._told:
+        if self._ran and not self._tapped and site.name not in self._told:
             self._inside(site.name)
 
     def was_not_called(self, site: Site) -> None:
@@ -165,7 +168,10 @@ class CompiledCode:
         engine = self._engine
         if not engine.recording or not engine.belongs_here():
             return
+        engine.forget()  # it may write to memory that it has used before, past every version counter
         self._ran = True
+        if self._tapped:
+            return
         if caller.f_code.co_name == "compile_wrapper":  # what torch.compile made of a function
             function = caller.f_locals["fn"]
             module = _module_of(function)
@@ -190,7 +196,7 @@ class CompiledCode:
         """Goes through what was compiled in the step that ends, if that was `recorded`."""
         utils = sys.modules.get("torch._dynamo.utils")
         since, self._looked_back = self._looked_back, time.time_ns() // 1000
-        if utils is None or not recorded:
+        if utils is None or self._tapped or not recorded:
             return
         for metrics in utils.get_compilation_metrics():
             if metrics.is_forward and metrics.fail_type is None and (metrics.start_time_us or 0) >= since:
@@ -203,8 +209,8 @@ class CompiledCode:
             self._inside(*modules)
         elif file.startswith("<eval_with_key>"):  # code that torch has written itself
             self._backward()
-        elif modules or file.startswith(_TORCH) or name.startswith("torch_dynamo_resume_in_"):
-            return  # `was_called` tells which; or it is the rest of another function
+        elif modules or name.startswith("torch_dynamo_resume_in_") or _is_internal(file):
+            return  # `was_called` tells which; or it is the rest of another function, or one that it calls
         else:
             self._unseen(name, file, line)
 
@@ -230,6 +236,11 @@ def is_compiled_graph(module: nn.Module, frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_filename.startswith((nn.modules.module.__file__, f"{_TORCH}/fx/")):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith((f"{_TORCH}/_functorch", f"{_TORCH}/_dynamo"))
+
+
+def _is_internal(file: str) -> bool:
+    """Whether a file is part of torch or of Python itself."""
+    return file.startswith(_TORCH) or (file.startswith(_PYTHON) and "-packages" not in file)
 
 
 def _module_of(function: Any) -> nn.Module | None:

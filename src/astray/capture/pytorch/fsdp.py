@@ -15,6 +15,8 @@ from torch import nn
 
 from astray.capture.engine import Engine
 
+Source = tuple[int, ...]
+
 
 class Gathered(NamedTuple):
     """A parameter gathered for a call: the module that owns it, its name there, its shard and the whole."""
@@ -44,12 +46,16 @@ class Gatherings:
         self._take_hooks = take_hooks
         self._filled = filled
         self._met: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._sources: dict[int, tuple[weakref.ref[nn.Parameter], tuple[int, int]]] = {}
+        self._sources: dict[int, tuple[weakref.ref[nn.Parameter], Source]] = {}
+
+    def source(self, parameter: torch.Tensor) -> Source | None:
+        """What a gathered parameter was made of. Its numbers are the same for as long as this is; None for others."""
+        known = self._sources.get(id(parameter))
+        return known[1] if known is not None and known[0]() is parameter else None
 
     def is_gathered(self, parameter: torch.Tensor) -> bool:
         """Whether it is a whole parameter in the place of its shard, which is where its gradient will go."""
-        known = self._sources.get(id(parameter))
-        return known is not None and known[0]() is parameter
+        return self.source(parameter) is not None
 
     def check(self, module: nn.Module) -> None:
         """A module is called, and FSDP's own hooks have run."""
@@ -67,8 +73,10 @@ class Gatherings:
 
     def _look_at(self, gathered: Gathered) -> None:
         shard: Any = gathered.shard
-        source = (shard._local_tensor._version, shard._local_tensor.data_ptr())
-        if not self.is_gathered(gathered.whole) or self._sources[id(gathered.whole)][1] != source:
+        local = shard._local_tensor
+        # Optimizers write to a shard without any version counter knowing.
+        source = (shard._version, local._version, local.data_ptr(), self._engine.forgotten)
+        if self.source(gathered.whole) != source:
             self._sources[id(gathered.whole)] = (weakref.ref(gathered.whole), source)
             self._filled(gathered)
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch._C import DisableTorchFunction
 from torch.compiler import is_compiling
 
-from astray.capture.engine import NOT_WRITTEN, Engine, Identity, OpenCall, Site
+from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall, Site
 from astray.capture.pytorch.compiled import BuiltinForwards, CompiledCode, never_compiled
 from astray.capture.pytorch.fast_paths import FastPaths
 from astray.capture.pytorch.fsdp import Gathered, Gatherings
@@ -27,10 +27,12 @@ from astray.capture.pytorch.hooks import Hook
 from astray.capture.pytorch.modes import Modes
 from astray.capture.pytorch.origins import Origins
 from astray.capture.pytorch.parameters import ParameterCapture
+from astray.capture.pytorch.shards import is_distributed
 from astray.capture.pytorch.sites import Sites
+from astray.capture.pytorch.taps import Tap, Taps
+from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.pytorch.wrappers import Chain, Children, Gate, can_be_called, hides_gradients, is_compiled
 from astray.capture.pytorch.wrappers import state as state_of
-from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.structure import Flattener
 from astray.record import ROOT
 
@@ -48,7 +50,9 @@ class ModuleCapture:
         self._places: weakref.WeakKeyDictionary[nn.Module, _Place] = weakref.WeakKeyDictionary()
         self._gate = Gate(engine, self.enter, self._after)
         self._forwards = BuiltinForwards()
-        self._compiled = CompiledCode(engine, self._sites.of)
+        tapped = "modules" in engine.settings.compiled
+        self._taps = Taps(engine, self._tapped, self._observe_state) if tapped else None
+        self._compiled = CompiledCode(engine, self._sites.of, tapped=tapped)
         self._hooks: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
         self.parameters = ParameterCapture(engine)
         self._states: dict[str, list[Any]] = {}
@@ -115,10 +119,11 @@ class ModuleCapture:
 
     def _put_hooks(self, module: nn.Module) -> None:
         site, place = self._sites.of(module), self._places.get(module)
-        if site is None or place is None or module in self._hooks or not self._listening:
+        if site is None or place is None or module in self._hooks or not (self._listening or self._taps):
             return
-        before = _BeforeHook(self._engine, place.before, site, place, self._follow)
-        after = _AfterHook(self._engine, place.after, site)
+        tap = None if self._taps is None else Tap(site.name, self._taps.number)
+        before = _BeforeHook(self._engine, place.before, site, tap, place, self._follow)
+        after = _AfterHook(self._engine, place.after, site, tap)
         self._hooks[module] = handles = []  # known before it is filled, should one of these fail
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
@@ -157,7 +162,7 @@ class ModuleCapture:
             for module in list(self._places):
                 if on:
                     self._put_hooks(module)
-                else:
+                elif self._taps is None:  # else code compiled without hooks would be used again when they are back
                     self._take_hooks(module)
             self._fast_paths.check()
 
@@ -165,6 +170,8 @@ class ModuleCapture:
         """Ends the step."""
         self._states.clear()
         self._compiled.look_back(self._listening)
+        if self._taps is not None:
+            self._taps.next_step()
         self._fast_paths.check()
 
     def detach(self) -> None:
@@ -175,12 +182,22 @@ class ModuleCapture:
         self.parameters.remove()
         self._forwards.remove()
         self._compiled.stop(self._listening)
+        if self._taps is not None:
+            self._taps.remove()
         self._note_compiled()
         if not self._called:
             why = "none was made while recording; compiled code, for one, runs without hooks"
             self._engine.missed("any call of a module", why)
         self._places.clear()
         self._sites.clear()
+
+    def _tapped(self, name: str) -> tuple[Site, nn.Module] | None:
+        """The module of that name is called inside compiled code."""
+        found = self._sites.named(name)
+        place = None if found is None else self._places.get(found[1])
+        if place is not None:
+            self._called = place.called = True
+        return found
 
     def _note_compiled(self) -> None:
         """Says what compiled code has hidden, or may have."""
@@ -231,14 +248,13 @@ class ModuleCapture:
         self._engine.changed(gathered.whole)
         site = self._sites.of(gathered.owner)
         if site is not None:
-            self._states.pop(site.name, None)
             name = gathered.name if site.name == ROOT else f"{site.name}.{gathered.name}"
             self.parameters.watch(gathered.shard, name, site.name, site.root)
 
     def _observe_state(self, site: Site, module: nn.Module, seq: int) -> None:
         """The module's own parameters and buffers, at its first call of a step and whenever they have changed."""
-        state = state_of(module)
-        now = [(id(tensor), _key(self._engine.reader.identity(tensor))) for _, _, tensor in state]
+        state = state_of(module, self._taps is not None)
+        now = [(id(tensor), self._key(tensor)) for _, _, tensor in state]
         if self._states.get(site.name) == now and all(key is not None for _, key in now):
             return
         self._states[site.name] = now
@@ -249,6 +265,16 @@ class ModuleCapture:
             if role == "parameter" and not self._gatherings.is_gathered(tensor):
                 full_name = prefix + name
                 self.parameters.watch(tensor, full_name, full_name.rpartition(".")[0] or ROOT, site.root)
+
+    def _key(self, tensor: torch.Tensor) -> Hashable:
+        """Whether a tensor is still the same, without holding on to its memory; None when that cannot be told."""
+        source = self._gatherings.source(tensor)
+        if source is not None:  # the memory may be another each time
+            return source
+        identity = self._engine.reader.identity(tensor)
+        if identity is None or not is_distributed(tensor):
+            return None if identity is None else identity.key
+        return identity.key, self._engine.forgotten  # optimizers write to it without its version counter knowing
 
     def _after(self, site: Site, result: Any) -> None:
         call = self._engine.innermost(site)
@@ -285,20 +311,16 @@ class ModuleCapture:
             traceback = traceback.tb_next
 
 
-def _key(identity: Identity | None) -> Hashable:
-    """Whether a tensor is still the same, without holding on to its memory."""
-    return None if identity is None else identity.key
-
-
 class _CallHook(Hook):
     """Sits on a module. Other tools may move a module's hooks and forget how they were to be called."""
 
-    __slots__ = ("action", "engine", "site")
+    __slots__ = ("action", "engine", "site", "tap")
 
-    def __init__(self, engine: Engine, action: Callable[..., None], site: Site) -> None:
+    def __init__(self, engine: Engine, action: Callable[..., None], site: Site, tap: Tap | None) -> None:
         self.engine = engine
         self.action = action
         self.site = site
+        self.tap = tap
 
     @property
     def __name__(self) -> str:
@@ -339,15 +361,18 @@ class _BeforeHook(_CallHook):
         engine: Engine,
         action: Callable[..., None],
         site: Site,
+        tap: Tap | None,
         place: _Place,
         follow: Callable[[nn.Module], Site | None],
     ) -> None:
-        super().__init__(engine, action, site)
+        super().__init__(engine, action, site, tap)
         self.place = place
         self.follow = follow
 
     @never_compiled
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        if self.tap is not None and is_compiling():
+            self.tap.enter(args, kwargs or {})
         if self.sleeps():
             return
         try:
@@ -366,6 +391,8 @@ class _AfterHook(_CallHook):
 
     @never_compiled
     def __call__(self, _module: nn.Module, _args: Any, *rest: Any) -> None:
+        if self.tap is not None and is_compiling():
+            self.tap.leave(rest[-1])
         if self.sleeps():
             return
         try:

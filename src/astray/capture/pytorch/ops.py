@@ -14,11 +14,12 @@ from torch._C import DisableTorchFunction
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall
+from astray.capture.engine import Engine, OpenCall
 from astray.capture.function_list import FunctionList
 from astray.capture.pytorch.catalogue import is_buffer_maker
 from astray.capture.pytorch.collectives import FunctionalCollective, describe_op
 from astray.capture.pytorch.places import Places
+from astray.capture.pytorch.taking import Taking
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.structure import Flattener
 from astray.record import Kind
@@ -105,7 +106,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._engine = engine
         self._places = places
         self._listed = listed
-        self._flat = Flattener(is_tensor)
+        self._taking = Taking(engine, places)
         self._known: dict[OpOverload[..., Any], Op | FunctionalCollective | None] = {}
         self._makers: set[OpOverload[..., Any]] = set()  # of memory that is not filled yet
 
@@ -123,30 +124,19 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             op = self._known[func]
         except KeyError:
             op = self._known[func] = self._find(func)
-        call = None if op is None else self._begin(op, args, kwargs)
+        call = None if op is None else self._taking.begin(op, args, kwargs, sys._getframe(1))[0]
         if op is None or call is None:
             result = self._places.run(func, args, kwargs)
             if func in self._makers:
-                self._made(result)
+                self._taking.made(result)
             return result
         try:
             result = self._places.run(func, args, kwargs)
         except BaseException as error:
-            if call.recorded and not call.recompute:
-                self._engine.missed(f"the output of {call.site.name}", f"it raised {type(error).__name__}")
-            self._engine.leave(call)
+            self._taking.abandon(call, error)
             raise
         self._end(call, op, args, kwargs, result)
         return result
-
-    def _made(self, result: Any) -> None:
-        """Memory was made that nobody has filled yet."""
-        try:
-            with DisableTorchFunction():
-                for _, tensor in self._flat.result(result):
-                    self._engine.made(tensor)
-        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
-            self._engine.failed("memory that is not filled yet", error)
 
     def _find(self, func: OpOverload[..., Any]) -> Op | FunctionalCollective | None:
         collective = describe_op(func)
@@ -164,20 +154,6 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return op if self._listed.wants(namespace, name, by_default) else None
         return op if by_default else None
 
-    def _begin(self, op: Op | FunctionalCollective, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpenCall | None:
-        engine = self._engine
-        try:
-            with DisableTorchFunction():
-                call = self._places.enter(op, sys._getframe(2))
-                if call is not None and call.seq != NOT_WRITTEN:
-                    inputs, skeleton = op.inputs(self._flat, args, kwargs)
-                    engine.begin(call, skeleton)
-                    engine.observe_inputs(call.seq, inputs, op.not_read(args, kwargs))
-                return call
-        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
-            engine.failed(f"a call of {op.type}", error)
-            return None
-
     def _end(
         self,
         call: OpenCall,
@@ -189,13 +165,8 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         engine = self._engine
         try:
             with DisableTorchFunction():
-                if call.seq != NOT_WRITTEN:
-                    for tensor in op.written(args, kwargs):
-                        engine.written(tensor)
-                    for path, tensor in op.outputs(self._flat, args, kwargs, result):
-                        engine.observe_unread(call.seq, "output", path, tensor)
-                        if op.makes_buffers:
-                            engine.changed(tensor)
+                if call.recorded:
+                    self._taking.end(call, op, args, kwargs, result)
                 engine.leave(call)
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             engine.failed(f"the result of {op.type}", error)

@@ -79,6 +79,7 @@ class OptimizerCapture:
     @never_compiled
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         engine = self._engine
+        engine.forget()  # the weights will change, those of distributed tensors without their version counters knowing
         if is_compiling() or not (engine.settings.optimizer or self._is_a_place()) or not engine.belongs_here():
             return
         try:
@@ -99,6 +100,7 @@ class OptimizerCapture:
 
     @never_compiled
     def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._engine.forget()
         if is_compiling() or not self._under_way or not self._engine.belongs_here():
             return
         frame = sys._getframe(1)

@@ -102,28 +102,33 @@ class _ArrivingHook(Hook):
         self.parameter = parameter
 
     @never_compiled
-    def __call__(self, gradient: torch.Tensor) -> None:
+    def __call__(self, gradient: torch.Tensor | None) -> None:
         if is_compiling():
             return
         parameter = self.parameter()
-        if parameter is not None and parameter.grad is not None:
+        self.accumulated.arrived = gradient is not None
+        if gradient is not None and parameter is not None and parameter.grad is not None:
             self.accumulated.see("added", gradient)
 
 
 class _AccumulatedHook(Hook):
     """Sees the gradient of a parameter each time something was added to it."""
 
-    __slots__ = ("engine", "seq", "site")
+    __slots__ = ("arrived", "engine", "seq", "site")
 
     def __init__(self, engine: Engine, site: Site) -> None:
         self.engine = engine
         self.site = site
         self.seq: int | None = None
+        self.arrived = False
 
     @never_compiled
     def __call__(self, parameter: torch.Tensor) -> None:
         if is_compiling():
             return
+        arrived, self.arrived = self.arrived, False
+        if parameter.grad is None and not arrived:
+            return  # compiled code calls here for parameters that it has no gradient for
         if parameter.grad is None:
             self.engine.missed(f"the gradient of {self.site.name}", "another hook took it away first")
         else:

@@ -28,6 +28,11 @@ class Sites:
         """Where calls of `module` are recorded; None when it is in none of the models."""
         return self._of.get(module)
 
+    def named(self, name: str) -> tuple[Site, nn.Module] | None:
+        """The site of that name with its module; None when there is none, or no longer."""
+        site, module = self._by_name.get(name), self._holders.get(name)
+        return None if site is None or module is None else (site, module)
+
     def add(self, root: nn.Module, label: str) -> list[Chain]:
         """Gives sites to a model. Returns those of its modules that had none."""
         self._roots[label] = weakref.ref(root)

@@ -109,10 +109,10 @@ def site_name(label: str, name: str) -> str:
     return f"{label}.{name}" if label and name else label or name or ROOT
 
 
-def state(module: nn.Module) -> list[tuple[Role, str, torch.Tensor]]:
+def state(module: nn.Module, inside: bool) -> list[tuple[Role, str, torch.Tensor]]:
     """What a call of `module` starts from besides its inputs: its own parameters and buffers.
 
-    For a compiled module also those of everything in it, whose own calls are not seen.
+    For a compiled module also those of everything in it, unless the calls `inside` are seen.
     """
     if not is_compiled(module):
         return _own_state(module, "")
@@ -120,6 +120,8 @@ def state(module: nn.Module) -> list[tuple[Role, str, torch.Tensor]]:
     for chain in chains(module):
         for link in chain.modules:
             found += _own_state(link, f"{chain.name}." if chain.name else "")
+        if inside:
+            break
     return found
 
 

@@ -1,0 +1,83 @@
+"""One process of a recording benchmark: trains a few steps, bare or recorded, whenever it is asked to.
+
+The process that started it asks by lines on its input (`bare 3`, `recorded 3`, `peak`) and gets lines of JSON, so that
+several tools can take turns on one machine. Whatever else a tool prints goes to the error stream. `Side` is what the
+scripts beside this one fill in; each runs in the environment of its tool, and this needs torch alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import torch
+
+sys.path.append(str(Path(__file__).parents[1]))  # last, so that nothing there hides a package of the same name
+
+from gpt import Training, gpt
+
+__all__ = ["Training", "size_of", "take_turns", "timed"]
+
+WARM_UP = 2  # steps: the first allocates, and makes the optimizer's state
+
+
+class Side(Protocol):
+    """A tool that records. It opens before a turn and closes after it; both are outside of the step times."""
+
+    def open(self) -> None: ...
+
+    def step(self) -> None:
+        """One step of training, recorded, and everything the tool wants done at its end."""
+
+    def close(self) -> dict[str, float]:
+        """What this turn has left: `tensors`, `bytes` and `files`; `waited` and `behind`, in seconds. Removes it."""
+
+
+def take_turns(side: Callable[[Training, Path, dict[str, Any]], Side], package: str = "torch") -> None:
+    """Answers until the input ends, at first with versions: of torch, and of the package the tool comes in.
+
+    The arguments of the program: a folder to write into, and the tool's settings as JSON.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    torch.set_num_threads(1)
+    training = gpt()
+    timed(training.step, WARM_UP)
+    tool = side(training, Path(sys.argv[1]), json.loads(sys.argv[2]))
+    tell(answers, {name: version(name) for name in ("torch", package)})
+    for line in sys.stdin:
+        what, *count = line.split()
+        if what == "bare":
+            tell(answers, {"seconds": timed(training.step, int(count[0]))})
+        elif what == "recorded":
+            tool.open()
+            seconds = timed(tool.step, int(count[0]))
+            tell(answers, {"seconds": seconds, **tool.close()})
+        else:
+            tell(answers, {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
+
+
+def timed(step: Callable[[], None], count: int) -> list[float]:
+    seconds = []
+    for _ in range(count):
+        started = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def tell(answers: TextIO, what: dict[str, Any]) -> None:
+    print(json.dumps(what), file=answers, flush=True)
+
+
+def size_of(folder: Path) -> dict[str, float]:
+    """How many files there are in a folder, and the bytes they take on the disk: a file may have holes."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {"files": len(files), "bytes": sum(path.stat().st_blocks * 512 for path in files)}

@@ -1,0 +1,252 @@
+"""The operators that `taps` leaves in compiled graphs: what torch does with them, from tracing to running.
+
+They only have an effect. torch keeps operators with effects, and keeps them in order, but does not allow them in the
+bodies of others (branches, checkpointed or vectorised parts): there they vanish, and the recording says so.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch._library.effects import EffectType
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+from astray.capture.pytorch.compiled import never_compiled
+from astray.capture.pytorch.gradients import CallGradients, InputEdges, _Sum
+from astray.capture.pytorch.gradients import _edge as edge_of
+
+NO_CALL = -1
+"""The number of a call that is not recorded."""
+
+SEPARATOR = ";"
+"""Between the paths of the tensors, which an operator takes as one text."""
+
+_OPERATORS = str(Path(torch.__file__).parent / "_higher_order_ops")
+_EFFECTS = str(Path(_OPERATORS, "effects.py"))
+_SHARED = str(Path(_OPERATORS, "utils.py"))  # what all of them go through
+
+Named = list[tuple[str, torch.Tensor]]
+
+
+class Recording(Protocol):
+    """What the operators ask of a recording."""
+
+    def enter(self, name: str, inputs: Named) -> None:
+        """A call of that site starts."""
+
+    def leave(self, name: str, outputs: Named) -> int:
+        """It ends; its gradients will name it by the number that this returns."""
+
+    def gradient(self, number: int, role: Any, path: str, gradient: torch.Tensor) -> None:
+        """A gradient has come to that call, or leaves it."""
+
+    def hide(self, name: str) -> None:
+        """A call of that site will not be seen."""
+
+    def guarded(self, action: Callable[..., Any], *args: Any) -> Any:
+        """Does one of these; whatever goes wrong in it stays out of the compiled code."""
+
+
+recordings: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDictionary()
+"""Those under way, by the number that is in the graph. Compiled code may outlive them, and then does nothing."""
+
+
+# -- while autograd is traced, and where there is no graph to trace ----------------------------------------------
+
+
+class _Traced(threading.local):
+    """The calls that are being traced, on each thread."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int, InputEdges]] = []
+
+
+_traced = _Traced()
+
+
+@never_compiled
+def _trace_enter(inputs: list[torch.Tensor], site: str, paths: str, number: int) -> None:
+    around = _operator_around()
+    if around not in ("", _EFFECTS):
+        _hide(site, number)
+        return
+    with torch._C._AutoDispatchBelowAutograd():
+        torch.ops.astray.enter(inputs, site, paths, number)
+    if not around:
+        _traced.calls.append((site, number, InputEdges(_named(paths, inputs), edge_of)))
+
+
+@never_compiled
+def _trace_leave(outputs: list[torch.Tensor], site: str, paths: str, number: int) -> torch.Tensor:
+    around = _operator_around()
+    if around not in ("", _EFFECTS):
+        return _no_call()
+    with torch._C._AutoDispatchBelowAutograd():
+        call: torch.Tensor = torch.ops.astray.leave(outputs, site, paths, number)
+    if around:
+        return call
+    edges = None
+    while _traced.calls and edges is None:  # others were left behind where the graph broke
+        name, of, found = _traced.calls.pop()
+        edges = found if (name, of) == (site, number) else None
+    if torch.is_grad_enabled():
+        gradients = _TracedGradients(_Emitter(call, number), None)  # type: ignore[arg-type]
+        gradients.watch(edges or InputEdges([], edge_of), _named(paths, outputs))
+    return call
+
+
+def _functionalise(mode: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The last moment before an operator is given its effect; in a body of another it must not come to that."""
+    if _operator_around() in ("", _EFFECTS):
+        return mode.__torch_dispatch__(operator, types, args, kwargs)
+    if operator.name() == "astray::enter":
+        _hide(args[1], args[3])
+    return _no_call() if operator.name() == "astray::leave" else None
+
+
+class _TracedGradients(CallGradients):
+    """Puts an operator into the graph wherever a gradient passes."""
+
+    __slots__ = ()
+
+    def guarded(self, action: Callable[..., None], *args: Any) -> None:
+        action(*args)
+
+    def sent(self, path: str, gradient: torch.Tensor) -> None:
+        if self._expected[path] == 1:
+            self._engine.observe(0, "output", path, gradient)
+            return
+        sum_ = self._sums.setdefault(path, _Sum())
+        sum_.terms += 1
+        sum_.total = gradient if sum_.total is None else sum_.total + gradient  # in the graph, as anything else
+        if sum_.terms == self._expected[path]:
+            self.complete(path)
+
+
+class _Emitter:
+    """Stands in for the engine while gradients are only being traced."""
+
+    def __init__(self, call: torch.Tensor, number: int) -> None:
+        self._call = call
+        self._number = number
+
+    def backward(self, _: Any) -> int:
+        return 0
+
+    def observe(self, _: int, role: str, path: str, gradient: torch.Tensor) -> None:
+        torch.ops.astray.gradient(gradient.detach(), self._call, role, path, self._number)
+
+
+def _operator_around() -> str:
+    """The file of the higher-order operator in which this is traced; empty outside of any.
+
+    `effects` only runs once more what has been traced. All others have bodies (branches, checkpointed parts) in which
+    operators with effects are not allowed.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_OPERATORS) and file != _SHARED:
+            return file
+        frame = frame.f_back
+    return ""
+
+
+def _hide(site: str, number: int) -> None:
+    recording = recordings.get(number)
+    if recording is not None:
+        recording.guarded(recording.hide, site)
+
+
+# -- while it runs -----------------------------------------------------------------------------------------------
+
+
+@never_compiled
+def _run_enter(inputs: list[torch.Tensor], site: str, paths: str, number: int) -> None:
+    recording = recordings.get(number)
+    if recording is not None:
+        recording.guarded(recording.enter, site, _named(paths, inputs))
+
+
+@never_compiled
+def _run_leave(outputs: list[torch.Tensor], site: str, paths: str, number: int) -> torch.Tensor:
+    recording = recordings.get(number)
+    call = None if recording is None else recording.guarded(recording.leave, site, _named(paths, outputs))
+    return torch.tensor(NO_CALL if call is None else call)
+
+
+@never_compiled
+def _run_gradient(gradient: torch.Tensor, call: torch.Tensor, role: str, path: str, number: int) -> None:
+    recording = recordings.get(number)
+    if recording is not None:
+        recording.guarded(lambda: recording.gradient(int(call), role, path, gradient))
+
+
+def _named(paths: str, tensors: list[torch.Tensor]) -> Named:
+    names = paths.split(SEPARATOR) if tensors else []
+    if len(names) != len(tensors):  # somebody has the separator in a name
+        names = [str(index) for index in range(len(tensors))]
+    return list(zip(names, tensors, strict=True))
+
+
+# -- made known to torch ------------------------------------------------------------------------------------------
+
+
+_defined: list[Any] = []
+
+
+def define() -> None:
+    """Makes the operators known to torch, once in a process. Without a living recording they do nothing."""
+    if _defined:
+        return
+    library: Any = torch.library.Library("astray", "DEF")  # type: ignore[no-untyped-call]
+    _defined.append(library)
+    library.define("enter(Tensor[] inputs, str site, str paths, int number) -> ()")
+    library.define("leave(Tensor[] outputs, str site, str paths, int number) -> Tensor")
+    library.define("gradient(Tensor gradient, Tensor call, str role, str path, int number) -> ()")
+    library.impl("enter", _trace_enter, "Autograd")
+    library.impl("leave", _trace_leave, "Autograd")
+    for name, run, fake in (
+        ("astray::enter", _run_enter, _fake_nothing),
+        ("astray::leave", _run_leave, _fake_call),
+        ("astray::gradient", _run_gradient, _fake_nothing),
+    ):
+        library.impl(name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(name, fake, lib=library)
+        torch.library.register_torch_dispatch(name, FunctionalTensorMode, _functionalise, lib=library)
+        torch.library._register_effectful_op(name, EffectType.ORDERED, lib=library)
+        operator = getattr(torch.ops.astray, name.removeprefix("astray::"))
+        for target in (operator, operator.default):  # torch 2.11 drops what returns nothing in spite of its effect
+            torch.fx.has_side_effect(target)
+    torch.library.register_vmap("astray::enter", _batched_enter, lib=library)
+    torch.library.register_vmap("astray::leave", _batched_leave, lib=library)
+
+
+def _fake_nothing(*_: Any) -> None:
+    return None
+
+
+def _fake_call(*_: Any) -> torch.Tensor:
+    return torch.empty((), dtype=torch.int64)
+
+
+def _batched_enter(_info: Any, _dims: Any, _inputs: Any, site: str, _paths: str, number: int) -> tuple[None, None]:
+    _hide(site, number)
+    return None, None
+
+
+def _batched_leave(
+    _info: Any, _dims: Any, _outputs: Any, _site: str, _paths: str, _number: int
+) -> tuple[torch.Tensor, None]:
+    return _no_call(), None
+
+
+def _no_call() -> torch.Tensor:
+    return torch.full((), NO_CALL, dtype=torch.int64)  # `torch.tensor` would leave a constant in what is traced

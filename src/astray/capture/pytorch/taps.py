@@ -1,0 +1,211 @@
+"""Shows the calls inside compiled code, when asked to: the hooks leave operators of ours in the graph.
+
+Used by `modules`. The hooks are traced, and put `enter` and `leave` into the graph. When autograd is traced, these two
+find out where gradients will pass, and put `gradient` there. When the graph runs, each hands its tensors to the
+recording, in order. They change no number, but the compiler cannot fuse across them, and so may round differently.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch._C import DisableTorchFunction, _DisableTorchDispatch
+from torch.compiler import is_exporting
+
+from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall, Site
+from astray.capture.pytorch.operators import NO_CALL, SEPARATOR, Named, define, recordings
+
+_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+class Taps:
+    """The recording's end of the operators.
+
+    `find` gives the site of a name and its module, `state` records what a call of the module starts from.
+    """
+
+    _numbers: ClassVar[Iterator[int]] = itertools.count()
+
+    def __init__(
+        self,
+        engine: Engine,
+        find: Callable[[str], tuple[Site, nn.Module] | None],
+        state: Callable[[Site, nn.Module, int], None],
+    ) -> None:
+        define()
+        self._engine = engine
+        self._find = find
+        self._state = state
+        self._calls: dict[int, _Recorded] = {}
+        self._ids = itertools.count()
+        self._hidden: set[str] = set()
+        self._entered = False
+        self.number = next(self._numbers)
+        recordings[self.number] = self
+        if "torch._dynamo" in sys.modules:  # what is compiled already has no operators, and would be used again
+            sys.modules["torch._dynamo"].reset()
+
+    def next_step(self) -> None:
+        """Forgets the calls of earlier steps than the one that ends, which may still wait for gradients."""
+        self._calls = {number: call for number, call in self._calls.items() if call.step == self._engine.step}
+
+    def remove(self) -> None:
+        recordings.pop(self.number, None)
+        self._calls.clear()
+
+    def enter(self, name: str, inputs: Named) -> None:
+        engine, found = self._engine, self._find(name)
+        if not engine.recording or found is None:
+            return
+        if not self._entered:
+            self._entered = True
+            why = "the compiler cannot fuse across the operators that show the calls inside, which may change roundings"
+            engine.missed("compiled code as it is without astray", why)
+        site, module = found
+        outer = engine.innermost(site)
+        if outer is not None and outer.inside is False:  # its wrapper's call, which is recorded already
+            outer.inside = True
+            return
+        around = engine.enclosing
+        frame = None if around is None else around.frame  # it has none of its own: the graph runs as a whole
+        call = engine.enter(site, frame or _caller(), recompute=_in_backward())
+        if call.recorded and call.seq != NOT_WRITTEN:
+            engine.begin(call, None)
+            self._observe(call.seq, "input", inputs)
+            self._state(site, module, call.seq)
+
+    def leave(self, name: str, outputs: Named) -> int:
+        engine, found = self._engine, self._find(name)
+        call = None if found is None else engine.innermost(found[0])
+        if call is None:
+            return NO_CALL
+        if call.inside:
+            call.inside = False
+            return NO_CALL
+        if call.recorded and call.seq != NOT_WRITTEN:
+            self._observe(call.seq, "output", outputs)
+        engine.leave(call)
+        number = next(self._ids)
+        self._calls[number] = _Recorded(call)
+        return number
+
+    def gradient(self, number: int, role: Any, path: str, gradient: torch.Tensor) -> None:
+        recorded = self._calls.get(number)
+        if recorded is not None and self._engine.listening:
+            self._observe(recorded.backward(self._engine, role, path), role, [(path, gradient)])
+
+    def _observe(self, seq: int, role: Any, tensors: Named) -> None:
+        for path, tensor in tensors:
+            self._engine.changed(tensor)  # compiled code uses memory again without telling the version counter
+            self._engine.observe(seq, role, path, tensor)
+
+    def hide(self, name: str) -> None:
+        """A call is traced where no operator may be left: said once for each module."""
+        if name not in self._hidden:
+            self._hidden.add(name)
+            why = "no operator of ours is allowed in what torch.compile checkpoints, vectorises or makes a branch"
+            self._engine.missed(f"calls of {name} in compiled code", why)
+
+    def guarded(self, action: Callable[..., Any], *args: Any) -> Any:
+        """Runs one observation; whatever goes wrong in it stays out of the compiled code."""
+        if not self._engine.belongs_here():
+            return None
+        try:
+            with DisableTorchFunction(), _DisableTorchDispatch():  # what is done here is no part of the program
+                return action(*args)
+        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
+            self._engine.failed("a call inside compiled code", error)
+            return None
+
+
+class _Recorded:
+    """A call that has ended, and the backward of it that is under way."""
+
+    __slots__ = ("_call", "_seen", "_seq")
+
+    def __init__(self, call: OpenCall) -> None:
+        self._call = call
+        self._seen: set[tuple[str, str]] = set()
+        self._seq: int | None = None
+
+    @property
+    def step(self) -> int:
+        return self._call.step
+
+    def backward(self, engine: Engine, role: str, path: str) -> int:
+        if self._seq is None or (role, path) in self._seen:  # a second backward through the same graph
+            self._seq = engine.backward(self._call)
+            self._seen.clear()
+        self._seen.add((role, path))
+        return self._seq
+
+
+def _caller() -> FrameType:
+    """The innermost frame of the program's own, which is there until its compiled code has run."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_not_the_programs(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _is_not_the_programs(file: str) -> bool:
+    return file.startswith((*_OURS, "<")) or "torchinductor" in file  # code that was generated
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() >= 0
+
+
+# -- traced by dynamo --------------------------------------------------------------------------------------------
+
+
+class Tap:
+    """What a hook does while it is traced. In words that dynamo can follow, so that the graph stays whole."""
+
+    __slots__ = ("number", "site")
+
+    def __init__(self, site: str, number: int) -> None:
+        self.site = site
+        self.number = number
+
+    def enter(self, args: Any, kwargs: Any) -> None:
+        if is_exporting():
+            return
+        tensors: list[torch.Tensor] = []
+        paths: list[str] = []
+        for index, value in enumerate(args):
+            _collect(value, str(index), tensors, paths)
+        for name, value in kwargs.items():
+            _collect(value, f"kwargs.{name}", tensors, paths)
+        torch.ops.astray.enter(tensors, self.site, SEPARATOR.join(paths), self.number)
+
+    def leave(self, result: Any) -> None:
+        if is_exporting():
+            return
+        tensors: list[torch.Tensor] = []
+        paths: list[str] = []
+        _collect(result, "out", tensors, paths)
+        torch.ops.astray.leave(tensors, self.site, SEPARATOR.join(paths), self.number)
+
+
+def _collect(value: Any, path: str, tensors: list[torch.Tensor], paths: list[str]) -> None:
+    """Gives the same paths as `Flattener`, which does more than dynamo can follow."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        paths.append(path)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _collect(item, f"{path}.{key}", tensors, paths)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _collect(item, f"{path}.{index}", tensors, paths)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            _collect(getattr(value, name, None), f"{path}.{name}", tensors, paths)
