@@ -103,10 +103,9 @@ class TurnTaking:
     def run(self, tools: list[Tool], rounds: int) -> list[Side | None]:
         """Each tool gets a fresh process, which ends with the case. None for a tool that could not be run."""
         sides = [self._start(tool) for tool in tools]
-        for _ in range(rounds):
-            sides = [self._take_turn(side) for side in reversed(sides)]  # so that nobody is always the first
-        if rounds % 2:
-            sides.reverse()
+        for number in range(rounds):
+            order = slice(None, None, -1 if number % 2 else 1)  # so that nobody is always the first
+            sides[order] = [self._take_turn(side) for side in sides[order]]
         for side in sides:
             if side is not None:
                 side.end(self._bare_peak(side.tool.python))

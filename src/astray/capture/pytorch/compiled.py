@@ -199,9 +199,11 @@ class CompiledCode:
         if utils is None or self._tapped or not recorded:
             return
         for metrics in utils.get_compilation_metrics():
-            if metrics.is_forward and metrics.fail_type is None and (metrics.start_time_us or 0) >= since:
+            name, file, line = metrics.co_name, metrics.co_filename, metrics.co_firstlineno
+            is_code = metrics.is_forward and metrics.fail_type is None and None not in (name, file, line)
+            if is_code and (metrics.start_time_us or 0) >= since:
                 self._ran = True
-                self._compiled(metrics.co_name, metrics.co_filename, metrics.co_firstlineno)
+                self._compiled(name, file, line)
 
     def _compiled(self, name: str, file: str, line: int) -> None:
         modules = self._forwards.get((file, line), ())

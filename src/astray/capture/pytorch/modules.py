@@ -29,7 +29,7 @@ from astray.capture.pytorch.origins import Origins
 from astray.capture.pytorch.parameters import ParameterCapture
 from astray.capture.pytorch.shards import is_distributed
 from astray.capture.pytorch.sites import Sites
-from astray.capture.pytorch.taps import Tap, Taps
+from astray.capture.pytorch.taps import Taps
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.pytorch.wrappers import Chain, Children, Gate, can_be_called, hides_gradients, is_compiled
 from astray.capture.pytorch.wrappers import state as state_of
@@ -121,12 +121,13 @@ class ModuleCapture:
         site, place = self._sites.of(module), self._places.get(module)
         if site is None or place is None or module in self._hooks or not (self._listening or self._taps):
             return
-        tap = None if self._taps is None else Tap(site.name, self._taps.number)
-        before = _BeforeHook(self._engine, place.before, site, tap, place, self._follow)
-        after = _AfterHook(self._engine, place.after, site, tap)
+        before = _BeforeHook(self._engine, place.before, site, place, self._follow)
+        after = _AfterHook(self._engine, place.after, site)
         self._hooks[module] = handles = []  # known before it is filled, should one of these fail
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+        if self._taps is not None:
+            handles += self._taps.put(module, site.name)
 
     def _take_hooks(self, module: nn.Module) -> None:
         for handle in self._hooks.pop(module, ()):
@@ -314,13 +315,12 @@ class ModuleCapture:
 class _CallHook(Hook):
     """Sits on a module. Other tools may move a module's hooks and forget how they were to be called."""
 
-    __slots__ = ("action", "engine", "site", "tap")
+    __slots__ = ("action", "engine", "site")
 
-    def __init__(self, engine: Engine, action: Callable[..., None], site: Site, tap: Tap | None) -> None:
+    def __init__(self, engine: Engine, action: Callable[..., None], site: Site) -> None:
         self.engine = engine
         self.action = action
         self.site = site
-        self.tap = tap
 
     @property
     def __name__(self) -> str:
@@ -361,18 +361,15 @@ class _BeforeHook(_CallHook):
         engine: Engine,
         action: Callable[..., None],
         site: Site,
-        tap: Tap | None,
         place: _Place,
         follow: Callable[[nn.Module], Site | None],
     ) -> None:
-        super().__init__(engine, action, site, tap)
+        super().__init__(engine, action, site)
         self.place = place
         self.follow = follow
 
     @never_compiled
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
-        if self.tap is not None and is_compiling():
-            self.tap.enter(args, kwargs or {})
         if self.sleeps():
             return
         try:
@@ -391,8 +388,6 @@ class _AfterHook(_CallHook):
 
     @never_compiled
     def __call__(self, _module: nn.Module, _args: Any, *rest: Any) -> None:
-        if self.tap is not None and is_compiling():
-            self.tap.leave(rest[-1])
         if self.sleeps():
             return
         try:

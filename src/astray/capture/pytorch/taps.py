@@ -17,9 +17,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
-from torch.compiler import is_exporting
+from torch.compiler import is_compiling, is_exporting
 
 from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall, Site
+from astray.capture.pytorch.compiled import never_compiled
+from astray.capture.pytorch.hooks import Hook
 from astray.capture.pytorch.operators import NO_CALL, SEPARATOR, Named, define, recordings
 
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
@@ -51,6 +53,13 @@ class Taps:
         recordings[self.number] = self
         if "torch._dynamo" in sys.modules:  # what is compiled already has no operators, and would be used again
             sys.modules["torch._dynamo"].reset()
+
+    def put(self, module: nn.Module, site: str) -> list[Any]:
+        """Has the calls of a module leave operators in whatever graph they are compiled into."""
+        return [
+            module.register_forward_pre_hook(_TapBefore(site, self.number), with_kwargs=True),
+            module.register_forward_hook(_TapAfter(site, self.number), with_kwargs=True),
+        ]
 
     def next_step(self) -> None:
         """Forgets the calls of earlier steps than the one that ends, which may still wait for gradients."""
@@ -166,33 +175,38 @@ def _in_backward() -> bool:
 # -- traced by dynamo --------------------------------------------------------------------------------------------
 
 
-class Tap:
-    """What a hook does while it is traced. In words that dynamo can follow, so that the graph stays whole."""
+class _Tap(Hook):
+    """A hook that does something only while it is traced: in words that dynamo can follow, so the graph stays whole.
 
-    __slots__ = ("number", "site")
+    Without slots, which some versions of dynamo do not read rightly.
+    """
 
     def __init__(self, site: str, number: int) -> None:
         self.site = site
         self.number = number
 
-    def enter(self, args: Any, kwargs: Any) -> None:
-        if is_exporting():
-            return
-        tensors: list[torch.Tensor] = []
-        paths: list[str] = []
-        for index, value in enumerate(args):
-            _collect(value, str(index), tensors, paths)
-        for name, value in kwargs.items():
-            _collect(value, f"kwargs.{name}", tensors, paths)
-        torch.ops.astray.enter(tensors, self.site, SEPARATOR.join(paths), self.number)
 
-    def leave(self, result: Any) -> None:
-        if is_exporting():
-            return
-        tensors: list[torch.Tensor] = []
-        paths: list[str] = []
-        _collect(result, "out", tensors, paths)
-        torch.ops.astray.leave(tensors, self.site, SEPARATOR.join(paths), self.number)
+class _TapBefore(_Tap):
+    @never_compiled
+    def __call__(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        if is_compiling() and not is_exporting():
+            tensors: list[torch.Tensor] = []
+            paths: list[str] = []
+            for index, value in enumerate(args):
+                _collect(value, str(index), tensors, paths)
+            for name, value in kwargs.items():
+                _collect(value, f"kwargs.{name}", tensors, paths)
+            torch.ops.astray.enter(tensors, self.site, SEPARATOR.join(paths), self.number)
+
+
+class _TapAfter(_Tap):
+    @never_compiled
+    def __call__(self, _module: nn.Module, _args: Any, _kwargs: Any, result: Any) -> None:
+        if is_compiling() and not is_exporting():
+            tensors: list[torch.Tensor] = []
+            paths: list[str] = []
+            _collect(result, "out", tensors, paths)
+            torch.ops.astray.leave(tensors, self.site, SEPARATOR.join(paths), self.number)
 
 
 def _collect(value: Any, path: str, tensors: list[torch.Tensor], paths: list[str]) -> None:

@@ -1,0 +1,52 @@
+"""Which code is torch's own machinery, whose functions and ops are no part of the user's program.
+
+FSDP moves parameters in and out of buffers that it fills and frees behind every counter's back; compiled code runs
+kernels and buffers of the compiler's own making. Their ops would be other ones in every version of torch, with memory
+that nobody has filled. The run says elsewhere what compiled code hides.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+_TORCH = Path(torch.__file__).parent
+_MACHINERY = tuple(
+    f"{_TORCH / folder}/" for folder in ("distributed/fsdp", "_dynamo", "_inductor", "_functorch/_aot_autograd")
+)
+
+
+_BETWEEN = (str(_TORCH / "_compile.py"), str(_TORCH / "_dynamo" / "eval_frame.py"))
+"""Where torch goes through on its way to a dispatch mode, whoever makes the call."""
+
+
+class Infrastructure:
+    """Tells by whose code a call is made."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[CodeType, bool | None]] = {}  # the code is held, so that its id stays its own
+
+    def calls(self, frame: FrameType | None) -> bool:
+        """Whether the innermost Python frame of a call belongs to it."""
+        while frame is not None:
+            code = frame.f_code
+            known = self._known.get(id(code))
+            if known is None:
+                known = self._known[id(code)] = (code, _is_machinery(code.co_filename))
+            if known[1] is not None:
+                return known[1]
+            frame = frame.f_back
+        return False
+
+
+def _is_machinery(file: str) -> bool | None:
+    """None for code that is only on the way."""
+    if file in _BETWEEN:
+        return None
+    if file.startswith(_MACHINERY):
+        return True
+    compiler = sys.modules.get("torch._inductor.runtime.cache_dir_utils")  # it writes its code there before running it
+    return compiler is not None and file.startswith(compiler.cache_dir())
