@@ -21,6 +21,8 @@ import astray
 from astray.capture.pytorch.collectives import Collective, describe, describe_op, unseen
 from recorded_rows import rows
 
+pytestmark = pytest.mark.skipif(bool(unseen()), reason="this version of torch hides some collectives from modes")
+
 
 class Talking(nn.Module):
     """A module that does what a function says with its input."""

@@ -60,6 +60,7 @@ def test_the_largest_seed_is_taken_by_all() -> None:
     assert torch.initial_seed() == 2**32 - 1
 
 
+@pytest.mark.skipif(torch.cuda.is_initialized(), reason="CUDA is running already, of which it would warn")
 def test_determinism_is_asked_for_only_when_wanted() -> None:
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.benchmark = True

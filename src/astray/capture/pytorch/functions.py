@@ -62,7 +62,7 @@ class FunctionMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if isinstance(function, Unfilled):
             result = func(*args, **kwargs)
-            self._taking.made(result)
+            self._taking.made(result, sys._getframe(1))
             return result
         if self._underway:
             self._underway.look()

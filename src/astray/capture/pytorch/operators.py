@@ -31,6 +31,7 @@ SEPARATOR = ";"
 _OPERATORS = str(Path(torch.__file__).parent / "_higher_order_ops")
 _EFFECTS = str(Path(_OPERATORS, "effects.py"))
 _SHARED = str(Path(_OPERATORS, "utils.py"))  # what all of them go through
+_WELCOME = ("", _EFFECTS)  # where an operator of ours may stand
 
 Named = list[tuple[str, torch.Tensor]]
 
@@ -74,7 +75,7 @@ _traced = _Traced()
 @never_compiled
 def _trace_enter(inputs: list[torch.Tensor], site: str, paths: str, number: int) -> None:
     around = _operator_around()
-    if around not in ("", _EFFECTS):
+    if around not in _WELCOME:
         _hide(site, number)
         return
     with torch._C._AutoDispatchBelowAutograd():
@@ -86,7 +87,7 @@ def _trace_enter(inputs: list[torch.Tensor], site: str, paths: str, number: int)
 @never_compiled
 def _trace_leave(outputs: list[torch.Tensor], site: str, paths: str, number: int) -> torch.Tensor:
     around = _operator_around()
-    if around not in ("", _EFFECTS):
+    if around not in _WELCOME:
         return _no_call()
     with torch._C._AutoDispatchBelowAutograd():
         call: torch.Tensor = torch.ops.astray.leave(outputs, site, paths, number)
@@ -104,7 +105,7 @@ def _trace_leave(outputs: list[torch.Tensor], site: str, paths: str, number: int
 
 def _functionalise(mode: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The last moment before an operator is given its effect; in a body of another it must not come to that."""
-    if _operator_around() in ("", _EFFECTS):
+    if _operator_around() in _WELCOME:
         return mode.__torch_dispatch__(operator, types, args, kwargs)
     if operator.name() == "astray::enter":
         _hide(args[1], args[3])
@@ -145,11 +146,14 @@ class _Emitter:
 
 
 def _operator_around() -> str:
-    """The file of the higher-order operator in which this is traced; empty outside of any.
+    """What this is traced for: empty for an ordinary graph, else the file of the higher-order operator around.
 
     `effects` only runs once more what has been traced. All others have bodies (branches, checkpointed parts) in which
-    operators with effects are not allowed.
+    operators with effects are not allowed. Nor are they in a CUDA graph, which would run them once and never again.
     """
+    inductor = sys.modules.get("torch._inductor.config")
+    if inductor is not None and inductor.triton.cudagraphs and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "a CUDA graph"
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -128,7 +128,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if op is None or call is None:
             result = self._places.run(func, args, kwargs)
             if func in self._makers:
-                self._taking.made(result)
+                self._taking.made(result, sys._getframe(1))
             return result
         try:
             result = self._places.run(func, args, kwargs)

@@ -42,7 +42,7 @@ class Places:
         self._origins = origins
         self._sites: dict[tuple[str, Named], Site] = {}
         self._local = threading.local()
-        self._infrastructure = Infrastructure()
+        self.infrastructure = Infrastructure()
         self._all.add(self)
 
     def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -60,7 +60,7 @@ class Places:
     def enter(self, callee: Named, frame: FrameType | None) -> OpenCall | None:
         """Opens a call; None when it is not for this recording."""
         engine = self._engine
-        if not engine.belongs_here() or self._infrastructure.calls(frame):
+        if not engine.belongs_here() or self.infrastructure.calls(frame):
             return None
         outer = engine.enclosing
         passing = torch._C._current_graph_task_id() >= 0

@@ -86,8 +86,10 @@ class Taking:
             self._engine.missed(f"the output of {call.site.name}", f"it raised {type(error).__name__}")
         self._engine.leave(call)
 
-    def made(self, result: Any) -> None:
-        """Memory was made that nobody has filled yet."""
+    def made(self, result: Any, frame: FrameType) -> None:
+        """Memory was made that nobody has filled yet. Who fills that of torch's machinery will not be seen."""
+        if self._places.infrastructure.calls(frame):
+            return
         try:
             with DisableTorchFunction():
                 for _, tensor in self.flat.result(result):

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling
 
 from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall, Site
 from astray.capture.pytorch.compiled import never_compiled
@@ -119,7 +119,10 @@ class Taps:
         """A call is traced where no operator may be left: said once for each module."""
         if name not in self._hidden:
             self._hidden.add(name)
-            why = "no operator of ours is allowed in what torch.compile checkpoints, vectorises or makes a branch"
+            why = (
+                "no operator of ours can be in what torch.compile checkpoints, vectorises, makes a branch or replays "
+                "as a CUDA graph"
+            )
             self._engine.missed(f"calls of {name} in compiled code", why)
 
     def guarded(self, action: Callable[..., Any], *args: Any) -> Any:
@@ -178,7 +181,7 @@ def _in_backward() -> bool:
 class _Tap(Hook):
     """A hook that does something only while it is traced: in words that dynamo can follow, so the graph stays whole.
 
-    Without slots, which some versions of dynamo do not read rightly.
+    It asks for the flag of export itself, since dynamo up to 2.11 answers `is_exporting` as if it always were.
     """
 
     def __init__(self, site: str, number: int) -> None:
@@ -189,7 +192,7 @@ class _Tap(Hook):
 class _TapBefore(_Tap):
     @never_compiled
     def __call__(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        if is_compiling() and not is_exporting():
+        if is_compiling() and not torch.compiler._is_exporting_flag:
             tensors: list[torch.Tensor] = []
             paths: list[str] = []
             for index, value in enumerate(args):
@@ -202,7 +205,7 @@ class _TapBefore(_Tap):
 class _TapAfter(_Tap):
     @never_compiled
     def __call__(self, _module: nn.Module, _args: Any, _kwargs: Any, result: Any) -> None:
-        if is_compiling() and not is_exporting():
+        if is_compiling() and not torch.compiler._is_exporting_flag:
             tensors: list[torch.Tensor] = []
             paths: list[str] = []
             _collect(result, "out", tensors, paths)
