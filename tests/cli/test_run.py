@@ -240,16 +240,17 @@ def test_every_setting_has_an_option_and_no_option_a_default() -> None:
     assert _given(plain) == dict.fromkeys([*CHECKS, "config"])
     assert plain.arguments == ["--keep", "mine"]
     words = (
-        "--level module,function --keep tensors --samples 9 --slice 0,...,:64 --optimizer weight --compiled modules "
-        "--steps 1:3 --ranks 0 "
-        "--match a,b --match c --ignore d --classes Linear,gelu --scope h.0 h.1 --phases forward --roles output "
-        "--max-tensors 5 --max-tensors-per-step 4 --max-bytes 1GB --queue-bytes 2MiB"
+        "--level module,function --keep tensors --samples 9 --slice 0,...,:64 --optimizer weight --compiled "
+        "modules --steps 1:3 --ranks 0 --match a,b --match c --ignore d --classes Linear,gelu --scope h.0 h.1 "
+        "--phases forward --roles output --max-tensors 5 --max-tensors-per-step 4 --max-bytes 1GB --queue-bytes "
+        "2MiB "
     )
     options = parser().parse_args(["run", "-o", "runs/a", *words.split(), "script.py"])
     assert options.script == "script.py"
     assert Settings.check(**_given(options)) == Settings.check(
         level=["module", "function"], keep="tensors", samples=9, slice="0, ..., :64", optimizer="weight",
-        compiled="modules", steps="1:3", ranks=0, match=["a,b", "c"], ignore="d", classes=["Linear", "gelu"], scope=("h.0", "h.1"), phases="forward",
+        compiled="modules", steps="1:3", ranks=0, match=["a,b", "c"], ignore="d", classes=["Linear", "gelu"],
+        scope=("h.0", "h.1"), phases="forward",
         roles="output", max_tensors=5, max_tensors_per_step=4, max_bytes=10**9, queue_bytes=2 << 20,
     )  # fmt: skip
 

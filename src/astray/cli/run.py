@@ -63,7 +63,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--optimizer", metavar="WORDS", help=f"of each parameter after an update: {', '.join(OPTIMIZER)} (default none)"
     )
-    what.add_argument("--compiled", metavar="WORDS", help="what is seen inside compiled code: modules (default nothing)")
+    what.add_argument("--compiled", metavar="WORDS", help="what is seen inside compiled code: modules (default none)")
 
     which = parser.add_argument_group("which part of it", "Everything, unless one of these says otherwise.")
     which.add_argument("--steps", metavar="B:E:S", help="only these steps, such as 0:10:2 or 3,7")

@@ -27,9 +27,10 @@ AS_ONE = "torch.compile runs them as one graph"
 
 _TORCH = str(Path(torch.__file__).parent)
 _PYTHON = sysconfig.get_path("stdlib")
-_ALONE = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
-_NOT_ITSELF = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT)
-_AS_EVER = dynamo._FrameExecStrategy(dynamo._FrameAction.DEFAULT, dynamo._FrameAction.DEFAULT)
+
+_ALONE = ("SKIP", "SKIP")  # neither the function nor what it calls
+_NOT_ITSELF = ("SKIP", "DEFAULT")
+_AS_EVER = ("DEFAULT", "DEFAULT")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -40,8 +41,28 @@ def never_compiled(function: _Function) -> _Function:
     While a compiled region runs, dynamo compiles every function that starts: a hook would become one that does nothing,
     for it sleeps while it is being traced. Traced it is all the same, where it is called from code that is.
     """
-    dynamo.set_code_exec_strategy(function.__code__, _ALONE)
+    _tell_dynamo(function.__code__, _ALONE)
     return function
+
+
+def _tell_dynamo(code: CodeType, actions: tuple[str, str]) -> None:
+    """Says what dynamo is to do when a function starts while compiled code runs, and with those that it calls."""
+    try:
+        strategy = dynamo._FrameExecStrategy(*(getattr(dynamo._FrameAction, action) for action in actions))
+        dynamo.set_code_exec_strategy(code, strategy)
+    except AttributeError:  # a torch that has other names for it; then fewer calls are seen, and compiled code shows it
+        pass
+
+
+def _compiled_versions(code: CodeType) -> list[Any]:
+    """What dynamo has compiled of a function."""
+    versions: Callable[[CodeType], list[Any]] = getattr(dynamo, "_debug_get_cache_entry_list", lambda _: [])
+    return versions(code)
+
+
+def _set_guard_hook(hook: Any) -> Any:
+    """Has dynamo call `hook` whenever it is about to run what it has compiled; returns the one that was there."""
+    return getattr(dynamo, "set_guard_complete_hook", lambda _: None)(hook)
 
 
 class BuiltinForwards:
@@ -65,10 +86,10 @@ class BuiltinForwards:
             if code is not None and code.co_filename.startswith(_TORCH):
                 (hooked if _has_hooks(module) else codes).add(code)
         for code in codes - hooked - self._own:
-            if not dynamo._debug_get_cache_entry_list(code):
+            if not _compiled_versions(code):
                 self._own.add(code)
                 self._covered[code] += 1
-                dynamo.set_code_exec_strategy(code, _NOT_ITSELF)
+                _tell_dynamo(code, _NOT_ITSELF)
 
     def remove(self) -> None:
         """Lets dynamo decide anew."""
@@ -76,7 +97,7 @@ class BuiltinForwards:
             self._covered[code] -= 1
             if not self._covered[code]:
                 del self._covered[code]
-                dynamo.set_code_exec_strategy(code, _AS_EVER)
+                _tell_dynamo(code, _AS_EVER)
         self._own.clear()
 
 
@@ -131,7 +152,7 @@ class CompiledCode:
     def start(self) -> None:
         cls = CompiledCode
         if not cls._watching:
-            cls._others = dynamo.set_guard_complete_hook(_guards_passed)  # type: ignore[arg-type]
+            cls._others = _set_guard_hook(_guards_passed)
         cls._watching.append(self)
 
     def stop(self, recorded: bool) -> None:
@@ -141,9 +162,9 @@ class CompiledCode:
         if self in cls._watching:
             cls._watching.remove(self)
             if not cls._watching:
-                there = dynamo.set_guard_complete_hook(cls._others)
+                there = _set_guard_hook(cls._others)
                 if there is not _guards_passed:  # somebody has put another in its place
-                    dynamo.set_guard_complete_hook(there)
+                    _set_guard_hook(there)
                 cls._others = None
 
     def knows(self, module: nn.Module) -> None:

@@ -19,6 +19,7 @@ from astray.capture.engine import Engine, OpenCall
 from astray.capture.pytorch.backward import BACKWARDS, backward_roots
 from astray.capture.pytorch.catalogue import Catalogue, Function, Unfilled
 from astray.capture.pytorch.collectives import Collective, FunctionalCollective, Underway
+from astray.capture.pytorch.compiled import never_compiled
 from astray.capture.pytorch.gradients import InputEdges, LiveGradients
 from astray.capture.pytorch.places import Places
 from astray.capture.pytorch.taking import Taking, Tensors
@@ -41,6 +42,7 @@ class FunctionMode(TorchFunctionMode):
         self._taking = Taking(engine, places)
         self._known: dict[Any, Any] = dict.fromkeys(BACKWARDS)
 
+    @never_compiled
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,12 +29,14 @@ from astray.capture.pytorch.origins import Origins
 from astray.capture.pytorch.parameters import ParameterCapture
 from astray.capture.pytorch.shards import is_distributed
 from astray.capture.pytorch.sites import Sites
-from astray.capture.pytorch.taps import Taps
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.pytorch.wrappers import Chain, Children, Gate, can_be_called, hides_gradients, is_compiled
 from astray.capture.pytorch.wrappers import state as state_of
 from astray.capture.structure import Flattener
 from astray.record import ROOT
+
+if TYPE_CHECKING:
+    from astray.capture.pytorch.taps import Taps
 
 
 class ModuleCapture:
@@ -51,7 +53,7 @@ class ModuleCapture:
         self._gate = Gate(engine, self.enter, self._after)
         self._forwards = BuiltinForwards()
         tapped = "modules" in engine.settings.compiled
-        self._taps = Taps(engine, self._tapped, self._observe_state) if tapped else None
+        self._taps = self._make_taps() if tapped else None
         self._compiled = CompiledCode(engine, self._sites.of, tapped=tapped)
         self._hooks: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
         self.parameters = ParameterCapture(engine)
@@ -191,6 +193,11 @@ class ModuleCapture:
             self._engine.missed("any call of a module", why)
         self._places.clear()
         self._sites.clear()
+
+    def _make_taps(self) -> Taps:
+        from astray.capture.pytorch.taps import Taps  # which takes more of torch's private parts than others need
+
+        return Taps(self._engine, self._tapped, self._observe_state)
 
     def _tapped(self, name: str) -> tuple[Site, nn.Module] | None:
         """The module of that name is called inside compiled code."""

@@ -18,6 +18,7 @@ from astray.capture.engine import Engine, OpenCall
 from astray.capture.function_list import FunctionList
 from astray.capture.pytorch.catalogue import is_buffer_maker
 from astray.capture.pytorch.collectives import FunctionalCollective, describe_op
+from astray.capture.pytorch.compiled import never_compiled
 from astray.capture.pytorch.places import Places
 from astray.capture.pytorch.taking import Taking
 from astray.capture.pytorch.tensors import is_tensor
@@ -114,6 +115,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def ignore_compile_internals(cls) -> bool:
         return True
 
+    @never_compiled
     def __torch_dispatch__(
         self, func: OpOverload[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
