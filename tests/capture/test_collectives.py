@@ -18,7 +18,7 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 
 import astray
-from astray.capture.pytorch.collectives import Collective, describe, describe_op, unseen
+from astray.capture.pytorch.calls.collectives import Collective, describe, describe_op, unseen
 from recorded_rows import rows
 
 pytestmark = pytest.mark.skipif(bool(unseen()), reason="this version of torch hides some collectives from modes")

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 import astray
-from astray.capture.pytorch import fsdp
+from astray.capture.pytorch.calls import fsdp
 from recorded_rows import hooks_of, rows
 
 

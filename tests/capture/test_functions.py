@@ -182,7 +182,7 @@ def test_views_of_one_memory_are_measured_and_stored_once(tmp_path: Path) -> Non
     assert end.value_bytes == 2 * x.numel() * 4  # as it lies, and transposed
     shapes = [(row["path"], row["shape"]) for row in rows(run, site="/reshape")]
     assert shapes == [("0", (4096,)), ("out", (32, 128))]
-    (flat,) = [row for row in rows(run, site="/flatten", role="output")]
+    (flat,) = rows(run, site="/flatten", role="output")
     assert (run.values(0, flat["row"]) == x.flatten().numpy()).all()
 
 

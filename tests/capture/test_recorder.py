@@ -46,8 +46,10 @@ def test_anything_can_be_saved_with_its_gradient(tmp_path: Path) -> None:
     assert [row["call"] for row in saved] == [0, 0, 0, 1, 0]
     assert saved[1]["dtype"] == "int64"
     assert saved[2]["mean"] == 2.5
-    assert json.loads(saved[0]["args"]) == {"args": [{"mine": "<tensor>", "extra": ["<tensor>", "<tensor>", "text", None]}]}
-    arrived, = rows(run, site="2", phase="backward", role="output")
+    assert json.loads(saved[0]["args"]) == {
+        "args": [{"mine": "<tensor>", "extra": ["<tensor>", "<tensor>", "text", None]}]
+    }
+    (arrived,) = rows(run, site="2", phase="backward", role="output")
     assert saved[4]["fingerprint"] == arrived["fingerprint"]
 
 
@@ -135,7 +137,9 @@ def test_settings_change_when_their_file_is_edited(tmp_path: Path, caplog: pytes
     assert {row["blob_file"] for row in rows(run)} == {0}  # what was given in the program wins over the file
     assert "stay as they were" in caplog.text
     changes = [run.ranks[0].calls.row(i) for i in range(len(run.ranks[0].calls))]
-    changes = [(call["step"], json.loads(call["args"])["level"]) for call in changes if call["site"] == "astray/settings"]
+    changes = [
+        (call["step"], json.loads(call["args"])["level"]) for call in changes if call["site"] == "astray/settings"
+    ]
     assert changes == [(1, ["function"]), (3, ["module"])]
 
 

@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import astray
-from astray.capture.pytorch.operators import recordings
+from astray.capture.pytorch.compiled.operators import recordings
 from astray.store import Run
 from recorded_rows import hooks_of, rows
 from small_models import MODELS, Residual, build, same_bits

@@ -19,7 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import astray
-from astray.capture.pytorch.wrappers import chains, is_compiled, type_name
+from astray.capture.pytorch.calls.wrappers import chains, is_compiled, type_name
 from astray.store import Run
 from recorded_rows import hooks_of, outline, rows
 from small_models import Residual, build, same_bits, train

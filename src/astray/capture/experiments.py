@@ -25,7 +25,7 @@ def without_dropout() -> Iterator[None]:
     layers, however they were imported; not dropout that somebody wrote with random numbers of their own, and not
     kernels outside of torch. Also decorates a function.
     """
-    from astray.capture.pytorch.dropout import WithoutDropout
+    from astray.capture.pytorch.experiments.dropout import WithoutDropout
 
     with WithoutDropout():
         yield
@@ -59,7 +59,7 @@ def elsewhere(
         needed.
     function: only this function inside the module goes elsewhere, by its name in torch: "softmax", "matmul".
     """
-    from astray.capture.pytorch.elsewhere import substituted
+    from astray.capture.pytorch.experiments.elsewhere import substituted
 
     with substituted(model, site, device=device, dtype=dtype, function=function):
         yield

@@ -43,7 +43,7 @@ def seed_all(seed: int = 1234, deterministic: bool = False) -> None:
 
     numpy.random.seed(number)  # the old global generator, which is what other people's code draws from
     if "torch" in sys.modules:
-        from astray.capture.pytorch import seeding
+        from astray.capture.pytorch.experiments import seeding
 
         seeding.seed(number)
         if deterministic:

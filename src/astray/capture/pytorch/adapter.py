@@ -16,19 +16,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.engine import Engine, TensorReader
-from astray.capture.pytorch.catalogue import Catalogue
-from astray.capture.pytorch.collectives import Underway, unseen
-from astray.capture.pytorch.discovery import Discovery
-from astray.capture.pytorch.functions import FunctionMode
-from astray.capture.pytorch.gradients import LiveGradients
-from astray.capture.pytorch.modes import Modes
-from astray.capture.pytorch.modules import ModuleCapture
-from astray.capture.pytorch.ops import OpMode
-from astray.capture.pytorch.optimizers import OptimizerCapture
-from astray.capture.pytorch.origins import Origins
-from astray.capture.pytorch.places import Places
-from astray.capture.pytorch.saved import SavedValues
+from astray.capture.pytorch.backward.gradients import LiveGradients
+from astray.capture.pytorch.backward.origins import Origins
+from astray.capture.pytorch.calls.catalogue import Catalogue
+from astray.capture.pytorch.calls.collectives import Underway, unseen
+from astray.capture.pytorch.calls.functions import FunctionMode
+from astray.capture.pytorch.calls.modes import Modes
+from astray.capture.pytorch.calls.modules import ModuleCapture
+from astray.capture.pytorch.calls.ops import OpMode
+from astray.capture.pytorch.calls.places import Places
+from astray.capture.pytorch.calls.saved import SavedValues
+from astray.capture.pytorch.program.discovery import Discovery
 from astray.capture.pytorch.tensors import TorchReader
+from astray.capture.pytorch.update.optimizers import OptimizerCapture
 from astray.capture.settings import Settings
 
 

@@ -20,9 +20,9 @@ from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from torch.compiler import is_compiling
 
 from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall, Site
-from astray.capture.pytorch.compiled import never_compiled
-from astray.capture.pytorch.hooks import Hook
-from astray.capture.pytorch.operators import NO_CALL, SEPARATOR, Named, define, recordings
+from astray.capture.pytorch.calls.hooks import Hook
+from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.operators import NO_CALL, SEPARATOR, Named, define, recordings
 
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 

@@ -21,11 +21,11 @@ from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall, Site
-from astray.capture.pytorch.compiled import never_compiled
-from astray.capture.pytorch.parameters import ParameterCapture
-from astray.capture.pytorch.steps import closure_of, frames, is_inner
+from astray.capture.pytorch.backward.parameters import ParameterCapture
+from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.tensors import is_tensor
-from astray.capture.pytorch.updates import Known, ParameterUpdate, observe_common_state
+from astray.capture.pytorch.update.closures import closure_of, frames, is_inner
+from astray.capture.pytorch.update.updates import Known, ParameterUpdate, observe_common_state
 from astray.capture.structure import Flattener
 
 _WITHIN = frozenset({"function", "op"})

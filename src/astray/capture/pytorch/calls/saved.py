@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from astray.capture.engine import Engine, Site
-from astray.capture.pytorch.gradients import LiveGradients
+from astray.capture.pytorch.backward.gradients import LiveGradients
 from astray.capture.structure import Flattener
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}

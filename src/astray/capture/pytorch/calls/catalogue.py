@@ -12,7 +12,7 @@ import torch
 from torch.overrides import resolve_name
 
 from astray.capture.function_list import FunctionList, place
-from astray.capture.pytorch.collectives import Collective, FunctionalCollective, describe
+from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, describe
 from astray.capture.structure import Flattener
 from astray.record import Kind
 

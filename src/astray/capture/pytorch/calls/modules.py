@@ -19,24 +19,24 @@ from torch._C import DisableTorchFunction
 from torch.compiler import is_compiling
 
 from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall, Site
-from astray.capture.pytorch.compiled import BuiltinForwards, CompiledCode, never_compiled
-from astray.capture.pytorch.fast_paths import FastPaths
-from astray.capture.pytorch.fsdp import Gathered, Gatherings
-from astray.capture.pytorch.gradients import LiveGradients
-from astray.capture.pytorch.hooks import Hook
-from astray.capture.pytorch.modes import Modes
-from astray.capture.pytorch.origins import Origins
-from astray.capture.pytorch.parameters import ParameterCapture
+from astray.capture.pytorch.backward.gradients import LiveGradients
+from astray.capture.pytorch.backward.origins import Origins
+from astray.capture.pytorch.backward.parameters import ParameterCapture
+from astray.capture.pytorch.calls.fast_paths import FastPaths
+from astray.capture.pytorch.calls.fsdp import Gathered, Gatherings
+from astray.capture.pytorch.calls.hooks import Hook
+from astray.capture.pytorch.calls.modes import Modes
+from astray.capture.pytorch.calls.sites import Sites
+from astray.capture.pytorch.calls.wrappers import Chain, Children, Gate, can_be_called, hides_gradients, is_compiled
+from astray.capture.pytorch.calls.wrappers import state as state_of
+from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCode, never_compiled
 from astray.capture.pytorch.shards import is_distributed
-from astray.capture.pytorch.sites import Sites
 from astray.capture.pytorch.tensors import is_tensor
-from astray.capture.pytorch.wrappers import Chain, Children, Gate, can_be_called, hides_gradients, is_compiled
-from astray.capture.pytorch.wrappers import state as state_of
 from astray.capture.structure import Flattener
 from astray.record import ROOT
 
 if TYPE_CHECKING:
-    from astray.capture.pytorch.taps import Taps
+    from astray.capture.pytorch.compiled.taps import Taps
 
 
 class ModuleCapture:
@@ -195,7 +195,9 @@ class ModuleCapture:
         self._sites.clear()
 
     def _make_taps(self) -> Taps:
-        from astray.capture.pytorch.taps import Taps  # which takes more of torch's private parts than others need
+        from astray.capture.pytorch.compiled.taps import (
+            Taps,  # which takes more of torch's private parts than others need
+        )
 
         return Taps(self._engine, self._tapped, self._observe_state)
 

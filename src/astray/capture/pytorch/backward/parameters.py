@@ -16,8 +16,8 @@ from torch.compiler import is_compiling
 from torch.nn.parameter import is_lazy
 
 from astray.capture.engine import Engine, Site
-from astray.capture.pytorch.compiled import never_compiled
-from astray.capture.pytorch.hooks import Hook
+from astray.capture.pytorch.calls.hooks import Hook
+from astray.capture.pytorch.compiled.code import never_compiled
 
 
 class ParameterCapture:

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from astray.capture.engine import Engine, OpenCall, Site
-from astray.capture.pytorch.infrastructure import Infrastructure
-from astray.capture.pytorch.origins import Origins
+from astray.capture.pytorch.backward.origins import Origins
+from astray.capture.pytorch.calls.infrastructure import Infrastructure
 from astray.record import Kind, Phase
 
 

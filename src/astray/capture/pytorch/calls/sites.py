@@ -11,7 +11,7 @@ import weakref
 from torch import nn
 
 from astray.capture.engine import Site
-from astray.capture.pytorch.wrappers import Chain, chains, site_name, type_name
+from astray.capture.pytorch.calls.wrappers import Chain, chains, site_name, type_name
 from astray.errors import RecordError
 
 

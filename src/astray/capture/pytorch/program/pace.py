@@ -23,8 +23,8 @@ from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from astray.capture.engine import Engine
-from astray.capture.pytorch.compiled import never_compiled
-from astray.capture.pytorch.steps import is_inner
+from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.update.closures import is_inner
 
 
 class Pace:

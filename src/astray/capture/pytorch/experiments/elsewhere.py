@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from astray.capture.pytorch.trips import Trip
+from astray.capture.pytorch.experiments.trips import Trip
 from astray.errors import UsageError
 from astray.record import ROOT
 

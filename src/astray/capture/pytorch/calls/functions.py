@@ -16,13 +16,13 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from astray.capture.engine import Engine, OpenCall
-from astray.capture.pytorch.backward import BACKWARDS, backward_roots
-from astray.capture.pytorch.catalogue import Catalogue, Function, Unfilled
-from astray.capture.pytorch.collectives import Collective, FunctionalCollective, Underway
-from astray.capture.pytorch.compiled import never_compiled
-from astray.capture.pytorch.gradients import InputEdges, LiveGradients
-from astray.capture.pytorch.places import Places
-from astray.capture.pytorch.taking import Taking, Tensors
+from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
+from astray.capture.pytorch.backward.roots import BACKWARDS, backward_roots
+from astray.capture.pytorch.calls.catalogue import Catalogue, Function, Unfilled
+from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, Underway
+from astray.capture.pytorch.calls.places import Places
+from astray.capture.pytorch.calls.taking import Taking, Tensors
+from astray.capture.pytorch.compiled.code import never_compiled
 
 _UNKNOWN = object()
 

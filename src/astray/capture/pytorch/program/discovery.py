@@ -17,10 +17,10 @@ from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from astray.capture.engine import Engine
-from astray.capture.pytorch.compiled import NoWarning, is_compiled_graph, never_compiled
-from astray.capture.pytorch.modules import ModuleCapture
-from astray.capture.pytorch.pace import Pace
-from astray.capture.pytorch.wrappers import type_name
+from astray.capture.pytorch.calls.modules import ModuleCapture
+from astray.capture.pytorch.calls.wrappers import type_name
+from astray.capture.pytorch.compiled.code import NoWarning, is_compiled_graph, never_compiled
+from astray.capture.pytorch.program.pace import Pace
 
 
 class Discovery:

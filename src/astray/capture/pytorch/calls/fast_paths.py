@@ -16,8 +16,8 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from astray.capture.pytorch.compiled import NoWarning, never_compiled
-from astray.capture.pytorch.modes import Modes
+from astray.capture.pytorch.calls.modes import Modes
+from astray.capture.pytorch.compiled.code import NoWarning, never_compiled
 
 _CHOOSY = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttention)
 

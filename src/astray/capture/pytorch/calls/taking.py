@@ -12,7 +12,7 @@ import torch
 from torch._C import DisableTorchFunction
 
 from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall
-from astray.capture.pytorch.places import Named, Places
+from astray.capture.pytorch.calls.places import Named, Places
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.structure import Flattener
 

@@ -26,6 +26,7 @@ from astray.record import ROOT
 AS_ONE = "torch.compile runs them as one graph"
 
 _TORCH = str(Path(torch.__file__).parent)
+_OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
 _PYTHON = sysconfig.get_path("stdlib")
 
 _ALONE = ("SKIP", "SKIP")  # neither the function nor what it calls
@@ -201,6 +202,8 @@ class CompiledCode:
             else:
                 code = function.__code__
                 self._unseen(code.co_name, code.co_filename, code.co_firstlineno)
+        elif caller.f_code.co_filename.startswith(_OPTIMIZERS):
+            self._optimizer()
         elif caller.f_code.co_filename == nn.modules.module.__file__:  # on its way from a call to `forward`
             self._entered_module(caller.f_locals["self"])
 
@@ -232,10 +235,15 @@ class CompiledCode:
             self._inside(*modules)
         elif file.startswith("<eval_with_key>"):  # code that torch has written itself
             self._backward()
+        elif file.startswith(_OPTIMIZERS) and name == "step":
+            self._optimizer()
         elif modules or name.startswith("torch_dynamo_resume_in_") or _is_internal(file):
             return  # `was_called` tells which; or it is the rest of another function, or one that it calls
         else:
             self._unseen(name, file, line)
+
+    def _optimizer(self) -> None:
+        self._engine.missed("what happens inside a step of an optimizer", "torch.compile runs it as one graph")
 
     def _backward(self) -> None:
         self._engine.missed("the gradients of a backward pass", "compiled autograd runs it as one graph")

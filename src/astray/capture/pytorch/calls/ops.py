@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.engine import Engine, OpenCall
 from astray.capture.function_list import FunctionList
-from astray.capture.pytorch.catalogue import is_buffer_maker
-from astray.capture.pytorch.collectives import FunctionalCollective, describe_op
-from astray.capture.pytorch.compiled import never_compiled
-from astray.capture.pytorch.places import Places
-from astray.capture.pytorch.taking import Taking
+from astray.capture.pytorch.calls.catalogue import is_buffer_maker
+from astray.capture.pytorch.calls.collectives import FunctionalCollective, describe_op
+from astray.capture.pytorch.calls.places import Places
+from astray.capture.pytorch.calls.taking import Taking
+from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.structure import Flattener
 from astray.record import Kind

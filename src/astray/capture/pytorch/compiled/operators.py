@@ -18,9 +18,9 @@ import torch
 from torch._library.effects import EffectType
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-from astray.capture.pytorch.compiled import never_compiled
-from astray.capture.pytorch.gradients import CallGradients, InputEdges, _Sum
-from astray.capture.pytorch.gradients import _edge as edge_of
+from astray.capture.pytorch.backward.gradients import CallGradients, InputEdges, _Sum
+from astray.capture.pytorch.backward.gradients import _edge as edge_of
+from astray.capture.pytorch.compiled.code import never_compiled
 
 NO_CALL = -1
 """The number of a call that is not recorded."""

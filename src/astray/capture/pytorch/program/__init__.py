@@ -1,0 +1,1 @@
+"""A program that knows nothing of astray: its outermost modules, its steps, and transformers' Trainer."""
