@@ -389,7 +389,8 @@ class Engine:
         self._writer.tensor(
             Tensor(
                 seq, role, path, dtype, shape, stride, reader.device(tensor), reader.requires_grad(tensor),
-                seen.statistics, seen.fingerprint, None, seen.placement, seen.note,
+                seen.statistics,  # type: ignore[arg-type]  # its fields
+                seen.fingerprint, None, seen.placement, seen.note,
             ),
             seen.values,
         )  # fmt: skip
@@ -403,7 +404,8 @@ class Engine:
                 values = self._values(reading.memory, f"{seq}.{role}.{path}")
         else:
             self.missed(f"the numbers of a {reading.dtype} tensor", reading.note or "unknown")
-        return Sighting(statistics, fingerprint, values, reading.placement, reading.note)
+        plain = None if statistics is None else tuple(statistics)  # which the garbage collector need not look into
+        return Sighting(plain, fingerprint, values, reading.placement, reading.note)
 
     def _values(self, memory: Strided, name: str) -> Values | None:
         """What of a tensor's values is to be kept, on its way to the disk; None when the budget is spent."""

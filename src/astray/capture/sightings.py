@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from astray.record import Statistics
 from astray.store import Values
 
 _ENOUGH = 4096
@@ -21,7 +20,7 @@ _ENOUGH = 4096
 class Sighting(NamedTuple):
     """What the row of a tensor needs that is costly to have, and belongs to its numbers alone."""
 
-    statistics: Statistics | None
+    statistics: tuple[Any, ...] | None  # the fields of a `Statistics`
     fingerprint: int | None
     values: Values | None
     placement: str | None = None

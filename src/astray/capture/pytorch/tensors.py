@@ -47,7 +47,7 @@ class TorchReader:
             return None
         try:
             address, version = tensor.data_ptr(), tensor._version
-            shape, stride, owner = tensor.shape, tensor.stride(), tensor.untyped_storage()
+            shape, stride, owner = tuple(tensor.shape), tensor.stride(), tensor.untyped_storage()
         except RuntimeError:  # nested, or inside a functorch transform: there is no one address or shape
             return None
         if not address and tensor.numel():  # it has no memory

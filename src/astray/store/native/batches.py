@@ -32,12 +32,12 @@ NO_STATISTICS = (None,) * 10
 NO_BLOB = (None,) * 5
 
 
-def call_columns(rows: Sequence[Call]) -> list[Cells]:
+def call_columns(rows: Sequence[tuple[Any, ...]]) -> list[Cells]:
     """The columns of `CALLS`, which are the fields of a `Call`."""
     return _columns(rows, len(Call._fields))
 
 
-def tensor_columns(rows: Sequence[Tensor], blobs: Sequence[Blob | None]) -> list[Cells]:
+def tensor_columns(rows: Sequence[tuple[Any, ...]], blobs: Sequence[Blob | None]) -> list[Cells]:
     """The columns of `TENSORS`: the fields of a `Tensor` with its statistics and `blobs` spread out."""
     *plain, statistics, fingerprint, _, placement, note = _columns(rows, len(Tensor._fields))
     spread = _columns([NO_STATISTICS if s is None else s for s in statistics], len(NO_STATISTICS))

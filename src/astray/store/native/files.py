@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from astray.record import Call, Frame, Tensor
 from astray.store.native.batches import BatchFile, call_columns, tensor_columns
@@ -26,7 +27,14 @@ class Stack(NamedTuple):
     frames: list[Frame]
 
 
-Item = Call | Tensor | tuple[Tensor, Values] | Values | Stack
+Row = tuple[Any, ...]
+"""The fields of a `Call` or a `Tensor`. A plain tuple of plain values is one that Python's garbage collector lets go
+of; named tuples it would go through again and again while they wait."""
+
+Item = Row | tuple[Row, Values] | Values | Stack
+
+_STEP = itemgetter(Call._fields.index("step"))
+_OF_A_CALL, _OF_A_TENSOR = len(Call._fields), len(Tensor._fields)
 
 
 class RankFiles:
@@ -44,8 +52,8 @@ class RankFiles:
         self.values = ValuesWriter(folder, shard_bytes)
         self.steps: set[int] = set()
         self.stacks = 0
-        self._calls: list[Call] = []
-        self._tensors: list[Tensor] = []
+        self._calls: list[Row] = []
+        self._tensors: list[Row] = []
         self._sources: list[Values | None] = []  # of the rows in _tensors
         self._stacks: list[Stack] = []
 
@@ -58,18 +66,17 @@ class RankFiles:
         """Write the bytes among `items`, and keep the rows for the next batch."""
         group: list[Values] = []
         for item in items:
-            kind = type(item)
-            if kind is Tensor:
-                self._tensors.append(item)  # type: ignore[arg-type]  # `type(x) is` costs a third of isinstance
-                self._sources.append(None)
-            elif kind is Call:
-                self._calls.append(item)  # type: ignore[arg-type]
-            elif isinstance(item, Values):
+            if isinstance(item, Values):
                 group.append(item)
             elif isinstance(item, Stack):
                 self._stacks.append(item)
+            elif len(item) == _OF_A_TENSOR:
+                self._tensors.append(item)
+                self._sources.append(None)
+            elif len(item) == _OF_A_CALL:
+                self._calls.append(item)
             else:
-                row, values = item  # type: ignore[misc]
+                row, values = item
                 self._tensors.append(row)
                 self._sources.append(values)
         self.values.write(group)
@@ -86,7 +93,7 @@ class RankFiles:
             self.stacks += len(stacks)
         if calls:
             self.calls.append(call_columns(calls))
-            self.steps.update(call.step for call in calls)
+            self.steps.update(map(_STEP, calls))
         if tensors:
             self.tensors.append(tensor_columns(tensors, [None if v is None else v.blob for v in sources]))
 

@@ -88,7 +88,7 @@ class RunWriter:
     def call(self, row: Call) -> None:
         """Record a call."""
         if self._open:
-            self._backlog.put(row)
+            self._backlog.put(tuple(row))
 
     def tensor(
         self, row: Tensor, values: Values | Any = None, sampled: int | None = None, part: str | None = None
@@ -101,13 +101,13 @@ class RunWriter:
         if not self._open:
             return
         if values is None:
-            self._backlog.put(row)
+            self._backlog.put(tuple(row))
             return
         if not isinstance(values, Values):
             shape = row.shape if part is None else Part.parse(part).shape_of(row.shape)
             shape = shape if sampled is None else (sampled,)
             values = self.values(values, f"{row.seq}.{row.role}.{row.path}", row.dtype, shape, sampled, part)
-        self._backlog.put((row, values))
+        self._backlog.put((tuple(row), values))
 
     def values(
         self,
