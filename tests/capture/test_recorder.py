@@ -167,6 +167,26 @@ def test_sites_are_selected(settings: dict[str, Any], expected: list[str], tmp_p
     assert {site for site in sites(run, phase="backward") if "." not in site or "/" in site} <= set(expected)
 
 
+@pytest.mark.parametrize(
+    ("settings", "met"),
+    [
+        ({"match": "nosuch"}, "<root>, 0, 1, 2"),
+        ({"scope": ("h.0", "h.1")}, "<root>, 0, 1, 2"),
+        ({"level": "function", "classes": "softmax"}, "/ones, 0/linear, 1/tanh, 2/linear"),
+    ],
+)
+def test_a_selection_that_fits_nothing_is_answered_with_what_there_was(
+    settings: dict[str, Any], met: str, tmp_path: Path
+) -> None:
+    model = chain()
+    with astray.record(tmp_path / "run", model, **settings) as rec:
+        model(torch.ones(1, 4))
+    (missed,) = astray.open(tmp_path / "run").ranks[0].end.missed
+    assert missed.what == "any call"
+    assert missed.why.endswith(f"such as {met}")
+    assert missed.why in rec.summary()
+
+
 def test_phases_and_roles_are_selected(tmp_path: Path) -> None:
     model, x = chain(), torch.randn(2, 4)
     for name, settings in {"a": {"phases": "backward"}, "b": {"roles": ["output", "gradient"]}}.items():

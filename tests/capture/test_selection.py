@@ -63,8 +63,7 @@ def test_sites_by_name_and_class(settings: dict[str, Any], sites: list[str]) -> 
 
 def test_phases_roles_and_scope_are_passed_on() -> None:
     selection = Selection(Settings.check(phases="backward", roles=["output", "gradient"]))
-    assert (selection.phases, selection.roles, selection.scoped) == ({"backward"}, {"output", "gradient"}, False)
-    assert Selection(Settings.check(scope=("a", "b"))).scoped
+    assert (selection.phases, selection.roles) == ({"backward"}, {"output", "gradient"})
 
 
 def inside(scope: Scope, *events: str) -> str:

@@ -30,6 +30,11 @@ logger = logging.getLogger("astray")
 NOT_WRITTEN = -1
 """The number of a call that has no row, because it was not asked for."""
 
+NOTHING = "any call"
+"""What was missed when the settings left nothing to record."""
+
+_FEW = 5
+
 _LEVEL_OF: dict[Kind, str] = {"module": "module", "function": "function", "collective": "function", "op": "op"}
 """Which level a kind of call belongs to. The others are recorded whatever the level."""
 
@@ -150,6 +155,7 @@ class Engine:
         self.latest_micro = 0  # of the last outermost forward call of any root
         self._passing: dict[str, int] = {}  # of the call through which the backward pass came last
         self._numbers: dict[tuple[str, bool, Phase], tuple[int, int]] = {}  # micro step and next number, by site
+        self._passed_over: dict[str, None] = {}  # a few sites that the settings did not ask for
         self._called: set[str] = set()  # the modules in which something was recorded in this step
         self._process = os.getpid()
         self._failed_once = False
@@ -188,10 +194,16 @@ class Engine:
         if site.judge is not self._selection:
             site.judge = self._selection
             level = _LEVEL_OF.get(site.kind)
-            site.wanted = (level is None or level in self._levels) and self._selection.wants_site(
-                site.name, site.type, site.kind
-            )
+            of_level = level is None or level in self._levels
+            site.wanted = of_level and self._selection.wants_site(site.name, site.type, site.kind)
+            if of_level and not site.wanted:
+                self._pass_over(site)
         return site.wanted
+
+    def _pass_over(self, site: Site) -> None:
+        """Remembers the first sites that were left out, to name them should nothing be recorded at all."""
+        if len(self._passed_over) < _FEW:
+            self._passed_over.setdefault(site.name)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -244,7 +256,9 @@ class Engine:
         if scope is not None:
             scope.entered(site.name)
         call.number = self._number(site, call.micro, call.recompute, call.phase)
-        if self._takes(call) and (scope is None or scope.is_open) and self.wants(site):
+        if scope is not None and not scope.is_open:
+            self._pass_over(site)
+        elif self._takes(call) and self.wants(site):
             call.recorded = True
             self._called.add(site.module)
             if call.phase in self._phases:
@@ -498,6 +512,9 @@ class Engine:
     def finish(self) -> None:
         """The recording is over: what limits left out is written down."""
         self.recording = self.listening = False
+        if self._passed_over and next(self._seq) == 0:
+            met = ", ".join(self._passed_over)
+            self.missed(NOTHING, f"match, ignore, classes or scope leave out all there were, such as {met}")
         for what, why, count in self._quota.left_out():
             self._writer.missed(what, why, count)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from astray import stats
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.config_file import LiveConfig
-from astray.capture.engine import Engine, logger
+from astray.capture.engine import NOTHING, Engine, logger
 from astray.capture.ranks import rank_and_world_size
 from astray.capture.settings import Given, Settings
 from astray.errors import RecordError
@@ -247,6 +247,9 @@ class Recorder:
             return f"nothing was recorded here: ranks={self.settings.ranks} leaves this one out"
         if end is None:
             return f"{self.path} is still being recorded"
+        reason = next((one.why for one in end.missed if one.what == NOTHING), None)
+        if reason is not None:
+            return f"nothing was recorded in {self.path}: {reason}"
         parts = [counted(end.steps, "step"), counted(end.calls, "call"), counted(end.tensors, "tensor")]
         if end.value_bytes:
             parts.append(f"{end.value_bytes / 1e6:,.1f} MB of values")

@@ -22,7 +22,6 @@ class Selection:
     def __init__(self, settings: Settings) -> None:
         self.phases = settings.phases
         self.roles = settings.roles
-        self.scoped = settings.scope is not None
         self._match = [re.compile(pattern) for pattern in settings.match]
         self._ignore = [re.compile(pattern) for pattern in settings.ignore]
         self._classes = frozenset(settings.classes)

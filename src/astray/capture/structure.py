@@ -57,24 +57,16 @@ class Flattener:
 
     def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """The same for calls whose arguments have the same structure; None when that is not plain to see."""
-        key: list[Any] = []
+        key: list[Any] = [len(args), *kwargs]
         is_tensor = self._is_tensor
-        for value in args:
+        for value in (*args, *kwargs.values()):
             if is_tensor(value):
                 key.append(None)
             elif type(value) in _SCALARS:
                 key += (type(value), value)
             else:
                 return None
-        for name, value in kwargs.items():
-            key.append(name)
-            if is_tensor(value):
-                key.append(None)
-            elif type(value) in _SCALARS:
-                key += (type(value), value)
-            else:
-                return None
-        return (len(args), *key)
+        return tuple(key)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], str]:
         found: list[tuple[str, Any]] = []

@@ -18,15 +18,7 @@ BACKWARDS = (torch.Tensor.backward, torch.autograd.backward)
 Roots = tuple[list[GradientEdge], list[torch.Tensor], bool | None, bool]
 
 
-def backward_roots(func: Any, *args: Any, **kwargs: Any) -> Roots | None:
-    """What to give `torch.autograd.backward` in place of the arguments of `func`, to the same effect.
-
-    None when `func` starts no backward pass, or when there is anything about it that torch should say itself.
-    """
-    return _roots(*args, **kwargs) if func in BACKWARDS else None
-
-
-def _roots(
+def backward_roots(
     tensors: Any,
     gradients: Any = None,
     retain_graph: bool | None = None,
@@ -36,6 +28,10 @@ def _roots(
     grad_tensors: Any = None,
     **more: Any,
 ) -> Roots | None:
+    """What to give `torch.autograd.backward` in place of the arguments of one of `BACKWARDS`, to the same effect.
+
+    None when there is anything about them that torch should say itself.
+    """
     if any(other is not None for other in (*others, *more.values())):  # such as `inputs`
         return None
     roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)

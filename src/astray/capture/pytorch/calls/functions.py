@@ -24,7 +24,7 @@ from astray.capture.pytorch.calls.places import Places
 from astray.capture.pytorch.calls.taking import Taking, Tensors
 from astray.capture.pytorch.compiled.code import never_compiled
 
-_UNKNOWN = object()
+_UNKNOWN, _BACKWARD = object(), object()
 
 
 class FunctionMode(TorchFunctionMode):
@@ -40,7 +40,7 @@ class FunctionMode(TorchFunctionMode):
         self._catalogue = catalogue
         self._underway = underway
         self._taking = Taking(engine, places)
-        self._known: dict[Any, Any] = dict.fromkeys(BACKWARDS)
+        self._known: dict[Any, Any] = dict.fromkeys(BACKWARDS, _BACKWARD)
 
     @never_compiled
     def __torch_function__(
@@ -51,11 +51,9 @@ class FunctionMode(TorchFunctionMode):
             return func(*args, **kwargs)
         function = self._known.get(func, _UNKNOWN)
         if function is None or not self._engine.listening:
-            roots = backward_roots(func, *args, **kwargs)
-            if roots is None:
-                return func(*args, **kwargs)
-            with self:  # the backward pass runs functions of the program too, such as those of a checkpoint
-                return torch.autograd.backward(*roots)
+            return func(*args, **kwargs)
+        if function is _BACKWARD:
+            return self._run_backward(func, args, kwargs)
         if function is _UNKNOWN:
             function = self._known[func] = self._catalogue.find(func)
             if isinstance(function, FunctionalCollective) and function.unread:
@@ -77,8 +75,16 @@ class FunctionMode(TorchFunctionMode):
         except BaseException as error:
             self._taking.abandon(call, error)
             raise
-        self._end(call, function, func, edges, args, kwargs, result)
+        self._taking.end(call, function, self._take, func, edges, args, kwargs, result)
         return result
+
+    def _run_backward(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Starts a backward pass with this mode on: it runs functions of the program too, such as a checkpoint's."""
+        roots = backward_roots(*args, **kwargs)
+        if roots is None:
+            return func(*args, **kwargs)
+        with self:
+            return torch.autograd.backward(*roots)
 
     def _edges(self, call: OpenCall, inputs: Tensors) -> InputEdges | None:
         """Where the inputs hang in the graph, to be asked before the call can change them."""
@@ -91,7 +97,7 @@ class FunctionMode(TorchFunctionMode):
             self._engine.failed(f"the gradients of {call.site.name}", error)
             return None
 
-    def _end(
+    def _take(
         self,
         call: OpenCall,
         function: Function | Collective | FunctionalCollective,
@@ -101,17 +107,11 @@ class FunctionMode(TorchFunctionMode):
         kwargs: dict[str, Any],
         result: Any,
     ) -> None:
-        engine = self._engine
-        try:
-            with DisableTorchFunction():
-                if call.recorded and isinstance(function, Collective):
-                    self._underway.ended(call, function, self._taking.flat, args, kwargs, result)
-                elif call.recorded:
-                    outputs = self._taking.end(call, function, args, kwargs, result)
-                    if not outputs and call.site.kind == "function":
-                        self._known[func] = None  # it tells something about a tensor; not worth recording again
-                    if edges is not None:
-                        self._gradients.watch(engine, call, edges, outputs)
-                engine.leave(call)
-        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
-            engine.failed(f"the result of {function.type}", error)
+        if isinstance(function, Collective):
+            self._underway.ended(call, function, self._taking.flat, args, kwargs, result)
+            return
+        outputs = self._taking.take_outputs(call, function, args, kwargs, result)
+        if not outputs and call.site.kind == "function":
+            self._known[func] = None  # it tells something about a tensor; not worth recording again
+        if edges is not None:
+            self._gradients.watch(self._engine, call, edges, outputs)

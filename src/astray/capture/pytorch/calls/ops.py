@@ -10,11 +10,10 @@ import sys
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from astray.capture.engine import Engine, OpenCall
+from astray.capture.engine import Engine
 from astray.capture.function_list import FunctionList
 from astray.capture.pytorch.calls.catalogue import is_buffer_maker
 from astray.capture.pytorch.calls.collectives import FunctionalCollective, describe_op
@@ -45,8 +44,6 @@ _WORKSPACES = {"aten.mkldnn_rnn_layer": "out.3", "aten.mkldnn_rnn_layer_backward
 
 _NOT_MATHS = frozenset({"prim", "prims", "profiler"})
 
-_COLLECTIVES = ("c10d.", "_c10d_functional.")
-
 
 class Op:
     """An operation, as its calls are recorded. `writes` are the arguments it changes, `fills` those of them
@@ -58,7 +55,7 @@ class Op:
     def __init__(self, op: OpOverload[..., Any]) -> None:
         self.type = str(op)
         self.name = self.type.rpartition(".")[0]
-        self.kind: Kind = "collective" if self.name.startswith(_COLLECTIVES) else "op"
+        self.kind: Kind = "op"
         self.makes_buffers = is_buffer_maker(self.name.removeprefix("aten."))
         arguments = op._schema.arguments
         written = [(i, one) for i, one in enumerate(arguments) if one.alias_info and one.alias_info.is_write]
@@ -137,7 +134,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except BaseException as error:
             self._taking.abandon(call, error)
             raise
-        self._end(call, op, args, kwargs, result)
+        self._taking.end(call, op, self._taking.take_outputs, args, kwargs, result)
         return result
 
     def _find(self, func: OpOverload[..., Any]) -> Op | FunctionalCollective | None:
@@ -155,20 +152,3 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._listed is not None and namespace == "aten":
             return op if self._listed.wants(namespace, name, by_default) else None
         return op if by_default else None
-
-    def _end(
-        self,
-        call: OpenCall,
-        op: Op | FunctionalCollective,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-    ) -> None:
-        engine = self._engine
-        try:
-            with DisableTorchFunction():
-                if call.recorded:
-                    self._taking.end(call, op, args, kwargs, result)
-                engine.leave(call)
-        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
-            engine.failed(f"the result of {op.type}", error)

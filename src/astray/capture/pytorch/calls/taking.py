@@ -5,6 +5,7 @@ Whatever goes wrong in here stays out of the user's program.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
@@ -51,7 +52,7 @@ class Taking:
         self, callee: Callee, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> tuple[OpenCall | None, Tensors]:
         """A call starts: what the calls inside it need to know of it, and its inputs. None when it is not for us."""
-        engine = self._engine
+        engine, call = self._engine, None
         try:
             with DisableTorchFunction():  # what is done here is no part of the program
                 call = self._places.enter(callee, frame)
@@ -64,12 +65,25 @@ class Taking:
                 return call, inputs
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             engine.failed(f"a call of {callee.type}", error)
+            if call is not None:
+                engine.leave(call)  # or whatever follows would seem to be inside it
             return None, []
 
-    def end(
+    def end(self, call: OpenCall, callee: Callee, take: Callable[..., object], *given: Any) -> None:
+        """A call has returned: its results are taken by `take(call, callee, *given)`, if it is recorded."""
+        try:
+            if call.recorded:
+                with DisableTorchFunction():
+                    take(call, callee, *given)
+        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
+            self._engine.failed(f"the result of {callee.type}", error)
+        finally:
+            self._engine.leave(call)
+
+    def take_outputs(
         self, call: OpenCall, callee: Callee, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> Tensors:
-        """A recorded call has returned; gives its outputs."""
+        """Records what a call gives, and returns it."""
         engine = self._engine
         for tensor in callee.written(args, kwargs):
             engine.written(tensor)
