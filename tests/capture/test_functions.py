@@ -318,3 +318,19 @@ def test_one_name_has_one_numbering(tmp_path: Path) -> None:
     run = astray.open(tmp_path / "run")
     assert [row["call"] for row in rows(run, site="/add", role="output")] == [0, 1, 2]
     assert [row["call"] for row in rows(run, site="/aten.add", role="output")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("broken", ["observe_inputs", "written"])
+def test_a_failure_of_ours_leaves_no_call_open(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with astray.record(tmp_path / "run", nn.Linear(2, 2), level="function") as rec:
+        with monkeypatch.context() as broke:
+            broke.setattr(rec._engine, broken, lambda *_: 1 / 0)
+            x = torch.ones(2)
+            x.add_(1.0)
+        torch.exp(x)
+    run = astray.open(tmp_path / "run")
+    assert {row["parent"] for row in rows(run, site="/exp")} == {None}
+    assert "ZeroDivisionError" in caplog.text
+    assert torch.equal(x, torch.full((2,), 2.0))
