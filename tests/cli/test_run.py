@@ -306,7 +306,7 @@ def test_under_torchrun_each_rank_has_its_folder(ranks: int, tmp_path: Path) -> 
         """)
     )
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-port=29653",
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
          "-m", "astray", "run", "-o", str(tmp_path / "run"), str(script)],
         capture_output=True, text=True,
     )  # fmt: skip
