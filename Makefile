@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := .venv-msprobe
-BENCHMARKS := $(filter-out benchmarks/gpt.py,$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out benchmarks/gpt.py benchmarks/tables.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow check format peers bench clean
@@ -13,7 +13,9 @@ BENCHMARKS := $(filter-out benchmarks/gpt.py,$(wildcard benchmarks/*.py))
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(READY): pyproject.toml setup.py constraints.txt src/astray/stats/_native.cpp
+NATIVE := src/astray/stats/_native.cpp src/astray/device/_launch.c src/astray/store/native/_columns.c
+
+$(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing astray and its tools into $(VENV) (once; a minute or two)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
@@ -50,4 +52,4 @@ bench: $(READY)  ## Measure everything, beside peers where there are some; print
 	@for script in $(BENCHMARKS); do echo "## $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:  ## Remove the virtual environment and what was built
-	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info src/astray/stats/*.so runs out
+	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info src/astray/*/*.so src/astray/*/*/*.so runs out

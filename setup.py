@@ -1,24 +1,27 @@
-"""Builds the native kernels; everything else about the package is in pyproject.toml.
+"""Builds the native parts; everything else about the package is in pyproject.toml.
 
-The extension is optional: without a compiler the package installs all the same and computes with numpy. It uses the
-stable ABI, so one wheel serves every Python from 3.10 on.
+They are optional: without a compiler the package installs all the same, computes with numpy, writes its rows with
+Python and launches its GPU kernels by way of Triton. They use the stable ABI, so one wheel serves every Python from
+3.10 on.
 """
 
 import sys
 import sysconfig
+from typing import Any
 
 from setuptools import Extension, setup
 
 MSVC = sys.platform == "win32"
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")  # free-threaded Python has no stable ABI
 
-native = Extension(
+ABI: dict[str, Any] = {"py_limited_api": True, "define_macros": [("Py_LIMITED_API", "0x030A0000")]} if STABLE else {}
+
+kernels = Extension(
     "astray.stats._native",
     sources=["src/astray/stats/_native.cpp"],
     language="c++",
     optional=True,
-    py_limited_api=STABLE,
-    define_macros=[("Py_LIMITED_API", "0x030A0000")] if STABLE else [],
+    **ABI,
     # No contraction into fused operations: every processor must give the same bits. GNU vector types are only ever
     # inlined, so the note about how they would be passed is noise.
     extra_compile_args=["/O2", "/std:c++17"]
@@ -26,4 +29,22 @@ native = Extension(
     else ["-O3", "-g0", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"],
 )
 
-setup(ext_modules=[native], options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {})
+launch = Extension(
+    "astray.device._launch",
+    sources=["src/astray/device/_launch.c"],
+    optional=True,
+    **ABI,
+    # The CUDA driver is opened at run time: neither its headers nor its library are needed here.
+    extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
+    libraries=["dl"] if sys.platform == "linux" else [],
+)
+
+columns = Extension(
+    "astray.store.native._columns",
+    sources=["src/astray/store/native/_columns.c"],
+    optional=True,
+    **ABI,
+    extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
+)
+
+setup(ext_modules=[kernels, launch, columns], options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {})

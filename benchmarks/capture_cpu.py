@@ -12,20 +12,16 @@ there a step is nothing but calls, which shows the cost of one.
 from __future__ import annotations
 
 import argparse
-import datetime
-import os
-import platform
-import shlex
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from peers.processes import Side, Tool, TurnTaking
+from peers.processes import Side, Tool, TurnTaking, tell_missing
+from peers.tools import astray, debug_mode, msprobe
+from tables import markdown, provenance
 
-HERE = Path(__file__).parent
-PEER_PYTHON = HERE.parent / ".venv-msprobe/bin/python"
 KEEPS = ("stats", "fingerprint", "sample", "tensors")
 
 
@@ -34,22 +30,6 @@ class Case(NamedTuple):
     astray: Tool
     peer: Tool
     rounds: int = 4
-
-
-def astray(**settings: Any) -> Tool:
-    return Tool("astray", "with_astray.py", settings)
-
-
-def msprobe(level: str, task: str = "statistics", **settings: Any) -> Tool:
-    of_task: dict[str, Any] = {"scope": [], "list": [], "data_mode": ["all"]}
-    if task == "statistics":
-        of_task["summary_mode"] = "statistics"
-    settings = {"task": task, "level": level, task: of_task, **settings}
-    return Tool(f"msprobe {level}", "with_msprobe.py", settings, PEER_PYTHON)
-
-
-def debug_mode() -> Tool:
-    return Tool("DebugMode", "with_debug_mode.py", {"hash_fn": "hash_tensor", "hash_inputs": True})
 
 
 BOTH = ["module", "function"]
@@ -104,13 +84,13 @@ def table(results: Results, pairs: dict[str, str], of_astray: dict[str, str], st
     for name in pairs:
         heads += [f"astray: {name.format(steps=steps)}", "peer"]
     heads += [f"astray: {name}" for name in of_astray]
-    lines = [heads, ["---"] * 2 + ["---:"] * (len(heads) - 2)]
+    lines = []
     for name, (own, peer) in results.items():
         line = [CASES[name].what, CASES[name].peer.name]
         for text in pairs.values():
             line += [cell(own, text), cell(peer, text)]
         lines.append(line + [cell(own, text) for text in of_astray.values()])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown(heads, lines, words=2)
 
 
 def side_by_side(cases: list[str], rounds: int | None, steps: int, folder: str | None) -> None:
@@ -121,16 +101,12 @@ def side_by_side(cases: list[str], rounds: int | None, steps: int, folder: str |
             print(f"{name} …", file=sys.stderr, flush=True)
             case = CASES[name]
             results[name] = turns.run([case.astray, case.peer], rounds or case.rounds)
-    versions = ", ".join(f"{name} {version}" for name, version in turns.versions.items())
-    print(f"{datetime.date.today()}, {machine()}, {versions}: `{shlex.join(['python', *sys.argv])}`\n")
+    print(f"{provenance(turns.versions)}\n")
     print(f"{TIMED}\n")
     print(table(results, RATIOS | TIMES, {}, steps))
     print(f"\n{LEFT}\n")
     print(table(results, AMOUNTS, WAITING, steps))
-    for tool, why in turns.missing.items():
-        warning = f"MISSING: the columns of {tool}, which could not be run: {why}"
-        print(f"\n**{warning}**")
-        print(f"\n{'!' * 100}\n{warning}\n{'!' * 100}", file=sys.stderr)
+    tell_missing(turns.missing)
     if "astray" in turns.missing:
         sys.exit(1)
 
@@ -169,17 +145,6 @@ def alone(tiny: bool, rounds: int, steps: int, folder: str | None) -> None:
             f"{end.value_bytes / end.steps / 1e6:.1f} | {(recorded - bare) / tensors * 1e6:.1f} |"
         )
     print(f"\npeak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
-
-
-def machine() -> str:
-    """This machine, as far as Linux tells."""
-    processor = platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), processor)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    python = f"Python {platform.python_version()}"
-    return f"{os.cpu_count()} cores ({processor}), {memory:.0f} GB, {platform.system()}, {python}"
 
 
 def main() -> None:

@@ -13,6 +13,28 @@ from record_builders import Builder, linear_program
 
 GOLDEN = Path(__file__).parent / "golden"
 
+_NOT_RUN = pytest.StashKey[int]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the tests that need a GPU where there is none."""
+    needs = [item for item in items if item.get_closest_marker("gpu")]
+    config.stash[_NOT_RUN] = 0
+    if needs:
+        import torch
+
+        if not torch.cuda.is_available():
+            config.stash[_NOT_RUN] = len(needs)
+            config.hook.pytest_deselected(items=needs)
+            items[:] = [item for item in items if item not in needs]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    count = config.stash.get(_NOT_RUN, 0)
+    if count:
+        text = f"MISSING: there is no CUDA device here, so {count} tests did not run."
+        terminalreporter.write_line(text, yellow=True)
+
 
 @pytest.fixture
 def runs() -> SimpleNamespace:

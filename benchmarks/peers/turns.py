@@ -43,28 +43,38 @@ class Side(Protocol):
 def take_turns(side: Callable[[Training, Path, dict[str, Any]], Side], package: str = "torch") -> None:
     """Answers until the input ends, at first with versions: of torch, and of the package the tool comes in.
 
-    The arguments of the program: a folder to write into, and the tool's settings as JSON.
+    The arguments of the program: a folder to write into, the tool's settings and what to train, both as JSON.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    torch.set_num_threads(1)
-    training = gpt()
-    timed(training.step, WARM_UP)
+    training = gpt(**json.loads(sys.argv[3]))
+    if training.device.type == "cpu":
+        torch.set_num_threads(1)
+    timed(training.step, WARM_UP, training.device)
     tool = side(training, Path(sys.argv[1]), json.loads(sys.argv[2]))
     tell(answers, {name: version(name) for name in ("torch", package)})
     for line in sys.stdin:
         what, *count = line.split()
         if what == "bare":
-            tell(answers, {"seconds": timed(training.step, int(count[0]))})
+            tell(answers, {"seconds": timed(training.step, int(count[0]), training.device)})
         elif what == "recorded":
             tool.open()
-            seconds = timed(tool.step, int(count[0]))
+            seconds = timed(tool.step, int(count[0]), training.device)
             tell(answers, {"seconds": seconds, **tool.close()})
         else:
             tell(answers, {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
 
 
-def timed(step: Callable[[], None], count: int) -> list[float]:
+def timed(step: Callable[[], object], count: int, device: torch.device | None = None) -> list[float]:
+    """The seconds of each step. On a device that works on its own, those of all steps together, by their number."""
+    if device is not None and device.type != "cpu":
+        accelerator = torch.get_device_module(device)
+        accelerator.synchronize()
+        started = time.perf_counter()
+        for _ in range(count):
+            step()
+        accelerator.synchronize()
+        return [(time.perf_counter() - started) / count]
     seconds = []
     for _ in range(count):
         started = time.perf_counter()

@@ -15,7 +15,8 @@ from astray.stats import set_threads
 
 class Astray:
     def __init__(self, training: Training, folder: Path, settings: dict[str, Any]) -> None:
-        set_threads(1)
+        if training.device.type == "cpu":
+            set_threads(1)
         self._training = training
         self._run = folder / "run"
         self._settings = settings

@@ -3,6 +3,8 @@ there is one process for each.
 
 The whole step lies between `start` and `stop`, the optimizer included, as it does for astray. Between turns msprobe
 leaves its wrappers in place; without `start` they cost this model less than one percent.
+
+What it imports for its plots and spreadsheets and never uses while it dumps may be missing (see stand_ins.py).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from msprobe.pytorch import PrecisionDebugger
+import stand_ins
 from turns import Training, size_of, take_turns
 
 TENSOR = "torch.Tensor"
@@ -20,6 +22,9 @@ TENSOR = "torch.Tensor"
 
 class Msprobe:
     def __init__(self, training: Training, folder: Path, settings: dict[str, Any]) -> None:
+        stand_ins.install()
+        from msprobe.pytorch import PrecisionDebugger
+
         self._training = training
         self._folder = folder / "dump"
         self._folder.mkdir()

@@ -326,7 +326,7 @@ def test_a_failure_of_ours_leaves_no_call_open(
 ) -> None:
     with astray.record(tmp_path / "run", nn.Linear(2, 2), level="function") as rec:
         with monkeypatch.context() as broke:
-            broke.setattr(rec._engine, broken, lambda *_: 1 / 0)
+            broke.setattr(rec._engine.tensors, broken, lambda *_: 1 / 0)
             x = torch.ones(2)
             x.add_(1.0)
         torch.exp(x)

@@ -452,7 +452,7 @@ def test_a_failure_inside_the_recorder_does_not_reach_the_program(
 ) -> None:
     model = build(Residual)
     with astray.record(tmp_path / "run", model):
-        monkeypatch.setattr("astray.capture.engine.measure", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr("astray.capture.observer.measure", lambda *_, **__: 1 / 0)
         model(torch.randn(2, 6)).sum().backward()
     assert len(caplog.records) == 1
     assert "The program is not affected" in caplog.text

@@ -21,9 +21,9 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import astray
-from astray.capture.engine import Reading
 from astray.capture.pytorch.shards import add_up
 from astray.capture.pytorch.tensors import TorchReader
+from astray.capture.reading import Reading
 from astray.stats import Strided, measure, merge_fingerprints
 
 
@@ -39,7 +39,7 @@ def playing(*mesh_shape: int) -> Iterator[DeviceMesh]:
 
 
 def read(tensor: torch.Tensor) -> Reading:
-    return TorchReader().read(tensor, None)
+    return TorchReader().read(tensor, None, True)
 
 
 def fingerprint(reading: Reading) -> int | None:

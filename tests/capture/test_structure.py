@@ -81,3 +81,24 @@ def test_an_object_that_holds_tensors_is_told_of_and_not_taken_apart() -> None:
         '{"args":["<Cache>","<object>","<test_an_object_that_holds_tensors_is_told_of_and_not_taken_apart.<locals>.Cache>"]}',
     )
     assert told == ["Cache"]
+
+
+def test_lists_met_before_are_told_apart_by_kind_length_and_depth() -> None:
+    flat = Flattener(lambda value: isinstance(value, complex), tensors=(complex,), values=(range,))
+    deep: Any = 9j
+    for _ in range(20):
+        deep = [deep]
+    for _ in range(2):
+        assert flat.arguments(([1j, 2j], 3), {}) == (
+            [("0.0", 1j), ("0.1", 2j)],
+            '{"args":[["<tensor>","<tensor>"],3]}',
+        )
+        assert flat.arguments(([1j], 2j, 3), {}) == ([("0.0", 1j), ("1", 2j)], '{"args":[["<tensor>"],"<tensor>",3]}')
+        assert flat.arguments(((4j, [5j]),), {}) == (
+            [("0.0", 4j), ("0.1.0", 5j)],
+            '{"args":[["<tensor>",["<tensor>"]]]}',
+        )
+        assert flat.arguments(([], [[True], [1]]), {}) == ([], '{"args":[[],[[true],[1]]]}')
+        assert flat.arguments(([], [[1], [True]]), {}) == ([], '{"args":[[],[[1],[true]]]}')
+        assert flat.arguments((range(3), 6j), {}) == ([("1", 6j)], '{"args":["range(0, 3)","<tensor>"]}')
+        assert flat.arguments((deep,), {})[0] == []

@@ -247,6 +247,9 @@ def test_where_no_operator_is_allowed_the_program_runs_and_the_run_says_so(
 
 @pytest.mark.slow
 def test_no_operator_is_left_in_what_becomes_a_cuda_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.codecache import CacheBase
+
+    CacheBase.get_system()  # asks once what CUDA device there is, and would believe the patch below
     fast = torch.compile(build(Residual), mode="reduce-overhead")
     with monkeypatch.context() as patch, astray.record(tmp_path / "run", fast, compiled="modules"):
         patch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Protocol
 
-from astray.capture.engine import Engine, TensorReader
+from astray.capture.engine import Engine
+from astray.capture.reading import TensorReader
 from astray.capture.settings import Settings
 from astray.errors import RecordError
 

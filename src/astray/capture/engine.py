@@ -1,8 +1,8 @@
-"""Numbers the calls of a running program, measures their tensors once, and hands rows to the writer.
+"""Numbers the calls of a running program and hands their rows to the writer; `tensors` does the same for tensors.
 
-Knows no framework: an adapter tells it when a call starts and ends, and reads tensors for it. Everything here runs
-while the user's program waits, possibly on several threads at once, so it is short and holds a lock only to
-number a call. Adapters catch whatever goes wrong here and report it through `failed`.
+Knows no framework: an adapter tells it when a call starts and ends. Everything here runs while the user's program
+waits, possibly on several threads at once, so it is short and holds a lock only to number a call. Adapters catch
+whatever goes wrong here and report it through `failed`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,19 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Hashable
+import weakref
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from astray.capture.selection import Quota, Scope, Selection
+from astray.capture.observer import NOT_WRITTEN, Observer
+from astray.capture.reading import TensorReader
+from astray.capture.selection import Scope, Selection
 from astray.capture.settings import Settings
-from astray.capture.sightings import Sighting, Sightings, Unfilled
 from astray.capture.stacks import Stacks
-from astray.record import Call, Kind, Phase, Role, Tensor
-from astray.stats import Shard, Strided, gather, measure, pack, sample_positions
-from astray.stats.dtypes import DTYPES
-from astray.store import RunWriter, Values
+from astray.record import Call, Kind, Phase
+from astray.store import RunWriter
 
 logger = logging.getLogger("astray")
-
-NOT_WRITTEN = -1
-"""The number of a call that has no row, because it was not asked for."""
 
 NOTHING = "any call"
 """What was missed when the settings left nothing to record."""
@@ -39,63 +35,15 @@ _LEVEL_OF: dict[Kind, str] = {"module": "module", "function": "function", "colle
 """Which level a kind of call belongs to. The others are recorded whatever the level."""
 
 
-class Identity(NamedTuple):
-    """What a tensor is right now, as far as it can be told without reading its numbers.
-
-    `owner` is the living object that owns the memory; `key` changes whenever the numbers may have, and is the same for
-    two tensors that hold the same numbers in the same order. `address` is 0 where the memory cannot be read directly.
-    """
-
-    owner: Any
-    key: Hashable
-    address: int
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-
-class Reading(NamedTuple):
-    """A tensor as its adapter sees it. `memory` is None when its numbers cannot be read; `note` then says why."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    memory: Strided | None
-    owner: Any = None  # keeps `memory` alive, when that is a copy of the tensor
-    box: Strided | None = None  # the same memory, shaped as `shard` has it
-    shard: Shard | None = None
-    placement: str | None = None
-    note: str | None = None
-
-
-class TensorReader(Protocol):
-    """What the engine asks of an adapter."""
-
-    def identity(self, tensor: Any) -> Identity | None:
-        """None when it cannot be told whether the tensor has changed."""
-
-    def requires_grad(self, tensor: Any) -> bool: ...
-
-    def device(self, tensor: Any) -> str: ...
-
-    def owner(self, tensor: Any) -> Any:
-        """The object that owns its memory; None when there is none to name."""
-
-    def is_whole(self, tensor: Any) -> bool:
-        """Whether it is all of the memory that its owner has."""
-
-    def read(self, tensor: Any, identity: Identity | None) -> Reading:
-        """`identity` is what this reader said of the tensor a moment ago."""
-
-
 class Site:
     """A place in the program where calls happen.
 
     `root` is the outermost module it belongs to, `module` the name of the module itself, of the one that encloses a
     function, or of the one that owns a parameter. `wanted` was decided by `judge`, the selection of that time.
+    `numbers` counts its calls, together with other sites of its name; `inside` are the sites of what is called in it.
     """
 
-    __slots__ = ("judge", "kind", "module", "name", "root", "type", "wanted")
+    __slots__ = ("inside", "judge", "kind", "module", "name", "numbers", "root", "type", "wanted")
 
     def __init__(self, name: str, type: str, root: str, kind: Kind = "module", module: str | None = None) -> None:
         self.name = name
@@ -105,6 +53,15 @@ class Site:
         self.module = name if module is None else module
         self.judge: Selection | None = None
         self.wanted = True
+        self.numbers: Numbers | None = None
+        self.inside: dict[Any, Site] = {}
+
+
+Numbers = dict[str, list[int]]
+"""For each phase the step and the micro step that are being counted in, and the next number."""
+
+_AGAIN: dict[Phase, str] = {"forward": "forward again", "backward": "backward again", "update": "update again"}
+"""What is done again, such as for a checkpoint, is counted apart."""
 
 
 class OpenCall:
@@ -119,18 +76,21 @@ class OpenCall:
         "site", "stack", "step",
     )  # fmt: skip
 
-    def __init__(self, site: Site, step: int, micro: int, phase: Phase, recompute: bool, parent: int | None) -> None:
+    def __init__(
+        self, site: Site, step: int, micro: int, phase: Phase, recompute: bool, parent: int | None,
+        stack: int | None, frame: FrameType | None = None,
+    ) -> None:  # fmt: skip
         self.site = site
         self.step = step
         self.micro = micro
         self.phase: Phase = phase
         self.recompute = recompute
         self.parent = self.anchor = parent
+        self.stack = stack
+        self.frame = frame
         self.recorded = False
         self.seq = NOT_WRITTEN
         self.number = 0
-        self.stack: int | None = None
-        self.frame: FrameType | None = None
         self.adapter: Any = None  # the adapter's own, while the call runs
         self.inside: bool | None = None  # of a wrapper: whether what it wraps is running
 
@@ -144,26 +104,23 @@ class Engine:
 
     def __init__(self, writer: RunWriter, settings: Settings, reader: TensorReader, internal: tuple[str, ...]) -> None:
         self._writer = writer
-        self.reader = reader
+        self.tensors = Observer(writer, reader, settings)
         self._stacks = Stacks(writer.stack, internal)
-        self._sightings = Sightings()
-        self._unfilled = Unfilled()
         self._seq = itertools.count()
         self._local = threading.local()
         self._numbering = threading.Lock()
         self._micro: dict[str, int] = {}  # of the last outermost forward call of each root
         self.latest_micro = 0  # of the last outermost forward call of any root
         self._passing: dict[str, int] = {}  # of the call through which the backward pass came last
-        self._numbers: dict[tuple[str, bool, Phase], tuple[int, int]] = {}  # micro step and next number, by site
+        self._numbers: dict[str, Numbers] = {}  # by the names of sites
         self._passed_over: dict[str, None] = {}  # a few sites that the settings did not ask for
         self._called: set[str] = set()  # the modules in which something was recorded in this step
-        self._process = os.getpid()
+        self.is_here = True  # False in a forked child, such as a DataLoader's worker, which must not record
+        _engines.add(self)
         self._failed_once = False
         self._forward_ended = False
         self.paused = False
-        self.forgotten = 0  # how often everything known of memory was
         self.step = 0
-        self._quota = Quota(settings)
         self.apply(settings)
 
     # -- settings ------------------------------------------------------------------------------------------------
@@ -173,16 +130,10 @@ class Engine:
         self.settings = settings
         self._selection = Selection(settings)
         self._scope = Scope(*settings.scope) if settings.scope is not None else None
-        self._quota.change(settings)
         self._levels = frozenset(settings.level)
         self._phases = self._selection.phases
-        self._roles = self._selection.roles
-        self._statistics = settings.wants_statistics
-        self._whole = "tensors" in settings.keep
-        self._sample = "sample" in settings.keep
-        self._sliced = settings.slice is not None
         self._by_module = bool(settings.classes) or self._scope is not None
-        self._sightings.clear()  # what was kept of a tensor may be other than what is to be kept now
+        self.tensors.apply(settings)
         self._decide()
 
     def _decide(self) -> None:
@@ -224,18 +175,21 @@ class Engine:
         and nothing more.
         """
         open_calls = self._open_calls()
-        stack = self._stack(frame, open_calls)
         outer = open_calls[-1] if open_calls else None
-        if micro is not None:
-            pass
-        elif outer is not None and (site.kind != "module" or outer.site.kind == "module"):
-            micro = outer.micro
-        elif site.kind == "module":
-            micro = self._outermost(site.root, recompute)
+        if outer is None:
+            parent, stack = None, self._stacks.capture(frame)
         else:
-            micro = self.latest_micro
-        call = OpenCall(site, self.step, micro, phase, recompute, None if outer is None else outer.anchor)
-        call.frame, call.stack = frame, stack
+            stack = self._stacks.capture(frame, outer.frame, outer.stack)
+            if stack is None:  # it is not on this stack, such as one that was interrupted
+                open_calls.pop().frame = None
+                return self.enter(site, frame, phase=phase, recompute=recompute, micro=micro, row=row)
+            parent = outer.anchor
+        if micro is None:
+            if outer is not None and (site.kind != "module" or outer.site.kind == "module"):
+                micro = outer.micro
+            else:
+                micro = self._outermost(site.root, recompute) if site.kind == "module" else self.latest_micro
+        call = OpenCall(site, self.step, micro, phase, recompute, parent, stack, frame)
         if row:
             self._admit(call)
         open_calls.append(call)
@@ -243,59 +197,49 @@ class Engine:
 
     def enter_backward(self, site: Site, forward: OpenCall | None, micro: int) -> OpenCall:
         """A call starts that the backward pass makes: inside the backward of `forward`, when that is known."""
-        call = OpenCall(site, self.step, micro, "backward", False, None if forward is None else forward.anchor)
-        call.stack = None if forward is None else forward.stack
+        parent, stack = (None, None) if forward is None else (forward.anchor, forward.stack)
+        call = OpenCall(site, self.step, micro, "backward", False, parent, stack)
         self._admit(call)
         self._open_calls().append(call)
         return call
 
     def _admit(self, call: OpenCall) -> None:
         """Decides whether a call is recorded, and numbers it: among those of its site, recorded or not."""
-        site = call.site
-        scope = self._scope
+        site, phase, scope = call.site, call.phase, self._scope
+        call.number = self._number(site, call.micro, call.recompute, phase)
         if scope is not None:
             scope.entered(site.name)
-        call.number = self._number(site, call.micro, call.recompute, call.phase)
-        if scope is not None and not scope.is_open:
-            self._pass_over(site)
-        elif self._takes(call) and self.wants(site):
+            if not scope.is_open:
+                self._pass_over(site)
+                return
+        if (self.recording or self._follows(call)) and self.wants(site):
             call.recorded = True
             self._called.add(site.module)
-            if call.phase in self._phases:
+            if phase in self._phases:
                 call.seq = call.anchor = next(self._seq)
 
-    def _takes(self, call: OpenCall) -> bool:
-        """Whether calls are taken now: after the end of the forward, only what follows from what was before it."""
-        if self.recording:
-            return True
+    def _follows(self, call: OpenCall) -> bool:
+        """Whether a call is taken after the end of the forward: only if it follows from what was before it."""
         follows = call.site.kind == "optimizer" or (call.phase == "backward" and call.site.module in self._called)
         return self.listening and follows
 
     def begin(self, call: OpenCall, args: str | None) -> None:
         """Writes the row of a call that has one. `args` is the structure of its arguments."""
         site = call.site
-        self._writer.call(
-            Call(
-                call.seq, call.step, call.micro, site.kind, site.name, site.type, call.number, call.phase,
-                call.parent, call.stack, args, call.recompute,
-            )
-        )  # fmt: skip
-
-    def _stack(self, frame: FrameType | None, open_calls: list[OpenCall]) -> int | None:
-        """The Python stack of a call that starts; drops open calls that are not on it, such as interrupted ones."""
-        while open_calls:
-            outer = open_calls[-1]
-            stack = self._stacks.capture(frame, outer.frame, outer.stack)
-            if stack is not None:
-                return stack
-            open_calls.pop().frame = None
-        return self._stacks.capture(frame)
+        self._writer.call_row((
+            call.seq, call.step, call.micro, site.kind, site.name, site.type, call.number, call.phase, call.parent,
+            call.stack, args, call.recompute,
+        ))  # fmt: skip
 
     def leave(self, call: OpenCall) -> None:
         """A call ends; calls inside it that an exception left open end with it."""
         open_calls = self._open_calls()
-        while call in open_calls:
-            open_calls.pop().frame = None  # a frame holds everything its function does
+        if open_calls and open_calls[-1] is call:
+            open_calls.pop()
+            call.frame = None  # a frame holds everything its function does
+        else:
+            while call in open_calls:
+                open_calls.pop().frame = None
         if self._scope is not None:
             self._scope.left(call.site.name)
 
@@ -319,12 +263,10 @@ class Engine:
         if "backward" not in self._phases:
             return NOT_WRITTEN
         seq = next(self._seq)
-        self._writer.call(
-            Call(
-                seq, forward.step, forward.micro, site.kind, site.name, site.type, forward.number, "backward",
-                forward.seq if forward.seq != NOT_WRITTEN else None, forward.stack, None, forward.recompute,
-            )
-        )  # fmt: skip
+        self._writer.call_row((
+            seq, forward.step, forward.micro, site.kind, site.name, site.type, forward.number, "backward",
+            forward.seq if forward.seq != NOT_WRITTEN else None, forward.stack, None, forward.recompute,
+        ))  # fmt: skip
         return seq
 
     def event(
@@ -355,12 +297,19 @@ class Engine:
 
     def _number(self, site: Site, micro: int, recompute: bool, phase: Phase) -> int:
         """Which call of its site this is, in its micro step. Work done again is numbered apart."""
-        key = (site.name, recompute, phase)
+        course = _AGAIN[phase] if recompute else phase
+        step = self.step
         with self._numbering:
-            counted, number = self._numbers.get(key, (micro, 0))
-            if counted != micro:  # earlier micro steps are not kept: a generation loop may have millions
-                number = 0
-            self._numbers[key] = (micro, number + 1)
+            if site.numbers is None:
+                site.numbers = self._numbers.setdefault(site.name, {})
+            counting = site.numbers.get(course)
+            if counting is None:
+                counting = site.numbers[course] = [step, micro, 0]
+            elif counting[1] != micro or counting[0] != step:
+                # Earlier micro steps are not kept: a generation loop may have millions.
+                counting[:] = step, micro, 0
+            number = counting[2]
+            counting[2] = number + 1
         return number
 
     def _open_calls(self) -> list[OpenCall]:
@@ -378,110 +327,6 @@ class Engine:
         micro = self.latest_micro = self._micro[root] = self._micro.get(root, -1) + 1
         return micro
 
-    # -- tensors -------------------------------------------------------------------------------------------------
-
-    def observe(self, seq: int, role: Role, path: str, tensor: Any) -> None:
-        """Records one tensor of a call as it is now."""
-        if seq == NOT_WRITTEN or role not in self._roles or not self._quota.row():
-            return
-        reader = self.reader
-        identity = reader.identity(tensor)
-        if identity is not None:
-            owner, key, _, dtype, shape, stride = identity
-            if self._unfilled:
-                self._unfilled.discard(owner)
-            if self._sliced:
-                key = (key, shape)  # another shape has another part
-            seen = self._sightings.find(owner, key)
-            if seen is None:
-                seen = self._measure(reader.read(tensor, identity), seq, role, path)
-                self._sightings.add(owner, key, seen)
-        else:
-            reading = reader.read(tensor, None)
-            dtype, shape, stride = reading.dtype, reading.shape, reading.stride
-            seen = self._measure(reading, seq, role, path)
-        self._writer.tensor(
-            Tensor(
-                seq, role, path, dtype, shape, stride, reader.device(tensor), reader.requires_grad(tensor),
-                seen.statistics,  # type: ignore[arg-type]  # its fields
-                seen.fingerprint, None, seen.placement, seen.note,
-            ),
-            seen.values,
-        )  # fmt: skip
-
-    def _measure(self, reading: Reading, seq: int, role: Role, path: str) -> Sighting:
-        statistics = fingerprint = values = None
-        if reading.memory is not None:
-            memory = reading.memory if reading.box is None else reading.box
-            statistics, fingerprint = measure(memory, statistics=self._statistics, shard=reading.shard)
-            if self._whole or self._sample:
-                values = self._values(reading.memory, f"{seq}.{role}.{path}")
-        else:
-            self.missed(f"the numbers of a {reading.dtype} tensor", reading.note or "unknown")
-        plain = None if statistics is None else tuple(statistics)  # which the garbage collector need not look into
-        return Sighting(plain, fingerprint, values, reading.placement, reading.note)
-
-    def _values(self, memory: Strided, name: str) -> Values | None:
-        """What of a tensor's values is to be kept, on its way to the disk; None when the budget is spent."""
-        dtype, part = memory.dtype, None
-        if self.settings.slice is not None:
-            memory, part = _slice(memory, self.settings.slice)
-        sampled = None if self._whole else min(memory.size, self.settings.samples)
-        if not self._quota.values((memory.size if sampled is None else sampled) * DTYPES[dtype].itemsize):
-            return None
-        if sampled is None:
-            return self._writer.values(pack(memory), name, dtype, memory.shape, part=part)
-        positions = sample_positions(memory.size, self.settings.samples)
-        kept = gather(memory, positions)
-        return self._writer.values(kept, name, dtype, (len(positions),), sampled=len(positions), part=part)
-
-    def observe_inputs(self, seq: int, inputs: list[tuple[str, Any]], unread: list[Any]) -> None:
-        """Records the inputs of a call. It does not read the numbers of the `unread`."""
-        for path, tensor in inputs:
-            if unread and any(tensor is one for one in unread):
-                self.observe_unread(seq, "input", path, tensor)
-            else:
-                self.observe(seq, "input", path, tensor)
-
-    def observe_unread(self, seq: int, role: Role, path: str, tensor: Any) -> None:
-        """Records a tensor whose memory may not have been filled yet, or only a part of it.
-
-        Then its numbers are not read: in each run they would be others. As an input it is none.
-        """
-        if not self._unfilled or self.reader.owner(tensor) not in self._unfilled:
-            self.observe(seq, role, path, tensor)
-        elif role != "input" and seq != NOT_WRITTEN and role in self._roles and self._quota.row():
-            reading = self.reader.read(tensor, None)
-            self._writer.tensor(
-                Tensor(
-                    seq, role, path, reading.dtype, reading.shape, reading.stride, self.reader.device(tensor),
-                    self.reader.requires_grad(tensor), note="only a part of it has been filled yet",
-                )
-            )  # fmt: skip
-
-    def made(self, tensor: Any) -> None:
-        """Memory was made that holds whatever lay there before."""
-        owner = self.reader.owner(tensor)
-        if owner is not None:
-            self._unfilled.add(owner)
-
-    def written(self, tensor: Any) -> None:
-        """A call has written into this tensor."""
-        self.changed(tensor)
-        if self._unfilled and self.reader.is_whole(tensor):
-            self._unfilled.discard(self.reader.owner(tensor))
-
-    def changed(self, tensor: Any) -> None:
-        """A call wrote into this tensor, perhaps without its version counter knowing."""
-        owner = self.reader.owner(tensor)
-        if owner is not None:
-            self._sightings.changed(owner)
-
-    def forget(self) -> None:
-        """Much may have been written behind our back: gradients summed over ranks, weights through `.data`."""
-        self.forgotten += 1
-        self._sightings.clear()
-
     # -- the course of the recording -----------------------------------------------------------------------------
 
     def next_step(self) -> None:
@@ -490,10 +335,8 @@ class Engine:
         self._micro.clear()
         self.latest_micro = 0
         self._passing.clear()
-        self._numbers.clear()
         self._called.clear()
-        self._sightings.clear()
-        self._quota.next_step()
+        self.tensors.next_step()
         if self._scope is not None:
             self._scope.reset()
         self._writer.step_done()
@@ -515,7 +358,7 @@ class Engine:
         if self._passed_over and next(self._seq) == 0:
             met = ", ".join(self._passed_over)
             self.missed(NOTHING, f"match, ignore, classes or scope leave out all there were, such as {met}")
-        for what, why, count in self._quota.left_out():
+        for what, why, count in self.tensors.quota.left_out():
             self._writer.missed(what, why, count)
 
     @property
@@ -530,7 +373,7 @@ class Engine:
 
     def belongs_here(self) -> bool:
         """False in a forked child, such as a DataLoader's worker, which must not record."""
-        return os.getpid() == self._process
+        return self.is_here
 
     def missed(self, what: str, why: str) -> None:
         """Something could not be observed. It is counted, and listed in the run."""
@@ -547,11 +390,13 @@ class Engine:
             )  # fmt: skip
 
 
-def _slice(memory: Strided, part: Any) -> tuple[Strided, str | None]:
-    """The part of a tensor that is to be kept, and its name; the whole when the part does not fit."""
-    cut = part.apply_shape(memory.shape, memory.stride)
-    if cut is None:
-        return memory, None
-    offset, shape, stride = cut
-    itemsize = DTYPES[memory.dtype].itemsize
-    return Strided(memory.address + offset * itemsize, memory.dtype, shape, stride), str(part)
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _leave_the_child_alone() -> None:
+    for engine in _engines:
+        engine.is_here = False
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_leave_the_child_alone)

@@ -120,6 +120,7 @@ class Recorder:
             info=self._info(world_size),
             overwrite=self._overwrite,
             queue_bytes=self.settings.queue_bytes,
+            late=self._adapter.reader.late,
         )
         self._engine = Engine(self._writer, self.settings, self._adapter.reader, self._adapter.internal)
         try:
@@ -215,6 +216,7 @@ class Recorder:
         with self._guarding(engine, "the end of the recording"):
             self._adapter.stop()
         writer.close(ended)
+        self._adapter.reader.stop()
         self._tell_failure()
 
     def _follow_the_file(self, engine: Engine) -> None:

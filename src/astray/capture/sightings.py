@@ -20,30 +20,53 @@ _ENOUGH = 4096
 class Sighting(NamedTuple):
     """What the row of a tensor needs that is costly to have, and belongs to its numbers alone."""
 
-    statistics: tuple[Any, ...] | None  # the fields of a `Statistics`
+    statistics: tuple[Any, ...] | int | None  # the fields of a `Statistics`, or the ticket for them
     fingerprint: int | None
     values: Values | None
     placement: str | None = None
     note: str | None = None
 
 
+class _Owner(weakref.ref[Any]):
+    """The owner of a memory, and what was measured of it.
+
+    One object rather than a few: thousands of these live at a time, and the garbage collector goes through all that is
+    neither a number nor a text nor a plain tuple of such. So sightings are kept as plain tuples too.
+    """
+
+    __slots__ = ("key", "others", "seen")
+
+    key: Hashable
+    seen: tuple[Any, ...]
+    others: dict[Hashable, tuple[Any, ...]] | None  # seen under further keys
+
+
 class Sightings:
     """Finds the numbers of a memory again, by the living object that owns it and a key for what of it was read."""
 
     def __init__(self) -> None:
-        self._by_owner: dict[int, tuple[weakref.ref[Any], dict[Hashable, Sighting]]] = {}
+        self._by_owner: dict[int, _Owner] = {}
         self._crowded = _ENOUGH
 
-    def find(self, owner: Any, key: Hashable) -> Sighting | None:
+    def find(self, owner: Any, key: Hashable) -> tuple[Any, ...] | None:
+        """The fields of a `Sighting`."""
         known = self._by_owner.get(id(owner))
-        return known[1].get(key) if known is not None and known[0]() is owner else None
+        if known is None or known() is not owner:
+            return None
+        if known.key == key:
+            return known.seen
+        return None if known.others is None else known.others.get(key)
 
     def add(self, owner: Any, key: Hashable, sighting: Sighting) -> None:
         known = self._by_owner.get(id(owner))
-        if known is not None and known[0]() is owner:
-            known[1][key] = sighting
+        if known is not None and known() is owner and known.key != key:
+            if known.others is None:
+                known.others = {}
+            known.others[key] = tuple(sighting)
             return
-        self._by_owner[id(owner)] = (weakref.ref(owner), {key: sighting})
+        known = _Owner(owner)
+        known.key, known.seen, known.others = key, tuple(sighting), None
+        self._by_owner[id(owner)] = known
         if len(self._by_owner) > self._crowded:  # a program without steps, such as a generation loop
             self._forget_dead()
             self._crowded = max(_ENOUGH, 2 * len(self._by_owner))
@@ -58,7 +81,7 @@ class Sightings:
 
     def _forget_dead(self) -> None:
         # Another thread may add meanwhile: `list` copies in one go, and a lost entry only costs measuring again.
-        self._by_owner = {number: known for number, known in list(self._by_owner.items()) if known[0]() is not None}
+        self._by_owner = {number: known for number, known in list(self._by_owner.items()) if known() is not None}
 
 
 class Unfilled:

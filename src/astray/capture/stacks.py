@@ -24,7 +24,7 @@ class Stacks:
     def __init__(self, write: Callable[[int, list[Frame]], None], internal: tuple[str, ...] = ()) -> None:
         self._write = write
         self._internal = (*_ASTRAY, *internal)
-        self._ids: dict[tuple[object, ...], int] = {}
+        self._ids: dict[tuple[int | None, ...], int] = {}
         self._frames: list[list[Frame]] = []
         self._adding = threading.Lock()
         self._codes: dict[int, tuple[CodeType, bool]] = {}  # the code is held, so that its id stays its own
@@ -36,26 +36,32 @@ class Stacks:
 
         None when `outer` is not out there: what it was running has ended without saying so.
         """
-        key: list[object] = [outer_id]
-        own: list[tuple[CodeType, FrameType]] = []
+        key: list[int | None] = [outer_id]
         codes = self._codes
+        inner = frame
         while frame is not None and frame is not outer:
             code = frame.f_code
-            known = codes.get(id(code))
+            number = id(code)
+            known = codes.get(number)
             if known is None:
-                known = codes[id(code)] = (code, self._is_internal(code))
+                known = codes[number] = (code, self._is_internal(code))
             if not known[1]:
-                key.append(id(code))
+                key.append(number)
                 key.append(frame.f_lasti)
-                own.append((code, frame))
             frame = frame.f_back
         if frame is not outer:
             return None
         found = self._ids.get(tuple(key))
-        return found if found is not None else self._add(tuple(key), own, outer_id)
+        return found if found is not None else self._add(tuple(key), inner, outer, outer_id)
 
-    def _add(self, key: tuple[object, ...], own: list[tuple[CodeType, FrameType]], outer_id: int | None) -> int:
-        frames = [_frame(code, frame.f_lineno) for code, frame in own]
+    def _add(
+        self, key: tuple[int | None, ...], frame: FrameType | None, outer: FrameType | None, outer_id: int | None
+    ) -> int:
+        frames = []
+        while frame is not None and frame is not outer:
+            if not self._codes[id(frame.f_code)][1]:
+                frames.append(_frame(frame.f_code, frame.f_lineno))
+            frame = frame.f_back
         if outer_id is not None:
             frames += self._frames[outer_id]
         with self._adding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 DEEPEST = 12
@@ -20,8 +20,10 @@ TENSOR = "<tensor>"
 
 _LONGEST_TEXT = 200
 _LONGEST_LIST = 64
+_LONGEST_KEY = 256
 _SCALARS = frozenset({bool, int, float, str, type(None)})
 _LOOKED_INTO, _LOOKED_AT = 4, 8  # how deep, and how many things at each level, an object is searched for tensors
+_TENSOR_KEY = object()
 _MANY = 10_000  # structures of arguments that are remembered
 
 
@@ -31,42 +33,69 @@ class Flattener:
     `opaque` is told the class of any other object that holds tensors, such as a cache of keys and values: those are
     not taken, or each layer's call would list the cache of all layers.
 
+    What a call looked like is remembered, so that the next of the same structure is not walked. `tensors` are types
+    that `is_tensor` would say yes to; `values` are more types whose values are plain, and the same when they are equal.
+
     >>> flat = Flattener(lambda value: isinstance(value, complex))
     >>> flat.arguments((1j, [2, 3j]), {"mask": None})
     ([('0', 1j), ('1.1', 3j)], '{"args":["<tensor>",[2,"<tensor>"]],"kwargs":{"mask":null}}')
     """
 
-    def __init__(self, is_tensor: Callable[[Any], bool], opaque: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        is_tensor: Callable[[Any], bool],
+        opaque: Callable[[str], None] = lambda _: None,
+        tensors: Collection[type] = (),
+        values: Collection[type] = (),
+    ) -> None:
         self._is_tensor = is_tensor
         self._opaque = opaque
-        self._known: dict[tuple[Any, ...], tuple[list[tuple[str, int | str]], str]] = {}
+        self._tensors = frozenset(tensors)
+        self._values = _SCALARS.union(values)
+        self._known: dict[tuple[Any, ...], tuple[tuple[str, ...], str]] = {}
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], str]:
         """The tensors of a call's arguments with their paths, and the structure of the arguments as JSON."""
-        key = self._key(args, kwargs)
-        if key is None:
+        key: list[Any] = [len(args), *kwargs] if kwargs else [len(args)]
+        tensors: list[Any] = []
+        if not self._read(args, key, tensors) or (kwargs and not self._read(kwargs.values(), key, tensors)):
             return self._arguments(args, kwargs)
-        known = self._known.get(key)
+        whole = tuple(key)
+        known = self._known.get(whole)
         if known is None:
             found, skeleton = self._arguments(args, kwargs)
-            places = [(path, path.removeprefix("kwargs.") if "." in path else int(path)) for path, _ in found]
+            if len(found) != len(tensors):  # numbers that count as tensors, or containers nested too deep
+                return found, skeleton
             if len(self._known) > _MANY:  # a number that is another one in every call
                 self._known.clear()
-            known = self._known[key] = (places, skeleton)
-        return [(path, args[at] if isinstance(at, int) else kwargs[at]) for path, at in known[0]], known[1]
+            known = self._known[whole] = (tuple([path for path, _ in found]), skeleton)
+        return list(zip(known[0], tensors, strict=True)), known[1]
 
-    def _key(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """The same for calls whose arguments have the same structure; None when that is not plain to see."""
-        key: list[Any] = [len(args), *kwargs]
-        is_tensor = self._is_tensor
-        for value in (*args, *kwargs.values()):
-            if is_tensor(value):
-                key.append(None)
-            elif type(value) in _SCALARS:
-                key += (type(value), value)
+    def _read(self, values: Iterable[Any], key: list[Any], tensors: list[Any]) -> bool:
+        """Adds to a key that is the same for arguments of the same structure, and the tensors among them in order.
+
+        False when it is not plain to see what they are. A type goes with every value, for 1 and True are equal.
+        """
+        at_sight, plain, is_tensor = self._tensors, self._values, self._is_tensor
+        for value in values:
+            kind = type(value)
+            if kind in at_sight:
+                key.append(_TENSOR_KEY)
+                tensors.append(value)
+            elif kind in plain:
+                key.append(kind)
+                key.append(value)
+            elif is_tensor(value):
+                key.append(_TENSOR_KEY)
+                tensors.append(value)
+            elif (kind is list or kind is tuple) and len(value) <= _LONGEST_LIST and len(key) < _LONGEST_KEY:
+                key.append(kind)
+                key.append(len(value))
+                if not self._read(value, key, tensors):
+                    return False
             else:
-                return None
-        return tuple(key)
+                return False
+        return True
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], str]:
         found: list[tuple[str, Any]] = []
@@ -77,7 +106,7 @@ class Flattener:
 
     def result(self, value: Any) -> list[tuple[str, Any]]:
         """The tensors of a call's result with their paths: `out`, `out.0`, `out.logits`."""
-        if self._is_tensor(value):
+        if type(value) in self._tensors or self._is_tensor(value):
             return [("out", value)]
         found: list[tuple[str, Any]] = []
         self._walk(value, "out", found, 0)

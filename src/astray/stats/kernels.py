@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from astray.stats import dtypes, numpy_kernels
 from astray.stats.fingerprint import merge_fingerprints
-from astray.stats.types import Contrast, Measurement, Shard, Strided
+from astray.stats.types import Contrast, Measurement, Measurements, Shard, Strided
 
 __all__ = [
     "BACKEND",
     "Contrast",
     "Measurement",
+    "Measurements",
     "Shard",
     "Strided",
     "contrast",

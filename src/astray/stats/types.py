@@ -85,6 +85,17 @@ class Measurement(NamedTuple):
     fingerprint: int | None
 
 
+class Measurements(NamedTuple):
+    """What was found of many tensors, as columns.
+
+    `moments` has the six measures of a `Statistics`, NaN where there is none; `counts` its four counts.
+    """
+
+    moments: npt.NDArray[np.float64]
+    counts: npt.NDArray[np.int64]
+    fingerprints: npt.NDArray[np.uint64]
+
+
 class Contrast(NamedTuple):
     """How far a candidate is from its reference, element by element.
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from astray.store.columns import Coded, Table
 from astray.store.formats import open_run
 from astray.store.info import End, RunInfo
+from astray.store.late import Late
 from astray.store.native.values import Values
 from astray.store.native.writer import RunWriter
 from astray.store.run import RankRun, Run
+from astray.store.source import Source
 
-__all__ = ["Coded", "End", "RankRun", "Run", "RunInfo", "RunWriter", "Table", "Values", "open_run"]
+__all__ = ["Coded", "End", "Late", "RankRun", "Run", "RunInfo", "RunWriter", "Source", "Table", "Values", "open_run"]

@@ -13,6 +13,7 @@ from astray.record import Blob, Call, Statistics, Tensor
 from astray.store.columns import Table
 from astray.store.native import batches
 from astray.store.native.batches import BatchFile, call_columns, tensor_columns
+from astray.store.native.cells import values
 from astray.store.native.schema import CALLS, TENSORS, Column
 from astray.store.native.tables import read_table
 
@@ -123,17 +124,19 @@ def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path, tensor: Calla
     later = {"part", "mean", "fingerprint", "sampled"}
     older = tuple(column for column in TENSORS if column.name not in later)
     rows = [tensor(seq, note="n") for seq in range(3)]
-    cells = dict(zip([column.name for column in TENSORS], tensor_columns(rows, [Blob(0, 64, 24)] * 3), strict=True))
+    blobs: list[Blob | None] = [Blob(0, 64, 24)] * 3
+    cells = dict(zip([column.name for column in TENSORS], tensor_columns(rows, blobs), strict=True))
+    whole = dict(zip(cells, (values(found.rows, found.item, found.within) for found in cells.values()), strict=True))
     file = BatchFile(tmp_path / "tensors", older)
     for batch in (slice(0, 1), slice(1, 3)):
-        file.append([cells[column.name][batch] for column in older])
+        file.append([cells[column.name].part(batch) for column in older])
     file.close()
     found = read_table(tmp_path / "tensors", TENSORS)
     assert (found.problem, found.unread) == (None, 0)
     table = found.table
     assert table.names == [column.name for column in TENSORS]
     for row in range(3):
-        assert table.row(row) == {name: None if name in later else column[row] for name, column in cells.items()}
+        assert table.row(row) == {name: None if name in later else column[row] for name, column in whole.items()}
     assert (table["sampled"].tolist(), np.isnan(table["mean"]).all()) == ([-1] * 3, True)
     assert not any(table.valid(name).any() for name in later)
 

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from astray.record import Call, Frame, Missed, Tensor
 from astray.store import RunInfo, RunWriter, open_run
 from astray.store.native import backlog as backlog_module
-from astray.store.native import values as values_module
+from astray.store.native import disk as disk_module
 
 MakeCall = Callable[..., Call]
 MakeTensor = Callable[..., Tensor]
@@ -226,13 +226,13 @@ def test_ranks_in_processes_share_a_folder(tmp_path: Path, program: Callable[...
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that takes about 500 MB/s."""
-    write = values_module.write_all
+    write = disk_module.write_all
 
     def slowly(file: int, buffers: list[memoryview], offset: int) -> None:
         time.sleep(sum(buffer.nbytes for buffer in buffers) / 500e6)
         write(file, buffers, offset)
 
-    monkeypatch.setattr(values_module, "write_all", slowly)
+    monkeypatch.setattr(disk_module, "write_all", slowly)
 
 
 @pytest.mark.usefixtures("slow_disk")
@@ -256,7 +256,7 @@ def test_rows_are_bounded_too(tmp_path: Path, info: RunInfo, call: MakeCall, mon
     with RunWriter(tmp_path, info=info) as writer:
         for seq in range(20_000):
             writer.call(call(seq))
-            assert len(writer._backlog._items) <= 256
+            assert len(writer._backlog.calls) <= 256
     assert open_run(tmp_path).ranks[0].calls["seq"].tolist() == list(range(20_000))
 
 

@@ -15,12 +15,13 @@ from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from astray.capture.engine import Engine, TensorReader
+from astray.capture.engine import Engine
 from astray.capture.pytorch.backward.gradients import LiveGradients
 from astray.capture.pytorch.backward.origins import Origins
 from astray.capture.pytorch.calls.catalogue import Catalogue
 from astray.capture.pytorch.calls.collectives import Underway, unseen
 from astray.capture.pytorch.calls.functions import FunctionMode
+from astray.capture.pytorch.calls.graphs import GraphReplays
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.calls.ops import OpMode
@@ -29,6 +30,7 @@ from astray.capture.pytorch.calls.saved import SavedValues
 from astray.capture.pytorch.program.discovery import Discovery
 from astray.capture.pytorch.tensors import TorchReader
 from astray.capture.pytorch.update.optimizers import OptimizerCapture
+from astray.capture.reading import TensorReader
 from astray.capture.settings import Settings
 
 
@@ -76,6 +78,8 @@ class PyTorchAdapter:
         self._capture = ModuleCapture(engine, self._gradients, self._modes, self._origins)
         self._underway = Underway(engine)
         self._saved = SavedValues(engine, self._gradients)
+        self._replays = GraphReplays(engine)
+        self._replays.start()
         self._engine = engine
         # Before `Discovery`, which ends the step in a hook of the same kind: hooks are called in their order.
         self._optimizers = OptimizerCapture(engine, self._capture.parameters, everything=self._models is None)
@@ -131,6 +135,7 @@ class PyTorchAdapter:
         if self._discovery is not None:
             self._discovery.remove()
         if self._capture is not None:
+            self._replays.stop()
             self._optimizers.remove()
             self._modes.use([])
             self._underway.finish()

@@ -1,22 +1,27 @@
 """Reads a torch tensor for the engine: name of its dtype, where its memory lies, and whether it is still the same.
 
-Tensors on other devices are copied to the host first. Of a distributed tensor the local part is read. What has no plain
+Tensors on devices are measured there. Of a distributed tensor the local part is read. What has no plain
 memory to read (sparse, quantized, nested, meta, a subclass that wraps other tensors) gets a row that says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from astray.capture.engine import Identity, Reading
-from astray.capture.pytorch.shards import arrived, is_awaited, is_distributed, locate, signature
+from astray.capture.pytorch.shards import Location, arrived, is_awaited, is_distributed, locate, signature
+from astray.capture.reading import Identity, Reading
+from astray.device.devices import Devices
 from astray.stats import Strided
 from astray.stats.dtypes import DTYPES
+from astray.store import Late, Source
 
 NAMES = {dtype: name for name in DTYPES if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 """The dtypes that can be measured, by their torch object."""
@@ -36,6 +41,7 @@ class TorchReader:
 
     def __init__(self) -> None:
         self._devices: dict[torch.device, str] = {}
+        self._elsewhere = Devices()
 
     def identity(self, tensor: torch.Tensor) -> Identity | None:
         if type(tensor) not in PLAIN:  # a subclass may hide what it does
@@ -54,7 +60,7 @@ class TorchReader:
             return None
         # Views of contiguous memory hold the same numbers in the same order, whatever their shape.
         key = (address, version, dtype, tensor.numel() if tensor.is_contiguous() else (shape, stride))
-        return Identity(owner, key, address if tensor.is_cpu else 0, dtype, shape, stride)
+        return Identity(owner, key, address, dtype, shape, stride)
 
     def _identity_of_shard(self, tensor: Any) -> Identity | None:
         """That of the part which this process holds, though not to be read without knowing where it belongs."""
@@ -85,42 +91,76 @@ class TorchReader:
             name = self._devices[device] = str(device)
         return name
 
-    def read(self, tensor: torch.Tensor, identity: Identity | None) -> Reading:
+    @property
+    def late(self) -> Late:
+        return self._elsewhere.tickets
+
+    def start(self, forget: Callable[[], None], waited: Callable[[float], None], queue_bytes: int) -> None:
+        self._elsewhere.start(forget, waited, queue_bytes)
+
+    def stop(self) -> None:
+        self._elsewhere.stop()
+
+    def read(self, tensor: torch.Tensor, identity: Identity | None, statistics: bool) -> Reading:
         if identity is not None and identity.address:
             _, _, address, dtype, shape, stride = identity
-            return Reading(dtype, shape, stride, Strided(address, dtype, shape, stride))
+            memory = Strided(address, dtype, shape, stride)
+            if tensor.is_cpu:
+                return Reading(dtype, shape, stride, memory)
+            return self._measured(Reading(dtype, shape, stride, memory), tensor, statistics)
         # Copying is computing: neither a mode of ours nor of anybody else should take it for the program's.
         with torch._C._DisableTorchDispatch():
-            return _read_carefully(tensor)
+            return self._read_carefully(tensor, statistics)
+
+    def _read_carefully(self, tensor: torch.Tensor, statistics: bool) -> Reading:
+        plain = _plain(tensor)
+        dtype = NAMES.get(plain.dtype) or str(plain.dtype).removeprefix("torch.")
+        reason = _unreadable(plain)
+        if reason is not None:
+            reading = Reading(dtype, _shape(plain), (), None, note=reason)
+            return reading._replace(placement=locate(tensor).text()) if is_distributed(tensor) else reading
+        shape, stride = tuple(plain.shape), plain.stride()
+        plain = plain.detach().resolve_conj().resolve_neg()
+        memory = Strided(plain.data_ptr(), dtype, shape, plain.stride())
+        if memory.address == 0 and plain.numel():
+            return Reading(dtype, shape, (), None, note="it has no memory (freed, or never filled)")
+        reading = Reading(dtype, shape, stride, memory, owner=plain)
+        if is_distributed(tensor):
+            reading = _located(reading, memory, locate(tensor))
+        return reading if plain.is_cpu or not plain.numel() else self._measured(reading, plain, statistics)
+
+    def _measured(self, reading: Reading, tensor: torch.Tensor, statistics: bool) -> Reading:
+        """Has a tensor measured where it lies, on a device: a reading with a ticket in place of the memory."""
+        memory = reading.memory if reading.box is None else reading.box
+        assert memory is not None
+        ticket = self._elsewhere.measure(tensor, memory, reading.shard, statistics)
+        if isinstance(ticket, str):
+            return reading._replace(memory=None, box=None, note=ticket)
+        return reading._replace(memory=None, box=None, ticket=ticket)
+
+    def fetch(self, tensor: torch.Tensor, memory: Strided, positions: npt.NDArray[np.int64] | None) -> Source | str:
+        plain = _plain(tensor)
+        if memory.shape != plain.shape:  # a part of it
+            first = plain.storage_offset() + memory.address // plain.element_size()
+            plain = plain.as_strided(memory.shape, memory.stride, first)
+        return self._elsewhere.fetch(plain, positions)
 
 
-def _read_carefully(tensor: torch.Tensor) -> Reading:
+def _plain(tensor: Any) -> torch.Tensor:
+    """The tensor that holds the numbers: of a distributed one the local part, of an awaited one what has arrived."""
     if is_distributed(tensor):
-        return _read_shard(tensor)
-    if is_awaited(tensor):
-        tensor = arrived(tensor)
-    dtype = NAMES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
-    reason = _unreadable(tensor)
-    if reason is not None:
-        return Reading(dtype, _shape(tensor), (), None, note=reason)
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu()
-    if plain.data_ptr() == 0 and plain.numel():
-        return Reading(dtype, _shape(tensor), (), None, note="it has no memory (freed, or never filled)")
-    memory = Strided(plain.data_ptr(), dtype, tuple(plain.shape), plain.stride())
-    return Reading(dtype, tuple(tensor.shape), tensor.stride(), memory, owner=plain)
+        tensor = tensor._local_tensor
+    return arrived(tensor) if is_awaited(tensor) else tensor
 
 
-def _read_shard(tensor: Any) -> Reading:
-    """The part of a DTensor that this process holds."""
-    reading, location = _read_carefully(tensor._local_tensor), locate(tensor)
-    reading = reading._replace(placement=location.text())
-    if reading.memory is None:
-        return reading
-    placed = location.place(reading.memory)
+def _located(reading: Reading, memory: Strided, location: Location) -> Reading:
+    """The reading of a DTensor's local part, with its place in the whole."""
+    placed = location.place(memory)
     if placed is None:
-        return reading._replace(note="its place in the whole tensor is unknown, so the fingerprint is of itself alone")
+        note = "its place in the whole tensor is unknown, so the fingerprint is of itself alone"
+        return reading._replace(placement=location.text(), note=note)
     box, shard = placed
-    return reading._replace(box=box, shard=shard)
+    return reading._replace(placement=location.text(), box=box, shard=shard)
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

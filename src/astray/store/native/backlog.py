@@ -1,95 +1,135 @@
-"""What waits to be written: a queue between the program's threads and the writer's, bounded in bytes and in rows.
+"""What waits to be written: queues between the program's threads and the writer's, bounded in bytes and in rows.
 
 Appending costs a tenth of a microsecond as long as there is room. When there is none the caller waits, and the time is
-added up.
+added up. Each kind of record has a lane of its own, so that thousands of rows are taken at once. Nothing is taken
+before what it refers to: whoever takes does so in the reverse of the order in which the program puts.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
-from astray.store.native.files import Item
+from astray.store.native.cells import Row
+from astray.store.native.files import MOST_ROWS, Stack
 from astray.store.native.values import Values
 
-BATCH_ROWS = 1 << 16
+BATCH_ROWS = MOST_ROWS  # so many are written at once
 QUEUE_ROWS = 4 * BATCH_ROWS
-GROUP_BYTES = 32 << 20  # bytes written before waiting callers hear that there is room again
+GROUP_BYTES = 32 << 20  # bytes whose places are given out at once
 WAKE_BYTES = 1 << 20  # fewer bytes wait for company: one update of a shard's header serves them all
+
+Record = TypeVar("Record")
+
+
+class Rows(NamedTuple):
+    """Rows that were taken. Whatever they refer to is among them, or was taken before, or is values."""
+
+    stacks: list[Stack]
+    calls: list[Row]
+    tensors: list[Row]
 
 
 class Backlog:
-    """The queue. The program's threads put, the writer's takes, answers and in the end drops."""
+    """The queues. The program's threads put, the writer's takes, answers and in the end drops."""
 
     def __init__(self, most_bytes: int) -> None:
         self.wake = threading.Event()  # there is something to write now
         self.waited_seconds = 0.0
+        self.stacks: list[Stack] = []
+        self.calls: list[Row] = []
+        self.tensors: list[Row] = []
+        self._values: list[Values] = []
+        self._asked: list[threading.Event] = []  # flushes
+        self._taken: list[threading.Event] = []  # flushes, to be set once what came before them is written
         self._most_bytes = most_bytes
-        self._items: deque[Item | threading.Event] = deque()
-        self._held = 0  # bytes of the values in the queue
-        self._flushes: list[threading.Event] = []  # taken, to be set once what came before them is written
+        self._held = 0  # bytes of memory of the values that are not written
+        self._fresh = 0  # bytes of the values put since they were last taken
         self._open = True
         self._room = threading.Condition()
 
-    def put(self, item: Item) -> None:
-        """Append an item; wait when there are too many."""
-        self._items.append(item)
-        if len(self._items) >= BATCH_ROWS:
-            self.wake.set()
-            if len(self._items) >= QUEUE_ROWS:
-                with self._room:
-                    self._wait(lambda: len(self._items) < QUEUE_ROWS)
+    def put(self, lane: list[Record], record: Record) -> None:
+        """Append to one of the lanes; wait when it is too long."""
+        lane.append(record)
+        if len(lane) >= BATCH_ROWS:
+            self.crowded(lane)
+
+    def crowded(self, lane: list[Any]) -> None:
+        """Have a lane emptied that holds a batch; wait when it is too long."""
+        self.wake.set()
+        if len(lane) >= QUEUE_ROWS:
+            with self._room:
+                self._wait(lambda: len(lane) < QUEUE_ROWS)
 
     def put_values(self, values: Values) -> None:
         """Append values; wait when they are too many bytes. A tensor larger than the limit gets in alone."""
-        size = values.size
+        size = values.held
         with self._room:
             if self._held and self._held + size > self._most_bytes:
                 self.wake.set()
                 self._wait(lambda: not self._held or self._held + size <= self._most_bytes)
             self._held += size
-            if self._held >= WAKE_BYTES:
-                self.wake.set()
-        self.put(values)
+            self._fresh += values.size
+            is_open = self._open
+        if not is_open:
+            values.settle(None)
+            return
+        self.put(self._values, values)
+        if self._fresh >= WAKE_BYTES:
+            self.wake.set()
+
+    def written(self, size: int) -> None:
+        """Say that the values of so much memory are written."""
+        if size:
+            with self._room:
+                self._held -= size
+                self._room.notify_all()
+
+    def waited(self, seconds: float) -> None:
+        """Add up time in which the program stood still for some other reason of this kind."""
+        with self._room:
+            self.waited_seconds += seconds
 
     def put_flush(self) -> threading.Event:
         """Append a mark, which is set once everything before it is written."""
         flush = threading.Event()
-        self._items.append(flush)
+        self._asked.append(flush)
         self.wake.set()
         return flush
 
     @property
     def flushes(self) -> bool:
         """Whether somebody waits for what was taken to be written."""
-        return bool(self._flushes)
+        return bool(self._taken)
 
-    def take(self) -> Iterator[list[Item]]:
-        """Take what is in the queue now, a part at a time. A part counts as written when the next is asked for."""
-        left = len(self._items)
+    def take(self) -> Rows:
+        """Take all rows that are there now."""
+        self._taken += _take(self._asked)
+        tensors, calls, stacks = _take(self.tensors), _take(self.calls), _take(self.stacks)
+        return Rows(stacks, calls, tensors)
+
+    def take_values(self) -> Iterator[list[Values]]:
+        """Take the values that are there now, among them those of the rows that were taken, a group at a time."""
+        left, self._fresh = len(self._values), 0
         while left:
-            part: list[Item] = []
-            size = 0
-            while left and size < GROUP_BYTES and len(part) < BATCH_ROWS:
-                item = self._items.popleft()
-                left -= 1
-                if isinstance(item, threading.Event):
-                    self._flushes.append(item)
-                else:
-                    part.append(item)
-                    size += item.size if isinstance(item, Values) else 0
-            yield part
-            with self._room:
-                self._held -= size
-                self._room.notify_all()
+            size = count = 0
+            while count < left and size < GROUP_BYTES:
+                size += self._values[count].size
+                count += 1
+            left -= count
+            yield _take(self._values, count)
+
+    def make_room(self) -> None:
+        """Let those go on who wait for what was taken."""
+        with self._room:
+            self._room.notify_all()
 
     def answer(self) -> None:
         """Tell those who asked for a flush that it is done."""
-        for flush in self._flushes:
+        for flush in _take(self._taken):
             flush.set()
-        self._flushes.clear()
 
     def drop(self) -> None:
         """Forget what is left, and let nobody wait any more."""
@@ -97,11 +137,20 @@ class Backlog:
             self._open = False
             self._held = 0
             self._room.notify_all()
-        self._flushes += [item for item in self._items if isinstance(item, threading.Event)]
-        self._items.clear()
+        self.take()
+        for values in _take(self._values):
+            values.settle(None)
         self.answer()
 
     def _wait(self, has_room: Callable[[], bool]) -> None:
         start = time.perf_counter()
         self._room.wait_for(lambda: has_room() or not self._open)
         self.waited_seconds += time.perf_counter() - start
+
+
+def _take(lane: list[Record], count: int | None = None) -> list[Record]:
+    """Take the first of a lane. Others may append meanwhile: each line is one step of the interpreter's."""
+    count = len(lane) if count is None else count
+    taken = lane[:count]
+    del lane[:count]
+    return taken

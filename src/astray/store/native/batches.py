@@ -8,9 +8,8 @@ done a column at a time.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
-from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +18,70 @@ import numpy as np
 import numpy.typing as npt
 from nanoarrow.ipc import StreamWriter
 
-from astray.record import Blob, Call, Tensor
+from astray.record import Blob, Call, Statistics, Tensor
+from astray.store.late import Late
+from astray.store.native import cells
+from astray.store.native.cells import Cells, Encoded, Masked, Row
+from astray.store.native.disk import write_all
+from astray.store.native.message import END, record_batch
 from astray.store.native.schema import Column
-
-Cells = Sequence[Any]
-Mask = npt.NDArray[np.bool_] | None
 
 OFFSET_LIMIT = 2**31 - 1
 """Arrow's string and list columns count their bytes and elements in 32 bits."""
 
-NO_STATISTICS = (None,) * 10
-NO_BLOB = (None,) * 5
+STATISTICS, FINGERPRINT, PLACEMENT, NOTE = map(Tensor._fields.index, ("statistics", "fingerprint", "placement", "note"))
+_MOMENTS = Statistics._fields.index("zeros")  # the six before it are floats
 
 
-def call_columns(rows: Sequence[tuple[Any, ...]]) -> list[Cells]:
+def call_columns(rows: list[Row]) -> list[Cells]:
     """The columns of `CALLS`, which are the fields of a `Call`."""
-    return _columns(rows, len(Call._fields))
+    return [Cells(rows, item) for item in range(len(Call._fields))]
 
 
-def tensor_columns(rows: Sequence[tuple[Any, ...]], blobs: Sequence[Blob | None]) -> list[Cells]:
-    """The columns of `TENSORS`: the fields of a `Tensor` with its statistics and `blobs` spread out."""
-    *plain, statistics, fingerprint, _, placement, note = _columns(rows, len(Tensor._fields))
-    spread = _columns([NO_STATISTICS if s is None else s for s in statistics], len(NO_STATISTICS))
-    places = _columns([NO_BLOB if b is None else b for b in blobs], len(NO_BLOB))
-    return [*plain, *spread, fingerprint, *places, placement, note]
+def tensor_columns(rows: list[Row], blobs: list[Blob | None], late: Late | None = None) -> list[Cells | Masked]:
+    """The columns of `TENSORS`: the fields of a `Tensor` with its statistics and `blobs` spread out.
+
+    Statistics that come by ticket are waited for.
+    """
+    spread: list[Cells | Masked] = [Cells(rows, item, STATISTICS) for item in range(len(Statistics._fields))]
+    fingerprint: Cells | Masked = Cells(rows, FINGERPRINT)
+    note = Cells(rows, NOTE)
+    if late is not None:
+        places, tickets = (np.frombuffer(found, np.int64) for found in cells.tickets(rows, STATISTICS))
+        if len(tickets):
+            spread, fingerprint, note = _redeemed(late, rows, places, tickets)
+    plain = [Cells(rows, item) for item in range(STATISTICS)]
+    where = [Cells(blobs, item) for item in range(len(Blob._fields))]
+    return [*plain, *spread, fingerprint, *where, Cells(rows, PLACEMENT), note]
 
 
-def _columns(rows: Sequence[tuple[Any, ...]], width: int) -> list[Cells]:
-    # zip(*rows) reads better, but makes an iterator for each row, and with so many new objects the garbage collector
-    # sets in: twice as slow, and more in a program that holds many objects itself.
-    return [list(map(itemgetter(i), rows)) for i in range(width)]
+def _redeemed(
+    late: Late, rows: list[Row], places: npt.NDArray[np.int64], tickets: npt.NDArray[np.int64]
+) -> tuple[list[Cells | Masked], Masked, Cells]:
+    """The columns of the statistics, the fingerprints and the notes of rows of which those at `places` hold tickets."""
+    (moments, counts, prints), counted, here, lost = late.redeem(tickets)
+    note = Cells(rows, NOTE)
+    if lost:
+        notes = cells.values(rows, NOTE)
+        for place in places[~here].tolist():
+            notes[place] = f"{notes[place]}; {lost}" if notes[place] else lost
+        note = Cells([(text,) for text in notes], 0)
+    if len(places) < len(rows):  # others were measured at once, or not at all
+        at = np.full(len(rows), len(places))
+        at[places] = np.arange(len(places))
+        moments, counts, prints, counted, here = (
+            np.concatenate([column, np.zeros_like(column, shape=(*column.shape[:-1], 1))], axis=-1)[..., at]
+            for column in (moments, counts, prints, counted, here)
+        )
+        for place in np.flatnonzero(at == len(places)).tolist():
+            measured, fingerprint = rows[place][STATISTICS], rows[place][FINGERPRINT]
+            if fingerprint is not None:
+                here[place], prints[place] = True, fingerprint
+            if measured is not None:
+                counted[place], moments[:, place], counts[:, place] = True, measured[:_MOMENTS], measured[_MOMENTS:]
+    known = ~np.isnan(moments) & counted
+    spread: list[Cells | Masked] = [Masked(*column) for column in zip(moments, known, strict=True)]
+    return [*spread, *(Masked(column, counted) for column in counts)], Masked(prints, here), note
 
 
 class BatchFile:
@@ -56,69 +89,59 @@ class BatchFile:
 
     def __init__(self, path: Path, columns: tuple[Column, ...]) -> None:
         self._columns = columns
-        self._schema = arrow_schema(columns)
         self._file = path.open("xb", buffering=0)
-        self._output = _WholeWrites(self._file)
-        self._stream = StreamWriter.from_writable(self._output)
-        try:
-            self._stream.write_stream(na.c_array_stream(na.Array([], self._schema)))
-        except (OSError, RuntimeError) as error:
-            self._file.close()
-            raise self._output.error or error from None
-        self._end = self._file.tell()
+        self._end = 0
         self.rows = 0
+        try:
+            self._write([_schema_message(columns)])
+        except OSError:
+            self._file.close()
+            raise
 
-    def append(self, cells: Sequence[Cells]) -> None:
+    def append(self, cells: Sequence[Cells | Masked]) -> None:
         """Write rows, given as columns, as one batch, or as several when they do not fit in one."""
         count = len(cells[0])
-        try:
-            batch = record_batch(self._schema, self._columns, cells)
-        except _TooLargeError:
-            if count == 1:
-                raise
+        encoded = self._encode(cells)
+        if encoded is not None:
+            self._write(record_batch(count, encoded))
+            self.rows += count
+        elif count == 1:
+            raise ValueError(f"A row has more than {OFFSET_LIMIT:,} bytes of text, which an Arrow column cannot hold.")
+        else:
             for part in (slice(0, count // 2), slice(count // 2, count)):
-                self.append([column[part] for column in cells])
-            return
+                self.append([column.part(part) for column in cells])
+
+    def _encode(self, cells: Sequence[Cells | Masked]) -> list[Encoded] | None:
+        """The buffers of every column; None when one of them holds too much for a batch."""
+        columns: list[Encoded] = []
+        for column, found in zip(self._columns, cells, strict=True):
+            encoded = found.encode(column, OFFSET_LIMIT)
+            if encoded is None:
+                return None
+            columns.append(encoded)
+        return columns
+
+    def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
         try:
-            self._stream.write_array(batch)
-        except (OSError, RuntimeError) as error:  # leave whole batches, so that rows which fit may still follow
+            write_all(self._file.fileno(), [memoryview(piece) for piece in pieces], self._end)
+        except OSError:  # leave whole batches, so that rows which fit may still follow
             self._file.truncate(self._end)
-            self._file.seek(self._end)
-            raise self._output.error or error from None
-        self._end = self._file.tell()
-        self.rows += count
+            raise
+        self._end += sum(map(len, pieces))
 
     def close(self) -> None:
         """Write the mark that the stream ends here."""
         try:
-            self._stream.close()
+            self._write([END])
         finally:
             self._file.close()
 
 
-class _WholeWrites:
-    """A file whose `write` writes everything: an unbuffered one may stop half way, on a signal or a full disk.
-
-    It keeps the error it met, which nanoarrow passes on as text only.
-    """
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        rest = memoryview(data).cast("B")
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            self.error = error
-            raise
-        return len(data)
-
-
-class _TooLargeError(ValueError):
-    """A batch whose strings do not fit in Arrow's 32-bit offsets."""
+def _schema_message(columns: tuple[Column, ...]) -> bytes:
+    """What a file begins with."""
+    written = io.BytesIO()
+    StreamWriter.from_writable(written).write_stream(na.c_array_stream(na.Array([], arrow_schema(columns))))
+    return written.getvalue()
 
 
 def arrow_schema(columns: tuple[Column, ...]) -> Any:
@@ -133,82 +156,3 @@ def arrow_schema(columns: tuple[Column, ...]) -> Any:
         "list<int64>": lambda nullable: na.list_(na.int64(nullable=False), nullable=nullable),
     }
     return na.c_schema(na.struct({c.name: types[c.type](nullable=c.nullable) for c in columns}, nullable=False))
-
-
-def record_batch(schema: Any, columns: tuple[Column, ...], cells: Sequence[Cells]) -> Any:
-    """Build one Arrow record batch from a table's columns of Python objects."""
-    children = [
-        _array(schema.child(i), column, values) for i, (column, values) in enumerate(zip(columns, cells, strict=True))
-    ]
-    return na.c_array_from_buffers(schema, len(cells[0]), [None], children=children)
-
-
-def _array(schema: Any, column: Column, values: Cells) -> Any:
-    if column.type == "float64":
-        return _floats(schema, values)
-    if column.type == "bool":
-        return na.c_array_from_buffers(schema, len(values), [None, _bitmap(np.array(values, np.bool_))])
-    if column.type == "list<int64>":
-        return _lists(schema, values)
-    present = None
-    if column.nullable:
-        nulls = values.count(None)
-        if nulls == len(values):  # most columns are all there or not there at all
-            return _nulls(schema, column, nulls)
-        if nulls:
-            present, filler = _present(values), "" if column.type == "string" else 0
-            values = [filler if value is None else value for value in values]
-    if column.type == "string":
-        return _strings(schema, values, present)
-    data = np.fromiter(values, column.type, len(values))
-    return na.c_array_from_buffers(schema, len(values), [_bitmap(present), data])
-
-
-def _floats(schema: Any, values: Cells) -> Any:
-    data = np.array(values, np.float64)  # None becomes NaN
-    present = _present(values) if np.isnan(data).any() else None
-    return na.c_array_from_buffers(schema, len(values), [_bitmap(present), data])
-
-
-def _strings(schema: Any, values: Cells, present: Mask) -> Any:
-    text = "".join(values)
-    data = _encoded(text)
-    if len(data) != len(text):  # not ASCII: bytes and characters differ
-        values = [_encoded(value) for value in values]
-    return na.c_array_from_buffers(schema, len(values), [_bitmap(present), _offsets(values), data])
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode(errors="backslashreplace")  # file names may hold what UTF-8 cannot
-
-
-def _lists(schema: Any, values: Cells) -> Any:
-    offsets = _offsets(values)
-    count = int(offsets[-1])
-    items = np.fromiter(chain.from_iterable(values), np.int64, count)
-    child = na.c_array_from_buffers(schema.child(0), count, [None, items])
-    return na.c_array_from_buffers(schema, len(values), [None, offsets], children=[child])
-
-
-def _nulls(schema: Any, column: Column, count: int) -> Any:
-    """An array without any value."""
-    nowhere = _bitmap(np.zeros(count, np.bool_))
-    if column.type == "string":
-        return na.c_array_from_buffers(schema, count, [nowhere, np.zeros(count + 1, np.int32), b""])
-    return na.c_array_from_buffers(schema, count, [nowhere, np.zeros(count, column.type)])
-
-
-def _present(values: Cells) -> npt.NDArray[np.bool_]:
-    return np.fromiter((value is not None for value in values), np.bool_, len(values))
-
-
-def _bitmap(flags: Mask) -> npt.NDArray[np.uint8] | None:
-    return None if flags is None else np.packbits(flags, bitorder="little")
-
-
-def _offsets(values: Cells) -> npt.NDArray[np.int32]:
-    offsets = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
-    if offsets[-1] > OFFSET_LIMIT:
-        raise _TooLargeError
-    return offsets.astype(np.int32)

@@ -9,15 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from astray.record import Call, Frame, Tensor
-from astray.store.native.batches import BatchFile, call_columns, tensor_columns
+import numpy as np
+
+from astray.record import Blob, Call, Frame, Tensor
+from astray.store.late import Late
+from astray.store.native import cells
+from astray.store.native.batches import STATISTICS, BatchFile, call_columns, tensor_columns
+from astray.store.native.cells import Row
 from astray.store.native.schema import CALLS, TENSORS
-from astray.store.native.values import SHARD_BYTES, Values, ValuesWriter
+from astray.store.native.values import Values
+from astray.store.native.values_writer import SHARD_BYTES, ValuesWriter
+
+MOST_ROWS = 1 << 16
+"""The most rows in a batch."""
+
+STEP, BLOB = Call._fields.index("step"), Tensor._fields.index("blob")
 
 
 class Stack(NamedTuple):
@@ -27,21 +38,12 @@ class Stack(NamedTuple):
     frames: list[Frame]
 
 
-Row = tuple[Any, ...]
-"""The fields of a `Call` or a `Tensor`. A plain tuple of plain values is one that Python's garbage collector lets go
-of; named tuples it would go through again and again while they wait."""
-
-Item = Row | tuple[Row, Values] | Values | Stack
-
-_STEP = itemgetter(Call._fields.index("step"))
-_OF_A_CALL, _OF_A_TENSOR = len(Call._fields), len(Tensor._fields)
-
-
 class RankFiles:
     """Writes what it is given into one rank's folder, which must hold none of these files yet."""
 
-    def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES, late: Late | None = None) -> None:
         self.folder = folder
+        self._late = late
         with contextlib.ExitStack() as opened:  # closes what was opened when something cannot be
             self.calls = BatchFile(folder / "calls.arrows", CALLS)
             opened.callback(self.calls.close)
@@ -54,48 +56,65 @@ class RankFiles:
         self.stacks = 0
         self._calls: list[Row] = []
         self._tensors: list[Row] = []
-        self._sources: list[Values | None] = []  # of the rows in _tensors
         self._stacks: list[Stack] = []
+        self._keeps_values = False
 
     @property
     def waiting_rows(self) -> int:
         """Rows taken and not written yet."""
         return len(self._calls) + len(self._tensors)
 
-    def take(self, items: Iterable[Item]) -> None:
-        """Write the bytes among `items`, and keep the rows for the next batch."""
-        group: list[Values] = []
-        for item in items:
-            if isinstance(item, Values):
-                group.append(item)
-            elif isinstance(item, Stack):
-                self._stacks.append(item)
-            elif len(item) == _OF_A_TENSOR:
-                self._tensors.append(item)
-                self._sources.append(None)
-            elif len(item) == _OF_A_CALL:
-                self._calls.append(item)
-            else:
-                row, values = item
-                self._tensors.append(row)
-                self._sources.append(values)
+    def take(self, stacks: Sequence[Stack], calls: Sequence[Row], tensors: Sequence[Row]) -> None:
+        """Keep rows for the next batch: the fields of calls and tensors. A tensor has its values in place of the blob.
+
+        A plain tuple of plain values is one that Python's garbage collector lets go of; named tuples it would go
+        through again and again while they wait.
+        """
+        self._stacks += stacks
+        self._calls += calls
+        self._tensors += tensors
+
+    def take_values(self, group: Sequence[Values]) -> None:
+        """Begin to write the bytes of tensors."""
+        self._keeps_values = True
         self.values.write(group)
 
     def write_rows(self) -> None:
-        """Write every row taken so far; they are with the kernel when this returns."""
+        """Write every row taken so far; they are with the kernel when this returns.
+
+        Rows whose bytes are not written yet stay, or whose measurements have not even been sent for, and those after
+        them too, to keep their order.
+        """
         stacks, self._stacks = self._stacks, []
         calls, self._calls = self._calls, []
-        tensors, self._tensors = self._tensors, []
-        sources, self._sources = self._sources, []
+        due = self._due()
+        tensors, self._tensors = self._tensors[:due], self._tensors[due:]
         if stacks:
             self._stack_file.write(b"".join(map(_line, stacks)))
             self._stack_file.flush()
             self.stacks += len(stacks)
-        if calls:
-            self.calls.append(call_columns(calls))
-            self.steps.update(map(_STEP, calls))
-        if tensors:
-            self.tensors.append(tensor_columns(tensors, [None if v is None else v.blob for v in sources]))
+        for part in _batches(calls):
+            self.calls.append(call_columns(part))
+            self.steps.update(map(itemgetter(STEP), part))
+        for part in _batches(tensors):
+            self.tensors.append(tensor_columns(part, self._blobs(part), self._late))
+
+    def _due(self) -> int:
+        """How many of the tensors can be written now."""
+        due = len(self._tensors)
+        if self._keeps_values:
+            unsettled = (place for place, row in enumerate(self._tensors) if row[BLOB] and not row[BLOB].settled)
+            due = next(unsettled, due)
+        if self._late is not None:
+            places, tickets = (np.frombuffer(found, np.int64) for found in cells.tickets(self._tensors, STATISTICS))
+            sent = self._late.due(tickets)
+            due = min(due, int(places[sent])) if sent < len(places) else due
+        return due
+
+    def _blobs(self, rows: list[Row]) -> list[Blob | None]:
+        if not self._keeps_values:
+            return [None] * len(rows)
+        return [None if row[BLOB] is None else row[BLOB].blob for row in rows]
 
     def close(self) -> None:
         """End every file properly, each of them even if another cannot be."""
@@ -106,3 +125,8 @@ class RankFiles:
 
 def _line(stack: Stack) -> bytes:
     return json.dumps({"id": stack.id, "frames": stack.frames}).encode() + b"\n"
+
+
+def _batches(rows: list[Row]) -> Iterator[list[Row]]:
+    for start in range(0, len(rows), MOST_ROWS):
+        yield rows[start : start + MOST_ROWS]

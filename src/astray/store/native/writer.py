@@ -24,11 +24,16 @@ import numpy as np
 from astray.part import Part
 from astray.record import Call, Frame, Missed, Tensor
 from astray.store.info import End, RunInfo, now, plain, write_json
+from astray.store.late import Late
 from astray.store.native import backlog
 from astray.store.native.backlog import Backlog
-from astray.store.native.files import RankFiles, Stack
+from astray.store.native.cells import Row
+from astray.store.native.files import BLOB, RankFiles, Stack
 from astray.store.native.folder import END_FILE, claim, recordable, release
-from astray.store.native.values import SHARD_BYTES, Values
+from astray.store.native.rooms import Room, Rooms
+from astray.store.native.values import Values
+from astray.store.native.values_writer import SHARD_BYTES
+from astray.store.source import Source
 
 QUEUE_BYTES = 256 << 20
 IDLE_SECONDS = 0.5  # rows wait no longer than this
@@ -46,7 +51,8 @@ class RunWriter:
 
     `world_size` is for when `info` does not say it. `queue_bytes` is how much memory values may take on their way to
     the disk: more lets the program run ahead of a slow disk for longer. `shard_bytes` is the size at which the next
-    values file begins. Raises RunExists or RunError when the folder cannot be recorded into.
+    values file begins. A row may hold a ticket of `late` in place of its statistics. Raises RunExists or RunError when
+    the folder cannot be recorded into.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class RunWriter:
         overwrite: bool = False,
         queue_bytes: int = QUEUE_BYTES,
         shard_bytes: int = SHARD_BYTES,
+        late: Late | None = None,
     ) -> None:
         self.path = Path(path)
         self.rank = rank
@@ -68,8 +75,12 @@ class RunWriter:
             info = msgspec.structs.replace(info, world_size=world_size)
         self._folder = claim(self.path, rank, info, overwrite)
         with recordable(self.path):
-            self._files = RankFiles(self._folder, shard_bytes)
+            self._files = RankFiles(self._folder, shard_bytes, late)
+        self._late = late
         self._backlog = Backlog(queue_bytes)
+        self._calls, self._tensors = self._backlog.calls, self._backlog.tensors
+        self._rooms = Rooms(queue_bytes)
+        self._files.values.connect(self._backlog.wake.set, self._backlog.written, self._lost)
         self._missed: Counter[tuple[str, str]] = Counter()
         self._open = True  # takes records
         self._closed = False
@@ -87,8 +98,14 @@ class RunWriter:
 
     def call(self, row: Call) -> None:
         """Record a call."""
+        self.call_row(tuple(row))
+
+    def call_row(self, row: Row) -> None:
+        """Record a call, given as the plain tuple of its fields: what costs the program least."""
         if self._open:
-            self._backlog.put(tuple(row))
+            self._calls.append(row)
+            if len(self._calls) >= backlog.BATCH_ROWS:
+                self._backlog.crowded(self._calls)
 
     def tensor(
         self, row: Tensor, values: Values | Any = None, sampled: int | None = None, part: str | None = None
@@ -100,14 +117,19 @@ class RunWriter:
         """
         if not self._open:
             return
-        if values is None:
-            self._backlog.put(tuple(row))
-            return
-        if not isinstance(values, Values):
+        if values is not None and not isinstance(values, Values):
             shape = row.shape if part is None else Part.parse(part).shape_of(row.shape)
             shape = shape if sampled is None else (sampled,)
             values = self.values(values, f"{row.seq}.{row.role}.{row.path}", row.dtype, shape, sampled, part)
-        self._backlog.put((tuple(row), values))
+        plain = values is None and row.blob is None
+        self.tensor_row(tuple(row) if plain else (*row[:BLOB], values, *row[BLOB + 1 :]))
+
+    def tensor_row(self, row: Row) -> None:
+        """Record a tensor, given as the plain tuple of its fields, with its `Values` or None in place of the blob."""
+        if self._open:
+            self._tensors.append(row)
+            if len(self._tensors) >= backlog.BATCH_ROWS:
+                self._backlog.crowded(self._tensors)
 
     def values(
         self,
@@ -122,19 +144,32 @@ class RunWriter:
 
         `name` is what other tools will see in the safetensors file; begin it with the number of the call. `shape` is
         that of the values in the buffer. `part` is the text of the slice when they are only that part of the tensor,
-        `sampled` their number when they are a sample, of the part or of the whole.
+        `sampled` their number when they are a sample, of the part or of the whole. In place of a buffer there may be a
+        `Source`, whose bytes come later; should they never come, the rows have no values and the run says why.
         """
-        values = Values(np.frombuffer(buffer, np.uint8).data, name, dtype, shape, sampled, part)
+        source: Source | None = buffer if hasattr(buffer, "pieces") else None
+        data = np.frombuffer(buffer, np.uint8).data if source is None else source
+        values = Values(data, name, dtype, shape, sampled, part)
         if self._open:
             self._backlog.put_values(values)
         else:
-            values.data = None
+            values.settle(None)
+        if source is not None:
+            source.finish(self._backlog.wake.set)
         return values
+
+    def room(self, nbytes: int) -> Room:
+        """Memory to put a tensor's bytes into before they are handed over; the writer uses it again."""
+        return self._rooms.take(nbytes)
+
+    def waited(self, seconds: float) -> None:
+        """Say that the program stood still for so long because values were not written fast enough."""
+        self._backlog.waited(seconds)
 
     def stack(self, id: int, frames: list[Frame]) -> None:
         """Record a Python stack, innermost frame first, before the first call that refers to it."""
         if self._open:
-            self._backlog.put(Stack(id, frames))
+            self._backlog.put(self._backlog.stacks, Stack(id, frames))
 
     def missed(self, what: str, why: str, count: int = 1) -> None:
         """Note something that was not observed, `count` times. The same thing said again is added up."""
@@ -145,6 +180,7 @@ class RunWriter:
     def step_done(self) -> None:
         """Say that a step is over, so that its rows reach the file soon."""
         if self._open:
+            self._settle()
             self._step_ended = True
             self._backlog.wake.set()
 
@@ -155,6 +191,7 @@ class RunWriter:
         """
         if not self._open:
             return False
+        self._settle()
         flush = self._backlog.put_flush()
         while not flush.wait(1.0) and self._thread.is_alive():  # it may have ended while this was put
             pass
@@ -169,9 +206,16 @@ class RunWriter:
                 return
             self._closed, self._open = True, False
         atexit.unregister(self.close)
+        if self._late is not None:
+            self._late.finish()
         self._backlog.wake.set()
         self._thread.join()
         self._write_end(plain(ended))
+
+    def _settle(self) -> None:
+        """Sends for the measurements of every ticket in the rows so far."""
+        if self._late is not None:
+            self._late.settle()
 
     def discard(self) -> None:
         """Close, and take everything away again: a recording that could not start leaves no run."""
@@ -194,6 +238,7 @@ class RunWriter:
         finally:
             self._open = False
             self._backlog.drop()
+            self._rooms.close()
 
     def _write_until_closed(self) -> None:
         written = time.monotonic()
@@ -202,11 +247,19 @@ class RunWriter:
             self._backlog.wake.wait(STEP_SECONDS if self._step_ended else IDLE_SECONDS)
             self._backlog.wake.clear()
             closing = self._closed  # read before taking: what was handed over before closing is still written
-            for part in self._backlog.take():
-                self._files.take(part)
-                if self._files.waiting_rows >= backlog.BATCH_ROWS:
-                    self._files.write_rows()
+            self._files.values.collect()
+            self._files.take(*self._backlog.take())
+            for group in self._backlog.take_values():
+                self._files.take_values(group)
+            if self._files.waiting_rows >= backlog.BATCH_ROWS:
+                self._files.write_rows()
+            self._backlog.make_room()
             patience = STEP_SECONDS if self._step_ended else IDLE_SECONDS
+            if self._backlog.flushes or closing:
+                self._files.values.settle()
+            if self._files.values.is_growing:  # the rest of a large tensor is coming
+                closing = False
+                continue
             if self._backlog.flushes or closing or time.monotonic() - written >= patience:
                 self._step_ended = False
                 self._files.write_rows()
@@ -215,7 +268,7 @@ class RunWriter:
 
     def _fail(self, error: Exception) -> None:
         """Keep of the rows taken what can still be written, and say what happened."""
-        for save in (self._files.write_rows, self._files.close):
+        for save in (self._files.values.abandon, self._files.write_rows, self._files.close):
             with contextlib.suppress(Exception):
                 save()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
@@ -224,6 +277,10 @@ class RunWriter:
             f"Recording into {self._folder} stopped: {reason}. The program goes on; {files.calls.rows:,} calls and "
             f"{files.tensors.rows:,} tensors before that can be read. {_remedy(error)}"
         )
+
+    def _lost(self, reason: str) -> None:
+        with self._lock:
+            self._missed["the values of a tensor", plain(reason)] += 1
 
     def _write_end(self, ended: str) -> None:
         files = self._files

@@ -1,4 +1,7 @@
-"""Records until it is killed, and says after each flush how far it came. Every value follows from its number."""
+"""Records until it is killed, and says after each flush how far it came. Every value follows from its number.
+
+With `ahead` it behaves as if the disk were far behind: values are written directly, and into several files at once.
+"""
 
 import sys
 
@@ -6,11 +9,15 @@ import numpy as np
 
 from astray.record import Call, Frame, Tensor
 from astray.store import RunInfo, RunWriter
+from astray.store.native import values_writer
+from astray.store.native.pace import Pace
 
 SIZES = (3, 1000, 0, 70_000, 16, 400_000)
 
 
-def main(path: str) -> None:
+def main(path: str, way: str) -> None:
+    if way == "ahead":
+        Pace.FIRST, Pace.TRIAL, values_writer.LANE_BYTES, values_writer.BATCH_BYTES = 0, 8 << 20, 0, 1 << 20
     writer = RunWriter(path, info=RunInfo.here(), shard_bytes=8 << 20)
     for seq in range(10**9):
         if seq % 50 == 0:
@@ -27,4 +34,4 @@ def main(path: str) -> None:
             print(f"ack {seq}", flush=True)
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])

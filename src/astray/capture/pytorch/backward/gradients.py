@@ -2,8 +2,8 @@
 
 What arrives at the call's outputs is seen by a hook on each output tensor. What the call sends to an input is its own
 contribution, not the sum over everybody who used that input: it is read from the autograd nodes that were born inside
-the call and lead to the input. Nothing is wrapped and no node is added, so the graph, the order of its sums and
-therefore every bit of the result stay as they are.
+the call and lead to the input. Most functions make one node: then one hook on it sees both. Nothing is wrapped and no
+node is added, so the graph, the order of its sums and therefore every bit of the result stay as they are.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C import DisableTorchFunction
-from torch.autograd.graph import Node, get_gradient_edge
+from torch._C._autograd import _get_sequence_nr
+from torch.autograd.graph import Node
 from torch.compiler import is_compiling
 
 from astray.capture.engine import Engine, OpenCall
@@ -23,6 +24,9 @@ from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.shards import add_up
 
 Edge = tuple[Node, int]
+Tensors = list[tuple[str, torch.Tensor]]
+Routes = tuple[tuple[int, str], ...]
+"""Which of a node's gradients belong to which paths."""
 
 _ENOUGH = 4096  # calls that are remembered before the dead are looked for
 
@@ -31,53 +35,136 @@ _LEAF = 2**64 - 1
 
 
 class InputEdges:
-    """Where the inputs of a call hang in the autograd graph, taken before the call can change them in place."""
+    """Where the inputs of a call hang in the autograd graph, taken before the call can change them in place.
 
-    __slots__ = ("born", "paths", "tensors")
+    A tensor given twice is recorded under its first path. A leaf has no node before it is used: it stands for itself.
+    """
 
-    def __init__(self, inputs: Iterable[tuple[str, torch.Tensor]], edge: Callable[[torch.Tensor], Edge | None]) -> None:
+    __slots__ = ("born", "inputs", "leaves", "paths")
+
+    def __init__(self, inputs: Tensors) -> None:
+        self.inputs = inputs
         self.paths: dict[Edge, str] = {}
-        self.tensors: list[torch.Tensor] = []  # one for each of them
-        self.born: int = torch._C._autograd._get_sequence_nr()
+        self.leaves: dict[int, str] = {}
+        self.born: int = _get_sequence_nr()
         for path, tensor in inputs:
             if tensor.requires_grad:
-                found = edge(tensor)
-                if (
-                    found is not None and found not in self.paths
-                ):  # one tensor given twice has one edge, recorded under the first path
-                    self.paths[found] = path
-                    self.tensors.append(tensor)
+                node = tensor.grad_fn
+                if node is None:
+                    self.leaves.setdefault(id(tensor), path)
+                else:
+                    self.paths.setdefault((node, tensor.output_nr), path)
 
-    def path(self, output: torch.Tensor) -> str | None:
-        """The path of the input that an output is, if it is one."""
-        edge = _edge(output)
-        return None if edge is None else self.paths.get(edge)
+    def path(self, tensor: torch.Tensor) -> str | None:
+        """The path of the input that a tensor is, if it is one."""
+        node = tensor.grad_fn
+        return self.leaves.get(id(tensor)) if node is None else self.paths.get((node, tensor.output_nr))
 
-    def consumers(self, outputs: Iterable[Node | None]) -> list[tuple[Node, int, str]]:
-        """The nodes born inside the call that send a gradient to an input: (node, which of its edges, path)."""
-        found: list[tuple[Node, int, str]] = []
-        visited: set[Node] = set()
-        ahead = [node for node in outputs if node is not None and self._is_inside(node)]
-        paths, born = self.paths, self.born
-        while ahead:
-            node = ahead.pop()
-            if node in visited:
+    def sends(self, node: Node, beyond: list[Node]) -> list[tuple[int, str]]:
+        """Which edges of a node born inside the call lead to which inputs. Others born inside are added to `beyond`."""
+        found = []
+        for index, edge in enumerate(node.next_functions):
+            following = edge[0]
+            if following is None:
                 continue
-            visited.add(node)
-            for index, edge in enumerate(node.next_functions):
-                following = edge[0]
-                if following is None:
+            path = self.paths.get(edge)  # type: ignore[arg-type]  # whose node is not None
+            if path is None:
+                number = following._sequence_nr()
+                if number < self.born:  # nodes are numbered as they are made: it was there before the call
                     continue
-                path = paths.get(edge)  # type: ignore[arg-type]  # whose node is not None
-                if path is not None:
-                    found.append((node, index, path))
-                elif born <= following._sequence_nr() < _LEAF:
-                    ahead.append(following)
+                if number != _LEAF:
+                    beyond.append(following)
+                    continue
+                path = self.leaves.get(id(following.variable)) if self.leaves else None  # type: ignore[attr-defined]
+            if path is not None:
+                found.append((index, path))
         return found
 
-    def _is_inside(self, node: Node) -> bool:
-        """Nodes are numbered as they are made, so an older one was there before the call."""
-        return node._sequence_nr() >= self.born
+    def consumers(self, outputs: Iterable[Node | None]) -> list[tuple[Node, list[tuple[int, str]]]]:
+        """The nodes born inside the call that send a gradient to an input, with which of their edges do."""
+        found: list[tuple[Node, list[tuple[int, str]]]] = []
+        visited: set[Node] = set()
+        ahead = [node for node in outputs if node is not None and node._sequence_nr() >= self.born]
+        while ahead:
+            node = ahead.pop()
+            if node not in visited:
+                visited.add(node)
+                sends = self.sends(node, ahead)
+                if sends:
+                    found.append((node, sends))
+        return found
+
+
+class NodeGradients:
+    """The gradients of a forward call that made one autograd node; the hook on it. Lives as long as the node.
+
+    Its node runs once in a backward pass, with everything that arrives, and has then computed everything that it sends.
+    What arrives is seen as the node got it, after hooks of the user on the output have changed it. Where the backward
+    pass ends at the output (`torch.autograd.grad` with respect to it), the call has no backward and there is no row.
+    """
+
+    __slots__ = ("_arrives", "_call", "_engine", "_sends")
+
+    def __init__(self, engine: Engine, call: OpenCall, arrives: Routes, sends: Routes) -> None:
+        self._engine = engine
+        self._call = call
+        self._arrives = arrives
+        self._sends = sends
+
+    @classmethod
+    def watch(cls, engine: Engine, call: OpenCall, edges: InputEdges, hooked: Tensors) -> Any:
+        """Puts the hook in place, at the end of the forward call; None when it takes more than this to see all."""
+        node = hooked[0][1].grad_fn
+        if node is None or node._sequence_nr() != edges.born or not _leaves_gradients_alone(node):
+            return None
+        arrives = []
+        for path, tensor in hooked:
+            if tensor.grad_fn is not node:
+                return None
+            arrives.append((tensor.output_nr, path))
+        sends = edges.sends(node, [])
+        if len(sends) > 1 and len({path for _, path in sends}) != len(sends):  # x * x: there is a sum to wait for
+            return None
+        return node.register_hook(cls(engine, call, tuple(arrives), tuple(sends)))
+
+    @never_compiled
+    def __call__(self, computed: tuple[torch.Tensor | None, ...], arrived: tuple[torch.Tensor | None, ...]) -> None:
+        engine = self._engine
+        if is_compiling() or engine.paused or not engine.is_here:
+            return
+        seq = None
+        try:
+            with DisableTorchFunction():  # what is done here is no part of the program
+                observe = engine.tensors.observe
+                for index, path in self._arrives:
+                    gradient = arrived[index]
+                    if gradient is not None:  # an output that nobody used
+                        seq = engine.backward(self._call) if seq is None else seq
+                        observe(seq, "input", path, gradient)
+                for index, path in self._sends:
+                    gradient = computed[index]
+                    if gradient is not None:
+                        seq = engine.backward(self._call) if seq is None else seq
+                        observe(seq, "output", path, gradient)
+        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
+            engine.failed(f"a gradient of {self._call.site.name}", error)
+
+
+_OWN: set[type] = set()
+
+
+def _leaves_gradients_alone(node: Node) -> bool:
+    """Whether it is one of torch's own derivatives, which write to fresh memory alone.
+
+    The `backward` of somebody else's function may well change in place what arrives, before a hook behind it sees it.
+    """
+    kind = type(node)
+    if kind in _OWN:
+        return True
+    if kind.__module__ == "builtins" and kind.__name__[-1].isdigit():  # AddBackward0
+        _OWN.add(kind)
+        return True
+    return False
 
 
 class CallGradients:
@@ -86,7 +173,7 @@ class CallGradients:
     It never holds a node of the graph itself: a node holds its hooks, they hold this, and nobody could free the circle.
     """
 
-    __slots__ = ("__weakref__", "_arrived", "_call", "_engine", "_expected", "_handles", "_seq", "_sums")
+    __slots__ = ("__weakref__", "_arrived", "_call", "_engine", "_expected", "_seq", "_sums")
 
     def __init__(self, engine: Engine, call: OpenCall) -> None:
         self._engine = engine
@@ -94,59 +181,65 @@ class CallGradients:
         self._seq: int | None = None
         self._expected: dict[str, int] = {}  # how many nodes send to each input
         self._sums: dict[str, _Sum] = {}
-        self._arrived: set[str] = set()
-        self._handles: list[Any] = []
+        self._arrived: tuple[str, ...] = ()
 
-    def watch(self, edges: InputEdges, outputs: list[tuple[str, torch.Tensor]]) -> list[Any]:
-        """Puts the hooks in place, at the end of the forward call; gives back those that sit on leaves.
+    def watch(self, edges: InputEdges, hooked: Tensors) -> Handles:
+        """Puts the hooks in place, at the end of the forward call; gives back how to take them off.
 
         A graph takes its hooks along when it goes. A leaf (a module may return a parameter) would keep them.
         """
-        hooked = [(path, tensor) for path, tensor in outputs if tensor.requires_grad]
-        # An output that is an input: what arrives there cannot be told from what others send, so it counts as a whole.
-        through = {path: edges.path(tensor) for path, tensor in hooked} if edges.paths else {}
-        if edges.paths:
-            for node, index, path in edges.consumers(tensor.grad_fn for _, tensor in hooked):
-                if path not in through.values():
+        through: dict[str, str] = {}
+        handles = Handles([], [])
+        if edges.paths or edges.leaves:
+            # An output that is an input: what arrives cannot be told from what others send, so it counts as a whole.
+            through = {path: same for path, tensor in hooked if (same := edges.path(tensor)) is not None}
+            for node, sends in edges.consumers([tensor.grad_fn for _, tensor in hooked]):
+                own = tuple([(index, path) for index, path in sends if path not in through.values()])
+                for _, path in own:
                     self._expected[path] = self._expected.get(path, 0) + 1
-                    self._handles.append(node.register_hook(_SendingHook(self, path, index)))
-        on_leaves = self._watch_for_completion(edges)
+                if own:
+                    handles.in_graph.append(node.register_hook(_SendingHook(self, own)))
+            if self.may_sum:
+                self._watch_for_completion(edges, handles)
         for path, tensor in hooked:
             hook = _ArrivalHook(self, path, through.get(path))
-            handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-            (self._handles if tensor.grad_fn is not None else on_leaves).append(handle)
-        return on_leaves
+            handles.add(tensor, tensor.register_hook(hook))  # type: ignore[no-untyped-call]
+        return handles
 
-    def _watch_for_completion(self, edges: InputEdges) -> list[Any]:
+    @property
+    def may_sum(self) -> bool:
+        """Whether there is an input that several nodes send to."""
+        return any(count > 1 for count in self._expected.values())
+
+    def _watch_for_completion(self, edges: InputEdges, handles: Handles) -> None:
         """Of several nodes that send to one input some may never run: the sum is whole when the input's turn comes."""
-        on_leaves: list[Any] = []
-        for (edge, path), tensor in zip(edges.paths.items(), edges.tensors, strict=True):
-            if self._expected.get(path, 0) < 2:
+        tensors = dict(edges.inputs)
+        places = {path: edge for edge, path in edges.paths.items()}
+        for path, count in self._expected.items():
+            if count < 2:
                 continue
-            hook = _CompletionHook(self, path)
-            if _edge(tensor) != edge:  # changed in place since; its former self can only be reached through the node
-                self._handles.append(edge[0].register_prehook(hook))
+            hook, tensor = _CompletionHook(self, path), tensors[path]
+            if edges.path(tensor) != path:  # changed in place since; its former self can only be reached by the node
+                handles.in_graph.append(places[path][0].register_prehook(hook))
                 continue
-            handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+            handles.add(tensor, tensor.register_hook(hook))  # type: ignore[no-untyped-call]
             _let_completion_come_first(tensor)
-            (self._handles if tensor.grad_fn is not None else on_leaves).append(handle)
-        return on_leaves
 
     def arrived(self, path: str, gradient: torch.Tensor, through: str | None) -> None:
         """The gradient of an output is complete. `through` is the input that this output is, for an identity."""
         if path in self._arrived:  # a second backward through the same graph
             self.finish()
-        self._arrived.add(path)
+        self._arrived += (path,)
         seq = self._started()
-        self._engine.observe(seq, "input", path, gradient)
+        self._engine.tensors.observe(seq, "input", path, gradient)
         if through is not None:
-            self._engine.observe(seq, "output", through, gradient)
+            self._engine.tensors.observe(seq, "output", through, gradient)
 
     def sent(self, path: str, gradient: torch.Tensor) -> None:
         """One of the call's nodes has computed what it sends to an input."""
         expected = self._expected[path]
         if expected == 1:
-            self._engine.observe(self._started(), "output", path, gradient)
+            self._engine.tensors.observe(self._started(), "output", path, gradient)
             return
         sum_ = self._sums.setdefault(path, _Sum())
         sum_.add(gradient)
@@ -157,7 +250,7 @@ class CallGradients:
         """Nothing more will be sent to this input: the backward pass has come to where it came from."""
         sum_ = self._sums.pop(path, None)
         if sum_ is not None and sum_.total is not None:
-            self._engine.observe(self._started(), "output", path, sum_.total)
+            self._engine.tensors.observe(self._started(), "output", path, sum_.total)
         elif sum_ is not None:
             why = "its parts are distributed in different ways, and to add them takes communication"
             self._engine.missed(f"a gradient that {self._call.site.name} sends", why)
@@ -171,13 +264,7 @@ class CallGradients:
         for path in list(self._sums):
             self.complete(path)
         self._seq = None
-        self._arrived.clear()
-
-    def remove(self) -> None:
-        """Takes every hook off the graph."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._arrived = ()
 
     def _started(self) -> int:
         if self._seq is None:
@@ -186,7 +273,7 @@ class CallGradients:
 
     def guarded(self, action: Callable[..., None], *args: Any) -> None:
         """Runs one observation; whatever goes wrong in it stays out of the backward pass."""
-        if is_compiling() or self._engine.paused or not self._engine.belongs_here():
+        if is_compiling() or self._engine.paused or not self._engine.is_here:
             return
         try:
             with DisableTorchFunction():  # what is done here is no part of the program
@@ -229,20 +316,20 @@ class _ArrivalHook:
 
 
 class _SendingHook:
-    """Sits on an autograd node and reads one of the gradients it computed."""
+    """Sits on an autograd node and reads those of the gradients it computed that go to an input."""
 
-    __slots__ = ("gradients", "index", "path")
+    __slots__ = ("gradients", "sends")
 
-    def __init__(self, gradients: CallGradients, path: str, index: int) -> None:
+    def __init__(self, gradients: CallGradients, sends: Routes) -> None:
         self.gradients = gradients
-        self.path = path
-        self.index = index
+        self.sends = sends
 
     @never_compiled
     def __call__(self, computed: tuple[torch.Tensor | None, ...], _: Any) -> None:
-        gradient = computed[self.index]
-        if gradient is not None:
-            self.gradients.guarded(self.gradients.sent, self.path, gradient)
+        for index, path in self.sends:
+            gradient = computed[index]
+            if gradient is not None:
+                self.gradients.guarded(self.gradients.sent, path, gradient)
 
 
 class _CompletionHook:
@@ -259,61 +346,79 @@ class _CompletionHook:
         self.gradients.guarded(self.gradients.complete, self.path)
 
 
+class Handles(NamedTuple):
+    """What torch gave us to take the hooks of one call off again."""
+
+    in_graph: list[Any]
+    on_leaves: list[Any]
+
+    def add(self, tensor: torch.Tensor, handle: Any) -> None:
+        (self.on_leaves if tensor.grad_fn is None else self.in_graph).append(handle)
+
+
 class LiveGradients:
     """Every call whose graph is still there, so that hooks can be taken off when the recording stops."""
 
     def __init__(self) -> None:
-        self._calls: list[weakref.ref[CallGradients]] = []
+        # A weak reference to the dict that a hook is in, its key there, the next reference, the next key, …
+        # That is all we need of a handle, and a thousand objects a step fewer for the garbage collector to go through.
+        self._in_graphs: list[Any] = []
         self._on_leaves: list[Any] = []
-        self._of_parameters: dict[int, tuple[weakref.ref[torch.Tensor], Edge | None]] = {}
+        self._summing: list[weakref.ref[CallGradients]] = []
         self._crowded = _ENOUGH
         self._changing = threading.Lock()
 
-    def edges(self, inputs: Iterable[tuple[str, torch.Tensor]]) -> InputEdges:
-        """Where the inputs of a call hang in the graph, to be asked before the call."""
-        return InputEdges(inputs, self._edge)
+    def watch(self, engine: Engine, call: OpenCall, edges: InputEdges, outputs: Tensors) -> None:
+        """Sees the gradients of a call that has returned `outputs`. `edges` were taken before it."""
+        hooked = [one for one in outputs if one[1].requires_grad]
+        if not hooked:
+            return
+        handle = NodeGradients.watch(engine, call, edges, hooked) if _get_sequence_nr() == edges.born + 1 else None
+        if handle is not None:
+            with self._changing:
+                self._in_graphs += (handle.hooks_dict_ref, handle.id)
+        else:
+            self._watch_several(CallGradients(engine, call), edges, hooked)
+        if len(self._in_graphs) > self._crowded:  # a program that never ends a step
+            self._forget_dead()
+            self._crowded = max(_ENOUGH, 2 * len(self._in_graphs))
 
-    def _edge(self, tensor: torch.Tensor) -> Edge | None:
-        """That of a parameter is remembered for a step: torch makes a view each time it is asked for it."""
-        if type(tensor) is not torch.nn.Parameter:
-            return _edge(tensor)
-        known = self._of_parameters.get(id(tensor))
-        if known is None or known[0]() is not tensor or tensor.grad_fn is not None:
-            known = self._of_parameters[id(tensor)] = (weakref.ref(tensor), _edge(tensor))
-        return known[1]
-
-    def watch(self, engine: Engine, call: OpenCall, edges: InputEdges, outputs: list[tuple[str, torch.Tensor]]) -> None:
-        gradients = CallGradients(engine, call)
-        on_leaves = gradients.watch(edges, outputs)
+    def _watch_several(self, gradients: CallGradients, edges: InputEdges, hooked: Tensors) -> None:
+        handles = gradients.watch(edges, hooked)
         with self._changing:
-            self._calls.append(weakref.ref(gradients))
-            self._on_leaves += on_leaves
-        if len(self._calls) > self._crowded:  # a program that never ends a step
-            self._living()
-            self._crowded = max(_ENOUGH, 2 * len(self._calls))
+            for handle in handles.in_graph:
+                self._in_graphs += (handle.hooks_dict_ref, handle.id)
+            self._on_leaves += handles.on_leaves
+            if gradients.may_sum:
+                self._summing.append(weakref.ref(gradients))
 
     def finish(self) -> None:
         """Ends the step: a sum that waits for more is recorded as it is, and nothing stays on a leaf."""
-        for gradients in self._living():
-            if gradients.is_summing:
+        self._forget_dead()
+        for reference in self._summing:
+            gradients = reference()
+            if gradients is not None and gradients.is_summing:
                 gradients.guarded(gradients.finish)
-        self._of_parameters.clear()
         with self._changing:
             on_leaves, self._on_leaves = self._on_leaves, []
         for handle in on_leaves:
             handle.remove()
 
-    def _living(self) -> list[CallGradients]:
-        """Those whose graph is still there; the others are forgotten."""
+    def _forget_dead(self) -> None:
+        """Keeps what belongs to a graph that is still there."""
         with self._changing:
-            living = [(reference, gradients) for reference in self._calls if (gradients := reference()) is not None]
-            self._calls = [reference for reference, _ in living]
-        return [gradients for _, gradients in living]
+            pairs = zip(self._in_graphs[::2], self._in_graphs[1::2], strict=True)
+            self._in_graphs = [item for pair in pairs if pair[0]() is not None for item in pair]
+            self._summing = [reference for reference in self._summing if reference() is not None]
 
     def remove(self) -> None:
-        for gradients in self._living():
-            gradients.remove()
-        self._calls = []
+        """Takes every hook off the graphs."""
+        with self._changing:
+            in_graphs, self._in_graphs = self._in_graphs, []
+        for reference, key in zip(in_graphs[::2], in_graphs[1::2], strict=True):
+            hooks = reference()
+            if hooks is not None:
+                hooks.pop(key, None)
 
 
 def _let_completion_come_first(tensor: torch.Tensor) -> None:
@@ -325,16 +430,3 @@ def _let_completion_come_first(tensor: torch.Tensor) -> None:
     if hooks is not None:
         for key in [key for key, hook in hooks.items() if isinstance(hook, _ArrivalHook)]:
             hooks[key] = hooks.pop(key)
-
-
-def _edge(tensor: torch.Tensor) -> Edge | None:
-    """None inside a functorch transform, where a leaf has no node of its own."""
-    node = tensor.grad_fn
-    if node is not None:
-        return node, tensor.output_nr
-    with torch._C._DisableTorchDispatch():  # torch makes a view to find it, which is no part of the program
-        try:
-            edge = get_gradient_edge(tensor)
-        except AttributeError:
-            return None
-    return edge.node, edge.output_nr

@@ -137,12 +137,12 @@ class _AccumulatedHook(Hook):
 
     def see(self, path: str, gradient: torch.Tensor) -> None:
         engine = self.engine
-        if not engine.listening or not engine.belongs_here():
+        if not engine.listening or not engine.is_here:
             return
         try:
             with DisableTorchFunction():  # what is done here is no part of the program
                 if self.seq is None:
                     self.seq = engine.event(self.site, "backward")
-                engine.observe(self.seq, "gradient", path, gradient)
+                engine.tensors.observe(self.seq, "gradient", path, gradient)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             engine.failed(f"the gradient of {self.site.name}", error)

@@ -65,7 +65,7 @@ class Unfilled:
 class Function:
     """A function of torch, as its calls are recorded. `returns_first`: its result is its first argument, changed."""
 
-    __slots__ = ("in_place", "is_view", "kind", "makes_buffers", "name", "returns_first", "type")
+    __slots__ = ("in_place", "is_plain", "is_view", "kind", "makes_buffers", "name", "returns_first", "type")
 
     def __init__(self, name: str, type: str) -> None:
         self.name = name
@@ -75,6 +75,7 @@ class Function:
         self.makes_buffers = is_buffer_maker(name)
         self.is_view = name in _VIEWS
         self.in_place = self.returns_first or (name.endswith("_") and not name.endswith("__")) or _is_augmented(type)
+        self.is_plain = not self.is_view and not self.in_place
 
     def inputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -93,13 +94,15 @@ class Function:
 
     def not_read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call does not read: it writes into them, or only looks at them in another way."""
-        return (
-            [one for one in args[:1] if isinstance(one, torch.Tensor)] if self.is_view else self.written(args, kwargs)
-        )
+        if self.is_view:
+            return [one for one in args[:1] if isinstance(one, torch.Tensor)]
+        return self.written(args, kwargs)
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors a call writes into."""
         written: list[torch.Tensor] = []
+        if not self.in_place and "out" not in kwargs:
+            return written
         for value in (args[0] if self.in_place and args else None, kwargs.get("out")):
             if isinstance(value, torch.Tensor):
                 written.append(value)

@@ -17,7 +17,8 @@ from torch import distributed as dist
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._pytree import tree_leaves
 
-from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall
+from astray.capture.engine import Engine, OpenCall
+from astray.capture.observer import NOT_WRITTEN
 from astray.capture.structure import Flattener
 from astray.record import Kind
 
@@ -68,7 +69,7 @@ class Collective:
     """A function of torch.distributed, as its calls are recorded."""
 
     kind: Kind = "collective"
-    makes_buffers = False
+    is_plain = makes_buffers = False
 
     def __init__(self, func: Callable[..., Any], flow: _Flow) -> None:
         self.name = _RENAMED.get(func.__name__, func.__name__)
@@ -127,7 +128,7 @@ class FunctionalCollective:
 
     _later = "wait_tensor"
 
-    makes_buffers = False
+    is_plain = makes_buffers = False
 
     def __init__(self, op: OpOverload[..., Any] | OpOverloadPacket[..., Any], kind: Kind = "collective") -> None:
         namespace, name = str(op).split(".")[:2]
@@ -224,7 +225,7 @@ class Underway:
         """A collective has returned: something to wait for, or anything else when it has waited itself."""
         outputs = collective.outputs(flat, args, kwargs)
         for _, tensor in outputs:
-            self._engine.written(tensor)
+            self._engine.tensors.written(tensor)
         if call.seq == NOT_WRITTEN or not outputs:
             return
         if collective.is_put_off(args, kwargs):
@@ -234,7 +235,7 @@ class Underway:
                 self._waiting.append((call, result, outputs))
         else:
             for path, tensor in outputs:
-                self._engine.observe(call.seq, "output", path, tensor)
+                self._engine.tensors.observe(call.seq, "output", path, tensor)
 
     def look(self) -> None:
         """Records the outputs that are there by now. Called before every function, which could write over them."""
@@ -247,8 +248,8 @@ class Underway:
                     self._waiting.append(one)
                     continue
                 for path, tensor in outputs:
-                    self._engine.changed(tensor)
-                    self._engine.observe(call.seq, "output", path, tensor)
+                    self._engine.tensors.changed(tensor)
+                    self._engine.tensors.observe(call.seq, "output", path, tensor)
             except Exception as error:  # noqa: BLE001 - it failed, or reading did; the others may be fine
                 self._engine.failed(f"the output of {call.site.name}", error)
 

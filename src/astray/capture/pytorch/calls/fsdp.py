@@ -45,8 +45,13 @@ class Gatherings:
         self._put_hooks = put_hooks
         self._take_hooks = take_hooks
         self._filled = filled
+        self._whole: set[type[nn.Module]] = set()  # classes whose modules are not sharded
         self._met: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._sources: dict[int, tuple[weakref.ref[nn.Parameter], Source]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any parameter has ever been gathered."""
+        return bool(self._sources)
 
     def source(self, parameter: torch.Tensor) -> Source | None:
         """What a gathered parameter was made of. Its numbers are the same for as long as this is; None for others."""
@@ -59,7 +64,11 @@ class Gatherings:
 
     def check(self, module: nn.Module) -> None:
         """A module is called, and FSDP's own hooks have run."""
+        kind = type(module)
+        if kind in self._whole:
+            return
         if not is_sharded(module):
+            self._whole.add(kind)  # `fully_shard` gives a module another class
             return
         if module not in self._met:
             self._met.add(module)
@@ -75,7 +84,7 @@ class Gatherings:
         shard: Any = gathered.shard
         local = shard._local_tensor
         # Optimizers write to a shard without any version counter knowing.
-        source = (shard._version, local._version, local.data_ptr(), self._engine.forgotten)
+        source = (shard._version, local._version, local.data_ptr(), self._engine.tensors.forgotten)
         if self.source(gathered.whole) != source:
             self._sources[id(gathered.whole)] = (weakref.ref(gathered.whole), source)
             self._filled(gathered)

@@ -11,17 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from astray.capture.engine import Engine, OpenCall
-from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
+from astray.capture.pytorch.backward.gradients import LiveGradients
 from astray.capture.pytorch.backward.roots import BACKWARDS, backward_roots
 from astray.capture.pytorch.calls.catalogue import Catalogue, Function, Unfilled
 from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, Underway
 from astray.capture.pytorch.calls.places import Places
-from astray.capture.pytorch.calls.taking import Taking, Tensors
+from astray.capture.pytorch.calls.taking import Taking
 from astray.capture.pytorch.compiled.code import never_compiled
 
 _UNKNOWN, _BACKWARD = object(), object()
@@ -35,11 +34,11 @@ class FunctionMode(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._engine = engine
-        self._gradients = gradients
         self._places = places
         self._catalogue = catalogue
         self._underway = underway
-        self._taking = Taking(engine, places)
+        self._taking = Taking(engine, places, gradients)
+        places.sees_functions = True
         self._known: dict[Any, Any] = dict.fromkeys(BACKWARDS, _BACKWARD)
 
     @never_compiled
@@ -52,31 +51,40 @@ class FunctionMode(TorchFunctionMode):
         function = self._known.get(func, _UNKNOWN)
         if function is None or not self._engine.listening:
             return func(*args, **kwargs)
-        if function is _BACKWARD:
-            return self._run_backward(func, args, kwargs)
-        if function is _UNKNOWN:
-            function = self._known[func] = self._catalogue.find(func)
-            if isinstance(function, FunctionalCollective) and function.unread:
-                self._engine.missed(f"the output of {function.type}", function.unread)
-        if function is None or self._places.is_running(func):
+        if type(function) is not Function:  # the others are few
+            if function is _BACKWARD:
+                return self._run_backward(func, args, kwargs)
+            if function is _UNKNOWN:
+                function = self._known[func] = self._find(func)
+            if function is None:
+                return func(*args, **kwargs)
+            if isinstance(function, Unfilled):
+                result = func(*args, **kwargs)
+                self._taking.made(result, sys._getframe().f_back)
+                return result
+        if self._places.sees_ops and self._places.is_running(func):
             return func(*args, **kwargs)
-        if isinstance(function, Unfilled):
-            result = func(*args, **kwargs)
-            self._taking.made(result, sys._getframe(1))
-            return result
         if self._underway:
             self._underway.look()
-        call, inputs = self._taking.begin(function, args, kwargs, sys._getframe(1))
+        call = self._taking.begin(function, args, kwargs, sys._getframe().f_back)
         if call is None:
             return func(*args, **kwargs)
-        edges = self._edges(call, inputs)
         try:
             result = func(*args, **kwargs)
         except BaseException as error:
             self._taking.abandon(call, error)
             raise
-        self._taking.end(call, function, self._take, func, edges, args, kwargs, result)
+        take = self._take_collective if isinstance(function, Collective) else None
+        outputs = self._taking.end(call, function, args, kwargs, result, take)
+        if outputs == [] and function.kind == "function":
+            self._known[func] = None  # it tells something about a tensor; not worth recording again
         return result
+
+    def _find(self, func: Any) -> Function | Collective | FunctionalCollective | Unfilled | None:
+        function = self._catalogue.find(func)
+        if isinstance(function, FunctionalCollective) and function.unread:
+            self._engine.missed(f"the output of {function.type}", function.unread)
+        return function
 
     def _run_backward(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Starts a backward pass with this mode on: it runs functions of the program too, such as a checkpoint's."""
@@ -86,32 +94,7 @@ class FunctionMode(TorchFunctionMode):
         with self:
             return torch.autograd.backward(*roots)
 
-    def _edges(self, call: OpenCall, inputs: Tensors) -> InputEdges | None:
-        """Where the inputs hang in the graph, to be asked before the call can change them."""
-        if not call.recorded or call.phase != "forward" or not torch.is_grad_enabled():
-            return None
-        try:
-            with DisableTorchFunction():
-                return self._gradients.edges(inputs)
-        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
-            self._engine.failed(f"the gradients of {call.site.name}", error)
-            return None
-
-    def _take(
-        self,
-        call: OpenCall,
-        function: Function | Collective | FunctionalCollective,
-        func: Any,
-        edges: InputEdges | None,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
+    def _take_collective(
+        self, call: OpenCall, collective: Collective, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        if isinstance(function, Collective):
-            self._underway.ended(call, function, self._taking.flat, args, kwargs, result)
-            return
-        outputs = self._taking.take_outputs(call, function, args, kwargs, result)
-        if not outputs and call.site.kind == "function":
-            self._known[func] = None  # it tells something about a tensor; not worth recording again
-        if edges is not None:
-            self._gradients.watch(self._engine, call, edges, outputs)
+        self._underway.ended(call, collective, self._taking.flat, args, kwargs, result)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._C import DisableTorchFunction
+from torch._C import DisableTorchFunction, _current_graph_task_id, _get_tracing_state
 from torch.compiler import is_compiling
 
-from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall, Site
-from astray.capture.pytorch.backward.gradients import LiveGradients
+from astray.capture.engine import Engine, OpenCall, Site
+from astray.capture.observer import NOT_WRITTEN
+from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
 from astray.capture.pytorch.backward.origins import Origins
 from astray.capture.pytorch.backward.parameters import ParameterCapture
 from astray.capture.pytorch.calls.fast_paths import FastPaths
@@ -27,12 +28,11 @@ from astray.capture.pytorch.calls.fsdp import Gathered, Gatherings
 from astray.capture.pytorch.calls.hooks import Hook
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.sites import Sites
+from astray.capture.pytorch.calls.taking import flattener
 from astray.capture.pytorch.calls.wrappers import Chain, Children, Gate, can_be_called, hides_gradients, is_compiled
 from astray.capture.pytorch.calls.wrappers import state as state_of
 from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCode, never_compiled
 from astray.capture.pytorch.shards import is_distributed
-from astray.capture.pytorch.tensors import is_tensor
-from astray.capture.structure import Flattener
 from astray.record import ROOT
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class ModuleCapture:
 
     def __init__(self, engine: Engine, gradients: LiveGradients, modes: Modes, origins: Origins) -> None:
         self._engine = engine
-        self._flat = Flattener(is_tensor, self._note_opaque)
+        self._flat = flattener(self._note_opaque)
         self._gradients = gradients
         self._modes = modes
         self._origins = origins
@@ -237,7 +237,7 @@ class ModuleCapture:
         self._called = True
         self._fast_paths.check()
         self._gatherings.check(module)
-        recompute = torch._C._current_graph_task_id() >= 0  # a forward inside a backward: checkpointing
+        recompute = _current_graph_task_id() >= 0  # a forward inside a backward: checkpointing
         call = engine.enter(site, frame, recompute=recompute)
         self._modes.follow(call)
         self._origins.entered(call)
@@ -247,15 +247,15 @@ class ModuleCapture:
         if call.seq != NOT_WRITTEN:
             engine.begin(call, skeleton)
             for path, tensor in inputs:
-                engine.observe(call.seq, "input", path, tensor)
+                engine.tensors.observe(call.seq, "input", path, tensor)
             if module._parameters or module._buffers or is_compiled(module):
                 self._observe_state(site, module, call.seq)
         if torch.is_grad_enabled():
-            call.adapter = self._gradients.edges(inputs)
+            call.adapter = InputEdges(inputs)
 
     def _filled(self, gathered: Gathered) -> None:
         """FSDP has put a whole parameter in place, in memory of which other numbers may be known."""
-        self._engine.changed(gathered.whole)
+        self._engine.tensors.changed(gathered.whole)
         site = self._sites.of(gathered.owner)
         if site is not None:
             name = gathered.name if site.name == ROOT else f"{site.name}.{gathered.name}"
@@ -270,7 +270,7 @@ class ModuleCapture:
         self._states[site.name] = now
         prefix = "" if site.name == ROOT else f"{site.name}."
         for role, name, tensor in state:
-            self._engine.observe(seq, role, name, tensor)
+            self._engine.tensors.observe(seq, role, name, tensor)
             # It may have been made, replaced or unfrozen since the start.
             if role == "parameter" and not self._gatherings.is_gathered(tensor):
                 full_name = prefix + name
@@ -278,13 +278,19 @@ class ModuleCapture:
 
     def _key(self, tensor: torch.Tensor) -> Hashable:
         """Whether a tensor is still the same, without holding on to its memory; None when that cannot be told."""
+        if type(tensor) is nn.Parameter and not self._gatherings:
+            try:
+                return tensor._version, tensor.data_ptr(), tensor.numel()
+            except RuntimeError:  # made in inference mode, or not dense
+                return None
         source = self._gatherings.source(tensor)
         if source is not None:  # the memory may be another each time
             return source
-        identity = self._engine.reader.identity(tensor)
+        identity = self._engine.tensors.reader.identity(tensor)
         if identity is None or not is_distributed(tensor):
             return None if identity is None else identity.key
-        return identity.key, self._engine.forgotten  # optimizers write to it without its version counter knowing
+        # Optimizers write to it without its version counter knowing.
+        return identity.key, self._engine.tensors.forgotten
 
     def _after(self, site: Site, result: Any) -> None:
         call = self._engine.innermost(site)
@@ -306,7 +312,7 @@ class ModuleCapture:
         outputs = self._flat.result(result)
         if call.seq != NOT_WRITTEN:
             for path, tensor in outputs:
-                engine.observe(call.seq, "output", path, tensor)
+                engine.tensors.observe(call.seq, "output", path, tensor)
         if call.adapter is not None:
             self._gradients.watch(engine, call, call.adapter, outputs)
 
@@ -343,11 +349,10 @@ class _CallHook(Hook):
 
     def sleeps(self) -> bool:
         """Whether nothing may be done now: a compiler or tracer would take it for a part of the model."""
-        if is_compiling():
+        engine = self.engine
+        if is_compiling() or not (engine.recording or engine.has_open_calls):
             return True
-        if not self.engine.recording and not self.engine.has_open_calls:
-            return True
-        return torch._C._get_tracing_state() is not None or not self.engine.belongs_here()
+        return _get_tracing_state() is not None or not engine.is_here
 
 
 class _Place:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.engine import Engine
 from astray.capture.function_list import FunctionList
-from astray.capture.pytorch.calls.catalogue import is_buffer_maker
+from astray.capture.pytorch.calls.catalogue import Unfilled, is_buffer_maker
 from astray.capture.pytorch.calls.collectives import FunctionalCollective, describe_op
 from astray.capture.pytorch.calls.places import Places
 from astray.capture.pytorch.calls.taking import Taking
@@ -50,7 +50,9 @@ class Op:
     that are no inputs, such as `out`.
     """
 
-    __slots__ = ("fills", "is_view", "kind", "makes_buffers", "name", "returns", "type", "workspace", "writes")
+    __slots__ = (
+        "fills", "is_plain", "is_view", "kind", "makes_buffers", "name", "returns", "type", "workspace", "writes",
+    )  # fmt: skip
 
     def __init__(self, op: OpOverload[..., Any]) -> None:
         self.type = str(op)
@@ -64,6 +66,7 @@ class Op:
         self.fills = tuple(f"kwargs.{one.name}" for _, one in written if one.kwarg_only)
         self.returns = bool(op._schema.returns)
         self.workspace = _WORKSPACES.get(self.name)
+        self.is_plain = not self.is_view and not self.writes and self.workspace is None
 
     def inputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -84,6 +87,8 @@ class Op:
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors a call writes into."""
         found: list[torch.Tensor] = []
+        if not self.writes:
+            return found
         for one in self._changed(args, kwargs):
             found += [one] if isinstance(one, torch.Tensor) else one or []
         return found
@@ -105,12 +110,18 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._places = places
         self._listed = listed
         self._taking = Taking(engine, places)
-        self._known: dict[OpOverload[..., Any], Op | FunctionalCollective | None] = {}
-        self._makers: set[OpOverload[..., Any]] = set()  # of memory that is not filled yet
+        places.sees_ops = True
+        # By their ids, since torch hashes an operator in Python; each is held, so that its id stays its own.
+        self._known: dict[int, tuple[OpOverload[..., Any], Op | FunctionalCollective | Unfilled | None]] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch is to keep dynamo off `__torch_dispatch__`, by two more calls an op. It is kept off already."""
+        return False
 
     @never_compiled
     def __torch_dispatch__(
@@ -119,25 +130,27 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if not self._engine.listening:
             return func(*args, **kwargs)
-        try:
-            op = self._known[func]
-        except KeyError:
-            op = self._known[func] = self._find(func)
-        call = None if op is None else self._taking.begin(op, args, kwargs, sys._getframe(1))[0]
-        if op is None or call is None:
+        known = self._known.get(id(func))
+        if known is None:
+            known = self._known[id(func)] = (func, self._find(func))
+        op = known[1]
+        if op is None or isinstance(op, Unfilled):
             result = self._places.run(func, args, kwargs)
-            if func in self._makers:
-                self._taking.made(result, sys._getframe(1))
+            if op is not None:
+                self._taking.made(result, sys._getframe().f_back)
             return result
+        call = self._taking.begin(op, args, kwargs, sys._getframe().f_back)
+        if call is None:
+            return self._places.run(func, args, kwargs)
         try:
             result = self._places.run(func, args, kwargs)
         except BaseException as error:
             self._taking.abandon(call, error)
             raise
-        self._taking.end(call, op, self._taking.take_outputs, args, kwargs, result)
+        self._taking.end(call, op, args, kwargs, result)
         return result
 
-    def _find(self, func: OpOverload[..., Any]) -> Op | FunctionalCollective | None:
+    def _find(self, func: OpOverload[..., Any]) -> Op | FunctionalCollective | Unfilled | None:
         collective = describe_op(func)
         if collective is not None:
             wanted = self._listed is None or self._listed.wants("distributed", collective.name, True)
@@ -146,9 +159,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return collective if wanted else None
         op = Op(func)
         namespace, _, name = op.name.partition(".")
-        by_default = op.name not in _SILENT and op.name not in _UNFILLED and namespace not in _NOT_MATHS
-        if op.name in _UNFILLED:
-            self._makers.add(func)
+        wanted = op.name not in _SILENT and op.name not in _UNFILLED and namespace not in _NOT_MATHS
         if self._listed is not None and namespace == "aten":
-            return op if self._listed.wants(namespace, name, by_default) else None
-        return op if by_default else None
+            wanted = self._listed.wants(namespace, name, wanted)
+        if wanted:
+            return op
+        return Unfilled() if op.name in _UNFILLED else None

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, ClassVar, Protocol
 
 import torch
+from torch._C import _current_graph_task_id
 
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.pytorch.backward.origins import Origins
@@ -40,14 +41,16 @@ class Places:
     def __init__(self, engine: Engine, origins: Origins) -> None:
         self._engine = engine
         self._origins = origins
-        self._sites: dict[tuple[str, Named], Site] = {}
+        self._outside: dict[Named, Site] = {}  # of what is called outside of every module
         self._local = threading.local()
+        self.sees_functions = self.sees_ops = False  # with both, one call must not be taken for two
         self.infrastructure = Infrastructure()
         self._all.add(self)
 
     def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an op that has been recorded as one, so that it is not recorded as a function too."""
-        self._local.op = op
+        if self.sees_functions:
+            self._local.op = op
         return op(*args, **kwargs)
 
     def is_running(self, func: Any) -> bool:
@@ -60,10 +63,10 @@ class Places:
     def enter(self, callee: Named, frame: FrameType | None) -> OpenCall | None:
         """Opens a call; None when it is not for this recording."""
         engine = self._engine
-        if not engine.belongs_here() or self.infrastructure.calls(frame):
+        if not engine.is_here or self.infrastructure.calls(frame):
             return None
         outer = engine.enclosing
-        passing = torch._C._current_graph_task_id() >= 0
+        passing = _current_graph_task_id() >= 0
         if passing and (outer is None or not outer.recompute):
             return self._enter_backward(callee, frame)
         if outer is None and self._is_elsewhere():
@@ -86,12 +89,11 @@ class Places:
         return engine.enter_backward(site, origin, engine.latest_micro if origin is None else origin.micro)
 
     def _site(self, outer: OpenCall | None, callee: Named) -> Site:
-        module = "" if outer is None else outer.site.module
-        site = self._sites.get((module, callee))
+        known = self._outside if outer is None else outer.site.inside
+        site = known.get(callee)
         if site is None:
-            root = "" if outer is None else outer.site.root
-            site = Site(f"{module}/{callee.name}", callee.type, root, callee.kind, module)
-            self._sites[module, callee] = site
+            module, root = ("", "") if outer is None else (outer.site.module, outer.site.root)
+            site = known[callee] = Site(f"{module}/{callee.name}", callee.type, root, callee.kind, module)
         return site
 
     def _is_elsewhere(self) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from astray.capture.engine import Engine, Site
-from astray.capture.pytorch.backward.gradients import LiveGradients
+from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
 from astray.capture.structure import Flattener
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
@@ -40,9 +40,9 @@ class SavedValues:
             outputs = [(path, _tensor(found)) for path, found in self._flat.result(value)]
             engine.begin(call, self._flat.arguments((value,), {})[1])
             for path, tensor in outputs:
-                engine.observe(call.seq, "output", path, tensor)
+                engine.tensors.observe(call.seq, "output", path, tensor)
             if gradient and any(tensor.requires_grad for _, tensor in outputs):
-                self._gradients.watch(engine, call, self._gradients.edges(()), outputs)
+                self._gradients.watch(engine, call, InputEdges([]), outputs)
         finally:
             engine.leave(call)
 

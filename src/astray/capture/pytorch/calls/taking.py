@@ -12,16 +12,31 @@ from typing import Any, Protocol
 import torch
 from torch._C import DisableTorchFunction
 
-from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall
+from astray.capture.engine import Engine, OpenCall
+from astray.capture.observer import NOT_WRITTEN
+from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
 from astray.capture.pytorch.calls.places import Named, Places
-from astray.capture.pytorch.tensors import is_tensor
+from astray.capture.pytorch.tensors import PLAIN, is_tensor
 from astray.capture.structure import Flattener
 
 Tensors = list[tuple[str, torch.Tensor]]
+Take = Callable[..., Tensors | None]
+
+_NOTHING: list[torch.Tensor] = []
+_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+
+
+def flattener(opaque: Callable[[str], None] = lambda _: None) -> Flattener:
+    """Finds the tensors among arguments and results of torch."""
+    return Flattener(is_tensor, opaque, PLAIN, _VALUES)
 
 
 class Callee(Named, Protocol):
     """A function or op, as its calls are recorded."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all it does, unless it is given `out`, is to read its arguments and to return its result."""
 
     @property
     def makes_buffers(self) -> bool:
@@ -41,72 +56,102 @@ class Callee(Named, Protocol):
 
 
 class Taking:
-    """Takes the calls of functions or ops into a recording."""
+    """Takes the calls of functions or ops into a recording; their gradients too when `gradients` is given."""
 
-    def __init__(self, engine: Engine, places: Places) -> None:
+    def __init__(self, engine: Engine, places: Places, gradients: LiveGradients | None = None) -> None:
         self._engine = engine
         self._places = places
-        self.flat = Flattener(is_tensor)
+        self._gradients = gradients
+        self.flat = flattener()
 
     def begin(
         self, callee: Callee, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
-    ) -> tuple[OpenCall | None, Tensors]:
-        """A call starts: what the calls inside it need to know of it, and its inputs. None when it is not for us."""
+    ) -> OpenCall | None:
+        """A call starts: what the calls inside it need to know of it. None when it is not for us."""
         engine, call = self._engine, None
         try:
             with DisableTorchFunction():  # what is done here is no part of the program
                 call = self._places.enter(callee, frame)
                 if call is None or not call.recorded:
-                    return call, []
-                inputs, skeleton = callee.inputs(self.flat, args, kwargs)
-                if call.seq != NOT_WRITTEN:
-                    engine.begin(call, skeleton)
-                    engine.observe_inputs(call.seq, inputs, callee.not_read(args, kwargs))
-                return call, inputs
+                    return call
+                has_row = call.seq != NOT_WRITTEN
+                watched = self._gradients is not None and call.phase == "forward" and torch.is_grad_enabled()
+                if has_row or watched:
+                    plain = callee.is_plain and "out" not in kwargs
+                    found = self.flat.arguments(args, kwargs) if plain else callee.inputs(self.flat, args, kwargs)
+                    inputs, skeleton = found
+                    if has_row:
+                        engine.begin(call, skeleton)
+                        unread = _NOTHING if plain else callee.not_read(args, kwargs)
+                        engine.tensors.observe_inputs(call.seq, inputs, unread)
+                    if watched:
+                        call.adapter = InputEdges(inputs)
+                return call
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             engine.failed(f"a call of {callee.type}", error)
             if call is not None:
                 engine.leave(call)  # or whatever follows would seem to be inside it
-            return None, []
+            return None
 
-    def end(self, call: OpenCall, callee: Callee, take: Callable[..., object], *given: Any) -> None:
-        """A call has returned: its results are taken by `take(call, callee, *given)`, if it is recorded."""
+    def end(
+        self,
+        call: OpenCall,
+        callee: Callee,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        take: Take | None = None,
+    ) -> Tensors | None:
+        """A call has returned. Its results are taken by `take`, if that is not to be done as it always is.
+
+        Gives back what was taken; None when nobody asked for it.
+        """
         try:
             if call.recorded:
                 with DisableTorchFunction():
-                    take(call, callee, *given)
+                    return (take or self._take_outputs)(call, callee, args, kwargs, result)
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             self._engine.failed(f"the result of {callee.type}", error)
         finally:
+            call.adapter = None
             self._engine.leave(call)
+        return None
 
-    def take_outputs(
+    def _take_outputs(
         self, call: OpenCall, callee: Callee, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> Tensors:
-        """Records what a call gives, and returns it."""
-        engine = self._engine
-        for tensor in callee.written(args, kwargs):
-            engine.written(tensor)
-        outputs = callee.outputs(self.flat, args, kwargs, result)
-        for path, tensor in outputs:
-            engine.observe_unread(call.seq, "output", path, tensor)
-            if callee.makes_buffers:
-                engine.changed(tensor)
+    ) -> Tensors | None:
+        tensors, seq, edges = self._engine.tensors, call.seq, call.adapter
+        plain = callee.is_plain and "out" not in kwargs
+        if not plain:
+            for tensor in callee.written(args, kwargs):
+                tensors.written(tensor)
+        if seq == NOT_WRITTEN and edges is None and not callee.makes_buffers:
+            return None
+        outputs = self.flat.result(result) if plain else callee.outputs(self.flat, args, kwargs, result)
+        if seq != NOT_WRITTEN:
+            for path, tensor in outputs:
+                tensors.observe_unread(seq, "output", path, tensor)
+        if callee.makes_buffers:
+            for _, tensor in outputs:
+                tensors.changed(tensor)
+        if edges is not None and self._gradients is not None:
+            self._gradients.watch(self._engine, call, edges, outputs)
         return outputs
 
     def abandon(self, call: OpenCall, error: BaseException) -> None:
         """A call has raised. Checkpointing stops work done again by an exception of its own."""
         if call.recorded and not call.recompute:
             self._engine.missed(f"the output of {call.site.name}", f"it raised {type(error).__name__}")
+        call.adapter = None
         self._engine.leave(call)
 
-    def made(self, result: Any, frame: FrameType) -> None:
+    def made(self, result: Any, frame: FrameType | None) -> None:
         """Memory was made that nobody has filled yet. Who fills that of torch's machinery will not be seen."""
         if self._places.infrastructure.calls(frame):
             return
         try:
             with DisableTorchFunction():
                 for _, tensor in self.flat.result(result):
-                    self._engine.made(tensor)
+                    self._engine.tensors.made(tensor)
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             self._engine.failed("memory that is not filled yet", error)

@@ -167,7 +167,7 @@ class Children:
         """Whether they still are the children of `module`: none was added, replaced or taken out since."""
         if tuple(module._modules.values()) != self._direct:
             return False
-        return all(tuple(parent._modules.values()) == known for parent, known in self._lists)
+        return not self._lists or all(tuple(parent._modules.values()) == known for parent, known in self._lists)
 
 
 def _lists(module: nn.Module) -> Iterator[nn.Module]:

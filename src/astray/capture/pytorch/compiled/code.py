@@ -190,7 +190,7 @@ class CompiledCode:
         engine = self._engine
         if not engine.recording or not engine.belongs_here():
             return
-        engine.forget()  # it may write to memory that it has used before, past every version counter
+        engine.tensors.forget()  # it may write to memory that it has used before, past every version counter
         self._ran = True
         if self._tapped:
             return

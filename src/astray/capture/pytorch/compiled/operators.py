@@ -19,7 +19,6 @@ from torch._library.effects import EffectType
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from astray.capture.pytorch.backward.gradients import CallGradients, InputEdges, _Sum
-from astray.capture.pytorch.backward.gradients import _edge as edge_of
 from astray.capture.pytorch.compiled.code import never_compiled
 
 NO_CALL = -1
@@ -81,7 +80,7 @@ def _trace_enter(inputs: list[torch.Tensor], site: str, paths: str, number: int)
     with torch._C._AutoDispatchBelowAutograd():
         torch.ops.astray.enter(inputs, site, paths, number)
     if not around:
-        _traced.calls.append((site, number, InputEdges(_named(paths, inputs), edge_of)))
+        _traced.calls.append((site, number, InputEdges(_named(paths, inputs))))
 
 
 @never_compiled
@@ -99,7 +98,8 @@ def _trace_leave(outputs: list[torch.Tensor], site: str, paths: str, number: int
         edges = found if (name, of) == (site, number) else None
     if torch.is_grad_enabled():
         gradients = _TracedGradients(_Emitter(call, number), None)  # type: ignore[arg-type]
-        gradients.watch(edges or InputEdges([], edge_of), _named(paths, outputs))
+        hooked = [(path, tensor) for path, tensor in _named(paths, outputs) if tensor.requires_grad]
+        gradients.watch(edges or InputEdges([]), hooked)
     return call
 
 
@@ -122,7 +122,7 @@ class _TracedGradients(CallGradients):
 
     def sent(self, path: str, gradient: torch.Tensor) -> None:
         if self._expected[path] == 1:
-            self._engine.observe(0, "output", path, gradient)
+            self._engine.tensors.observe(0, "output", path, gradient)
             return
         sum_ = self._sums.setdefault(path, _Sum())
         sum_.terms += 1
@@ -137,6 +137,7 @@ class _Emitter:
     def __init__(self, call: torch.Tensor, number: int) -> None:
         self._call = call
         self._number = number
+        self.tensors = self
 
     def backward(self, _: Any) -> int:
         return 0

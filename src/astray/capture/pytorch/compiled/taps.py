@@ -19,7 +19,8 @@ from torch import nn
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from torch.compiler import is_compiling
 
-from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall, Site
+from astray.capture.engine import Engine, OpenCall, Site
+from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.calls.hooks import Hook
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.compiled.operators import NO_CALL, SEPARATOR, Named, define, recordings
@@ -112,8 +113,8 @@ class Taps:
 
     def _observe(self, seq: int, role: Any, tensors: Named) -> None:
         for path, tensor in tensors:
-            self._engine.changed(tensor)  # compiled code uses memory again without telling the version counter
-            self._engine.observe(seq, role, path, tensor)
+            self._engine.tensors.changed(tensor)  # compiled code uses memory again without telling the version counter
+            self._engine.tensors.observe(seq, role, path, tensor)
 
     def hide(self, name: str) -> None:
         """A call is traced where no operator may be left: said once for each module."""

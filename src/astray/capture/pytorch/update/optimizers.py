@@ -20,7 +20,8 @@ from torch._C import DisableTorchFunction
 from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from astray.capture.engine import NOT_WRITTEN, Engine, OpenCall, Site
+from astray.capture.engine import Engine, OpenCall, Site
+from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.parameters import ParameterCapture
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.tensors import is_tensor
@@ -79,7 +80,7 @@ class OptimizerCapture:
     @never_compiled
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         engine = self._engine
-        engine.forget()  # the weights will change, those of distributed tensors without their version counters knowing
+        engine.tensors.forget()  # weights will change, those of distributed tensors without a trace
         if is_compiling() or not (engine.settings.optimizer or self._is_a_place()) or not engine.belongs_here():
             return
         try:
@@ -100,7 +101,7 @@ class OptimizerCapture:
 
     @never_compiled
     def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self._engine.forget()
+        self._engine.tensors.forget()
         if is_compiling() or not self._under_way or not self._engine.belongs_here():
             return
         frame = sys._getframe(1)
@@ -186,7 +187,7 @@ class OptimizerCapture:
         step.gradients_come = closure_of(args, kwargs) is not None
         step.call = engine.enter(self._site(label, kind), step.frame, phase="update", micro=0, row=bool(step.wanted))
         if self._is_a_place():
-            engine.forget()  # gradients were summed over ranks, perhaps, which no version counter tells
+            engine.tensors.forget()  # gradients were summed over ranks, perhaps, which no version counter tells
         if not step.wanted:
             return
         stack, seq = step.call.stack, step.call.seq
@@ -196,7 +197,7 @@ class OptimizerCapture:
         parent = None if seq == NOT_WRITTEN else seq
         for number, (tensors, _) in enumerate(groups):
             for path, tensor in tensors:
-                engine.observe(seq, "input", f"param_groups.{number}.{path}", tensor)
+                engine.tensors.observe(seq, "input", f"param_groups.{number}.{path}", tensor)
         for number, (group, (_, text)) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
             for place, tensor in enumerate(group["params"]):
                 if not tensor.requires_grad and tensor.grad is None:

@@ -49,25 +49,25 @@ class ParameterUpdate:
         with _aside(gradient):
             if gradient.is_sparse:
                 gradient = gradient.coalesce()
-                self._engine.observe(self._seq, "input", "grad.indices", gradient.indices())
+                self._engine.tensors.observe(self._seq, "input", "grad.indices", gradient.indices())
                 path, gradient = "grad.values", gradient.values()
             scale = getattr(self._optimizer, "grad_scale", None) if scaled else None
             if isinstance(scale, torch.Tensor):
                 gradient = gradient / scale.to(gradient.device)
-        self._engine.changed(gradient)  # reduced over ranks, perhaps, which its version does not tell
-        self._engine.observe(self._seq, "input", path, gradient)
+        self._engine.tensors.changed(gradient)  # reduced over ranks, perhaps, which its version does not tell
+        self._engine.tensors.observe(self._seq, "input", path, gradient)
 
     def observe_entry(self, known: Known) -> None:
         """What the step starts from besides the gradient."""
         engine, tensor = self._engine, self._tensor
         if self._wanted & {"weight", "update"}:
-            engine.changed(tensor)  # programs write to weights through `.data`, which leaves no trace
-            engine.observe(self._seq, "parameter", "weight", tensor)
+            engine.tensors.changed(tensor)  # programs write to weights through `.data`, which leaves no trace
+            engine.tensors.observe(self._seq, "parameter", "weight", tensor)
         if "state" in self._wanted:
             state = _parts(self._optimizer.state.get(tensor))  # get: looking must not make an entry
             if known.get(self._name) != self._identities(state):
                 for path, part in state:  # not as the last step that was seen has left it
-                    engine.observe(self._seq, "state", path, _as_tensor(part))
+                    engine.tensors.observe(self._seq, "state", path, _as_tensor(part))
         if "update" in self._wanted:
             if tensor.is_floating_point() or tensor.is_complex():
                 with _aside(tensor):
@@ -86,17 +86,17 @@ class ParameterUpdate:
             with _aside(tensor):
                 update = difference(tensor.detach(), self._before)
             self._before = None
-            engine.observe(self._seq, "output", "update", update)
+            engine.tensors.observe(self._seq, "output", "update", update)
         if "weight" in self._wanted:
-            engine.changed(tensor)
-            engine.observe(self._seq, "output", "weight", tensor)
+            engine.tensors.changed(tensor)
+            engine.tensors.observe(self._seq, "output", "weight", tensor)
 
     def _identities(self, state: list[tuple[str, Any]]) -> list[Any]:
         """Equal as long as nobody has changed the state, as far as can be told without reading it."""
         found: list[Any] = []
         for path, part in state:
             if isinstance(part, torch.Tensor):
-                identity = self._engine.reader.identity(part)
+                identity = self._engine.tensors.reader.identity(part)
                 part = object() if identity is None else identity.key
             found.append((path, part))
         return found
@@ -111,8 +111,8 @@ def observe_common_state(engine: Engine, optimizer: Any, seq: int) -> None:
 def _observe_results(engine: Engine, seq: int, state: list[tuple[str, Any]]) -> None:
     for path, part in state:
         tensor = _as_tensor(part)
-        engine.changed(tensor)  # by `.data` it may be changed without a trace
-        engine.observe(seq, "output", path, tensor)
+        engine.tensors.changed(tensor)  # by `.data` it may be changed without a trace
+        engine.tensors.observe(seq, "output", path, tensor)
 
 
 def difference(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,197 @@
+"""Records the tensors of calls: measures each memory once, and hands rows to the writer.
+
+The engine's other half, which knows calls. Runs while the user's program waits, possibly on several threads at once. A
+row says what the tensor is; its statistics are at hand, or come later under a ticket that the writer redeems.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.capture.reading import Reading, TensorReader
+from astray.capture.selection import Quota
+from astray.capture.settings import Settings
+from astray.capture.sightings import Sighting, Sightings, Unfilled
+from astray.part import Part
+from astray.record import Role
+from astray.stats import Strided, gather, measure, pack, sample_positions
+from astray.stats.dtypes import DTYPES
+from astray.store import RunWriter, Values
+
+NOT_WRITTEN = -1
+"""The number of a call that has no row, because it was not asked for."""
+
+
+class Observer:
+    """The tensors of one recording in progress."""
+
+    def __init__(self, writer: RunWriter, reader: TensorReader, settings: Settings) -> None:
+        self.reader = reader
+        self.forgotten = 0  # how often everything known of memory was
+        self.quota = Quota(settings)
+        self._writer = writer
+        self._sightings = Sightings()
+        self._unfilled = Unfilled()
+        reader.start(self._sightings.clear, writer.waited, settings.queue_bytes)
+        self.apply(settings)
+
+    def apply(self, settings: Settings) -> None:
+        """Records by these settings from now on."""
+        self.quota.change(settings)
+        self._roles = settings.roles
+        self._statistics = settings.wants_statistics
+        self._whole = "tensors" in settings.keep
+        self._sample = "sample" in settings.keep
+        self._samples = settings.samples
+        self._part: Part | None = settings.slice
+        self._sightings.clear()  # what was kept of a tensor may be other than what is to be kept now
+
+    def observe(self, seq: int, role: Role, path: str, tensor: Any) -> None:
+        """Records one tensor of a call as it is now."""
+        if seq == NOT_WRITTEN or role not in self._roles or not self.quota.row():
+            return
+        reader = self.reader
+        identity = reader.identity(tensor)
+        if identity is not None:
+            owner, key, _, dtype, shape, stride = identity
+            if self._unfilled:
+                self._unfilled.discard(owner)
+            if self._part is not None:
+                key = (key, shape)  # another shape has another part
+            seen = self._sightings.find(owner, key)
+            if seen is None:
+                seen = self._measure(tensor, reader.read(tensor, identity, self._statistics), seq, role, path)
+                self._sightings.add(owner, key, seen)
+        else:
+            reading = reader.read(tensor, None, self._statistics)
+            dtype, shape, stride = reading.dtype, reading.shape, reading.stride
+            seen = self._measure(tensor, reading, seq, role, path)
+        statistics, fingerprint, values, placement, note = seen
+        self._writer.tensor_row(
+            (
+                seq, role, path, dtype, shape, stride, reader.device(tensor), reader.requires_grad(tensor),
+                statistics, fingerprint, values, placement, note,
+            )
+        )  # fmt: skip
+
+    def _measure(self, tensor: Any, reading: Reading, seq: int, role: Role, path: str) -> Sighting:
+        values = fingerprint = None
+        statistics: tuple[Any, ...] | int | None = None
+        if reading.memory is not None:
+            memory = reading.memory if reading.box is None else reading.box
+            measured, fingerprint = measure(memory, statistics=self._statistics, shard=reading.shard)
+            # A plain tuple is one that the garbage collector need not look into.
+            statistics = None if measured is None else tuple(measured)
+            if self._whole or self._sample:
+                values = self._values(reading.memory, f"{seq}.{role}.{path}")
+        elif reading.ticket is not None:
+            statistics = reading.ticket
+            if self._whole or self._sample:
+                values = self._fetch(tensor, reading, f"{seq}.{role}.{path}")
+        else:
+            self._writer.missed(f"the numbers of a {reading.dtype} tensor", reading.note or "unknown")
+        return Sighting(statistics, fingerprint, values, reading.placement, reading.note)
+
+    def _values(self, memory: Strided, name: str) -> Values | None:
+        """What of a tensor's values is to be kept, on its way to the disk; None when the budget is spent."""
+        kept = self._kept(memory)
+        if kept is None:
+            return None
+        memory, part, positions = kept
+        if positions is None:
+            room = self._writer.room(memory.size * DTYPES[memory.dtype].itemsize)
+            pack(memory, room.array)
+            return self._writer.values(room, name, memory.dtype, memory.shape, part=part)
+        sampled = len(positions)
+        return self._writer.values(gather(memory, positions), name, memory.dtype, (sampled,), sampled, part)
+
+    def _fetch(self, tensor: Any, reading: Reading, name: str) -> Values | None:
+        """The same for a tensor that lies on a device."""
+        kept = self._kept(Strided(0, reading.dtype, reading.shape, reading.stride))
+        if kept is None:
+            return None
+        memory, part, positions = kept
+        source = self.reader.fetch(tensor, memory, positions)
+        if isinstance(source, str):
+            self._writer.missed(f"the values of a {reading.dtype} tensor", source)
+            return None
+        sampled = None if positions is None else len(positions)
+        shape = memory.shape if sampled is None else (sampled,)
+        return self._writer.values(source, name, memory.dtype, shape, sampled, part)
+
+    def _kept(self, memory: Strided) -> tuple[Strided, str | None, npt.NDArray[np.int64] | None] | None:
+        """The part of a tensor that is kept, its name, and which elements of it; None when the budget is spent."""
+        part = None
+        if self._part is not None:
+            memory, part = _slice(memory, self._part)
+        sampled = memory.size if self._whole else min(memory.size, self._samples)
+        if not self.quota.values(sampled * DTYPES[memory.dtype].itemsize):
+            return None
+        return memory, part, None if self._whole else sample_positions(memory.size, self._samples)
+
+    def observe_inputs(self, seq: int, inputs: list[tuple[str, Any]], unread: list[Any]) -> None:
+        """Records the inputs of a call. It does not read the numbers of the `unread`."""
+        for path, tensor in inputs:
+            if unread and any(tensor is one for one in unread):
+                self.observe_unread(seq, "input", path, tensor)
+            else:
+                self.observe(seq, "input", path, tensor)
+
+    def observe_unread(self, seq: int, role: Role, path: str, tensor: Any) -> None:
+        """Records a tensor whose memory may not have been filled yet, or only a part of it.
+
+        Then its numbers are not read: in each run they would be others. As an input it is none.
+        """
+        if not self._unfilled or self.reader.owner(tensor) not in self._unfilled:
+            self.observe(seq, role, path, tensor)
+        elif role != "input" and seq != NOT_WRITTEN and role in self._roles and self.quota.row():
+            reader = self.reader
+            identity = reader.identity(tensor)
+            what = reader.read(tensor, None, False) if identity is None else identity
+            self._writer.tensor_row(
+                (
+                    seq, role, path, what.dtype, what.shape, what.stride, reader.device(tensor),
+                    reader.requires_grad(tensor), None, None, None, None, "only a part of it has been filled yet",
+                )
+            )  # fmt: skip
+
+    def made(self, tensor: Any) -> None:
+        """Memory was made that holds whatever lay there before."""
+        owner = self.reader.owner(tensor)
+        if owner is not None:
+            self._unfilled.add(owner)
+
+    def written(self, tensor: Any) -> None:
+        """A call has written into this tensor."""
+        self.changed(tensor)
+        if self._unfilled and self.reader.is_whole(tensor):
+            self._unfilled.discard(self.reader.owner(tensor))
+
+    def changed(self, tensor: Any) -> None:
+        """A call wrote into this tensor, perhaps without its version counter knowing."""
+        owner = self.reader.owner(tensor)
+        if owner is not None:
+            self._sightings.changed(owner)
+
+    def forget(self) -> None:
+        """Much may have been written behind our back: gradients summed over ranks, weights through `.data`."""
+        self.forgotten += 1
+        self._sightings.clear()
+
+    def next_step(self) -> None:
+        """The step is over."""
+        self._sightings.clear()
+        self.quota.next_step()
+
+
+def _slice(memory: Strided, part: Part) -> tuple[Strided, str | None]:
+    """The part of a tensor that is to be kept, and its name; the whole when the part does not fit."""
+    cut = part.apply_shape(memory.shape, memory.stride)
+    if cut is None:
+        return memory, None
+    offset, shape, stride = cut
+    itemsize = DTYPES[memory.dtype].itemsize
+    return Strided(memory.address + offset * itemsize, memory.dtype, shape, stride), str(part)

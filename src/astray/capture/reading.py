@@ -1,0 +1,89 @@
+"""What the recorder asks of an adapter about a tensor: what it is, whether it is still the same, and its numbers.
+
+Numbers are read in one of two ways. Memory that this process can reach is described, and measured here. What lies on a
+device is measured there, and nobody waits for it: the adapter gives a ticket, and the measurement comes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.stats import Shard, Strided
+from astray.store import Late, Source
+
+
+class Identity(NamedTuple):
+    """What a tensor is right now, as far as it can be told without reading its numbers.
+
+    `owner` is the living object that owns the memory; `key` changes whenever the numbers may have, and is the same for
+    two tensors that hold the same numbers in the same order. `address` is 0 where it takes more than that to read it.
+    """
+
+    owner: Any
+    key: Hashable
+    address: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class Reading(NamedTuple):
+    """A tensor as its adapter sees it.
+
+    Its numbers are in `memory`, or are being measured under `ticket`. When they cannot be read there is neither, and
+    `note` says why.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    memory: Strided | None
+    owner: Any = None  # keeps `memory` alive, when that is a copy of the tensor
+    box: Strided | None = None  # the same memory, shaped as `shard` has it
+    shard: Shard | None = None
+    placement: str | None = None
+    note: str | None = None
+    ticket: int | None = None
+
+
+class TensorReader(Protocol):
+    """What the recorder asks of an adapter."""
+
+    @property
+    def late(self) -> Late:
+        """Where the tickets of its readings are redeemed."""
+
+    def start(self, forget: Callable[[], None], waited: Callable[[float], None], queue_bytes: int) -> None:
+        """A recording starts.
+
+        `forget` is to be called whenever no ticket given so far should be used for new rows any more, `waited` with
+        the seconds that the program stood still because more than `queue_bytes` of values were on their way.
+        """
+
+    def stop(self) -> None:
+        """It is over, and everything has been written: gives all memory back."""
+
+    def identity(self, tensor: Any) -> Identity | None:
+        """None when it cannot be told whether the tensor has changed."""
+
+    def requires_grad(self, tensor: Any) -> bool: ...
+
+    def device(self, tensor: Any) -> str: ...
+
+    def owner(self, tensor: Any) -> Any:
+        """The object that owns its memory; None when there is none to name."""
+
+    def is_whole(self, tensor: Any) -> bool:
+        """Whether it is all of the memory that its owner has."""
+
+    def read(self, tensor: Any, identity: Identity | None, statistics: bool) -> Reading:
+        """`identity` is what this reader said of the tensor a moment ago."""
+
+    def fetch(self, tensor: Any, memory: Strided, positions: npt.NDArray[np.int64] | None) -> Source | str:
+        """Brings bytes of a tensor here that has a ticket: those of `memory`, whose address counts from the tensor's
+        first byte, or of its elements at these positions. A text says why that cannot be done.
+        """

@@ -1,0 +1,1 @@
+"""Measures tensors where they lie, on their device, without waiting for it."""

@@ -1,0 +1,16 @@
+DRIVER: str
+"""The driver library that `load` opens when no other was opened before."""
+MAX_ARGUMENTS: int
+"""How many 64-bit arguments, hidden ones included, a kernel may take."""
+
+class Kernel:
+    """A kernel loaded on one device. Only `load` makes them."""
+
+    def launch(self, programs: int, stream: int, /, *arguments: int) -> int: ...
+    def explain(self, code: int, /) -> str: ...
+
+def open(path: str, /) -> None: ...
+def relax() -> None: ...
+def load(
+    binary: bytes, name: str, device: int, threads: int, shared: int, arguments: int, hidden: int, /
+) -> Kernel: ...

@@ -1,0 +1,120 @@
+"""Every device that tensors of a program lie on, each with its ring; the front of this room.
+
+The kind of ring is found out at the first tensor of a device: our kernels on a CUDA one that has Triton, plain torch
+operations on all others.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from astray.device.launcher import NoKernelsError
+from astray.device.plain_ring import PlainRing
+from astray.device.staging import HOST_BYTES, NotStagedError, Staging
+from astray.device.tickets import CAPTURED, Tickets
+from astray.stats import Shard, Strided
+from astray.store import Source
+
+if TYPE_CHECKING:
+    from astray.device.ring import CudaRing
+
+logger = logging.getLogger("astray")
+
+
+class Devices:
+    """Measures tensors where they lie, without waiting for the result: that comes by ticket."""
+
+    def __init__(self) -> None:
+        self.tickets = Tickets()
+        self._fast: dict[torch.device, CudaRing] = {}
+        self._plain: dict[torch.device, PlainRing] = {}
+        self._adding = threading.Lock()
+        self._told: set[str] = set()
+        self._staging: dict[torch.device, Staging] = {}
+        self._waited: Callable[[float], None] | None = None
+        self._queue_bytes = HOST_BYTES
+
+    def start(self, forget: Callable[[], None], waited: Callable[[float], None], queue_bytes: int) -> None:
+        """`forget` is called when tickets given so far should not be used again, `waited` when values were waited for.
+
+        Of those, no more than about `queue_bytes` are on their way.
+        """
+        self.tickets.sent = forget
+        self._waited = waited
+        self._queue_bytes = queue_bytes
+
+    def stop(self) -> None:
+        """Gives all memory back. Everything has been fetched."""
+        for staging in self._staging.values():
+            staging.close()
+        self._staging.clear()
+        self._fast.clear()
+        self._plain.clear()
+
+    def measure(
+        self, tensor: torch.Tensor, memory: Strided, shard: Shard | None = None, statistics: bool = True
+    ) -> int | str:
+        """Has a plain tensor measured: its `memory`, perhaps shaped as its `shard` has it. Gives the ticket.
+
+        A text says why that cannot be done.
+        """
+        device = tensor.device
+        fast = self._fast.get(device)
+        if fast is not None:
+            try:
+                return fast.measure(memory, shard, statistics)
+            except ValueError:  # strides beyond what the kernel can walk
+                pass
+            except NoKernelsError as error:
+                self._say_slow(f"{memory.dtype} tensors on {device}", error)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return CAPTURED
+        plain = self._plain.get(device)
+        if plain is None:
+            self._add(device, kernels=fast is None)
+            return self.measure(tensor, memory, shard, statistics)
+        if memory.shape != tensor.shape:
+            tensor = tensor.as_strided(memory.shape, memory.stride, tensor.storage_offset())
+        return plain.measure(tensor, shard, statistics)
+
+    def fetch(self, tensor: torch.Tensor, positions: npt.NDArray[np.int64] | None) -> Source | str:
+        """The values of a plain tensor as they are now: all, or those at some positions. A text says why not."""
+        staging = self._staging.get(tensor.device)
+        if staging is None:
+            with self._adding:
+                staging = self._staging.get(tensor.device) or Staging(
+                    tensor.device, host_bytes=self._queue_bytes, waited=self._waited
+                )
+                self._staging[tensor.device] = staging
+        try:
+            return staging.take(tensor, positions)
+        except NotStagedError as error:
+            return str(error)
+
+    def _add(self, device: torch.device, kernels: bool) -> None:
+        with self._adding:
+            if device in self._plain or (kernels and device in self._fast):
+                return
+            if kernels and device.type == "cuda":
+                try:
+                    from astray.device.ring import CudaRing
+
+                    self._fast[device] = CudaRing(device, self.tickets)
+                    return
+                except (NoKernelsError, ImportError) as error:
+                    self._say_slow(f"tensors on {device}", error)
+            self._plain[device] = PlainRing(device, self.tickets)
+
+    def _say_slow(self, what: str, why: Exception) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            logger.warning(
+                "astray measures %s in plain torch operations, which takes many times as long. %s", what, why
+            )

@@ -1,0 +1,24 @@
+"""Runs torch operations of our own inside the user's program so that nobody takes them for the program's.
+
+No mode sees them, autograd does not, and the tensors made are ordinary ones even under inference mode, where they could
+not be written to later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch._C import DisableTorchFunction
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    with (
+        DisableTorchFunction(),
+        torch._C._DisableTorchDispatch(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
+        yield

@@ -1,0 +1,190 @@
+"""Measures the tensors of a CUDA device with our kernels: device memory for their results, and one copy back a step.
+
+A kernel goes onto the stream that the program is using, so it reads a tensor after the program has written it and
+before the program changes it or gives its memory away; nobody waits. Each program of a kernel leaves a partial row.
+At the end of a step one more kernel merges the partial rows of every tensor, and one copy brings the results to pinned
+memory, where the writer's thread finds them. The partial rows are then written over, which the order of a stream makes
+safe; streams that are new since wait for that moment.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from astray.device import layout, triton_kernels
+from astray.device.launcher import CAPTURING, Kernel, kernel, relax
+from astray.device.quiet import quietly
+from astray.device.rows import WIDTH, Rows
+from astray.device.tickets import CAPTURED, SLOTS, Segment, Tickets
+from astray.stats import Shard, Strided
+
+PARTIALS = 1 << 18
+"""The most partial rows before results are sent for: 19 MB of device memory."""
+
+_PATIENCE = 0.5  # seconds after which results are sent for though the step is not over
+_MANY = 20_000  # ways to launch that are remembered
+
+
+class _Launch(NamedTuple):
+    """How a tensor of one layout is measured."""
+
+    launch: Callable[..., int]
+    programs: int
+    arguments: tuple[int, ...]
+
+
+class CudaRing:
+    """The measurements of one device. Raises NoKernelsError when its kernels cannot run there."""
+
+    def __init__(self, device: torch.device, tickets: Tickets) -> None:
+        self._device = device
+        self._index: int = device.index
+        self._tickets = tickets
+        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        # Two numbers of 16 bits in one instruction: what the kernels use of it came with this generation of NVIDIA's.
+        self._pairs = torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
+        self._settle = kernel(triton_kernels.SETTLE, self._index)
+        with quietly():
+            self._partials, self._table, self._results = (
+                torch.empty(size, dtype=torch.int64, device=device)
+                for size in (WIDTH * PARTIALS, 2 * SLOTS, WIDTH * SLOTS)
+            )
+        self._into = self._partials.data_ptr(), PARTIALS, self._table.data_ptr()
+        self._kernels: dict[Any, Kernel] = {}
+        self._launches: dict[Any, _Launch] = {}
+        self._pinned: list[torch.Tensor] = []  # host memory that is free again
+        self._lock = threading.Lock()  # a segment must not be sent for while one of its kernels is being launched
+        self._segment = tickets.open()
+        self._opened = 0.0
+        self._used = 0  # partial rows
+        self._streams: dict[int, None] = {}  # those with kernels since the last merging, in order
+        self._merged: torch.cuda.Event | None = None
+        tickets.add(self)
+
+    def measure(self, memory: Strided, shard: Shard | None, statistics: bool) -> int | str:
+        """Has a tensor of this device measured, and gives the ticket; a text says why that cannot be done."""
+        address, dtype, shape, stride = memory
+        key = (dtype, shape, stride, address % 16, shard, statistics)
+        found = self._launches.get(key)
+        if found is None:
+            found = self._prepare(key)
+        launch, programs, arguments = found
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        with self._lock:
+            segment = self._segment
+            if segment.count == SLOTS or self._used + programs > PARTIALS or self._is_late(segment):
+                self._send()
+                segment = self._segment
+            if stream not in self._streams:
+                self._join(stream)
+            slot = segment.count
+            partials, capacity, table = self._into
+            code = launch(programs, stream, address, partials, capacity, self._used, table, slot, *arguments)
+            if code:
+                return CAPTURED if code == CAPTURING else self._settle.explain(code)
+            segment.count = slot + 1
+            self._used += programs
+        return segment.ticket(slot, statistics)
+
+    def _prepare(self, key: tuple[Any, ...]) -> _Launch:
+        dtype, shape, stride, alignment, shard, statistics = key
+        plan = layout.plan(shape, stride, dtype, alignment, shard, statistics, self._processors, self._pairs)
+        known = self._kernels.get(id(plan.source))
+        if known is None:
+            known = self._kernels[id(plan.source)] = kernel(plan.source, self._index)
+        if len(self._launches) > _MANY:  # shapes that are others in every call
+            self._launches.clear()
+        found = self._launches[key] = _Launch(known.launch, plan.programs, plan.arguments)
+        return found
+
+    def _is_late(self, segment: Segment) -> bool:
+        """Whether the segment has been open for long; looked at now and then."""
+        if segment.count % 64:
+            return False
+        now = time.monotonic()
+        if not segment.count:
+            self._opened = now
+        return now - self._opened > _PATIENCE
+
+    def _join(self, stream: int) -> None:
+        """A stream that has launched nothing since the last merging must not write over what is being merged."""
+        self._streams[stream] = None
+        if self._merged is not None:
+            with quietly():
+                _stream(stream, self._device).wait_event(self._merged)
+
+    def close(self) -> None:
+        """Sends for what has been measured since the last time. Raises nothing."""
+        with self._lock:
+            self._send()
+
+    def abandon(self, why: str) -> None:
+        """What could not be sent for is lost."""
+        with self._lock:
+            if self._segment.count:
+                self._segment.lose(why)
+                self._next()
+
+    def _send(self) -> None:
+        segment = self._segment
+        if not segment.count:
+            return
+        try:
+            with quietly():
+                sent = self._merge(segment)
+        except Exception as error:  # noqa: BLE001 - a device that has failed must not end the program through us
+            segment.lose(f"the device failed: {str(error).partition(chr(10))[0]}")
+            sent = True
+        if sent or segment.count == SLOTS:
+            self._next()
+
+    def _next(self) -> None:
+        if not self._segment.is_due:
+            self._segment.lose(CAPTURED)
+        self._segment = self._tickets.open()
+        self._used = 0
+        self._tickets.sent()
+
+    def _merge(self, segment: Segment) -> bool:
+        """Merges the partial rows of a segment and starts the copy of the results; False while a graph is captured."""
+        *others, last = (_stream(stream, self._device) for stream in self._streams)
+        with torch.cuda.stream(last):
+            if torch.cuda.is_current_stream_capturing():
+                return False
+            for other in others:
+                last.wait_stream(other)
+            partials, capacity, table = self._into
+            code = self._settle.launch(
+                segment.count, last.cuda_stream, partials, capacity, table, self._results.data_ptr(), SLOTS
+            )
+            if code:
+                raise RuntimeError(self._settle.explain(code))
+            host = (
+                self._pinned.pop() if self._pinned else torch.empty(WIDTH * SLOTS, dtype=torch.int64, pin_memory=True)
+            )
+            host.copy_(self._results, non_blocking=True)
+            arrived = self._merged = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record()
+        self._streams = {last.cuda_stream: None}
+        count = segment.count
+
+        def fetch() -> Rows:
+            relax()
+            arrived.synchronize()
+            rows: Rows = host.numpy().reshape(WIDTH, SLOTS)[:, :count].copy()
+            self._pinned.append(host)
+            return rows
+
+        segment.send(fetch)
+        return True
+
+
+def _stream(raw: int, device: torch.device) -> torch.cuda.Stream:
+    if not raw:
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(raw, device)  # type: ignore[no-untyped-call]

@@ -1,0 +1,150 @@
+"""Tickets for measurements that devices are making, and what is behind them once it has come.
+
+Measurements are sent for in segments: a ring fills one, sends for it at the end of a step or when it is full, and opens
+the next. Rings and the program's threads are on one side of this, the writer's thread on the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.device.rows import WIDTH, Rows, measurements
+from astray.store.late import Redeemed
+
+SLOTS = 4096
+"""The most measurements in a segment."""
+
+_KEPT = 64  # segments that a row written late may still refer to
+
+CAPTURED = "it is being captured into a CUDA graph, of which nothing of ours may become a part"
+UNSENT = "the recording ended before its measurement was sent for"
+FORGOTTEN = "its measurement was let go before the row was written"
+
+
+class Segment:
+    """Measurements that are sent for together, by number: `count` of them so far."""
+
+    __slots__ = ("_fetch", "_fetching", "_rows", "count", "lost", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.count = 0
+        self.lost: str | None = None
+        self._fetch: Callable[[], Rows] | None = None
+        self._rows: Rows | None = None
+        self._fetching = threading.Lock()
+
+    def ticket(self, slot: int, statistics: bool) -> int:
+        """The ticket for a slot; it also says whether statistics are measured beside the fingerprint."""
+        return (self.number * SLOTS + slot) * 2 + statistics
+
+    def send(self, fetch: Callable[[], Rows]) -> None:
+        """It has been sent for: `fetch` waits until it is here. Nothing is added from now on."""
+        self._fetch = fetch
+
+    def lose(self, why: str) -> None:
+        """It will never come."""
+        self.lost = why
+
+    @property
+    def is_due(self) -> bool:
+        return self._fetch is not None or self.lost is not None
+
+    def rows(self) -> Rows | None:
+        """Its rows, once they are here; None when they are lost."""
+        with self._fetching:
+            if self._rows is None and self.lost is None and self._fetch is not None:
+                try:
+                    self._rows = self._fetch()
+                except Exception as error:  # noqa: BLE001 - a device that has failed must not stop the writer
+                    self.lost = f"the device failed before its measurement came: {_first_line(error)}"
+            return self._rows
+
+
+class Ring(Protocol):
+    """Measures the tensors of one device."""
+
+    def close(self) -> None:
+        """Sends for what has been measured since the last time. Raises nothing."""
+
+    def abandon(self, why: str) -> None:
+        """What could not be sent for is lost."""
+
+
+class Tickets:
+    """Gives segments to rings, and redeems tickets for the writer. `sent` is told whenever a segment is full.
+
+    From then on nothing that was measured before should be used for new rows: it is not kept for ever.
+    """
+
+    def __init__(self, sent: Callable[[], None] = lambda: None) -> None:
+        self.sent = sent
+        self._numbers = itertools.count()
+        self._segments: dict[int, Segment] = {}
+        self._rings: list[Ring] = []
+
+    def add(self, ring: Ring) -> None:
+        self._rings.append(ring)
+
+    def open(self) -> Segment:
+        """The next segment of a ring."""
+        number = next(self._numbers)
+        segment = self._segments[number] = Segment(number)
+        return segment
+
+    def settle(self) -> None:
+        """Sends for the measurements of all tickets given so far, without waiting."""
+        for ring in self._rings:
+            ring.close()
+
+    def finish(self) -> None:
+        """The same for the last time. What still cannot be sent for is lost."""
+        self.settle()
+        for ring in self._rings:
+            ring.abandon(UNSENT)
+
+    def is_due(self, ticket: int) -> bool:
+        segment = self._segments.get(ticket // (2 * SLOTS))
+        return segment is None or segment.is_due
+
+    def due(self, tickets: npt.NDArray[np.int64]) -> int:
+        """How many are due before the first that is not."""
+        numbers = tickets // (2 * SLOTS)
+        for first in np.flatnonzero(np.diff(numbers, prepend=-1)).tolist():  # of each run of one segment
+            if not self.is_due(int(tickets[first])):
+                return int(first)
+        return len(tickets)
+
+    def redeem(self, tickets: npt.NDArray[np.int64]) -> Redeemed:
+        """Waits for what is behind tickets that are due."""
+        places, counted = tickets // 2, tickets % 2 == 1
+        numbers, slots = places // SLOTS, places % SLOTS
+        rows = np.zeros((WIDTH, len(tickets)), np.int64)
+        here = np.zeros(len(tickets), np.bool_)
+        lost = None
+        for number in np.unique(numbers).tolist():
+            segment = self._segments.get(number)
+            found = None if segment is None else segment.rows()
+            if found is None:
+                lost = FORGOTTEN if segment is None else segment.lost
+                continue
+            among = numbers == number
+            rows[:, among] = found[:, slots[among]]
+            here |= among
+        self._let_go(int(numbers.max(initial=0)) - _KEPT)
+        return Redeemed(measurements(rows), counted & here, here, lost)
+
+    def _let_go(self, before: int) -> None:
+        for number in [number for number in list(self._segments) if number < before]:
+            if self._segments[number].is_due:
+                del self._segments[number]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,6 @@
+from typing import Any
+
+def encode(
+    rows: list[Any], item: int, within: int, type: str, nullable: bool, limit: int, /
+) -> tuple[int, tuple[bytes, ...]] | None: ...
+def tickets(rows: list[Any], item: int, /) -> tuple[bytes, bytes]: ...

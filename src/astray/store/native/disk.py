@@ -1,0 +1,262 @@
+"""Puts bytes into files at the speed of the disk: several threads, and past the page cache where that is faster.
+
+Each thread takes jobs: buffers, and the place in a file where they go one after the other. The kernel takes bytes in
+two ways: buffered, where it copies them into memory and writes them later, and direct, where the disk reads them from
+ours. Which is faster depends on the disk, on how much memory is free and on how much was written lately, so it is
+measured, again and again (`Pace`). Direct writes need places, addresses and lengths that are multiples of a page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.store.native.values import Values
+from astray.store.source import PAGE, Piece
+
+Bytes = npt.NDArray[np.uint8]
+
+WRITEV_BUFFERS = 1024  # IOV_MAX on Linux
+BOUNCE_BYTES = 4 << 20
+"""Memory of each thread through which bytes go that do not begin on a page."""
+
+REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM)
+"""What file systems answer that know no direct writes, when the file is opened or only when it is written to."""
+
+
+class File:
+    """A file open for writing in both ways. `direct` is None where the file system takes no direct writes."""
+
+    __slots__ = ("buffered", "direct", "refused")
+
+    def __init__(self, buffered: int, path: Path) -> None:
+        self.buffered = buffered
+        self.direct: int | None = None
+        with contextlib.suppress(OSError, AttributeError):  # not every system has a word for it
+            self.direct = os.open(path, os.O_WRONLY | os.O_DIRECT)
+        self.refused = self.direct is None
+
+    def close(self) -> None:
+        os.close(self.buffered)
+        if self.direct is not None:
+            os.close(self.direct)
+
+
+class Owner(Protocol):
+    """Whoever gives a job, and hears of it again."""
+
+    def finish(self, job: Job) -> None: ...
+
+
+class Job:
+    """Pieces that follow one another in a file.
+
+    Once it is done `error` has what the disk had against it, and `lost` the values whose bytes never came, and why.
+    """
+
+    __slots__ = ("direct", "end", "error", "file", "lost", "offset", "owner", "pieces", "seconds")
+
+    def __init__(self, file: File, offset: int, direct: bool, owner: Owner) -> None:
+        self.file = file
+        self.offset = self.end = offset
+        self.direct = direct
+        self.owner = owner
+        self.pieces: list[tuple[Values | None, Piece]] = []
+        self.seconds = 0.0  # what it took, as its share of what all threads did in that time
+        self.error: Exception | None = None
+        self.lost: dict[Values, str] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.offset
+
+    def add(self, values: Values, piece: Piece, offset: int) -> None:
+        """Append a piece that belongs to this place; a gap before it is filled with zeros."""
+        if offset > self.end:
+            self._append(None, Piece(memoryview(bytes(offset - self.end))))
+        self._append(values, piece)
+
+    def _append(self, values: Values | None, piece: Piece) -> None:
+        self.pieces.append((values, piece))
+        self.end += piece.data.nbytes
+
+
+class Hands:
+    """The threads that write. They are made as they are needed; `done` gets every job that was given."""
+
+    def __init__(self, count: int, name: str = "astray-writer") -> None:
+        self.done: SimpleQueue[Job] = SimpleQueue()
+        self.wake: Callable[[], None] = _nothing  # called after every job, in the thread that did it
+        self._count = count
+        self._name = name
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._given = self._finished = 0  # jobs
+        self._active = 0
+        self._lock = threading.Lock()  # of _active
+
+    def give(self, job: Job) -> None:
+        self._given += 1
+        self._jobs.put(job)
+        if len(self._threads) < min(self._given - self._finished, self._count):
+            thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self) -> None:
+        """Wait for the jobs given, and end the threads."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def _work(self) -> None:
+        bounce = np.frombuffer(mmap.mmap(-1, BOUNCE_BYTES), np.uint8)  # pages it is never given take no memory
+        while (job := self._jobs.get()) is not None:
+            self._do(job, bounce)
+            self.done.put(job)
+            self.wake()
+            del job  # a thread that waits for the next one should hold nobody's memory
+
+    def _do(self, job: Job, bounce: Bytes) -> None:
+        buffers = [_fetch(job, values, piece) for values, piece in job.pieces]
+        together, start = self._enter(1), time.perf_counter()
+        try:
+            _write(job, buffers, bounce)
+        except Exception as error:  # noqa: BLE001 - raised where the job came from
+            job.error = error
+        together += self._enter(-1) + 1
+        job.seconds = (time.perf_counter() - start) * 2 / together
+        for _, piece in job.pieces:
+            if piece.release is not None:
+                piece.release()
+        job.pieces = []
+
+    def _enter(self, change: int) -> int:
+        with self._lock:
+            self._active += change
+            self._finished += change < 0
+            return self._active
+
+
+def _fetch(job: Job, values: Values | None, piece: Piece) -> memoryview:
+    """The bytes of a piece once they are there, or zeros when they never will be."""
+    try:
+        if piece.ready is not None:
+            piece.ready()
+    except Exception as error:  # noqa: BLE001 - whatever a device says: these bytes are lost, and no others
+        if values is not None:
+            job.lost[values] = f"{type(error).__name__}: {error}"
+        return memoryview(bytes(piece.data.nbytes))
+    return piece.data
+
+
+def _write(job: Job, buffers: Sequence[memoryview], bounce: Bytes) -> None:
+    if not job.direct:
+        write_all(job.file.buffered, buffers, job.offset)
+        return
+    pages = _Pages(job.file, job.offset, bounce)
+    for buffer in buffers:
+        pages.add(buffer)
+    pages.write()
+
+
+class _Pages:
+    """Bytes that are on their way into a file directly, from a multiple of a page on.
+
+    Buffers go without a copy where they are whole pages themselves; everything else is gathered into pages first. What
+    fills no page at the end is written buffered, and so is what the file system does not take.
+    """
+
+    def __init__(self, file: File, offset: int, bounce: Bytes) -> None:
+        self._file = file
+        self._bounce = bounce
+        self._offset = self._end = offset  # where the vector begins and ends
+        self._vector: list[memoryview] = []
+        self._gathered = self._kept = 0  # bytes gathered, and how many of them are in the vector
+
+    def add(self, buffer: memoryview) -> None:
+        while buffer.nbytes:
+            if self._end % PAGE == 0 and buffer.nbytes >= PAGE and _address(buffer) % PAGE == 0:
+                count = buffer.nbytes - buffer.nbytes % PAGE
+                self._keep()
+                self._vector.append(buffer[:count])
+            else:
+                count = min(buffer.nbytes, len(self._bounce) - self._gathered)
+                np.copyto(self._bounce[self._gathered :][:count], np.frombuffer(buffer, np.uint8, count))
+                self._gathered += count
+            self._end += count
+            buffer = buffer[count:]
+            full = self._gathered == len(self._bounce) or len(self._vector) >= WRITEV_BUFFERS - 1
+            if full and self._end % PAGE == 0:
+                self.write()
+
+    def write(self) -> None:
+        """Write what there is, and go on where that ends."""
+        self._keep()
+        rest = self._end % PAGE
+        pages, last = _cut(self._vector, self._end - self._offset - rest)
+        written = self._write_pages(pages)
+        write_all(self._file.buffered, [*_cut(pages, written)[1], *last], self._offset + written)
+        self._vector, self._gathered, self._kept, self._offset = [], 0, 0, self._end
+
+    def _keep(self) -> None:
+        if self._kept < self._gathered:
+            self._vector.append(self._bounce[self._kept : self._gathered].data)
+            self._kept = self._gathered
+
+    def _write_pages(self, pages: list[memoryview]) -> int:
+        """Write whole pages directly; tell how many bytes the file system took."""
+        if not pages or self._file.direct is None or self._file.refused:
+            return 0
+        try:
+            return os.pwritev(self._file.direct, pages, self._offset)
+        except OSError as error:
+            if error.errno not in REFUSED:
+                raise
+            self._file.refused = True
+            return 0
+
+
+def _cut(buffers: list[memoryview], count: int) -> tuple[list[memoryview], list[memoryview]]:
+    """The first `count` bytes, and the rest."""
+    before: list[memoryview] = []
+    for place, buffer in enumerate(buffers):
+        if buffer.nbytes > count:
+            return [*before, buffer[:count]] if count else before, [buffer[count:], *buffers[place + 1 :]]
+        before.append(buffer)
+        count -= buffer.nbytes
+    return before, []
+
+
+def _address(buffer: memoryview) -> int:
+    address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def write_all(file: int, buffers: Sequence[memoryview], offset: int) -> None:
+    """Write buffers one after the other, however little the system takes at a time."""
+    waiting = [buffer for buffer in buffers if buffer.nbytes]
+    while waiting:
+        written = os.pwritev(file, waiting[:WRITEV_BUFFERS], offset)
+        offset += written
+        while waiting and written >= waiting[0].nbytes:
+            written -= waiting.pop(0).nbytes
+        if written:
+            waiting[0] = waiting[0][written:]
+
+
+def _nothing() -> None:
+    pass

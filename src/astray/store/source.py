@@ -1,0 +1,49 @@
+"""Where the bytes of a tensor come from when they are not a plain buffer.
+
+A tensor may still be on its way from a device, or be so large that its first part has to be written before there is
+memory for the last. So the writer takes bytes in pieces, waits for each, and gives it back as soon as it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+PAGE = 4096
+"""What memory and places in a file have to be multiples of for the kernel to move bytes between them without a copy."""
+
+PIECE_BYTES = 16 << 20
+"""What one thread writes at a time, of a larger tensor. Much less, and threads wait for the interpreter in between."""
+
+
+class Piece(NamedTuple):
+    """Some of a tensor's bytes. Both functions are called in a thread that writes."""
+
+    data: memoryview
+    ready: Callable[[], None] | None = None  # waits until the bytes are there; raises when they never will be
+    release: Callable[[], None] | None = None  # the bytes are written, or nobody wants them: called once
+
+
+class Source(Protocol):
+    """The bytes of one tensor, in the order of its elements. `held` of them count as memory taken by the queue."""
+
+    nbytes: int
+    held: int
+
+    def pieces(self) -> Iterator[Piece | None]:
+        """The pieces, in order. None says that the next one is yet to come, and to ask again later."""
+
+    def finish(self, told: Callable[[], None]) -> None:
+        """Called by the program once the writer has the source: makes the pieces there was no memory for before.
+
+        `told` is called after each of them, and after the last.
+        """
+
+    def release(self) -> None:
+        """Nobody wants the pieces that have not been asked for yet. May be called again."""
+
+
+def cut(data: memoryview) -> Iterator[Piece]:
+    """Bytes that are all there, in pieces for several threads."""
+    for start in range(0, data.nbytes, PIECE_BYTES):
+        yield Piece(data[start : start + PIECE_BYTES])

@@ -1,0 +1,155 @@
+"""Tickets: given by rings, sent for in segments, redeemed by the writer; and rows that become statistics."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from astray.device import tickets as module
+from astray.device.devices import Devices
+from astray.device.rows import FIELDS, WIDTH, measurements
+from astray.device.tickets import FORGOTTEN, UNSENT, Tickets
+from astray.stats import Strided, measure
+
+
+def strided(tensor: torch.Tensor) -> Strided:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return Strided(tensor.data_ptr(), name, tuple(tensor.shape), tensor.stride())
+
+
+def tensors(count: int) -> list[torch.Tensor]:
+    torch.manual_seed(count)
+    return [torch.randn(3 + number, 5) * 10.0**number for number in range(count)]
+
+
+def ticket_for(devices: Devices, tensor: torch.Tensor, statistics: bool = True) -> int:
+    ticket = devices.measure(tensor, strided(tensor), None, statistics)
+    assert isinstance(ticket, int)
+    return ticket
+
+
+def test_what_comes_back_is_what_the_kernels_here_find() -> None:
+    devices = Devices()
+    given = tensors(5)
+    held = np.array([ticket_for(devices, tensor) for tensor in given])
+    devices.tickets.settle()
+    found, counted, here, lost = devices.tickets.redeem(held)
+    assert lost is None
+    assert here.all()
+    assert counted.all()
+    for place, tensor in enumerate(given):
+        expected, fingerprint = measure(strided(tensor))
+        assert expected is not None
+        assert found.fingerprints[place] == fingerprint
+        assert found.moments[:, place] == pytest.approx(expected[:6], rel=1e-12)
+        assert tuple(found.counts[:, place]) == expected[6:]
+
+
+def test_a_ticket_is_due_once_it_is_sent_for_and_can_be_redeemed_often() -> None:
+    devices = Devices()
+    (tensor,) = tensors(1)
+    ticket = ticket_for(devices, tensor)
+    assert not devices.tickets.is_due(ticket)
+    devices.tickets.settle()
+    assert devices.tickets.is_due(ticket)
+    later = ticket_for(devices, tensor)
+    assert not devices.tickets.is_due(later)
+    first, again = (devices.tickets.redeem(np.array([ticket, ticket])).found for _ in range(2))
+    assert np.array_equal(first.fingerprints, again.fingerprints)
+    assert first.fingerprints[0] == first.fingerprints[1] == measure(strided(tensor)).fingerprint
+
+
+def test_the_numbers_are_those_of_the_moment_of_measuring() -> None:
+    devices = Devices()
+    (tensor,) = tensors(1)
+    expected = measure(strided(tensor)).fingerprint
+    ticket = ticket_for(devices, tensor)
+    tensor.zero_()
+    devices.tickets.settle()
+    assert devices.tickets.redeem(np.array([ticket])).found.fingerprints[0] == expected
+
+
+def test_fingerprints_alone() -> None:
+    devices = Devices()
+    (tensor,) = tensors(1)
+    held = np.array([ticket_for(devices, tensor, statistics) for statistics in (True, False)])
+    devices.tickets.settle()
+    found, counted, here, _ = devices.tickets.redeem(held)
+    assert counted.tolist() == [True, False]
+    assert here.all()
+    assert found.fingerprints[0] == found.fingerprints[1]
+
+
+def test_a_full_segment_is_sent_for_at_once_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astray.device.plain_ring.SLOTS", 2)
+    devices, sent = Devices(), []
+    devices.tickets.sent = lambda: sent.append(1)
+    held = [ticket_for(devices, tensor) for tensor in tensors(3)]
+    assert [devices.tickets.is_due(ticket) for ticket in held] == [True, True, False]
+    assert len(sent) == 1
+
+
+def test_what_cannot_be_fetched_is_lost_with_a_reason() -> None:
+    tickets = Tickets()
+    good, bad = tickets.open(), tickets.open()
+    rows = np.zeros((WIDTH, 1), np.int64)
+    rows[FIELDS.index("finite")] = 1
+    good.send(lambda: rows)
+    bad.send(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    found, counted, here, lost = tickets.redeem(np.array([bad.ticket(0, True), good.ticket(0, True)]))
+    assert here.tolist() == counted.tolist() == [False, True]
+    assert lost == "the device failed before its measurement came: division by zero"
+    assert found.counts[3].tolist() == [0, 1]
+
+
+def test_an_end_leaves_nothing_undue() -> None:
+    class Stuck:
+        segment = (tickets := Tickets()).open()
+
+        def close(self) -> None: ...
+
+        def abandon(self, why: str) -> None:
+            self.segment.lose(why)
+
+    Stuck.tickets.add(Stuck())
+    ticket = Stuck.segment.ticket(0, True)
+    Stuck.tickets.settle()
+    assert not Stuck.tickets.is_due(ticket)
+    Stuck.tickets.finish()
+    assert Stuck.tickets.is_due(ticket)
+    assert Stuck.tickets.redeem(np.array([ticket])).lost == UNSENT
+
+
+def test_old_segments_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT", 2)
+    devices = Devices()
+    (tensor,) = tensors(1)
+    held = []
+    for _ in range(6):
+        held.append(ticket_for(devices, tensor))
+        devices.tickets.settle()
+        devices.tickets.redeem(np.array(held[-1:]))
+    assert devices.tickets.redeem(np.array(held[:1])).lost == FORGOTTEN
+    assert devices.tickets.redeem(np.array(held[-2:])).lost is None
+
+
+def test_rows_of_nothing_finite_and_of_one_number_only() -> None:
+    rows = np.zeros((WIDTH, 3), np.int64)
+    for name, values in {
+        "finite": [0, 4, 2],
+        "mean": [0.0, 0.1000001, 1e300],
+        "spread": [0.0, 1e-9, 1e300],
+        "low": [math.inf, 0.1, -1e300],
+        "high": [-math.inf, 0.1, 1e300],
+        "nan": [3, 0, 0],
+    }.items():
+        column = np.array(values)
+        rows[FIELDS.index(name)] = column.view(np.int64)
+    moments, counts, _ = measurements(rows)
+    assert np.isnan(moments[:, 0]).all()
+    assert moments[:, 1].tolist() == [0.1, 0.1, 0.1, 0.0, 0.2, 0.1]  # all are equal: nothing spreads
+    assert np.isfinite(moments[:, 2]).all()
+    assert counts[3].tolist() == [3, 4, 2]

@@ -1,0 +1,107 @@
+"""The lanes between the program and the writer: nothing is lost, nor taken before what it refers to."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from astray.store.native.backlog import Backlog
+from astray.store.native.files import Stack
+from astray.store.native.values import Values
+
+
+@pytest.fixture
+def _hasty() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def values(size: int = 8) -> Values:
+    return Values(np.zeros(size, np.uint8).data, "v", "uint8", (size,))
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_threads_put_while_one_takes() -> None:
+    backlog = Backlog(1 << 30)
+    count, threads = 3000, 4
+
+    def program(thread: int) -> None:
+        for number in range(thread * count, (thread + 1) * count):
+            backlog.put(backlog.stacks, Stack(number, []))
+            backlog.put(backlog.calls, (number,))
+            backlog.put_values(values())
+            backlog.put(backlog.tensors, (number,))
+            if number % 100 == 0:
+                backlog.put_flush()
+
+    running = [threading.Thread(target=program, args=(thread,)) for thread in range(threads)]
+    for thread in running:
+        thread.start()
+    stacks: set[int] = set()
+    calls: set[int] = set()
+    tensors: list[int] = []
+    taken_values = 0
+    while len(tensors) < count * threads:
+        rows = backlog.take()
+        stacks |= {stack.id for stack in rows.stacks}
+        calls |= {number for (number,) in rows.calls}
+        tensors += [number for (number,) in rows.tensors]
+        taken_values += sum(map(len, backlog.take_values()))
+        assert len(stacks) >= len(calls) >= len(tensors) <= taken_values
+        assert {number for (number,) in rows.calls} <= stacks
+        assert {number for (number,) in rows.tensors} <= calls
+    for thread in running:
+        thread.join()
+    assert sorted(tensors) == list(range(count * threads))
+    for thread in range(threads):  # each thread's own order is kept
+        own = [number for number in tensors if number // count == thread]
+        assert own == sorted(own)
+    assert taken_values == count * threads
+    assert backlog.flushes
+
+
+def test_a_flush_is_answered_for_what_was_put_before_it() -> None:
+    backlog = Backlog(1 << 20)
+    backlog.put(backlog.calls, (1,))
+    flush = backlog.put_flush()
+    assert not backlog.flushes
+    assert backlog.take().calls == [(1,)]
+    later = backlog.put_flush()
+    assert backlog.flushes
+    backlog.answer()
+    assert (flush.is_set(), later.is_set(), backlog.flushes) == (True, False, False)
+
+
+def test_values_are_taken_in_groups() -> None:
+    backlog = Backlog(1 << 30)
+    for size in (20 << 20, 20 << 20, 1, 40 << 20):
+        backlog.put_values(values(size))
+    groups = backlog.take_values()
+    assert [v.size for v in next(groups)] == [20 << 20, 20 << 20]
+    backlog.put_values(values(5))
+    assert [[v.size for v in group] for group in groups] == [[1, 40 << 20]]
+    assert [[v.size for v in group] for group in backlog.take_values()] == [[5]]
+
+
+def test_what_is_dropped_lets_everybody_go() -> None:
+    backlog = Backlog(100)
+    waiting, late = values(80), values(80)
+    backlog.put_values(waiting)
+    backlog.put(backlog.tensors, (0,))
+    flush = backlog.put_flush()
+    blocked = threading.Thread(target=backlog.put_values, args=(late,))
+    blocked.start()
+    backlog.drop()
+    blocked.join(timeout=30)
+    assert not blocked.is_alive()
+    assert flush.is_set()
+    assert waiting.settled
+    assert late.settled
+    assert backlog.take() == ([], [], [])
