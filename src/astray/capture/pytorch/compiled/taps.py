@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, ClassVar
 
 import torch
+import torch._functorch.config as functorch
 from torch import nn
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from torch.compiler import is_compiling
@@ -52,6 +53,9 @@ class Taps:
         self._entered = False
         self.number = next(self._numbers)
         recordings[self.number] = self
+        # A graph that comes from the disk has not been traced, and only then is it known what has to be left out of it.
+        self._cached = functorch.enable_autograd_cache
+        functorch.enable_autograd_cache = False
         if "torch._dynamo" in sys.modules:  # what is compiled already has no operators, and would be used again
             sys.modules["torch._dynamo"].reset()
 
@@ -67,6 +71,7 @@ class Taps:
         self._calls = {number: call for number, call in self._calls.items() if call.step == self._engine.step}
 
     def remove(self) -> None:
+        functorch.enable_autograd_cache = self._cached
         recordings.pop(self.number, None)
         self._calls.clear()
 
