@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +203,18 @@ def test_values_are_those_of_the_moment(keep: str, part: str | None, device: str
         else:
             assert set(values.ravel().tolist()) <= set(whole.ravel().tolist())
             assert values.size == min(7, whole.numel())
+
+
+def test_a_program_that_is_stuck_in_a_step_has_its_rows_written(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("astray.store.native.writer.HELD_SECONDS", 0.1)
+    monkeypatch.setattr("astray.store.native.writer.IDLE_SECONDS", 0.05)
+    model = nn.Linear(3, 3).to(device)
+    with astray.record(tmp_path / "run", model):
+        model(torch.randn(2, 3).to(device))
+        for _ in range(200):
+            if rows(astray.open(tmp_path / "run")):
+                break
+            time.sleep(0.05)
+        assert rows(astray.open(tmp_path / "run"), role="output")

@@ -152,10 +152,10 @@ class CudaRing:
 
     def _merge(self, segment: Segment) -> bool:
         """Merges the partial rows of a segment and starts the copy of the results; False while a graph is captured."""
-        *others, last = (_stream(stream, self._device) for stream in self._streams)
+        *others, last = streams = [_stream(stream, self._device) for stream in self._streams]
+        if any(map(_is_captured, streams)):
+            return False
         with torch.cuda.stream(last):
-            if torch.cuda.is_current_stream_capturing():
-                return False
             for other in others:
                 last.wait_stream(other)
             partials, capacity, table = self._into
@@ -182,6 +182,11 @@ class CudaRing:
 
         segment.send(fetch)
         return True
+
+
+def _is_captured(stream: torch.cuda.Stream) -> bool:
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def _stream(raw: int, device: torch.device) -> torch.cuda.Stream:

@@ -37,6 +37,7 @@ from astray.store.source import Source
 
 QUEUE_BYTES = 256 << 20
 IDLE_SECONDS = 0.5  # rows wait no longer than this
+HELD_SECONDS = 1.0  # nor than this for measurements that the program should have sent for: it may be stuck
 STEP_SECONDS = 0.05  # nor than this once their step is done; a batch for every step of a fast loop would be too small
 
 UNCLOSED = "without closing the recording"
@@ -241,7 +242,7 @@ class RunWriter:
             self._rooms.close()
 
     def _write_until_closed(self) -> None:
-        written = time.monotonic()
+        written = held = time.monotonic()
         closing = False
         while not closing:
             self._backlog.wake.wait(STEP_SECONDS if self._step_ended else IDLE_SECONDS)
@@ -265,6 +266,11 @@ class RunWriter:
                 self._files.write_rows()
                 self._backlog.answer()
                 written = time.monotonic()
+                if not self._files.waiting_rows:
+                    held = written
+                elif written - held >= HELD_SECONDS:
+                    self._settle()
+                    held = written
 
     def _fail(self, error: Exception) -> None:
         """Keep of the rows taken what can still be written, and say what happened."""
