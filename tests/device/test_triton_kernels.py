@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from ctypes import c_uint8 as _BYTE
 from typing import Any
 
@@ -129,7 +129,12 @@ def check(result: tuple[Statistics, int], wanted: tuple[Statistics, int], dtype:
     assert got.l2 == pytest.approx(want.l2, rel=precision, abs=0)
 
 
-@pytest.mark.parametrize("dtype", DTYPE_NAMES)
+def slow_but(names: Iterable[str], *quick: str) -> list[Any]:
+    """The interpreter takes seconds for each of these: all but a few are for CI."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("dtype", slow_but(DTYPE_NAMES, "bfloat16", "float32", "float8_e4m3fn", "int64"))
 def test_every_dtype_in_every_layout(machine: Machine, dtype: str) -> None:
     whole = tensor(dtype)
     # How memory is walked depends on the size of an element alone, and the interpreter is slow.
@@ -201,7 +206,7 @@ def test_numbers_of_any_size(machine: Machine, name: str) -> None:
         check(result, expected(view, dtype), dtype)
 
 
-@pytest.mark.parametrize("cut", SHARDS)
+@pytest.mark.parametrize("cut", slow_but(SHARDS, "rows"))
 def test_fingerprints_of_shards_add_up(machine: Machine, cut: str) -> None:
     for dtype in ("uint8", "bfloat16", "float32", "float64", "complex64"):
         whole = tensor(dtype)
@@ -297,7 +302,7 @@ VARIANTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", slow_but(VARIANTS, "dense", "heads"))
 def test_they_compile_for_a_card_that_is_not_here(variant: str) -> None:
     from triton.backends.compiler import GPUTarget
 
