@@ -13,7 +13,9 @@ BENCHMARKS := $(filter-out benchmarks/gpt.py benchmarks/tables.py,$(wildcard ben
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-NATIVE := src/astray/stats/_native.cpp src/astray/device/_launch.c src/astray/store/native/_columns.c
+NATIVE := src/astray/stats/_native.cpp src/astray/device/_launch.c src/astray/store/native/_columns.c \
+	src/astray/capture/pytorch/_tensors.c src/astray/capture/pytorch/backward/_gradients.c \
+	$(wildcard src/astray/capture/native/*.[ch])
 
 $(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -52,4 +54,4 @@ bench: $(READY)  ## Measure everything, beside peers where there are some; print
 	@for script in $(BENCHMARKS); do echo "## $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:  ## Remove the virtual environment and what was built
-	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info src/astray/*/*.so src/astray/*/*/*.so runs out
+	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info src/astray/*/*.so src/astray/*/*/*.so src/astray/*/*/*/*.so runs out

@@ -1,8 +1,8 @@
 """Builds the native parts; everything else about the package is in pyproject.toml.
 
-They are optional: without a compiler the package installs all the same, computes with numpy, writes its rows with
-Python and launches its GPU kernels by way of Triton. They use the stable ABI, so one wheel serves every Python from
-3.10 on.
+They are optional: without a compiler the package installs all the same, computes with numpy, observes tensors and
+writes rows with Python, and launches its GPU kernels by way of Triton. They use the stable ABI, so one wheel serves
+every Python from 3.10 on.
 """
 
 import sys
@@ -47,4 +47,34 @@ columns = Extension(
     extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
 )
 
-setup(ext_modules=[kernels, launch, columns], options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {})
+tensors = Extension(
+    "astray.capture.pytorch._tensors",
+    sources=["src/astray/capture/pytorch/_tensors.c"],
+    optional=True,
+    **ABI,
+    extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
+)
+
+gradients = Extension(
+    "astray.capture.pytorch.backward._gradients",
+    sources=["src/astray/capture/pytorch/backward/_gradients.c"],
+    optional=True,
+    **ABI,
+    extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
+)
+
+TAPS = ("module", "calls", "stacks", "structure", "taking", "modules")
+
+taps = Extension(
+    "astray.capture._calls",
+    sources=[f"src/astray/capture/native/{name}.c" for name in TAPS],
+    depends=["src/astray/capture/native/calls.h"],
+    optional=True,
+    **ABI,
+    extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
+)
+
+setup(
+    ext_modules=[kernels, launch, columns, tensors, gradients, taps],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {},
+)

@@ -6,12 +6,13 @@ row says what the tensor is; its statistics are at hand, or come later under a t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from astray.capture.reading import Reading, TensorReader
+from astray.capture.reading import Identity, Reading, TensorReader, Twin
 from astray.capture.selection import Quota
 from astray.capture.settings import Settings
 from astray.capture.sightings import Sighting, Sightings, Unfilled
@@ -26,7 +27,29 @@ NOT_WRITTEN = -1
 
 
 class Observer:
-    """The tensors of one recording in progress."""
+    """The tensors of one recording in progress.
+
+    Observing is native where the adapter has such code. The methods here are its twin, which sees to whatever is out
+    of the ordinary.
+    """
+
+    observe: Callable[[int, Role, str, Any], None]
+    """Records one tensor of a call as it is now: number of the call, role, path, tensor."""
+
+    observe_unread: Callable[[int, Role, str, Any], None]
+    """The same for a tensor whose memory may not have been filled yet, or only a part of it.
+
+    Then its numbers are not read: in each run they would be others. As an input it is none.
+    """
+
+    observe_inputs: Callable[[int, list[tuple[str, Any]], list[Any]], None]
+    """Records the inputs of a call, each with its path. It does not read the numbers of those in the last list."""
+
+    written: Callable[[Any], None]
+    """A call has written into this tensor."""
+
+    changed: Callable[[Any], None]
+    """A call wrote into this tensor, perhaps without its version counter knowing."""
 
     def __init__(self, writer: RunWriter, reader: TensorReader, settings: Settings) -> None:
         self.reader = reader
@@ -35,11 +58,21 @@ class Observer:
         self._writer = writer
         self._sightings = Sightings()
         self._unfilled = Unfilled()
-        reader.start(self._sightings.clear, writer.waited, settings.queue_bytes)
+        twin = Twin(
+            self._observe, self._observe_unread, self._observe_inputs, self._written, self._changed, self._first,
+            self._unfilled, writer,
+        )  # fmt: skip
+        self._taker = reader.taker(twin)
+        of = twin if self._taker is None else self._taker
+        self.observe, self.observe_unread, self.observe_inputs = of.observe, of.observe_unread, of.observe_inputs
+        self.written, self.changed = of.written, of.changed
+        reader.start(self._clear, writer.waited, settings.queue_bytes)
         self.apply(settings)
 
     def apply(self, settings: Settings) -> None:
         """Records by these settings from now on."""
+        if self._taker is not None:
+            self.quota.count(self._taker.counted())
         self.quota.change(settings)
         self._roles = settings.roles
         self._statistics = settings.wants_statistics
@@ -47,10 +80,17 @@ class Observer:
         self._sample = "sample" in settings.keep
         self._samples = settings.samples
         self._part: Part | None = settings.slice
-        self._sightings.clear()  # what was kept of a tensor may be other than what is to be kept now
+        self._clear()  # what was kept of a tensor may be other than what is to be kept now
+        if self._taker is not None:
+            plain = not self.quota.is_limited and self._part is None
+            self._taker.apply(plain, self._roles, self._statistics, self._whole or self._sample)
 
-    def observe(self, seq: int, role: Role, path: str, tensor: Any) -> None:
-        """Records one tensor of a call as it is now."""
+    def _clear(self) -> None:
+        self._sightings.clear()
+        if self._taker is not None:
+            self._taker.clear()
+
+    def _observe(self, seq: int, role: Role, path: str, tensor: Any) -> None:
         if seq == NOT_WRITTEN or role not in self._roles or not self.quota.row():
             return
         reader = self.reader
@@ -76,6 +116,10 @@ class Observer:
                 statistics, fingerprint, values, placement, note,
             )
         )  # fmt: skip
+
+    def _first(self, tensor: Any, identity: Identity, seq: int, role: Role, path: str) -> Sighting:
+        """The first sight of a memory, for the taker."""
+        return self._measure(tensor, self.reader.read(tensor, identity, self._statistics), seq, role, path)
 
     def _measure(self, tensor: Any, reading: Reading, seq: int, role: Role, path: str) -> Sighting:
         values = fingerprint = None
@@ -132,19 +176,14 @@ class Observer:
             return None
         return memory, part, None if self._whole else sample_positions(memory.size, self._samples)
 
-    def observe_inputs(self, seq: int, inputs: list[tuple[str, Any]], unread: list[Any]) -> None:
-        """Records the inputs of a call. It does not read the numbers of the `unread`."""
+    def _observe_inputs(self, seq: int, inputs: list[tuple[str, Any]], unread: list[Any]) -> None:
         for path, tensor in inputs:
             if unread and any(tensor is one for one in unread):
                 self.observe_unread(seq, "input", path, tensor)
             else:
                 self.observe(seq, "input", path, tensor)
 
-    def observe_unread(self, seq: int, role: Role, path: str, tensor: Any) -> None:
-        """Records a tensor whose memory may not have been filled yet, or only a part of it.
-
-        Then its numbers are not read: in each run they would be others. As an input it is none.
-        """
+    def _observe_unread(self, seq: int, role: Role, path: str, tensor: Any) -> None:
         if not self._unfilled or self.reader.owner(tensor) not in self._unfilled:
             self.observe(seq, role, path, tensor)
         elif role != "input" and seq != NOT_WRITTEN and role in self._roles and self.quota.row():
@@ -164,26 +203,26 @@ class Observer:
         if owner is not None:
             self._unfilled.add(owner)
 
-    def written(self, tensor: Any) -> None:
-        """A call has written into this tensor."""
-        self.changed(tensor)
+    def _written(self, tensor: Any) -> None:
+        self._changed(tensor)
         if self._unfilled and self.reader.is_whole(tensor):
             self._unfilled.discard(self.reader.owner(tensor))
 
-    def changed(self, tensor: Any) -> None:
-        """A call wrote into this tensor, perhaps without its version counter knowing."""
+    def _changed(self, tensor: Any) -> None:
         owner = self.reader.owner(tensor)
         if owner is not None:
             self._sightings.changed(owner)
+            if self._taker is not None:
+                self._taker.forget(owner)
 
     def forget(self) -> None:
         """Much may have been written behind our back: gradients summed over ranks, weights through `.data`."""
         self.forgotten += 1
-        self._sightings.clear()
+        self._clear()
 
     def next_step(self) -> None:
         """The step is over."""
-        self._sightings.clear()
+        self._clear()
         self.quota.next_step()
 
 

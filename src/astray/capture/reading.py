@@ -12,8 +12,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from astray.capture.sightings import Sighting, Unfilled
+from astray.record import Role
 from astray.stats import Shard, Strided
-from astray.store import Late, Source
+from astray.store import Late, RunWriter, Source
 
 
 class Identity(NamedTuple):
@@ -50,8 +52,55 @@ class Reading(NamedTuple):
     ticket: int | None = None
 
 
+class Twin(NamedTuple):
+    """The recorder's own way of observing, which a taker hands over to, and what they share."""
+
+    observe: Callable[[int, Role, str, Any], None]
+    observe_unread: Callable[[int, Role, str, Any], None]
+    observe_inputs: Callable[[int, list[tuple[str, Any]], list[Any]], None]
+    written: Callable[[Any], None]
+    changed: Callable[[Any], None]
+    first: Callable[[Any, Identity, int, Role, str], Sighting]  # measures, and keeps values
+    unfilled: Unfilled
+    writer: RunWriter
+
+
+class Taker(Protocol):
+    """An adapter's native code that observes tensors, one call each, with the rows that its twin would make."""
+
+    @property
+    def observe(self) -> Callable[[int, Role, str, Any], None]: ...
+
+    @property
+    def observe_unread(self) -> Callable[[int, Role, str, Any], None]: ...
+
+    @property
+    def observe_inputs(self) -> Callable[[int, list[tuple[str, Any]], list[Any]], None]: ...
+
+    @property
+    def written(self) -> Callable[[Any], None]: ...
+
+    @property
+    def changed(self) -> Callable[[Any], None]: ...
+
+    def apply(self, on: bool, roles: frozenset[str], statistics: bool, values: bool, /) -> None:
+        """Records by these settings from now on. Unless it is `on`, the twin sees to everything."""
+
+    def forget(self, owner: Any, /) -> None:
+        """Somebody wrote to this memory."""
+
+    def clear(self) -> None:
+        """Trusts nothing that was seen before."""
+
+    def counted(self) -> int:
+        """How many rows it has made since it was last asked."""
+
+
 class TensorReader(Protocol):
     """What the recorder asks of an adapter."""
+
+    def taker(self, twin: Twin) -> Taker | None:
+        """Native code for this recording; None where there is none."""
 
     @property
     def late(self) -> Late:

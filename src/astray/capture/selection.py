@@ -100,11 +100,11 @@ class Quota:
         self._most = settings.max_tensors
         self._most_of_step = settings.max_tensors_per_step
         self._most_bytes = settings.max_bytes
-        self._limited = self._most is not None or self._most_of_step is not None
+        self.is_limited = self._most is not None or self._most_of_step is not None
 
     def row(self) -> bool:
         """Whether one more tensor may be recorded. If so, it is counted."""
-        if not self._limited:
+        if not self.is_limited:
             self._rows += 1  # a count that a thread may lose is good enough until there is a limit
             return True
         with self._lock:
@@ -117,6 +117,11 @@ class Quota:
             self._rows += 1
             self._rows_of_step += 1
         return True
+
+    def count(self, rows: int) -> None:
+        """So many tensors were recorded without asking, while nothing was limited."""
+        with self._lock:
+            self._rows += rows
 
     def values(self, nbytes: int) -> bool:
         """Whether so many bytes of values may still be kept. If so, they are counted."""

@@ -92,19 +92,21 @@ class Unfilled:
     """
 
     def __init__(self) -> None:
-        self._by_owner: dict[int, weakref.ref[Any]] = {}
+        self.by_owner: dict[int, weakref.ref[Any]] = {}
+        """By the `id` of the owner. Native code looks into it too, so it stays the same one."""
 
     def __bool__(self) -> bool:
-        return bool(self._by_owner)
+        return bool(self.by_owner)
 
     def add(self, owner: Any) -> None:
-        if len(self._by_owner) > _ENOUGH:
-            self._by_owner = {number: known for number, known in list(self._by_owner.items()) if known() is not None}
-        self._by_owner[id(owner)] = weakref.ref(owner)
+        if len(self.by_owner) > _ENOUGH:
+            for number in [number for number, known in list(self.by_owner.items()) if known() is None]:
+                self.by_owner.pop(number, None)
+        self.by_owner[id(owner)] = weakref.ref(owner)
 
     def __contains__(self, owner: Any) -> bool:
-        known = self._by_owner.get(id(owner))
+        known = self.by_owner.get(id(owner))
         return known is not None and known() is owner
 
     def discard(self, owner: Any) -> None:
-        self._by_owner.pop(id(owner), None)
+        self.by_owner.pop(id(owner), None)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 
+from astray.capture.calls import native
 from astray.record import Frame
 
 _ASTRAY = (str(Path(__file__).parents[1]), str(Path(sysconfig.get_path("scripts"), "astray")))
@@ -28,8 +29,9 @@ class Stacks:
         self._frames: list[list[Frame]] = []
         self._adding = threading.Lock()
         self._codes: dict[int, tuple[CodeType, bool]] = {}  # the code is held, so that its id stays its own
+        self.capture = self._capture if native is None else native.Walk(self._is_internal, self._add)
 
-    def capture(
+    def _capture(
         self, frame: FrameType | None, outer: FrameType | None = None, outer_id: int | None = None
     ) -> int | None:
         """The id of the stack from `frame` outwards. `outer` is a frame further out whose stack has `outer_id`.
@@ -59,7 +61,7 @@ class Stacks:
     ) -> int:
         frames = []
         while frame is not None and frame is not outer:
-            if not self._codes[id(frame.f_code)][1]:
+            if not self._is_internal(frame.f_code):
                 frames.append(_frame(frame.f_code, frame.f_lineno))
             frame = frame.f_back
         if outer_id is not None:

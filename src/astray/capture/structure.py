@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from astray.capture.calls import native
+
 DEEPEST = 12
 """Containers nested deeper than this are taken for a cycle."""
 
@@ -53,9 +55,20 @@ class Flattener:
         self._tensors = frozenset(tensors)
         self._values = _SCALARS.union(values)
         self._known: dict[tuple[Any, ...], tuple[tuple[str, ...], str]] = {}
+        self.native: Any = None  # does the same, and hands over to us what it does not know
+        if native is not None:
+            self.native = native.Structures(self._tensors, self._values, is_tensor, self._arguments, self._result)
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], str]:
         """The tensors of a call's arguments with their paths, and the structure of the arguments as JSON."""
+        if self.native is not None:
+            found: tuple[list[tuple[str, Any]], str] = self.native.arguments(args, kwargs)
+            return found
+        return self._arguments_by_structure(args, kwargs)
+
+    def _arguments_by_structure(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[list[tuple[str, Any]], str]:
         key: list[Any] = [len(args), *kwargs] if kwargs else [len(args)]
         tensors: list[Any] = []
         if not self._read(args, key, tensors) or (kwargs and not self._read(kwargs.values(), key, tensors)):
@@ -106,7 +119,10 @@ class Flattener:
 
     def result(self, value: Any) -> list[tuple[str, Any]]:
         """The tensors of a call's result with their paths: `out`, `out.0`, `out.logits`."""
-        if type(value) in self._tensors or self._is_tensor(value):
+        return [("out", value)] if type(value) in self._tensors else self._result(value)
+
+    def _result(self, value: Any) -> list[tuple[str, Any]]:
+        if self._is_tensor(value):
             return [("out", value)]
         found: list[tuple[str, Any]] = []
         self._walk(value, "out", found, 0)

@@ -33,7 +33,8 @@ class Devices:
 
     def __init__(self) -> None:
         self.tickets = Tickets()
-        self._fast: dict[torch.device, CudaRing] = {}
+        self.rings: dict[torch.device, CudaRing] = {}
+        """Of the CUDA devices that have our kernels. Native code looks into it too, so it stays the same one."""
         self._plain: dict[torch.device, PlainRing] = {}
         self._adding = threading.Lock()
         self._told: set[str] = set()
@@ -55,7 +56,7 @@ class Devices:
         for staging in self._staging.values():
             staging.close()
         self._staging.clear()
-        self._fast.clear()
+        self.rings.clear()
         self._plain.clear()
 
     def measure(
@@ -66,7 +67,7 @@ class Devices:
         A text says why that cannot be done.
         """
         device = tensor.device
-        fast = self._fast.get(device)
+        fast = self.rings.get(device)
         if fast is not None:
             try:
                 return fast.measure(memory, shard, statistics)
@@ -100,13 +101,13 @@ class Devices:
 
     def _add(self, device: torch.device, kernels: bool) -> None:
         with self._adding:
-            if device in self._plain or (kernels and device in self._fast):
+            if device in self._plain or (kernels and device in self.rings):
                 return
             if kernels and device.type == "cuda":
                 try:
                     from astray.device.ring import CudaRing
 
-                    self._fast[device] = CudaRing(device, self.tickets)
+                    self.rings[device] = CudaRing(device, self.tickets)
                     return
                 except (NoKernelsError, ImportError) as error:
                     self._say_slow(f"tensors on {device}", error)

@@ -54,6 +54,7 @@ class CudaRing:
                 torch.empty(size, dtype=torch.int64, device=device)
                 for size in (WIDTH * PARTIALS, 2 * SLOTS, WIDTH * SLOTS)
             )
+        self._slots = SLOTS
         self._into = self._partials.data_ptr(), PARTIALS, self._table.data_ptr()
         self._kernels: dict[Any, Kernel] = {}
         self._launches: dict[Any, _Launch] = {}

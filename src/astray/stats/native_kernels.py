@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.stats import _native, dtypes
-from astray.stats._native import contrast, measure
+from astray.stats._native import contrast, measure, measure_plain
 from astray.stats.types import Strided
 
-__all__ = ["contrast", "factorize", "gather", "measure", "pack", "set_threads"]
+__all__ = ["contrast", "factorize", "gather", "measure", "measure_plain", "pack", "set_threads"]
 
 Array = npt.NDArray[Any]
 

@@ -6,6 +6,8 @@ memory to read (sparse, quantized, nested, meta, a subclass that wraps other ten
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from astray.capture.pytorch.shards import Location, arrived, is_awaited, is_distributed, locate, signature
-from astray.capture.reading import Identity, Reading
+from astray.capture.reading import Identity, Reading, Taker, Twin
 from astray.device.devices import Devices
-from astray.stats import Strided
+from astray.device.quiet import quietly
+from astray.stats import Strided, kernels
 from astray.stats.dtypes import DTYPES
 from astray.store import Late, Source
+
+logger = logging.getLogger("astray")
 
 NAMES = {dtype: name for name in DTYPES if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 """The dtypes that can be measured, by their torch object."""
@@ -42,6 +47,43 @@ class TorchReader:
     def __init__(self) -> None:
         self._devices: dict[torch.device, str] = {}
         self._elsewhere = Devices()
+
+    def taker(self, twin: Twin) -> Taker | None:
+        if os.environ.get("ASTRAY_TAPS") == "python":
+            return None
+        try:
+            from astray.capture.pytorch._tensors import Taker as Native
+        except ImportError:  # installed where there was no compiler
+            return None
+        with quietly():
+            examples = [
+                (torch.empty(0, dtype=dtype, device="cpu"), name)
+                for dtype, name in NAMES.items()
+                if dtype is not torch.complex32  # torch warns about making one
+            ]
+        lane, batch = twin.writer.tensor_lane
+        try:
+            return Native(
+                examples,
+                torch.nn.Parameter,
+                self._devices,
+                self._elsewhere.rings,
+                getattr(torch._C, "_cuda_getCurrentRawStream", None),
+                kernels.native_measure if type(self) is TorchReader else None,
+                Identity,
+                twin.unfilled.by_owner,
+                twin.writer,
+                lane,
+                batch,
+                twin.observe,
+                twin.observe_unread,
+                twin.written,
+                twin.changed,
+                twin.first,
+            )
+        except (ImportError, AttributeError) as error:  # a torch without what it needs
+            logger.info("astray records tensors in Python, which is slower: %s", error)
+            return None
 
     def identity(self, tensor: torch.Tensor) -> Identity | None:
         if type(tensor) not in PLAIN:  # a subclass may hide what it does

@@ -132,6 +132,14 @@ class RunWriter:
             if len(self._tensors) >= backlog.BATCH_ROWS:
                 self._backlog.crowded(self._tensors)
 
+    @property
+    def tensor_lane(self) -> tuple[list[Row], int]:
+        """Where `tensor_row` puts rows, and from how many on it must be asked: for native code that appends them.
+
+        Such code looks first whether `_open` is true.
+        """
+        return self._tensors, backlog.BATCH_ROWS
+
     def values(
         self,
         buffer: Any,

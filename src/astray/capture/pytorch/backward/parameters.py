@@ -16,6 +16,7 @@ from torch.compiler import is_compiling
 from torch.nn.parameter import is_lazy
 
 from astray.capture.engine import Engine, Site
+from astray.capture.pytorch.backward.gradients import native
 from astray.capture.pytorch.calls.hooks import Hook
 from astray.capture.pytorch.compiled.code import never_compiled
 
@@ -82,9 +83,9 @@ class _Watched:
         parameter = self.parameter()
         if parameter is None or self._handles or not parameter.requires_grad or not parameter.is_leaf:
             return
-        hook = _AccumulatedHook(engine, self.site)
+        hook = AccumulatedHook(engine, self.site)
         self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
-        self._handles.append(parameter.register_hook(_ArrivingHook(hook, self.parameter)))  # type: ignore[no-untyped-call]
+        self._handles.append(parameter.register_hook(ArrivingHook(hook, self.parameter)))  # type: ignore[no-untyped-call]
 
     def take(self) -> None:
         for handle in self._handles:
@@ -146,3 +147,7 @@ class _AccumulatedHook(Hook):
                 engine.tensors.observe(self.seq, "gradient", path, gradient)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             engine.failed(f"the gradient of {self.site.name}", error)
+
+
+AccumulatedHook: Any = _AccumulatedHook if native is None else native.AccumulatedHook
+ArrivingHook: Any = _ArrivingHook if native is None else native.ArrivingHook

@@ -65,7 +65,9 @@ class Unfilled:
 class Function:
     """A function of torch, as its calls are recorded. `returns_first`: its result is its first argument, changed."""
 
-    __slots__ = ("in_place", "is_plain", "is_view", "kind", "makes_buffers", "name", "returns_first", "type")
+    __slots__ = (
+        "in_place", "is_only_view", "is_plain", "is_view", "kind", "makes_buffers", "name", "returns_first", "type",
+    )  # fmt: skip
 
     def __init__(self, name: str, type: str) -> None:
         self.name = name
@@ -76,6 +78,7 @@ class Function:
         self.is_view = name in _VIEWS
         self.in_place = self.returns_first or (name.endswith("_") and not name.endswith("__")) or _is_augmented(type)
         self.is_plain = not self.is_view and not self.in_place
+        self.is_only_view = self.is_view and not self.in_place
 
     def inputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]

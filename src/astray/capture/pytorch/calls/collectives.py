@@ -69,7 +69,7 @@ class Collective:
     """A function of torch.distributed, as its calls are recorded."""
 
     kind: Kind = "collective"
-    is_plain = makes_buffers = False
+    is_only_view = is_plain = makes_buffers = False
 
     def __init__(self, func: Callable[..., Any], flow: _Flow) -> None:
         self.name = _RENAMED.get(func.__name__, func.__name__)
@@ -128,7 +128,7 @@ class FunctionalCollective:
 
     _later = "wait_tensor"
 
-    is_plain = makes_buffers = False
+    is_only_view = is_plain = makes_buffers = False
 
     def __init__(self, op: OpOverload[..., Any] | OpOverloadPacket[..., Any], kind: Kind = "collective") -> None:
         namespace, name = str(op).split(".")[:2]

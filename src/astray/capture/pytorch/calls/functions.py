@@ -39,15 +39,21 @@ class FunctionMode(TorchFunctionMode):
         self._underway = underway
         self._taking = Taking(engine, places, gradients)
         places.sees_functions = True
+        self._native = None if self._taking.native is None else self._taking.native.function
         self._known: dict[Any, Any] = dict.fromkeys(BACKWARDS, _BACKWARD)
 
     @never_compiled
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
         if is_compiling():
-            return func(*args, **kwargs)
+            return func(*args, **(kwargs or {}))
+        if self._native is not None:
+            return self._native(func, args, kwargs, self._known, Function, self._underway, self._run)
+        return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a function and records its call. Called by `__torch_function__`, and right by nothing else."""
         function = self._known.get(func, _UNKNOWN)
         if function is None or not self._engine.listening:
             return func(*args, **kwargs)
@@ -60,13 +66,13 @@ class FunctionMode(TorchFunctionMode):
                 return func(*args, **kwargs)
             if isinstance(function, Unfilled):
                 result = func(*args, **kwargs)
-                self._taking.made(result, sys._getframe().f_back)
+                self._taking.made(result, sys._getframe(1).f_back)
                 return result
         if self._places.sees_ops and self._places.is_running(func):
             return func(*args, **kwargs)
         if self._underway:
             self._underway.look()
-        call = self._taking.begin(function, args, kwargs, sys._getframe().f_back)
+        call = self._taking.begin(function, args, kwargs, sys._getframe(1).f_back)
         if call is None:
             return func(*args, **kwargs)
         try:

@@ -35,11 +35,15 @@ class Infrastructure:
             code = frame.f_code
             known = self._known.get(id(code))
             if known is None:
-                known = self._known[id(code)] = (code, _is_machinery(code.co_filename))
+                known = self._known[id(code)] = (code, self.is_machinery(code))
             if known[1] is not None:
                 return known[1]
             frame = frame.f_back
         return False
+
+    def is_machinery(self, code: CodeType) -> bool | None:
+        """Whether code belongs to it; None for code that is only on the way."""
+        return _is_machinery(code.co_filename)
 
 
 def _is_machinery(file: str) -> bool | None:

@@ -18,6 +18,7 @@ from torch import nn
 from torch._C import DisableTorchFunction, _current_graph_task_id, _get_tracing_state
 from torch.compiler import is_compiling
 
+from astray.capture.calls import native
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
@@ -50,7 +51,6 @@ class ModuleCapture:
         self._origins = origins
         self._sites = Sites()
         self._places: weakref.WeakKeyDictionary[nn.Module, _Place] = weakref.WeakKeyDictionary()
-        self._gate = Gate(engine, self.enter, self._after)
         self._forwards = BuiltinForwards()
         tapped = "modules" in engine.settings.compiled
         self._taps = self._make_taps() if tapped else None
@@ -61,8 +61,22 @@ class ModuleCapture:
         self._fast_paths = FastPaths(modes, self._put_hooks, self._take_hooks, self._note_fast_path)
         self._gatherings = Gatherings(engine, self._put_hooks, self._take_hooks, self._filled)
         self._called = False
+        self._native = self._make_native()
+        self._gate = Gate(engine, self.enter, self._after)
         self._listening = True
         self._compiled.start()
+
+    def _make_native(self) -> Any:
+        """What does the work of our hooks natively, and hands over to us what is out of the ordinary."""
+        if native is None:
+            return None
+        modules = native.Modules(
+            self._engine, self, self._flat.native, self._engine.tensors, self._gradients, InputEdges, self._modes,
+            self._origins, self._fast_paths, self._gatherings, self.parameters, self._states, nn.Parameter,
+        )  # fmt: skip
+        self.enter = modules.enter  # type: ignore[method-assign]
+        self._after = modules.leave  # type: ignore[method-assign]
+        return modules
 
     def attach(self, root: nn.Module, label: str = "") -> None:
         """Puts hooks on `root` and everything in it; sites carry `label` in front when there is one."""
@@ -125,6 +139,11 @@ class ModuleCapture:
             return
         before = _BeforeHook(self._engine, place.before, site, place, self._follow)
         after = _AfterHook(self._engine, place.after, site)
+        if self._native is not None:
+            plain = None if place.before == self._before else place.before
+            before.native = native.Tap(self._native, site, place, plain, self._follow).before
+            plain = None if place.after == self._after else place.after
+            after.native = native.Tap(self._native, site, place, plain, self._follow).after
         self._hooks[module] = handles = []  # known before it is filled, should one of these fail
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
@@ -330,9 +349,10 @@ class ModuleCapture:
 class _CallHook(Hook):
     """Sits on a module. Other tools may move a module's hooks and forget how they were to be called."""
 
-    __slots__ = ("action", "engine", "site")
+    __slots__ = ("action", "engine", "native", "site")
 
     def __init__(self, engine: Engine, action: Callable[..., None], site: Site) -> None:
+        self.native: Any = None  # does all that follows once no compiler is tracing us
         self.engine = engine
         self.action = action
         self.site = site
@@ -348,9 +368,9 @@ class _CallHook(Hook):
         )
 
     def sleeps(self) -> bool:
-        """Whether nothing may be done now: a compiler or tracer would take it for a part of the model."""
+        """Whether nothing may be done now: nobody listens, or a tracer would take it for a part of the model."""
         engine = self.engine
-        if is_compiling() or not (engine.recording or engine.has_open_calls):
+        if not (engine.recording or engine.has_open_calls):
             return True
         return _get_tracing_state() is not None or not engine.is_here
 
@@ -384,6 +404,11 @@ class _BeforeHook(_CallHook):
 
     @never_compiled
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        if is_compiling():
+            return
+        if self.native is not None:
+            self.native(module, args, kwargs)
+            return
         if self.sleeps():
             return
         try:
@@ -402,10 +427,15 @@ class _AfterHook(_CallHook):
 
     @never_compiled
     def __call__(self, _module: nn.Module, _args: Any, *rest: Any) -> None:
+        if is_compiling():
+            return
+        if self.native is not None:
+            self.native(rest[-1])  # the result comes last, with and without keyword arguments before it
+            return
         if self.sleeps():
             return
         try:
             with DisableTorchFunction():
-                self.action(self.site, rest[-1])  # the result comes last, with and without keyword arguments before it
+                self.action(self.site, rest[-1])
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             self.engine.failed(f"the call of {self.site.name}", error)

@@ -51,7 +51,8 @@ class Op:
     """
 
     __slots__ = (
-        "fills", "is_plain", "is_view", "kind", "makes_buffers", "name", "returns", "type", "workspace", "writes",
+        "fills", "is_only_view", "is_plain", "is_view", "kind", "makes_buffers", "name", "returns", "type", "workspace",
+        "writes",
     )  # fmt: skip
 
     def __init__(self, op: OpOverload[..., Any]) -> None:
@@ -67,6 +68,7 @@ class Op:
         self.returns = bool(op._schema.returns)
         self.workspace = _WORKSPACES.get(self.name)
         self.is_plain = not self.is_view and not self.writes and self.workspace is None
+        self.is_only_view = self.is_view and not self.writes and self.workspace is None and self.returns
 
     def inputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -112,6 +114,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._taking = Taking(engine, places)
         places.sees_ops = True
         # By their ids, since torch hashes an operator in Python; each is held, so that its id stays its own.
+        self._native = None if self._taking.native is None else self._taking.native.op
         self._known: dict[int, tuple[OpOverload[..., Any], Op | FunctionalCollective | Unfilled | None]] = {}
 
     @classmethod
@@ -127,7 +130,12 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        if self._native is not None:
+            return self._native(func, args, kwargs, self._known, Op, self._run)
+        return self._run(func, args, kwargs or {})
+
+    def _run(self, func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an op and records its call. Called by `__torch_dispatch__`, and right by nothing else."""
         if not self._engine.listening:
             return func(*args, **kwargs)
         known = self._known.get(id(func))
@@ -137,9 +145,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if op is None or isinstance(op, Unfilled):
             result = self._places.run(func, args, kwargs)
             if op is not None:
-                self._taking.made(result, sys._getframe().f_back)
+                self._taking.made(result, sys._getframe(1).f_back)
             return result
-        call = self._taking.begin(op, args, kwargs, sys._getframe().f_back)
+        call = self._taking.begin(op, args, kwargs, sys._getframe(1).f_back)
         if call is None:
             return self._places.run(func, args, kwargs)
         try:

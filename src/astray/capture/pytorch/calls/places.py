@@ -41,7 +41,7 @@ class Places:
     def __init__(self, engine: Engine, origins: Origins) -> None:
         self._engine = engine
         self._origins = origins
-        self._outside: dict[Named, Site] = {}  # of what is called outside of every module
+        self.outside: dict[Named, Site] = {}  # of what is called outside of every module
         self._local = threading.local()
         self.sees_functions = self.sees_ops = False  # with both, one call must not be taken for two
         self.infrastructure = Infrastructure()
@@ -89,7 +89,7 @@ class Places:
         return engine.enter_backward(site, origin, engine.latest_micro if origin is None else origin.micro)
 
     def _site(self, outer: OpenCall | None, callee: Named) -> Site:
-        known = self._outside if outer is None else outer.site.inside
+        known = self.outside if outer is None else outer.site.inside
         site = known.get(callee)
         if site is None:
             module, root = ("", "") if outer is None else (outer.site.module, outer.site.root)

@@ -10,8 +10,10 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
-from torch._C import DisableTorchFunction
+from torch._C import DisableTorchFunction, _current_graph_task_id, _get_tracing_state
+from torch._C._autograd import _get_sequence_nr
 
+from astray.capture.calls import native
 from astray.capture.engine import Engine, OpenCall
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
@@ -26,6 +28,12 @@ _NOTHING: list[torch.Tensor] = []
 _VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 
 
+if native is not None:
+    native.equip(
+        DisableTorchFunction, _current_graph_task_id, torch.is_grad_enabled, _get_tracing_state, _get_sequence_nr
+    )
+
+
 def flattener(opaque: Callable[[str], None] = lambda _: None) -> Flattener:
     """Finds the tensors among arguments and results of torch."""
     return Flattener(is_tensor, opaque, PLAIN, _VALUES)
@@ -37,6 +45,10 @@ class Callee(Named, Protocol):
     @property
     def is_plain(self) -> bool:
         """Whether all it does, unless it is given `out`, is to read its arguments and to return its result."""
+
+    @property
+    def is_only_view(self) -> bool:
+        """Whether all it does, unless it is given `out`, is to look at its first argument in another way."""
 
     @property
     def makes_buffers(self) -> bool:
@@ -63,6 +75,12 @@ class Taking:
         self._places = places
         self._gradients = gradients
         self.flat = flattener()
+        self.native: Any = None  # does the same for plain calls, and hands over to us what is out of the ordinary
+        if native is not None:
+            self.native = native.Taking(
+                engine, self, places, places.outside, engine.tensors, self.flat.native, gradients, InputEdges,
+                places.infrastructure.is_machinery,
+            )  # fmt: skip
 
     def begin(
         self, callee: Callee, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None

@@ -18,7 +18,7 @@ import torch
 from torch._library.effects import EffectType
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-from astray.capture.pytorch.backward.gradients import CallGradients, InputEdges, _Sum
+from astray.capture.pytorch.backward.watching import CallGradients, InputEdges, _Sum
 from astray.capture.pytorch.compiled.code import never_compiled
 
 NO_CALL = -1

@@ -1,0 +1,1077 @@
+// Records plain torch tensors: `Taker.observe` does in one call what `Observer` and `TorchReader` do in fifty.
+//
+// Those two are the twin: whatever is out of the ordinary (a subclass, a layout, a limit, values to keep, a full ring) is
+// handed over to them, and both give the same rows. Where a tensor lies and how it is laid out comes from DLPack's
+// exchange table, which torch offers on its class, the rest from methods and attributes that are looked up once. What is
+// known of memories lies in a table of our own, which the garbage collector does not walk; a row is a tuple of plain
+// values, which it soon leaves alone.
+//
+// The GIL is the lock of everything here. Measuring, launching and some methods of torch let go of it, so nothing found
+// in a table is used after one of them without being looked for again.
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdint.h>
+#include <string.h>
+
+enum { kMostTypes = 64, kMostRank = 64, kMostLayouts = 20000, kEnough = 4096, kMostArguments = 56 };
+
+// ---- what is asked of torch ----------------------------------------------------------------------------------------
+
+// Of DLPack's interface, with its own numbers.
+enum { kDLMajor = 1, kDLCPU = 1 };
+
+typedef struct {
+    void *data;
+    int32_t device_type, device_id, rank;
+    struct {
+        uint8_t code, bits;
+        uint16_t lanes;
+    } type;
+    const int64_t *shape, *strides;
+    uint64_t byte_offset;
+} DLTensor;
+
+typedef struct {
+    uint32_t major, minor;
+    void *previous;
+    void *unused[3];
+    int (*describe)(void *tensor, DLTensor *out);  // which stays valid while the tensor is not touched
+} Exchange;
+
+// A method of a tensor that takes nothing, and how to call it without looking it up.
+typedef struct {
+    PyObject *name;
+    PyCFunction function;  // NULL when it is to be looked up
+    int flags;
+} Method;
+
+// An attribute of a tensor, as the descriptor that its class has.
+typedef struct {
+    PyObject *descriptor;
+    descrgetfunc get;
+} Attribute;
+
+static PyObject *no_arguments;  // ()
+
+static int find_method(Method *method, PyObject *tensor, const char *name) {
+    method->name = PyUnicode_InternFromString(name);
+    PyObject *bound = method->name ? PyObject_GetAttr(tensor, method->name) : NULL;
+    if (!bound) return 0;
+    if (PyCFunction_CheckExact(bound)) {
+        method->flags = PyCFunction_GetFlags(bound);
+        if (method->flags == METH_NOARGS || method->flags == METH_VARARGS || method->flags == (METH_VARARGS | METH_KEYWORDS))
+            method->function = PyCFunction_GetFunction(bound);
+    }
+    Py_DECREF(bound);
+    return 1;
+}
+
+static PyObject *call_method(const Method *method, PyObject *tensor) {
+    if (!method->function) return PyObject_CallMethodObjArgs(tensor, method->name, NULL);
+    if (method->flags == METH_NOARGS) return method->function(tensor, NULL);
+    if (method->flags == METH_VARARGS) return method->function(tensor, no_arguments);
+    return ((PyCFunctionWithKeywords)(void (*)(void))method->function)(tensor, no_arguments, NULL);
+}
+
+static int find_attribute(Attribute *attribute, PyTypeObject *type, const char *name) {
+    attribute->descriptor = PyObject_GetAttrString((PyObject *)type, name);
+    if (!attribute->descriptor) return 0;
+    attribute->get = (descrgetfunc)PyType_GetSlot(Py_TYPE(attribute->descriptor), Py_tp_descr_get);
+    if (!attribute->get) PyErr_Format(PyExc_TypeError, "Tensor.%s is no descriptor.", name);
+    return attribute->get != NULL;
+}
+
+static PyObject *read_attribute(const Attribute *attribute, PyObject *tensor) {
+    return attribute->get(attribute->descriptor, tensor, (PyObject *)Py_TYPE(tensor));
+}
+
+// Calls something that is most often a function in C.
+static PyObject *call(PyObject *callable, PyObject *const *args, Py_ssize_t count) {
+    if (PyCFunction_CheckExact(callable)) {
+        const int flags = PyCFunction_GetFlags(callable);
+        PyObject *self = PyCFunction_GetSelf(callable);
+        PyCFunction function = PyCFunction_GetFunction(callable);
+        if (flags == METH_FASTCALL) return ((_PyCFunctionFast)(void (*)(void))function)(self, args, count);
+        if (flags == METH_O && count == 1) return function(self, args[0]);
+    }
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t i = 0; tuple && i < count; ++i) {
+        Py_INCREF(args[i]);
+        PyTuple_SetItem(tuple, i, args[i]);
+    }
+    PyObject *result = tuple ? PyObject_Call(callable, tuple, NULL) : NULL;
+    Py_XDECREF(tuple);
+    return result;
+}
+
+static PyObject *new_reference(PyObject *object) { return Py_INCREF(object), object; }
+
+static int read_truth(PyObject *object) {  // takes the reference
+    const int truth = object ? PyObject_IsTrue(object) : -1;
+    Py_XDECREF(object);
+    return truth;
+}
+
+static int64_t read_integer(PyObject *object) {  // takes the reference; −1 with an error set
+    const int64_t value = object ? (int64_t)PyLong_AsUnsignedLongLongMask(object) : -1;
+    Py_XDECREF(object);
+    return value;
+}
+
+// ---- layouts: equal ones share their tuples ------------------------------------------------------------------------
+
+// How a tensor of one layout is measured on one card.
+typedef struct Way {
+    struct Way *next;
+    PyObject *launches;  // which card: the ring's dictionary of ways, of which it has one
+    PyObject *dtype, *launch, *programs, *arguments;
+    long alignment;
+    int statistics;
+} Way;
+
+typedef struct {
+    uint64_t hash;
+    PyObject *shape, *stride;
+    int64_t elements;
+    int contiguous, rank;
+    int even;  // all its steps are multiples of two, but for one between two neighbours: it may be of complex numbers
+    Way *ways;
+    int64_t numbers[];  // the shape and then the stride
+} Layout;
+
+typedef struct {
+    Layout **slots;
+    size_t size, used;  // a power of two, at most half of it used
+    uint64_t cleared;   // how often
+} Layouts;
+
+static void free_layout(Layout *layout) {
+    while (layout->ways) {
+        Way *way = layout->ways;
+        layout->ways = way->next;
+        Py_DECREF(way->launches), Py_DECREF(way->dtype), Py_DECREF(way->launch), Py_DECREF(way->programs);
+        Py_DECREF(way->arguments);
+        PyMem_Free(way);
+    }
+    Py_XDECREF(layout->shape), Py_XDECREF(layout->stride);
+    PyMem_Free(layout);
+}
+
+static void clear_layouts(Layouts *layouts) {
+    Layouts old = *layouts;
+    *layouts = (Layouts){.cleared = old.cleared + 1};
+    for (size_t i = 0; i < old.size; ++i)
+        if (old.slots[i]) free_layout(old.slots[i]);
+    PyMem_Free(old.slots);
+}
+
+static int grow_layouts(Layouts *layouts) {
+    const size_t size = layouts->size ? 2 * layouts->size : 256;
+    Layout **slots = PyMem_Calloc(size, sizeof *slots);
+    if (!slots) return PyErr_NoMemory(), 0;
+    for (size_t i = 0; i < layouts->size; ++i) {
+        Layout *layout = layouts->slots[i];
+        if (!layout) continue;
+        size_t at = layout->hash & (size - 1);
+        while (slots[at]) at = (at + 1) & (size - 1);
+        slots[at] = layout;
+    }
+    PyMem_Free(layouts->slots);
+    layouts->slots = slots;
+    layouts->size = size;
+    return 1;
+}
+
+static PyObject *tuple_of(const int64_t *numbers, int rank) {
+    PyObject *tuple = PyTuple_New(rank);
+    for (int i = 0; tuple && i < rank; ++i) {
+        PyObject *number = PyLong_FromLongLong(numbers[i]);
+        if (!number || PyTuple_SetItem(tuple, i, number)) Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+// The layout of a tensor; NULL with an error set.
+static Layout *find_layout(Layouts *layouts, const DLTensor *tensor) {
+    const int rank = tensor->rank;
+    uint64_t hash = (uint64_t)rank;
+    int64_t elements = 1, expected = 1;
+    int dense = 1, even = 1;
+    for (int i = rank; i-- > 0;) {
+        const int64_t size = tensor->shape[i], step = tensor->strides[i];
+        hash = (hash ^ (uint64_t)size) * 0x9E3779B97F4A7C15u;
+        hash = ((hash ^ (hash >> 29)) + (uint64_t)step) * 0xBF58476D1CE4E5B9u;
+        if (size != 1 && step != expected) dense = 0;
+        if (size != 1 && step % 2 && (size != 2 || step != 1)) even = 0;
+        expected *= size;
+        elements *= size;
+    }
+    hash ^= hash >> 32;
+    if (layouts->used >= kMostLayouts) clear_layouts(layouts);  // shapes that are others in every call
+    if (2 * layouts->used >= layouts->size && !grow_layouts(layouts)) return NULL;
+    const size_t bytes = sizeof(int64_t) * (size_t)rank;
+    size_t at = hash & (layouts->size - 1);
+    for (Layout *known; (known = layouts->slots[at]); at = (at + 1) & (layouts->size - 1))
+        if (known->hash == hash && known->rank == rank &&
+            (!rank || (!memcmp(known->numbers, tensor->shape, bytes) &&
+                       !memcmp(known->numbers + rank, tensor->strides, bytes))))
+            return known;
+    Layout *layout = PyMem_Calloc(1, sizeof *layout + 2 * bytes);
+    if (!layout) return (Layout *)PyErr_NoMemory();
+    layout->hash = hash;
+    layout->rank = rank;
+    layout->elements = elements;
+    layout->contiguous = dense || !elements;
+    layout->even = even;
+    if (rank) {
+        memcpy(layout->numbers, tensor->shape, bytes);
+        memcpy(layout->numbers + rank, tensor->strides, bytes);
+    }
+    layout->shape = tuple_of(layout->numbers, rank);
+    layout->stride = tuple_of(layout->numbers + rank, rank);
+    if (!layout->shape || !layout->stride) return free_layout(layout), NULL;
+    ++layouts->used;
+    return layouts->slots[at] = layout;
+}
+
+// ---- sightings: what was measured of memories that may be seen again -----------------------------------------------
+
+enum { kStatistics, kFingerprint, kValues, kPlacement, kNote, kKept };
+
+// What a tensor is right now. See `Identity`, and `TorchReader.identity` for when two are the same.
+typedef struct {
+    PyObject *owner, *shape, *stride;  // owned; the tuples are those of a layout
+    PyObject *dtype;                   // borrowed from `types`
+    uint64_t address;
+    int64_t version, elements;
+    int contiguous, near;
+    Layout *layout;  // valid as long as the layouts have been cleared just so often
+    uint64_t cleared;
+} Identity;
+
+typedef struct Sighting {
+    struct Sighting *next;
+    const void *owner;  // not to be followed: it lives only as long as `living` says so
+    PyObject *living;   // a weak reference to it
+    PyObject *dtype, *shape, *stride, *device;
+    uint64_t address;
+    int64_t version, elements;
+    int contiguous;
+    PyObject *kept[kKept];
+} Sighting;
+
+typedef struct {
+    Sighting **buckets;
+    size_t size, used, crowded;
+} Sightings;
+
+static size_t bucket_of(const Sightings *sightings, const void *owner) {
+    const uint64_t hash = ((uint64_t)(uintptr_t)owner >> 4) * 0x9E3779B97F4A7C15u;
+    return (size_t)(hash >> 32) & (sightings->size - 1);
+}
+
+static int is_of(const Sighting *sighting, const Identity *what) {
+    return sighting->owner == what->owner && sighting->address == what->address && sighting->version == what->version &&
+           sighting->dtype == what->dtype && sighting->contiguous == what->contiguous &&
+           (what->contiguous ? sighting->elements == what->elements
+                             : sighting->shape == what->shape && sighting->stride == what->stride) &&
+           PyWeakref_GetObject(sighting->living) == what->owner;
+}
+
+static Sighting *find_sighting(const Sightings *sightings, const Identity *what) {
+    if (!sightings->size) return NULL;
+    Sighting *sighting = sightings->buckets[bucket_of(sightings, what->owner)];
+    while (sighting && !is_of(sighting, what)) sighting = sighting->next;
+    return sighting;
+}
+
+// Letting go of a chain may run code that comes back here, so the chain belongs to no table any more.
+static void free_sightings(Sighting *chain) {
+    while (chain) {
+        Sighting *sighting = chain;
+        chain = sighting->next;
+        Py_XDECREF(sighting->living), Py_XDECREF(sighting->dtype), Py_XDECREF(sighting->device);
+        Py_XDECREF(sighting->shape), Py_XDECREF(sighting->stride);
+        for (int i = 0; i < kKept; ++i) Py_XDECREF(sighting->kept[i]);
+        PyMem_Free(sighting);
+    }
+}
+
+static void clear_sightings(Sightings *sightings) {
+    Sighting *chain = NULL;
+    if (!sightings->used) return;
+    for (size_t i = 0; i < sightings->size; ++i) {
+        Sighting *sighting = sightings->buckets[i];
+        sightings->buckets[i] = NULL;
+        while (sighting) {
+            Sighting *next = sighting->next;
+            sighting->next = chain;
+            chain = sighting;
+            sighting = next;
+        }
+    }
+    sightings->used = 0;
+    free_sightings(chain);
+}
+
+// Forgets an owner, or with NULL those that are dead.
+static void forget_sightings(Sightings *sightings, const void *owner) {
+    Sighting *chain = NULL;
+    if (!sightings->size) return;
+    const size_t begin = owner ? bucket_of(sightings, owner) : 0, end = owner ? begin + 1 : sightings->size;
+    for (size_t i = begin; i < end; ++i) {
+        for (Sighting **at = &sightings->buckets[i]; *at;) {
+            Sighting *sighting = *at;
+            if (owner ? sighting->owner == owner : PyWeakref_GetObject(sighting->living) == Py_None) {
+                *at = sighting->next;
+                sighting->next = chain;
+                chain = sighting;
+                --sightings->used;
+            } else {
+                at = &sighting->next;
+            }
+        }
+    }
+    free_sightings(chain);
+}
+
+static int grow_sightings(Sightings *sightings) {
+    Sightings larger = {NULL, sightings->size ? 2 * sightings->size : 1024, sightings->used, sightings->crowded};
+    larger.buckets = PyMem_Calloc(larger.size, sizeof *larger.buckets);
+    if (!larger.buckets) return PyErr_NoMemory(), 0;
+    for (size_t i = 0; i < sightings->size; ++i) {
+        for (Sighting *sighting = sightings->buckets[i], *next; sighting; sighting = next) {
+            Sighting **at = &larger.buckets[bucket_of(&larger, sighting->owner)];
+            next = sighting->next;
+            sighting->next = *at;
+            *at = sighting;
+        }
+    }
+    PyMem_Free(sightings->buckets);
+    *sightings = larger;
+    return 1;
+}
+
+static int add_sighting(Sightings *sightings, const Identity *what, PyObject *device, PyObject *const *kept) {
+    if (sightings->used > sightings->crowded) {  // a program without steps, such as a generation loop
+        forget_sightings(sightings, NULL);
+        sightings->crowded = 2 * sightings->used > kEnough ? 2 * sightings->used : kEnough;
+    }
+    if (sightings->used >= sightings->size && !grow_sightings(sightings)) return 0;
+    Sighting *sighting = PyMem_Calloc(1, sizeof *sighting);
+    if (!sighting) return PyErr_NoMemory(), 0;
+    sighting->living = PyWeakref_NewRef(what->owner, NULL);
+    if (!sighting->living) return PyMem_Free(sighting), 0;
+    sighting->owner = what->owner;
+    sighting->dtype = new_reference(what->dtype);
+    sighting->shape = new_reference(what->shape);
+    sighting->stride = new_reference(what->stride);
+    sighting->device = new_reference(device);
+    sighting->address = what->address;
+    sighting->version = what->version;
+    sighting->elements = what->elements;
+    sighting->contiguous = what->contiguous;
+    for (int i = 0; i < kKept; ++i) sighting->kept[i] = new_reference(kept[i]);
+    Sighting **at = &sightings->buckets[bucket_of(sightings, what->owner)];
+    sighting->next = *at;
+    *at = sighting;
+    ++sightings->used;
+    return 1;
+}
+
+// ---- the taker -----------------------------------------------------------------------------------------------------
+
+// The parts of a CUDA device's ring that never change.
+typedef struct {
+    PyObject *launches;  // by which it is known
+    PyObject *lock, *index, *partials, *capacity, *table;
+    int64_t most_rows, most_slots;
+} Card;
+
+typedef struct {
+    PyObject_HEAD
+    // What the garbage collector should know of, since the twin and the writer may lead back here.
+    PyObject *observe, *observe_unread, *written, *changed, *first, *writer;
+    PyObject *lane, *unfilled, *rings, *devices, *measure, *stream, *identity;
+    PyObject *tensor_type, *parameter_type;
+    const Exchange *exchange;
+    struct {
+        uint32_t code;
+        int is_complex;
+        PyObject *name;
+    } types[kMostTypes];
+    int type_count;
+    PyObject *roles;
+    Py_ssize_t batch;
+    int64_t rows;  // counted here, for the quota
+    int on, statistics, values;
+    int handed;   // whether the twin may know of memories too
+    int careful;  // the last tensor had no version: the next one is asked whether it keeps one
+    Method is_neg, is_conj, is_inference, storage;
+    Attribute version, device, requires_grad;
+    Layouts layouts;
+    Sightings sightings;
+    Card *cards;
+    int card_count;
+} Taker;
+
+static struct {
+    PyObject *acquire, *release, *segment, *count, *number, *used, *streams, *launches, *lock, *index, *into;
+    PyObject *slots, *open, *tensor_row;
+} word;
+
+static void forget_identity(Identity *what) {
+    Py_CLEAR(what->owner);
+    Py_CLEAR(what->shape);
+    Py_CLEAR(what->stride);
+}
+
+// Of a question that torch could not answer: 0 when the twin should see to it, −1 when it is an error.
+static int refused(void) {
+    if (!PyErr_Occurred()) return 0;
+    if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return -1;
+    PyErr_Clear();
+    return 0;
+}
+
+static int is_plain(const Taker *self, PyObject *tensor) {
+    PyObject *type = (PyObject *)Py_TYPE(tensor);
+    return type == self->tensor_type || type == self->parameter_type;
+}
+
+static uint32_t type_code(const DLTensor *tensor) {
+    return (uint32_t)tensor->type.code << 24 | (uint32_t)tensor->type.bits << 16 | tensor->type.lanes;
+}
+
+// Whether the sign of the numbers is only a flag yet. A real tensor has that flag as a part of conjugate numbers alone,
+// so it is a view in steps of two. To ask costs as much as all the rest, since torch lets go of the GIL for it.
+static int is_flagged(const Taker *self, PyObject *tensor, int is_complex, const Layout *layout) {
+    if (!is_complex && !layout->even) return 0;
+    const int negative = read_truth(call_method(&self->is_neg, tensor));
+    return negative || !is_complex ? negative : read_truth(call_method(&self->is_conj, tensor));
+}
+
+// 1, 0 when the twin should see to this tensor, or −1 with an error set.
+static int identify(Taker *self, PyObject *tensor, Identity *what) {
+    DLTensor found;
+    if (!is_plain(self, tensor)) return 0;
+    if (self->careful) {
+        if ((self->careful = read_truth(call_method(&self->is_inference, tensor)))) return refused();
+    }
+    // What has no one address, shape or known type, such as a sparse tensor, cannot be described.
+    if (self->exchange->describe(tensor, &found)) return PyErr_Clear(), 0;
+    what->address = (uint64_t)(uintptr_t)found.data + found.byte_offset;
+    if (!found.data || !found.strides || found.rank > kMostRank) return 0;
+    const uint32_t code = type_code(&found);
+    int type = 0;
+    while (type < self->type_count && self->types[type].code != code) ++type;
+    if (type == self->type_count) return 0;
+    what->dtype = self->types[type].name;
+    Layout *layout = what->layout = find_layout(&self->layouts, &found);
+    if (!layout) return -1;
+    what->cleared = self->layouts.cleared;
+    what->near = found.device_type == kDLCPU;
+    what->elements = layout->elements;
+    what->contiguous = layout->contiguous;
+    what->shape = new_reference(layout->shape);
+    what->stride = new_reference(layout->stride);
+    if (!is_flagged(self, tensor, self->types[type].is_complex, layout)) {
+        what->version = read_integer(read_attribute(&self->version, tensor));
+        if (what->version == -1) self->careful = 1;
+        else if ((what->owner = call_method(&self->storage, tensor))) return 1;
+    }
+    forget_identity(what);
+    return refused();
+}
+
+static int note_filled(Taker *self, const Identity *what) {
+    if (!PyDict_Size(self->unfilled)) return 1;
+    PyObject *number = PyLong_FromVoidPtr(what->owner);
+    if (!number) return 0;
+    const int there = PyDict_Contains(self->unfilled, number);
+    const int done = there <= 0 ? !there : !PyDict_DelItem(self->unfilled, number);
+    Py_DECREF(number);
+    return done;
+}
+
+// ---- measuring -----------------------------------------------------------------------------------------------------
+
+static int64_t number_of(PyObject *object, PyObject *name) { return read_integer(PyObject_GetAttr(object, name)); }
+
+static Card *find_card(Taker *self, PyObject *ring, PyObject *launches) {
+    for (int i = 0; i < self->card_count; ++i)
+        if (self->cards[i].launches == launches) return &self->cards[i];
+    Card *cards = PyMem_Realloc(self->cards, sizeof *cards * (size_t)(self->card_count + 1));
+    if (!cards) return (Card *)PyErr_NoMemory();
+    self->cards = cards;
+    Card card = {launches, NULL, NULL, NULL, NULL, NULL, 0, number_of(ring, word.slots)};
+    PyObject *into = PyObject_GetAttr(ring, word.into);
+    if (!into || !PyArg_ParseTuple(into, "OOO", &card.partials, &card.capacity, &card.table)) {
+        Py_XDECREF(into);
+        return NULL;
+    }
+    card.most_rows = PyLong_AsLongLong(card.capacity);
+    card.lock = PyObject_GetAttr(ring, word.lock);
+    card.index = PyObject_GetAttr(ring, word.index);
+    if (!card.lock || !card.index || PyErr_Occurred()) {
+        Py_XDECREF(card.lock), Py_XDECREF(card.index), Py_DECREF(into);
+        return NULL;
+    }
+    Py_INCREF(card.launches), Py_INCREF(card.partials), Py_INCREF(card.capacity), Py_INCREF(card.table);
+    Py_DECREF(into);
+    cards[self->card_count] = card;
+    return &cards[self->card_count++];
+}
+
+static void free_cards(Taker *self) {
+    for (int i = 0; i < self->card_count; ++i) {
+        Card *card = &self->cards[i];
+        Py_DECREF(card->launches), Py_DECREF(card->lock), Py_DECREF(card->index), Py_DECREF(card->partials);
+        Py_DECREF(card->capacity), Py_DECREF(card->table);
+    }
+    PyMem_Free(self->cards);
+    self->cards = NULL;
+    self->card_count = 0;
+}
+
+// How to measure a tensor, once the ring knows it. NULL without an error when it does not yet.
+static Way *find_way(Taker *self, PyObject *launches, const Identity *what) {
+    Layout *layout = what->layout;
+    if (what->cleared != self->layouts.cleared) return NULL;
+    const long alignment = (long)(what->address % 16);
+    for (Way *way = layout->ways; way; way = way->next)
+        if (way->launches == launches && way->dtype == what->dtype && way->alignment == alignment &&
+            way->statistics == self->statistics)
+            return way;
+    PyObject *key = Py_BuildValue("OOOlOO", what->dtype, what->shape, what->stride, alignment, Py_None,
+                                  self->statistics ? Py_True : Py_False);
+    PyObject *found = key ? PyDict_GetItemWithError(launches, key) : NULL;
+    Py_XDECREF(key);
+    if (!found) return NULL;
+    PyObject *launch, *programs, *arguments;
+    if (!PyArg_ParseTuple(found, "OOO!", &launch, &programs, &PyTuple_Type, &arguments)) return NULL;
+    Way *way = PyTuple_Size(arguments) > kMostArguments - 8 ? NULL : PyMem_Calloc(1, sizeof *way);
+    if (!way) return NULL;
+    *way = (Way){layout->ways,
+                 new_reference(launches),
+                 new_reference(what->dtype),
+                 new_reference(launch),
+                 new_reference(programs),
+                 new_reference(arguments),
+                 alignment,
+                 self->statistics};
+    return layout->ways = way;
+}
+
+// Launches the kernel into the next slot, while the lock of the ring is held. NULL when the twin should see to it.
+static PyObject *launch_into(const Taker *self, const Card *card, PyObject *ring, PyObject *segment, const Way *way,
+                             PyObject *stream, uint64_t address) {
+    const int64_t slot = number_of(segment, word.count), used = number_of(ring, word.used);
+    const int64_t programs = PyLong_AsLongLong(way->programs);
+    // Now and then the ring looks at the clock.
+    if (slot < 0 || used < 0 || slot % 64 == 0 || slot >= card->most_slots || used + programs > card->most_rows) return NULL;
+    PyObject *streams = PyObject_GetAttr(ring, word.streams);
+    const int joined = streams ? PyDict_Contains(streams, stream) : -1;
+    Py_XDECREF(streams);
+    if (joined != 1) return NULL;
+    const Py_ssize_t count = PyTuple_Size(way->arguments);
+    PyObject *args[kMostArguments] = {way->programs, stream, PyLong_FromUnsignedLongLong(address), card->partials,
+                                      card->capacity, PyLong_FromLongLong(used), card->table, PyLong_FromLongLong(slot)};
+    for (Py_ssize_t i = 0; i < count; ++i) args[8 + i] = PyTuple_GetItem(way->arguments, i);
+    PyObject *ticket = NULL, *next = NULL;
+    if (args[2] && args[5] && args[7]) {
+        PyObject *code = call(way->launch, args, 8 + count);
+        if (code && PyLong_AsLong(code) == 0 && (next = PyLong_FromLongLong(slot + 1)) &&
+            !PyObject_SetAttr(segment, word.count, next)) {
+            Py_DECREF(next);
+            next = PyLong_FromLongLong(used + programs);
+            const int64_t number = number_of(segment, word.number);
+            if (next && !PyObject_SetAttr(ring, word.used, next) && number >= 0)
+                ticket = PyLong_FromLongLong((number * card->most_slots + slot) * 2 + self->statistics);
+        }
+        Py_XDECREF(code);
+    }
+    Py_XDECREF(next), Py_XDECREF(args[2]), Py_XDECREF(args[5]), Py_XDECREF(args[7]);
+    return ticket;
+}
+
+// Has a tensor measured on its card: the ticket, or NULL when the twin should see to it, perhaps with an error set.
+// The lock of the ring is held for as long as in the twin, so that nobody sends for a segment during a launch.
+static PyObject *measure_far(Taker *self, PyObject *ring, const Identity *what) {
+    PyObject *launches = PyObject_GetAttr(ring, word.launches), *ticket = NULL;
+    if (!launches) return NULL;
+    const Card *known = find_card(self, ring, launches);
+    Card card = known ? *known : (Card){0};
+    PyObject *stream = known ? call(self->stream, &card.index, 1) : NULL;
+    Way *found = stream ? find_way(self, launches, what) : NULL;
+    Py_DECREF(launches);
+    if (found) {
+        Way way = *found;  // others may clear the layouts while the kernel is launched
+        Py_INCREF(way.launch), Py_INCREF(way.programs), Py_INCREF(way.arguments), Py_INCREF(card.lock);
+        Py_INCREF(card.partials), Py_INCREF(card.capacity), Py_INCREF(card.table);
+        const int locked = read_truth(PyObject_CallMethodObjArgs(card.lock, word.acquire, Py_False, NULL));
+        if (locked == 1) {
+            PyObject *segment = PyObject_GetAttr(ring, word.segment);
+            if (segment) ticket = launch_into(self, &card, ring, segment, &way, stream, what->address);
+            Py_XDECREF(segment);
+            PyObject *type = NULL, *value = NULL, *trace = NULL;
+            PyErr_Fetch(&type, &value, &trace);
+            Py_XDECREF(PyObject_CallMethodObjArgs(card.lock, word.release, NULL));
+            if (type) PyErr_Restore(type, value, trace);
+        }
+        Py_DECREF(way.launch), Py_DECREF(way.programs), Py_DECREF(way.arguments), Py_DECREF(card.lock);
+        Py_DECREF(card.partials), Py_DECREF(card.capacity), Py_DECREF(card.table);
+    }
+    Py_XDECREF(stream);
+    return ticket;
+}
+
+// Measures memory of this process: the plain fields of its statistics, or None, and its fingerprint.
+static int measure_near(Taker *self, const Identity *what, PyObject **kept) {
+    PyObject *memory = Py_BuildValue("KOOO", (unsigned long long)what->address, what->dtype, what->shape, what->stride);
+    PyObject *args[] = {memory, self->statistics ? Py_True : Py_False, Py_True, Py_None};
+    PyObject *measured = memory ? call(self->measure, args, 4) : NULL;
+    Py_XDECREF(memory);
+    if (!measured) return 0;
+    PyObject *statistics = PyTuple_GetItem(measured, 0), *fingerprint = PyTuple_GetItem(measured, 1);
+    if (fingerprint) {
+        kept[kStatistics] = PyTuple_Check(statistics) ? PyTuple_GetSlice(statistics, 0, PyTuple_Size(statistics))
+                                                      : new_reference(statistics);
+        kept[kFingerprint] = new_reference(fingerprint);
+    }
+    Py_DECREF(measured);
+    return fingerprint && kept[kStatistics];
+}
+
+// The first sight of a memory: fills `kept`, which owns what is in it. `device` is the tensor's.
+static int measure_first(Taker *self, PyObject *tensor, const Identity *what, PyObject *device, PyObject *const *row,
+                         PyObject **kept) {
+    if (!self->values && what->near && self->measure != Py_None) {
+        if (!measure_near(self, what, kept)) return 0;
+        for (int i = kValues; i < kKept; ++i) kept[i] = new_reference(Py_None);
+        return 1;
+    }
+    PyObject *ring = self->values ? NULL : PyDict_GetItemWithError(self->rings, device);
+    if (ring) {
+        Py_INCREF(ring);
+        kept[kStatistics] = measure_far(self, ring, what);
+        Py_DECREF(ring);
+    }
+    if (PyErr_Occurred()) return 0;
+    if (kept[kStatistics]) {
+        for (int i = kFingerprint; i < kKept; ++i) kept[i] = new_reference(Py_None);
+        return 1;
+    }
+    PyObject *address = PyLong_FromUnsignedLongLong(what->address);
+    PyObject *identity = address ? PyObject_CallFunctionObjArgs(self->identity, what->owner, Py_None, address, what->dtype,
+                                                                what->shape, what->stride, NULL)
+                                 : NULL;
+    PyObject *seen = identity ? PyObject_CallFunctionObjArgs(self->first, tensor, identity, row[0], row[1], row[2], NULL)
+                              : NULL;
+    Py_XDECREF(address), Py_XDECREF(identity);
+    if (!seen) return 0;
+    if (!PyTuple_Check(seen) || PyTuple_Size(seen) != kKept) {
+        PyErr_SetString(PyExc_TypeError, "A sighting has five fields.");
+        return Py_DECREF(seen), 0;
+    }
+    for (int i = 0; i < kKept; ++i) kept[i] = new_reference(PyTuple_GetItem(seen, i));
+    Py_DECREF(seen);
+    return 1;
+}
+
+// ---- observing -----------------------------------------------------------------------------------------------------
+
+static int write_row(Taker *self, PyObject *row) {
+    const Py_ssize_t waiting = PyList_Size(self->lane);
+    if (waiting + 1 < self->batch) {
+        const int open = read_truth(PyObject_GetAttr(self->writer, word.open));
+        return open < 0 ? 0 : !open || !PyList_Append(self->lane, row);
+    }
+    PyObject *done = PyObject_CallMethodObjArgs(self->writer, word.tensor_row, row, NULL);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
+// The name of a device as rows have it; a new reference.
+static PyObject *name_device(Taker *self, PyObject *device) {
+    PyObject *name = PyDict_GetItemWithError(self->devices, device);
+    if (name) return new_reference(name);
+    if (PyErr_Occurred() || !(name = PyObject_Str(device))) return NULL;
+    if (PyDict_SetItem(self->devices, device, name) < 0) Py_CLEAR(name);
+    return name;
+}
+
+// Records a tensor that has been identified. `row` is its call, role and path.
+static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *const *row) {
+    PyObject *kept[kKept] = {NULL}, *device = NULL, *name = NULL, *cells = NULL;
+    PyObject *requires_grad = read_attribute(&self->requires_grad, tensor);
+    int done = requires_grad && note_filled(self, what);
+    if (!done) goto end;
+    const Sighting *known = find_sighting(&self->sightings, what);
+    if (known) {
+        for (int i = 0; i < kKept; ++i) kept[i] = new_reference(known->kept[i]);
+        name = new_reference(known->device);
+    } else {
+        device = read_attribute(&self->device, tensor);
+        name = device ? name_device(self, device) : NULL;
+        done = name && measure_first(self, tensor, what, device, row, kept) &&
+               add_sighting(&self->sightings, what, name, kept);
+        if (!done) goto end;
+    }
+    cells = PyTuple_Pack(13, row[0], row[1], row[2], what->dtype, what->shape, what->stride, name, requires_grad,
+                         kept[kStatistics], kept[kFingerprint], kept[kValues], kept[kPlacement], kept[kNote]);
+    done = cells && write_row(self, cells);
+end:
+    Py_XDECREF(cells), Py_XDECREF(name), Py_XDECREF(device), Py_XDECREF(requires_grad);
+    for (int i = 0; i < kKept; ++i) Py_XDECREF(kept[i]);
+    return done;
+}
+
+static int hand_over(PyObject *twin, PyObject *const *row, PyObject *tensor) {
+    PyObject *done = PyObject_CallFunctionObjArgs(twin, row[0], row[1], row[2], tensor, NULL);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
+// Records one tensor; `row` is its call, role and path. 0 with an error set.
+static int observe(Taker *self, PyObject *const *row, PyObject *tensor) {
+    Identity what = {0};
+    if (!self->on) return self->handed = 1, hand_over(self->observe, row, tensor);
+    const long seq = PyLong_AsLong(row[0]);
+    if (seq == -1) return !PyErr_Occurred();  // a call that has no row
+    const int wanted = PySet_Contains(self->roles, row[1]);
+    if (wanted <= 0) return !wanted;
+    const int plain = identify(self, tensor, &what);
+    if (plain < 0) return 0;
+    if (!plain) return self->handed = 1, hand_over(self->observe, row, tensor);
+    ++self->rows;
+    const int done = take(self, tensor, &what, row);
+    forget_identity(&what);
+    return done;
+}
+
+static PyObject *answer(int done) {
+    if (!done) return NULL;
+    Py_RETURN_NONE;
+}
+
+static int expect(Py_ssize_t given, Py_ssize_t expected) {
+    if (given == expected) return 1;
+    PyErr_Format(PyExc_TypeError, "%zd arguments were given, %zd are expected.", given, expected);
+    return 0;
+}
+
+// observe(seq, role, path, tensor)
+static PyObject *taker_observe(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    return expect(nargs, 4) ? answer(observe((Taker *)self, args, args[3])) : NULL;
+}
+
+// Whether a tensor's memory may be one that nobody has filled yet; the twin finds out for certain.
+static int may_be_unfilled(Taker *self, PyObject *tensor) {
+    if (!PyDict_Size(self->unfilled)) return 0;
+    if (!is_plain(self, tensor)) return 1;
+    PyObject *owner = call_method(&self->storage, tensor);
+    if (!owner) return refused() ? -1 : 1;
+    PyObject *number = PyLong_FromVoidPtr(owner);
+    const int there = number ? PyDict_Contains(self->unfilled, number) : -1;
+    Py_XDECREF(number), Py_DECREF(owner);
+    return there;
+}
+
+// observe_unread(seq, role, path, tensor)
+static PyObject *taker_observe_unread(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    Taker *self = (Taker *)object;
+    if (!expect(nargs, 4)) return NULL;
+    const int unfilled = may_be_unfilled(self, args[3]);
+    if (unfilled < 0) return NULL;
+    return answer(unfilled ? hand_over(self->observe_unread, args, args[3]) : observe(self, args, args[3]));
+}
+
+static int is_among(PyObject *list, PyObject *one) {
+    for (Py_ssize_t i = 0; i < PyList_Size(list); ++i)
+        if (PyList_GetItem(list, i) == one) return 1;
+    return 0;
+}
+
+// observe_all(seq, role, tensors): tensors is a list of pairs of a path and a tensor
+// observe_inputs(seq, tensors, unread)
+static PyObject *observe_list(Taker *self, PyObject *seq, PyObject *role, PyObject *tensors, PyObject *unread) {
+    for (Py_ssize_t i = 0; i < PyList_Size(tensors); ++i) {
+        PyObject *pair = PyList_GetItem(tensors, i), *path, *tensor;
+        if (!PyArg_ParseTuple(pair, "OO", &path, &tensor)) return NULL;
+        PyObject *row[] = {seq, role, path};
+        Py_INCREF(pair);
+        const int done = unread && is_among(unread, tensor) ? hand_over(self->observe_unread, row, tensor)
+                                                            : observe(self, row, tensor);
+        Py_DECREF(pair);
+        if (!done) return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *input_role;
+
+static PyObject *taker_observe_inputs(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (!expect(nargs, 3)) return NULL;
+    if (!PyList_Check(args[1]) || !PyList_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "The inputs and the unread are lists.");
+        return NULL;
+    }
+    return observe_list((Taker *)self, args[0], input_role, args[1], PyList_Size(args[2]) ? args[2] : NULL);
+}
+
+static PyObject *taker_observe_all(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+    if (!expect(nargs, 3)) return NULL;
+    if (!PyList_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "The tensors are a list.");
+        return NULL;
+    }
+    return observe_list((Taker *)self, args[0], args[1], args[2], NULL);
+}
+
+// forget(owner): somebody wrote to this memory
+static PyObject *taker_forget(PyObject *self, PyObject *owner) {
+    forget_sightings(&((Taker *)self)->sightings, owner);
+    Py_RETURN_NONE;
+}
+
+// Forgets what was measured of a tensor's memory. The twin, which calls `forget`, does so when more may have to be done.
+static PyObject *note_change(Taker *self, PyObject *twin, PyObject *tensor, int more) {
+    if (!more && !self->handed && is_plain(self, tensor)) {
+        PyObject *owner = call_method(&self->storage, tensor);
+        if (owner) {
+            forget_sightings(&self->sightings, owner);
+            Py_DECREF(owner);
+            Py_RETURN_NONE;
+        }
+        if (refused()) return NULL;
+    }
+    return PyObject_CallFunctionObjArgs(twin, tensor, NULL);
+}
+
+// changed(tensor): a call wrote into this tensor, perhaps without its version counter knowing
+static PyObject *taker_changed(PyObject *object, PyObject *tensor) {
+    Taker *self = (Taker *)object;
+    return note_change(self, self->changed, tensor, 0);
+}
+
+// written(tensor): a call has written into this tensor
+static PyObject *taker_written(PyObject *object, PyObject *tensor) {
+    Taker *self = (Taker *)object;
+    return note_change(self, self->written, tensor, PyDict_Size(self->unfilled) != 0);
+}
+
+// clear(): nothing seen before is to be trusted
+static PyObject *taker_clear(PyObject *self, PyObject *none) {
+    (void)none;
+    ((Taker *)self)->handed = 0;
+    clear_sightings(&((Taker *)self)->sightings);
+    Py_RETURN_NONE;
+}
+
+// counted(): how many rows were counted since the last time
+static PyObject *taker_counted(PyObject *object, PyObject *none) {
+    Taker *self = (Taker *)object;
+    const int64_t rows = self->rows;
+    (void)none;
+    self->rows = 0;
+    return PyLong_FromLongLong(rows);
+}
+
+// apply(on, roles, statistics, values): what is to be recorded from now on; not `on`, the twin does everything
+static PyObject *taker_apply(PyObject *object, PyObject *args) {
+    Taker *self = (Taker *)object;
+    PyObject *roles;
+    int on, statistics, values;
+    if (!PyArg_ParseTuple(args, "pOpp", &on, &roles, &statistics, &values)) return NULL;
+    if (!PyFrozenSet_Check(roles)) {
+        PyErr_SetString(PyExc_TypeError, "The roles are a frozenset.");
+        return NULL;
+    }
+    PyObject *before = self->roles;
+    self->roles = new_reference(roles);
+    Py_XDECREF(before);
+    self->on = on;
+    self->statistics = statistics;
+    self->values = values;
+    clear_sightings(&self->sightings);
+    Py_RETURN_NONE;
+}
+
+// ---- its life ------------------------------------------------------------------------------------------------------
+
+static int find_questions(Taker *self, PyObject *tensor) {
+    PyTypeObject *type = Py_TYPE(tensor);
+    return find_method(&self->is_neg, tensor, "is_neg") && find_method(&self->is_conj, tensor, "is_conj") &&
+           find_method(&self->is_inference, tensor, "is_inference") &&
+           find_method(&self->storage, tensor, "untyped_storage") && find_attribute(&self->version, type, "_version") &&
+           find_attribute(&self->device, type, "device") && find_attribute(&self->requires_grad, type, "requires_grad");
+}
+
+static int find_exchange(Taker *self) {
+    PyObject *capsule = PyObject_GetAttrString(self->tensor_type, "__dlpack_c_exchange_api__");
+    self->exchange = capsule ? PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    Py_XDECREF(capsule);  // the class keeps it
+    if (!self->exchange) return 0;
+    if (self->exchange->major == kDLMajor) return 1;
+    PyErr_Format(PyExc_ImportError, "torch speaks DLPack %u, and %d is needed.", self->exchange->major, kDLMajor);
+    return 0;
+}
+
+// Learns how each type is written there, from tensors of all types and their names.
+static int learn_types(Taker *self, PyObject *examples) {
+    for (Py_ssize_t i = 0; i < PyList_Size(examples) && self->type_count < kMostTypes; ++i) {
+        PyObject *tensor, *name;
+        DLTensor found;
+        if (!PyArg_ParseTuple(PyList_GetItem(examples, i), "OU", &tensor, &name)) return 0;
+        if ((PyObject *)Py_TYPE(tensor) != self->tensor_type) {
+            PyErr_SetString(PyExc_TypeError, "The examples are not all plain tensors.");
+            return 0;
+        }
+        if (self->exchange->describe(tensor, &found)) {
+            PyErr_Clear();  // it has no words for this type
+            continue;
+        }
+        for (int known = 0; known < self->type_count; ++known) {
+            if (self->types[known].code != type_code(&found)) continue;
+            PyErr_Format(PyExc_ImportError, "%U and %U are the same to DLPack.", self->types[known].name, name);
+            return 0;
+        }
+        self->types[self->type_count].code = type_code(&found);
+        self->types[self->type_count].is_complex = PyUnicode_ReadChar(name, 0) == 'c';
+        self->types[self->type_count++].name = new_reference(name);
+    }
+    return 1;
+}
+
+// Taker(examples, parameter_type, devices, rings, stream, measure, identity, unfilled, writer, lane, batch, observe,
+//       observe_unread, written, changed, first)
+static PyObject *taker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    (void)kwargs;
+    PyObject *examples, *tensor, *name, *given[14];
+    Py_ssize_t batch;
+    if (!PyArg_ParseTuple(args, "O!OO!O!OOOO!OO!nOOOOO", &PyList_Type, &examples, &given[0], &PyDict_Type, &given[1],
+                          &PyDict_Type, &given[2], &given[3], &given[4], &given[5], &PyDict_Type, &given[6], &given[7],
+                          &PyList_Type, &given[8], &batch, &given[9], &given[10], &given[11],
+                          &given[12], &given[13]))
+        return NULL;
+    if (!PyList_Size(examples) || !PyArg_ParseTuple(PyList_GetItem(examples, 0), "OU", &tensor, &name)) return NULL;
+    Taker *self = (Taker *)PyType_GenericAlloc(type, 0);
+    if (!self) return NULL;
+    PyObject **members[] = {&self->parameter_type, &self->devices,  &self->rings,   &self->stream,
+                            &self->measure,        &self->identity, &self->unfilled, &self->writer,
+                            &self->lane,           &self->observe,  &self->observe_unread, &self->written,
+                            &self->changed,        &self->first};
+    for (size_t i = 0; i < sizeof members / sizeof *members; ++i) *members[i] = new_reference(given[i]);
+    self->tensor_type = new_reference((PyObject *)Py_TYPE(tensor));
+    self->batch = batch;
+    self->sightings.crowded = kEnough;
+    if (find_exchange(self) && find_questions(self, tensor) && learn_types(self, examples)) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int taker_traverse(PyObject *object, visitproc visit, void *arg) {
+    Taker *self = (Taker *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->observe);
+    Py_VISIT(self->observe_unread);
+    Py_VISIT(self->written);
+    Py_VISIT(self->changed);
+    Py_VISIT(self->first);
+    Py_VISIT(self->writer);
+    Py_VISIT(self->rings);
+    return 0;
+}
+
+static int taker_break(PyObject *object) {
+    Taker *self = (Taker *)object;
+    Py_CLEAR(self->observe);
+    Py_CLEAR(self->observe_unread);
+    Py_CLEAR(self->written);
+    Py_CLEAR(self->changed);
+    Py_CLEAR(self->first);
+    Py_CLEAR(self->writer);
+    Py_CLEAR(self->rings);
+    return 0;
+}
+
+static void taker_dealloc(PyObject *object) {
+    Taker *self = (Taker *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    taker_break(object);
+    clear_sightings(&self->sightings);
+    PyMem_Free(self->sightings.buckets);
+    clear_layouts(&self->layouts);
+    free_cards(self);
+    PyObject **members[] = {&self->parameter_type, &self->devices, &self->stream, &self->measure,    &self->identity,
+                            &self->unfilled,       &self->lane,    &self->roles,  &self->tensor_type};
+    for (size_t i = 0; i < sizeof members / sizeof *members; ++i) Py_CLEAR(*members[i]);
+    Method *methods[] = {&self->is_neg, &self->is_conj, &self->is_inference, &self->storage};
+    for (size_t i = 0; i < sizeof methods / sizeof *methods; ++i) Py_CLEAR(methods[i]->name);
+    Attribute *attributes[] = {&self->version, &self->device, &self->requires_grad};
+    for (size_t i = 0; i < sizeof attributes / sizeof *attributes; ++i) Py_CLEAR(attributes[i]->descriptor);
+    for (int i = 0; i < self->type_count; ++i) Py_CLEAR(self->types[i].name);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+// ---- the module ----------------------------------------------------------------------------------------------------
+
+#define FAST(function) ((PyCFunction)(void (*)(void))(function))
+static PyMethodDef kTakerMethods[] = {
+    {"observe", FAST(taker_observe), METH_FASTCALL, NULL},
+    {"observe_unread", FAST(taker_observe_unread), METH_FASTCALL, NULL},
+    {"observe_inputs", FAST(taker_observe_inputs), METH_FASTCALL, NULL},
+    {"observe_all", FAST(taker_observe_all), METH_FASTCALL, NULL},
+    {"changed", taker_changed, METH_O, NULL},
+    {"written", taker_written, METH_O, NULL},
+    {"forget", taker_forget, METH_O, NULL},
+    {"clear", taker_clear, METH_NOARGS, NULL},
+    {"counted", taker_counted, METH_NOARGS, NULL},
+    {"apply", taker_apply, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot kTakerSlots[] = {
+    {Py_tp_methods, kTakerMethods},
+    {Py_tp_new, (void *)taker_new},
+    {Py_tp_traverse, (void *)taker_traverse},
+    {Py_tp_clear, (void *)taker_break},
+    {Py_tp_dealloc, (void *)taker_dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec kTakerSpec = {
+    "astray.capture.pytorch._tensors.Taker", sizeof(Taker), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, kTakerSlots,
+};
+
+static PyModuleDef kModule = {
+    PyModuleDef_HEAD_INIT, "astray.capture.pytorch._tensors", NULL, -1, NULL, NULL, NULL, NULL, NULL,
+};
+
+static int make_words(void) {
+    const struct {
+        PyObject **at;
+        const char *text;
+    } words[] = {
+        {&word.acquire, "acquire"}, {&word.release, "release"},   {&word.segment, "_segment"}, {&word.count, "count"},
+        {&word.number, "number"},   {&word.used, "_used"},        {&word.streams, "_streams"}, {&word.launches, "_launches"},
+        {&word.lock, "_lock"},      {&word.index, "_index"},      {&word.into, "_into"},       {&word.slots, "_slots"},
+        {&word.open, "_open"},      {&word.tensor_row, "tensor_row"}, {&input_role, "input"},
+    };
+    for (size_t i = 0; i < sizeof words / sizeof *words; ++i)
+        if (!(*words[i].at = PyUnicode_InternFromString(words[i].text))) return 0;
+    return (no_arguments = PyTuple_New(0)) != NULL;
+}
+
+PyMODINIT_FUNC PyInit__tensors(void) {
+    PyObject *module = PyModule_Create(&kModule);
+    PyObject *type = module && make_words() ? PyType_FromSpec(&kTakerSpec) : NULL;
+    if (type && !PyModule_AddObjectRef(module, "Taker", type)) return Py_DECREF(type), module;
+    Py_XDECREF(type), Py_XDECREF(module);
+    return NULL;
+}

@@ -1,0 +1,356 @@
+"""The native taker makes the rows that its Python twin makes, on the host and on a card that is not there."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import astray
+from astray.capture.pytorch.tensors import NAMES
+from astray.capture.reading import Identity
+from astray.capture.settings import Settings
+from recorded_rows import rows
+from small_models import MODELS, build
+
+Taker = pytest.importorskip("astray.capture.pytorch._tensors", reason="It was not built: no C compiler?").Taker
+
+ROLES = frozenset({"input", "output"})
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASTRAY_TAPS", raising=False)
+
+
+class Odd(nn.Module):
+    """Gives its function every kind of tensor that is not plain, or not quite."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        complex_ = torch.complex(x, -x)
+        with torch.inference_mode():
+            frozen = torch.ones(3)
+        made = [
+            x, x.t(), x[:, ::2], x.view(-1), x[1:1], x[0, 0], x.expand(2, *x.shape), x.double(), x.bfloat16(), x > 0,
+            x.to_sparse(), complex_, complex_.conj(), complex_.conj().imag, complex_.conj().imag[:1, :1],
+            torch._neg_view(x[:, ::2]), frozen, frozen[1:], torch.empty(2, 3, device="meta"), x.long(),
+            torch.nested.nested_tensor([x[0], x[1, :2]]), torch.zeros(2, dtype=torch.complex64), x.detach(), x.data,
+            torch.empty(4, 0), nn.Parameter(x.detach().clone()), torch.zeros(()), x.to(torch.float8_e5m2),
+        ]  # fmt: skip
+        x.data.add_(1)  # past the version counter of x, but not of what comes next
+        return [*made, x, x * 1, torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8)]
+
+
+def recorded(path: Path, model: nn.Module, device: str = "cpu", **settings: Any) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    data = torch.randn(5, 6).to(device)
+    with astray.record(path, model, **settings) as rec:
+        for _ in range(2):
+            result = model(data)
+            if isinstance(result, torch.Tensor) and result.requires_grad:
+                result.square().mean().backward()
+            rec.step()
+    return rows(astray.open(path))
+
+
+def in_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module], **settings: Any
+) -> Any:
+    found = []
+    for way in ("native", "python"):
+        monkeypatch.setenv("ASTRAY_TAPS", way)
+        torch.manual_seed(1)
+        found.append(recorded(tmp_path / way, make(), **settings))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:.*quantize")
+@pytest.mark.parametrize("keep", ["stats", "fingerprint", "tensors", "sample"])
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_odd_tensors_have_the_rows_of_the_twin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str, level: str
+) -> None:
+    ours, twins = in_both_ways(tmp_path, monkeypatch, Odd, keep=keep, level=level)
+    assert len(ours) > 60
+    assert ours == twins
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_tensors": 20}, {"slice": "0"}, {"roles": ["output"]}], ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+def test_models_have_the_rows_of_the_twin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], settings: dict[str, Any]
+) -> None:
+    ours, twins = in_both_ways(tmp_path, monkeypatch, lambda: build(kind), level=["module", "function"], **settings)
+    assert ours
+    assert ours == twins
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("keep", ["stats", "fingerprint", "sample"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_models_on_a_card_have_the_rows_of_the_twin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], keep: str
+) -> None:
+    settings = {"device": "cuda", "keep": keep, "level": ["module", "function"]}
+    ours, twins = in_both_ways(tmp_path, monkeypatch, lambda: build(kind).to("cuda"), **settings)
+    assert ours
+    assert ours == twins
+
+
+def test_a_recording_uses_it_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 2)
+    with astray.record(tmp_path / "native", model) as rec:
+        assert isinstance(rec._engine.tensors.observe.__self__, Taker)
+    monkeypatch.setenv("ASTRAY_TAPS", "python")
+    with astray.record(tmp_path / "python", model) as rec:
+        assert rec._engine.tensors.observe.__self__ is rec._engine.tensors
+
+
+def test_limits_set_later_count_what_came_before(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with astray.record(tmp_path / "run", model, phases="forward") as rec:
+        model(torch.ones(1, 2))
+        tensors, before = rec._engine.tensors, len(rows_so_far(rec, tmp_path / "run"))
+        tensors.apply(Settings.check(max_tensors=before + 1, phases="forward"))
+        model(torch.ones(1, 2))
+    assert before >= 4
+    assert len(rows(astray.open(tmp_path / "run"))) == before + 1
+
+
+def rows_so_far(rec: Any, path: Path) -> list[dict[str, Any]]:
+    rec.flush()
+    return rows(astray.open(path))
+
+
+def test_nothing_of_a_recording_remains(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with astray.record(tmp_path / "run", model) as rec:
+        model(torch.ones(1, 2))
+        observer = weakref.ref(rec._engine.tensors)
+    del rec
+    gc.collect()
+    assert observer() is None
+
+
+# ---- one taker ------------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """A taker with a writer that only keeps the rows. Its twin, and the first sight of a memory, are noted down."""
+
+    def __init__(self, ring: Any = None, measure: Any = None, batch: int = 1 << 20) -> None:
+        self.rows: list[tuple[Any, ...]] = []
+        self.past: list[tuple[Any, ...]] = []  # rows given to the writer's own method
+        self.twin: list[tuple[Any, ...]] = []
+        self.firsts: list[Identity] = []
+        self.unfilled: dict[int, Any] = {}
+        self.writer = SimpleNamespace(_open=True, tensor_row=self.past.append)
+        self.ring = ring
+        rings = {} if ring is None else {torch.device("cpu"): ring}
+        examples = [(torch.empty(0, dtype=dtype), name) for dtype, name in NAMES.items() if name != "complex32"]
+
+        def twin(*given: Any) -> None:
+            self.twin.append(given)
+
+        self.taker = Taker(
+            examples, nn.Parameter, {}, rings, lambda index: 0xABC, measure, Identity, self.unfilled, self.writer,
+            self.rows, batch, twin, twin, twin, twin, self.first,
+        )  # fmt: skip
+        self.taker.apply(True, ROLES, True, False)
+
+    def first(self, tensor: torch.Tensor, identity: Identity, seq: int, role: str, path: str) -> tuple[Any, ...]:
+        self.firsts.append(identity)
+        ticket = None
+        if self.ring is not None:
+            ticket = self.ring.measure(identity[2:], None, True)
+        return (len(self.firsts), None, None, None, None) if ticket is None else (ticket, None, None, None, None)
+
+    def see(self, *tensors: torch.Tensor) -> list[Any]:
+        """What the rows of these tensors have for statistics."""
+        before = len(self.rows)
+        for tensor in tensors:
+            self.taker.observe(7, "output", "0", tensor)
+        return [row[8] for row in self.rows[before:]]
+
+
+def test_a_row_is_made_of_plain_values() -> None:
+    bench = Bench()
+    x = torch.zeros(2, 3, requires_grad=True)
+    bench.taker.observe(7, "output", "y.0", x)
+    identity = bench.firsts[0]
+    assert (identity.address, identity.dtype, identity.owner) == (x.data_ptr(), "float32", x.untyped_storage())
+    assert bench.rows == [(7, "output", "y.0", "float32", (2, 3), (3, 1), "cpu", True, 1, None, None, None, None)]
+    assert type(bench.rows[0][4]) is tuple
+    gc.collect()
+    assert not gc.is_tracked(bench.rows[0])
+
+
+def test_equal_layouts_share_their_tuples() -> None:
+    bench = Bench()
+    bench.see(torch.zeros(300, 400), torch.zeros(300, 400))
+    assert bench.rows[0][4] is bench.rows[1][4]
+    assert bench.rows[0][5] is bench.rows[1][5]
+
+
+def test_a_memory_is_measured_once_until_it_changes() -> None:
+    bench = Bench()
+    x = torch.zeros(4, 6)
+    assert bench.see(x, x, x.view(-1), x.view(6, 4), x.detach()) == [1] * 5  # the same numbers in the same order
+    assert bench.see(x.t(), x.t(), x[:2], x[2:], x.view(torch.int32)) == [2, 2, 3, 4, 5]
+    x.add_(1)
+    assert bench.see(x, x) == [6, 6]
+    for number, forget in enumerate([bench.taker.changed, bench.taker.written], 7):
+        forget(x.view(-1)[3:])
+        assert bench.see(x, x) == [number, number]
+    bench.taker.forget(x.untyped_storage())
+    assert bench.see(x, x) == [9, 9]
+    bench.taker.clear()
+    assert bench.see(x, x) == [10, 10]
+    assert bench.twin == []
+
+
+def test_a_memory_that_took_the_place_of_another_is_another() -> None:
+    bench = Bench()
+    seen: list[Any] = []
+    for _ in range(50):
+        seen += bench.see(torch.zeros(64))
+    assert seen == list(range(1, 51))
+
+
+def test_thousands_of_dead_memories_are_let_go() -> None:
+    bench = Bench()
+    alive = [torch.zeros(3) for _ in range(100)]
+    first = bench.see(*alive)
+    for _ in range(20_000):
+        bench.taker.observe(7, "output", "0", torch.zeros(3))
+    assert bench.see(*alive) == first
+
+
+def test_thousands_of_layouts_do() -> None:
+    bench = Bench()
+    x = torch.zeros(250, 250)
+    for height in range(1, 201):
+        for width in range(1, 201, 2):
+            bench.taker.observe(7, "output", "0", x[:height, :width])
+    assert bench.rows[-1][4:6] == ((200, 199), (250, 1))
+    assert len({row[8] for row in bench.rows}) == len(bench.firsts)
+
+
+def test_what_is_not_asked_for_leaves_nothing() -> None:
+    bench = Bench()
+    x = torch.zeros(3)
+    bench.taker.observe(-1, "output", "0", x)
+    bench.taker.observe(7, "gradient", "0", x)
+    bench.writer._open = False
+    bench.see(x)
+    assert bench.rows == bench.twin == []
+
+
+def test_a_full_batch_goes_through_the_writer() -> None:
+    bench = Bench(batch=3)
+    x = torch.zeros(3)
+    bench.see(x, x, x)
+    assert (len(bench.rows), len(bench.past)) == (2, 1)
+
+
+def test_the_twin_gets_whatever_is_not_plain() -> None:
+    bench = Bench()
+    with torch.inference_mode():
+        frozen = torch.zeros(3)
+    given = [
+        frozen,
+        frozen,
+        torch.zeros(2).to_sparse(),
+        torch.zeros(2, device="meta"),
+        torch.zeros(2, dtype=torch.complex64).conj(),
+    ]
+    plain = torch.zeros(3)
+    for tensor in [*given, plain]:
+        bench.taker.observe(7, "output", "0", tensor)
+    assert [call[3] for call in bench.twin] == given
+    assert len(bench.rows) == 1
+    bench.taker.apply(False, ROLES, True, False)
+    bench.see(plain)
+    assert bench.twin[-1] == (7, "output", "0", plain)
+
+
+def test_memory_that_is_not_filled_yet() -> None:
+    bench = Bench()
+    x, other = torch.zeros(3), torch.zeros(3)
+    bench.unfilled[id(x.untyped_storage())] = weakref.ref(x.untyped_storage())
+    bench.taker.observe_unread(7, "output", "0", other)
+    bench.taker.observe_unread(7, "output", "1", x)
+    assert [row[2] for row in bench.rows] == ["0"]
+    assert bench.twin == [(7, "output", "1", x)]
+    bench.taker.observe_inputs(8, [("a", other), ("b", x)], [x])  # which is about to be written over
+    assert bench.twin[1:] == [(8, "input", "b", x)]
+    assert bench.unfilled
+    bench.taker.observe_inputs(9, [("a", x)], [])  # so somebody has filled it
+    assert bench.unfilled == {}
+    bench.taker.observe_all(9, "output", [("c", x), ("d", other)])
+    assert [row[:3] for row in bench.rows[1:]] == [
+        (8, "input", "a"),
+        (9, "input", "a"),
+        (9, "output", "c"),
+        (9, "output", "d"),
+    ]
+
+
+def test_the_twin_is_told_of_changes_that_may_be_its_own() -> None:
+    bench = Bench()
+    x, sparse = torch.zeros(3), torch.zeros(3).to_sparse()
+    bench.taker.written(sparse)
+    bench.taker.changed(x)
+    assert bench.twin == [(sparse,)]
+    bench.unfilled[id(x.untyped_storage())] = weakref.ref(x.untyped_storage())
+    bench.taker.written(x)  # perhaps it is filled now
+    bench.taker.changed(x)
+    assert bench.twin == [(sparse,), (x,)]
+    bench.see(sparse)
+    bench.taker.changed(x)
+    assert len(bench.twin) == 4
+    bench.taker.clear()
+    bench.taker.changed(x)
+    assert len(bench.twin) == 4
+
+
+def test_errors_come_out_and_leave_no_sighting() -> None:
+    bench = Bench(measure=lambda *_: 1 / 0)
+    x = torch.zeros(3)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            bench.see(x)
+    with pytest.raises(TypeError):
+        bench.taker.observe("7", "output", "0", x)
+    with pytest.raises(TypeError):
+        bench.taker.observe(7, "output", x)
+    assert bench.rows == []
+
+
+def test_threads_may_observe_at_once() -> None:
+    bench = Bench()
+    shared = [torch.zeros(3) for _ in range(50)]
+
+    def work() -> None:
+        for number in range(2000):
+            bench.taker.observe(7, "output", "0", shared[number % 50])
+            bench.taker.observe(7, "output", "0", torch.zeros(number % 7 + 1))
+            if number % 100 == 0:
+                bench.taker.clear()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(bench.rows) == 16_000
+    assert bench.taker.counted() == 16_000
+    assert bench.taker.counted() == 0

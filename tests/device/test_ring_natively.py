@@ -1,0 +1,247 @@
+"""The native taker reserves and launches as the ring does: the same launches, the same tickets, under the same lock.
+
+Without a card: tensors of the host stand for those of a device, and the kernels go to the fake driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import shutil
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from astray.capture.pytorch.tensors import NAMES
+from astray.capture.reading import Identity
+from astray.device.tickets import CAPTURED, SLOTS, Tickets
+from astray.stats import Strided
+
+_launch = pytest.importorskip("astray.device._launch", reason="The native launcher was not built: no C compiler?")
+Taker = pytest.importorskip("astray.capture.pytorch._tensors", reason="It was not built: no C compiler?").Taker
+device_ring = pytest.importorskip("astray.device.ring", reason="There is no Triton here.")
+
+DEVICE = torch.device("cpu")
+STREAM = 0xABC
+
+
+class Driver:
+    """The fake driver: its variables, and its launches as lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = ctypes.CDLL(str(path))
+        _launch.open(str(path))
+
+    def set(self, **values: int) -> None:
+        for name, value in values.items():
+            ctypes.c_int.in_dll(self.library, name).value = value
+
+    def get(self, name: str) -> int:
+        return ctypes.c_int.in_dll(self.library, name).value
+
+    def launches(self) -> list[str]:
+        """Those since the last time."""
+        log = (ctypes.c_char * (1 << 16)).in_dll(self.library, "calls")
+        lines = log.value.decode().splitlines()
+        log.value = b""
+        return [line for line in lines if line.startswith("launch")]
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("There is no C compiler here to build the fake driver with.")
+    library, source = tmp_path / "libfake.so", Path(__file__).with_name("fake_driver.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wl,-Bsymbolic", "-o", library, source], check=True)
+    fake = Driver(library)
+    fake.set(words=8)
+    yield fake
+    with contextlib.suppress(OSError):  # where there is a real one, the tests that follow want it
+        _launch.open(_launch.DRIVER)
+
+
+class Ring(device_ring.CudaRing):
+    """A ring of a card that is not there. It notes how many measurements there were whenever it sends for them."""
+
+    def __init__(self, partials: int = 1 << 18) -> None:
+        self._device, self._index, self._tickets = DEVICE, 0, Tickets()
+        self._processors, self._pairs = 4, False
+        self._slots = SLOTS
+        self._into = 0x1000, partials, 0x2000
+        self._settle = _launch.load(b"settle", "settle", 0, 128, 0, 5, 0)
+        self._kernels, self._launches, self._lock = {}, {}, threading.Lock()
+        self._segment = self._tickets.open()
+        self._opened, self._used, self._streams, self._merged = 0.0, 0, {}, None
+        self.measured, self.sent = 0, []
+
+    def measure(self, memory: Any, shard: Any, statistics: bool) -> int | str:
+        self.measured += 1
+        return super().measure(memory, shard, statistics)
+
+    def _merge(self, segment: Any) -> bool:
+        self.sent.append(segment.count)
+        segment.lose("it is not there")
+        return True
+
+
+@pytest.fixture
+def one_stream(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
+
+    def kernel(source: Any, device: int) -> Any:
+        return _launch.load(b"measure", source.function.__name__, device, 128, 0, len(source.signature), 0)
+
+    monkeypatch.setattr(device_ring, "kernel", kernel)
+
+
+class Bench:
+    """A taker for a ring, and the tickets in its rows."""
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring, self.rows = ring, []
+        examples = [(torch.empty(0, dtype=dtype), name) for dtype, name in NAMES.items() if name != "complex32"]
+        writer = SimpleNamespace(_open=True, tensor_row=self.rows.append)
+        refuse = lambda *_: pytest.fail("the twin was asked")  # noqa: E731
+        self.taker = Taker(
+            examples, nn.Parameter, {}, {DEVICE: ring}, lambda index: STREAM, None, Identity, {}, writer, self.rows,
+            1 << 20, refuse, refuse, refuse, refuse, self.first,
+        )  # fmt: skip
+        self.taker.apply(True, frozenset({"output"}), True, False)
+
+    def first(self, tensor: torch.Tensor, identity: Identity, *_: Any) -> tuple[Any, ...]:
+        ticket = self.ring.measure(Strided(*identity[2:]), None, True)
+        note = ticket if isinstance(ticket, str) else None
+        return (ticket if note is None else None, None, None, None, note)
+
+    def see(self, tensor: torch.Tensor) -> Any:
+        self.taker.observe(1, "output", "0", tensor)
+        return self.rows[-1][8]
+
+
+def tensors(count: int) -> list[torch.Tensor]:
+    kinds = [torch.zeros(5, 6), torch.zeros(6, 5).t(), torch.zeros(9, dtype=torch.bfloat16)[1:], torch.zeros(700, 800)]
+    return [kinds[number % 4].clone() for number in range(count)]
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_the_launches_and_tickets_are_those_of_the_ring(driver: Driver) -> None:
+    seen = tensors(150)
+    bench, plain = Bench(Ring()), Ring()
+    tickets, launches = [], []
+    for tensor in seen:
+        tickets.append(bench.see(tensor))
+        launches += driver.launches()
+    twins, others = [], []
+    for tensor in seen:
+        memory = Strided(tensor.data_ptr(), NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride())
+        twins.append(plain.measure(memory, None, True))
+        others += driver.launches()
+    assert len(launches) == 150
+    assert launches == others
+    assert tickets == twins == [2 * slot + 1 for slot in range(150)]
+    assert bench.ring._segment.count == plain._segment.count == 150
+    assert bench.ring._used == plain._used
+    assert bench.ring.measured < 10  # of each layout the first, and one in 64 for the clock
+    assert bench.see(seen[0]) == tickets[0]
+    assert driver.launches() == []
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_a_full_ring_is_sent_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_ring, "PARTIALS", 100)
+    bench = Bench(Ring(partials=100))
+    for tensor in tensors(64):
+        bench.see(tensor)
+    assert bench.ring.sent
+    assert sum(bench.ring.sent) + bench.ring._segment.count == 64
+    assert len({row[8] for row in bench.rows}) == 64
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_a_stream_that_is_captured_takes_no_slot(driver: Driver) -> None:
+    bench = Bench(Ring())
+    first, *others = tensors(9)
+    bench.see(first)
+    bench.see(others[3])  # of the same layout
+    driver.set(status=1)
+    assert bench.see(others[7]) is None
+    assert bench.rows[-1][-1] == CAPTURED
+    assert bench.ring._segment.count == 2
+    assert not bench.ring._lock.locked()
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_a_failed_launch_leaves_a_reason_and_no_slot(driver: Driver) -> None:
+    bench = Bench(Ring())
+    first, *others = tensors(9)
+    bench.see(first)
+    (ctypes.c_char * 64).in_dll(driver.library, "failing").value = b"cuLaunchKernel"
+    driver.set(failure=700)
+    assert bench.see(others[3]) is None
+    assert bench.rows[-1][-1] == "the CUDA driver answered CUDA_ERROR_ILLEGAL_ADDRESS (700)"
+    assert bench.ring._segment.count == 1
+    assert not bench.ring._lock.locked()
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_nobody_sends_for_a_segment_during_a_launch(driver: Driver) -> None:
+    bench = Bench(Ring())
+    first, *others = tensors(9)
+    bench.see(first)
+    driver.set(blocked=1)
+    seeing = threading.Thread(target=bench.see, args=(others[3],))
+    seeing.start()
+    while not driver.get("arrived"):
+        pass
+    closing = threading.Thread(target=bench.ring.close)
+    closing.start()
+    time.sleep(0.05)
+    assert bench.ring.sent == []
+    driver.set(released=1)
+    seeing.join()
+    closing.join()
+    assert bench.ring.sent == [2]
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_the_ring_waits_for_a_lock_that_another_holds() -> None:
+    bench = Bench(Ring())
+    first, *others = tensors(9)
+    bench.see(first)
+    before = bench.ring.measured
+    bench.ring._lock.acquire()
+    seeing = threading.Thread(target=bench.see, args=(others[3],))
+    seeing.start()
+    while bench.ring.measured == before:
+        pass
+    assert len(bench.rows) == 1
+    bench.ring._lock.release()
+    seeing.join()
+    assert [row[8] for row in bench.rows] == [1, 3]
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_nothing_of_the_ring_is_kept() -> None:
+    ring = Ring()
+    bench = Bench(ring)
+    for tensor in tensors(9):
+        bench.see(tensor)
+    alive = weakref.ref(ring)
+    bench.ring = None  # type: ignore[assignment]
+    rings = [one for one in gc.get_referrers(ring) if isinstance(one, dict) and DEVICE in one]
+    for one in rings:
+        one.clear()
+    del ring, rings, one
+    gc.collect()
+    assert alive() is None
