@@ -142,6 +142,8 @@ def test_a_graph_is_captured_as_without_recording_and_its_replays_are_seen_from_
         expected = [model(torch.full_like(static, float(number))) for number in range(3)]
         with astray.record(tmp_path / "run", model, phases="forward") as rec:
             model(static)
+            rec.step()  # from here on, a stream that is new waits for what was sent for
+            model(static)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -155,7 +157,7 @@ def test_a_graph_is_captured_as_without_recording_and_its_replays_are_seen_from_
     run = astray.open(tmp_path / "run")
     saved = rows(run, site="output")
     assert [row["fingerprint"] for row in saved] == [fingerprint(output) for output in expected]
-    notes = {row["note"] for row in rows(run, micro=1, kind="module", role="output")}
+    notes = {row["note"] for row in rows(run, step=1, micro=1, kind="module", role="output")}
     assert notes == {CAPTURED}
     missed = {item.what for item in run.ranks[0].end.missed}
     assert "calls inside a CUDA graph" in missed

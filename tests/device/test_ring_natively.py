@@ -98,6 +98,9 @@ class Ring(device_ring.CudaRing):
 @pytest.fixture
 def one_stream(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
+    monkeypatch.setattr(device_ring, "_stream", lambda raw, device: None)
+    monkeypatch.setattr(device_ring, "_is_captured", lambda stream: False)  # before the launcher is asked
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
     def kernel(source: Any, device: int) -> Any:
         return _launch.load(b"measure", source.function.__name__, device, 128, 0, len(source.signature), 0)

@@ -78,11 +78,13 @@ class CudaRing:
         stream = torch._C._cuda_getCurrentRawStream(self._index)
         with self._lock:
             segment = self._segment
+            if stream not in self._streams and not self._join(stream):
+                return CAPTURED
             if segment.count == SLOTS or self._used + programs > PARTIALS or self._is_late(segment):
+                if torch.cuda.is_current_stream_capturing():
+                    return CAPTURED
                 self._send()
                 segment = self._segment
-            if stream not in self._streams:
-                self._join(stream)
             slot = segment.count
             partials, capacity, table = self._into
             code = launch(programs, stream, address, partials, capacity, self._used, table, slot, *arguments)
@@ -112,12 +114,19 @@ class CudaRing:
             self._opened = now
         return now - self._opened > _PATIENCE
 
-    def _join(self, stream: int) -> None:
-        """A stream that has launched nothing since the last merging must not write over what is being merged."""
+    def _join(self, stream: int) -> bool:
+        """A stream that has launched nothing since the last merging must not write over what is being merged.
+
+        False when it is being captured, where it can wait for nothing outside.
+        """
+        with quietly():
+            joining = _stream(stream, self._device)
+            if _is_captured(joining):
+                return False
+            if self._merged is not None:
+                joining.wait_event(self._merged)
         self._streams[stream] = None
-        if self._merged is not None:
-            with quietly():
-                _stream(stream, self._device).wait_event(self._merged)
+        return True
 
     def close(self) -> None:
         """Sends for what has been measured since the last time. Raises nothing."""

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from astray.device.launcher import relax
 from astray.device.rows import WIDTH, Rows, measurements
 from astray.store.late import Redeemed
 
@@ -98,8 +99,10 @@ class Tickets:
         segment = self._segments[number] = Segment(number)
         return segment
 
-    def settle(self) -> None:
+    def settle(self, own_thread: bool = False) -> None:
         """Sends for the measurements of all tickets given so far, without waiting."""
+        if own_thread:
+            relax()
         for ring in self._rings:
             ring.close()
 

@@ -29,8 +29,11 @@ class Redeemed(NamedTuple):
 class Late(Protocol):
     """Whoever gave the tickets. Its methods raise nothing; any thread may call them."""
 
-    def settle(self) -> None:
-        """Sends for the measurements of all tickets given so far, without waiting."""
+    def settle(self, own_thread: bool = False) -> None:
+        """Sends for the measurements of all tickets given so far, without waiting.
+
+        `own_thread` says that it is called in a thread of ours, and not in one of the program's.
+        """
 
     def finish(self) -> None:
         """The same for the last time: everything is due from here on."""

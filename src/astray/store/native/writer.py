@@ -276,8 +276,8 @@ class RunWriter:
                 written = time.monotonic()
                 if not self._files.waiting_rows:
                     held = written
-                elif written - held >= HELD_SECONDS:
-                    self._settle()
+                elif written - held >= HELD_SECONDS and self._late is not None:
+                    self._late.settle(own_thread=True)
                     held = written
 
     def _fail(self, error: Exception) -> None:
