@@ -303,6 +303,13 @@ def test_memory_is_read_once_it_has_been_filled(level: str, prefix: str, tmp_pat
     assert rows(run, site=f"{prefix}sum", role="input")[0]["mean"] == 1.5
 
 
+def test_memory_is_filled_by_a_function_that_gets_it_by_name(tmp_path: Path) -> None:
+    with astray.record(tmp_path / "run", nn.Linear(2, 2), level="function"):
+        nn.init.constant_(tensor=torch.empty(4), val=2.0)
+    found = [(row["role"], row["mean"]) for row in rows(astray.open(tmp_path / "run")) if row["site"] == "/constant_"]
+    assert found == [("output", 2.0)]
+
+
 def test_ops_that_the_backward_pass_makes_are_no_functions_too(tmp_path: Path) -> None:
     run = record_step(tmp_path / "run", nn.Sequential(Block()), torch.randn(3, 4), level=["function", "op"])
     assert not [call for call in calls(run, kind="function") if "aten" in call]

@@ -295,7 +295,8 @@ def test_memory_that_is_not_filled_yet() -> None:
     assert bench.unfilled
     bench.taker.observe_inputs(9, [("a", x)], [])  # so somebody has filled it
     assert bench.unfilled == {}
-    bench.taker.observe_all(9, "output", [("c", x), ("d", other)])
+    bench.taker.observe_unread(9, "output", "c", x)
+    bench.taker.observe_unread(9, "output", "d", other)
     assert [row[:3] for row in bench.rows[1:]] == [
         (8, "input", "a"),
         (9, "input", "a"),

@@ -795,40 +795,28 @@ static int is_among(PyObject *list, PyObject *one) {
     return 0;
 }
 
-// observe_all(seq, role, tensors): tensors is a list of pairs of a path and a tensor
-// observe_inputs(seq, tensors, unread)
-static PyObject *observe_list(Taker *self, PyObject *seq, PyObject *role, PyObject *tensors, PyObject *unread) {
-    for (Py_ssize_t i = 0; i < PyList_Size(tensors); ++i) {
-        PyObject *pair = PyList_GetItem(tensors, i), *path, *tensor;
+static PyObject *input_role;
+
+// observe_inputs(seq, inputs, unread): inputs is a list of pairs of a path and a tensor
+static PyObject *taker_observe_inputs(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    Taker *self = (Taker *)object;
+    if (!expect(nargs, 3)) return NULL;
+    PyObject *inputs = args[1], *unread = args[2];
+    if (!PyList_Check(inputs) || !PyList_Check(unread)) {
+        PyErr_SetString(PyExc_TypeError, "The inputs and the unread are lists.");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < PyList_Size(inputs); ++i) {
+        PyObject *pair = PyList_GetItem(inputs, i), *path, *tensor;
         if (!PyArg_ParseTuple(pair, "OO", &path, &tensor)) return NULL;
-        PyObject *row[] = {seq, role, path};
+        PyObject *row[] = {args[0], input_role, path};
         Py_INCREF(pair);
-        const int done = unread && is_among(unread, tensor) ? hand_over(self->observe_unread, row, tensor)
-                                                            : observe(self, row, tensor);
+        const int done = is_among(unread, tensor) ? hand_over(self->observe_unread, row, tensor)
+                                                  : observe(self, row, tensor);
         Py_DECREF(pair);
         if (!done) return NULL;
     }
     Py_RETURN_NONE;
-}
-
-static PyObject *input_role;
-
-static PyObject *taker_observe_inputs(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    if (!expect(nargs, 3)) return NULL;
-    if (!PyList_Check(args[1]) || !PyList_Check(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "The inputs and the unread are lists.");
-        return NULL;
-    }
-    return observe_list((Taker *)self, args[0], input_role, args[1], PyList_Size(args[2]) ? args[2] : NULL);
-}
-
-static PyObject *taker_observe_all(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    if (!expect(nargs, 3)) return NULL;
-    if (!PyList_Check(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "The tensors are a list.");
-        return NULL;
-    }
-    return observe_list((Taker *)self, args[0], args[1], args[2], NULL);
 }
 
 // forget(owner): somebody wrote to this memory
@@ -1026,7 +1014,6 @@ static PyMethodDef kTakerMethods[] = {
     {"observe", FAST(taker_observe), METH_FASTCALL, NULL},
     {"observe_unread", FAST(taker_observe_unread), METH_FASTCALL, NULL},
     {"observe_inputs", FAST(taker_observe_inputs), METH_FASTCALL, NULL},
-    {"observe_all", FAST(taker_observe_all), METH_FASTCALL, NULL},
     {"changed", taker_changed, METH_O, NULL},
     {"written", taker_written, METH_O, NULL},
     {"forget", taker_forget, METH_O, NULL},

@@ -55,6 +55,8 @@ _BUFFERS = frozenset(
 )
 """What they return is often filled by a kernel that no version counter knows of."""
 
+_FIRST = ("input", "tensor", "self")  # what torch calls the first argument, when it is given by name
+
 _HOMES = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torch.Tensor": torch.Tensor}
 
 
@@ -106,7 +108,8 @@ class Function:
         written: list[torch.Tensor] = []
         if not self.in_place and "out" not in kwargs:
             return written
-        for value in (args[0] if self.in_place and args else None, kwargs.get("out")):
+        first = args[0] if args else next((kwargs[name] for name in _FIRST if name in kwargs), None)
+        for value in (first if self.in_place else None, kwargs.get("out")):
             if isinstance(value, torch.Tensor):
                 written.append(value)
             elif isinstance(value, list | tuple):  # such as of `torch._foreach_add_`
