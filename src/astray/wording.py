@@ -1,4 +1,4 @@
-"""How counts, and guesses at what was meant, are put into words wherever astray speaks."""
+"""How counts, sizes, and guesses at what was meant, are put into words wherever astray speaks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,18 @@ def counted(number: int, noun: str) -> str:
     ('1 step', '5,310 tensors')
     """
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def sized(nbytes: int) -> str:
+    """A number of bytes that can be read at a glance.
+
+    >>> sized(40), sized(41_200), sized(5_500_000_000)
+    ('40 bytes', '41.2 kB', '5.5 GB')
+    """
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:,.1f} {unit}"
+    return counted(nbytes, "byte")
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:

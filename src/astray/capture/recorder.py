@@ -23,7 +23,7 @@ from astray.capture.ranks import rank_and_world_size
 from astray.capture.settings import Given, Settings
 from astray.errors import RecordError
 from astray.store import RunInfo, RunWriter
-from astray.wording import counted
+from astray.wording import counted, sized
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -254,7 +254,7 @@ class Recorder:
             return f"nothing was recorded in {self.path}: {reason}"
         parts = [counted(end.steps, "step"), counted(end.calls, "call"), counted(end.tensors, "tensor")]
         if end.value_bytes:
-            parts.append(f"{end.value_bytes / 1e6:,.1f} MB of values")
+            parts.append(f"{sized(end.value_bytes)} of values")
         if end.waited_seconds >= 0.1:
             parts.append(f"waited {end.waited_seconds:.1f} s for the disk")
         if end.missed:
