@@ -108,6 +108,10 @@ static PyObject *call(PyObject *callable, PyObject *const *args, Py_ssize_t coun
 
 static PyObject *new_reference(PyObject *object) { return Py_INCREF(object), object; }
 
+// For what cannot be a part of a cycle. Thousands of these live for a step: going through them again and again would cost
+// more than recording them, and many that survive make the collector go through all of the program's objects too.
+static void leave_alone(PyObject *object) { PyObject_GC_UnTrack(object); }
+
 static int read_truth(PyObject *object) {  // takes the reference
     const int truth = object ? PyObject_IsTrue(object) : -1;
     Py_XDECREF(object);
@@ -364,6 +368,7 @@ static int add_sighting(Sightings *sightings, const Identity *what, PyObject *de
     if (!sighting) return PyErr_NoMemory(), 0;
     sighting->living = PyWeakref_NewRef(what->owner, NULL);
     if (!sighting->living) return PyMem_Free(sighting), 0;
+    leave_alone(sighting->living);
     sighting->owner = what->owner;
     sighting->dtype = new_reference(what->dtype);
     sighting->shape = new_reference(what->shape);
@@ -640,6 +645,7 @@ static int measure_near(Taker *self, const Identity *what, PyObject **kept) {
         kept[kStatistics] = PyTuple_Check(statistics) ? PyTuple_GetSlice(statistics, 0, PyTuple_Size(statistics))
                                                       : new_reference(statistics);
         kept[kFingerprint] = new_reference(fingerprint);
+        if (kept[kStatistics] && kept[kStatistics] != Py_None) leave_alone(kept[kStatistics]);
     }
     Py_DECREF(measured);
     return fingerprint && kept[kStatistics];
@@ -722,6 +728,7 @@ static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *c
     }
     cells = PyTuple_Pack(13, row[0], row[1], row[2], what->dtype, what->shape, what->stride, name, requires_grad,
                          kept[kStatistics], kept[kFingerprint], kept[kValues], kept[kPlacement], kept[kNote]);
+    if (cells && kept[kValues] == Py_None) leave_alone(cells);
     done = cells && write_row(self, cells);
 end:
     Py_XDECREF(cells), Py_XDECREF(name), Py_XDECREF(device), Py_XDECREF(requires_grad);
