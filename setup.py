@@ -39,9 +39,12 @@ launch = Extension(
     libraries=["dl"] if sys.platform == "linux" else [],
 )
 
+ROWS = ["src/astray/store/native/_columns.h"]  # how native parts append rows
+
 columns = Extension(
     "astray.store.native._columns",
     sources=["src/astray/store/native/_columns.c"],
+    depends=ROWS,
     optional=True,
     **ABI,
     extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
@@ -50,6 +53,7 @@ columns = Extension(
 tensors = Extension(
     "astray.capture.pytorch._tensors",
     sources=["src/astray/capture/pytorch/_tensors.c"],
+    depends=ROWS,
     optional=True,
     **ABI,
     extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
@@ -68,7 +72,7 @@ TAPS = ("module", "calls", "stacks", "structure", "taking", "modules")
 taps = Extension(
     "astray.capture._calls",
     sources=[f"src/astray/capture/native/{name}.c" for name in TAPS],
-    depends=["src/astray/capture/native/calls.h"],
+    depends=["src/astray/capture/native/calls.h", *ROWS],
     optional=True,
     **ABI,
     extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],

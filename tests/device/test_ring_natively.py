@@ -114,10 +114,10 @@ class Bench:
     def __init__(self, ring: Ring) -> None:
         self.ring, self.rows = ring, []
         examples = [(torch.empty(0, dtype=dtype), name) for dtype, name in NAMES.items() if name != "complex32"]
-        writer = SimpleNamespace(_open=True, tensor_row=self.rows.append)
+        writer = SimpleNamespace(tensor_row=self.rows.append)
         refuse = lambda *_: pytest.fail("the twin was asked")  # noqa: E731
         self.taker = Taker(
-            examples, nn.Parameter, {}, {DEVICE: ring}, lambda index: STREAM, None, Identity, {}, writer, self.rows,
+            examples, nn.Parameter, {}, {DEVICE: ring}, lambda index: STREAM, None, Identity, {}, writer, None,
             1 << 20, refuse, refuse, refuse, refuse, self.first,
         )  # fmt: skip
         self.taker.apply(True, frozenset({"output"}), True, False)

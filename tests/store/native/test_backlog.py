@@ -11,6 +11,7 @@ import pytest
 
 from astray.store.native.backlog import Backlog
 from astray.store.native.files import Stack
+from astray.store.native.rows import Row, Rows
 from astray.store.native.values import Values
 
 
@@ -21,6 +22,16 @@ def _hasty() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(interval)
+
+
+CALL: Row = (0, 0, "module", "fc", "Linear", 0, "forward", None, None, None, False)
+TENSOR: Row = ("input", "0", "float32", (2,), (1,), "cpu", False, None, None, None, None, None)
+
+
+def numbers(rows: Rows) -> list[int]:
+    """The first cell of each row."""
+    _, (_, found) = rows.encode(0, 0, len(rows), 0) or (0, (b"", b""))
+    return np.frombuffer(found, np.int64).tolist()
 
 
 def values(size: int = 8) -> Values:
@@ -35,9 +46,9 @@ def test_threads_put_while_one_takes() -> None:
     def program(thread: int) -> None:
         for number in range(thread * count, (thread + 1) * count):
             backlog.put(backlog.stacks, Stack(number, []))
-            backlog.put(backlog.calls, (number,))
+            backlog.put_row(backlog.calls, (number, *CALL))
             backlog.put_values(values())
-            backlog.put(backlog.tensors, (number,))
+            backlog.put_row(backlog.tensors, (number, *TENSOR))
             if number % 100 == 0:
                 backlog.put_flush()
 
@@ -51,12 +62,13 @@ def test_threads_put_while_one_takes() -> None:
     while len(tensors) < count * threads:
         rows = backlog.take()
         stacks |= {stack.id for stack in rows.stacks}
-        calls |= {number for (number,) in rows.calls}
-        tensors += [number for (number,) in rows.tensors]
+        new_calls, new_tensors = numbers(rows.calls), numbers(rows.tensors)
+        calls |= {*new_calls}
+        tensors += new_tensors
         taken_values += sum(map(len, backlog.take_values()))
         assert len(stacks) >= len(calls) >= len(tensors) <= taken_values
-        assert {number for (number,) in rows.calls} <= stacks
-        assert {number for (number,) in rows.tensors} <= calls
+        assert {*new_calls} <= stacks
+        assert {*new_tensors} <= calls
     for thread in running:
         thread.join()
     assert sorted(tensors) == list(range(count * threads))
@@ -69,10 +81,10 @@ def test_threads_put_while_one_takes() -> None:
 
 def test_a_flush_is_answered_for_what_was_put_before_it() -> None:
     backlog = Backlog(1 << 20)
-    backlog.put(backlog.calls, (1,))
+    backlog.put_row(backlog.calls, (1, *CALL))
     flush = backlog.put_flush()
     assert not backlog.flushes
-    assert backlog.take().calls == [(1,)]
+    assert numbers(backlog.take().calls) == [1]
     later = backlog.put_flush()
     assert backlog.flushes
     backlog.answer()
@@ -94,7 +106,7 @@ def test_what_is_dropped_lets_everybody_go() -> None:
     backlog = Backlog(100)
     waiting, late = values(80), values(80)
     backlog.put_values(waiting)
-    backlog.put(backlog.tensors, (0,))
+    backlog.put_row(backlog.tensors, (0, *TENSOR))
     flush = backlog.put_flush()
     blocked = threading.Thread(target=backlog.put_values, args=(late,))
     blocked.start()
@@ -104,4 +116,4 @@ def test_what_is_dropped_lets_everybody_go() -> None:
     assert flush.is_set()
     assert waiting.settled
     assert late.settled
-    assert backlog.take() == ([], [], [])
+    assert tuple(map(len, backlog.take())) == (0, 0, 0)

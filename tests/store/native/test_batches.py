@@ -16,8 +16,9 @@ import pytest
 from astray.record import Blob, Call, Statistics, Tensor
 from astray.stats import Measurements
 from astray.store.late import Redeemed
-from astray.store.native import cells
+from astray.store.native import rows as rows_module
 from astray.store.native.batches import BatchFile, call_columns, tensor_columns
+from astray.store.native.rows import PythonRows, Rows, call_rows, tensor_rows
 from astray.store.native.schema import CALLS, TENSORS
 
 MakeTensor = Callable[..., Tensor]
@@ -54,9 +55,15 @@ def behind(ticket: int) -> dict[str, Any]:
     return {**statistics, "fingerprint": ticket << 40}
 
 
+def filled(found: Rows, rows: list[tuple[Any, ...]]) -> Rows:
+    for row in rows:
+        found.append(row)
+    return found
+
+
 def written(path: Path, rows: list[tuple[Any, ...]], late: Counter, blobs: list[Blob | None]) -> list[dict[str, Any]]:
     with closing(BatchFile(path, TENSORS)) as file:
-        file.append(tensor_columns(rows, blobs, late))
+        file.append(tensor_columns(filled(tensor_rows(), rows), blobs, late))
     table = pyarrow.ipc.open_stream(path).read_all()
     table.validate(full=True)
     return table.to_pylist()
@@ -116,6 +123,17 @@ def test_a_batch_that_is_split_keeps_its_tickets(
         written(tmp_path / "other", rows, Counter(), [None] * 5)
 
 
+def test_many_rows_are_several_batches(
+    tmp_path: Path, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("astray.store.native.batches.MOST_ROWS", 8)
+    with closing(BatchFile(tmp_path / "calls", CALLS)) as file:
+        file.append(call_columns(filled(call_rows(), [tuple(call(seq)) for seq in range(21)])))
+    with pyarrow.ipc.open_stream(tmp_path / "calls") as stream:
+        assert [batch.num_rows for batch in stream] == [8, 8, 5]
+    assert file.rows == 21
+
+
 def test_files_are_the_same_without_the_native_extension(
     tmp_path: Path, tensor: MakeTensor, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,13 +148,13 @@ def test_files_are_the_same_without_the_native_extension(
         folder.mkdir()
         files = BatchFile(folder / "calls", CALLS), BatchFile(folder / "tensors", TENSORS)
         for part in (slice(0, 1), slice(1, 60), slice(60, 100)):
-            files[0].append(call_columns(calls[part]))
-            files[1].append(tensor_columns(rows[part], blobs[part], Counter(frozenset({70}))))
+            files[0].append(call_columns(filled(call_rows(), calls[part])))
+            found = filled(tensor_rows(), rows[part])
+            files[1].append(tensor_columns(found, blobs[part], Counter(frozenset({70}))))
         for file in files:
             file.close()
         return (folder / "calls").read_bytes(), (folder / "tensors").read_bytes()
 
     native = write(tmp_path / "native")
-    monkeypatch.setattr(cells, "encode", cells.python_encode)
-    monkeypatch.setattr(cells, "tickets", cells.python_tickets)
+    monkeypatch.setattr(rows_module, "Rows", PythonRows)
     assert write(tmp_path / "python") == native

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -13,7 +14,7 @@ from astray.record import Blob, Call, Statistics, Tensor
 from astray.store.columns import Table
 from astray.store.native import batches
 from astray.store.native.batches import BatchFile, call_columns, tensor_columns
-from astray.store.native.cells import values
+from astray.store.native.rows import Rows, call_rows, tensor_rows
 from astray.store.native.schema import CALLS, TENSORS, Column
 from astray.store.native.tables import read_table
 
@@ -28,6 +29,20 @@ def write(path: Path, columns: tuple[Column, ...], *parts: Sequence[Sequence[obj
     return found.table
 
 
+def filled(rows: Rows, given: Sequence[Call] | Sequence[Tensor]) -> Rows:
+    for row in given:
+        rows.append(tuple(row))
+    return rows
+
+
+def of_calls(rows: Sequence[Call]) -> Sequence[Sequence[object]]:
+    return call_columns(filled(call_rows(), rows))
+
+
+def of_tensors(rows: Sequence[Tensor], blobs: list[Blob | None] | None = None) -> Sequence[Any]:
+    return tensor_columns(filled(tensor_rows(), rows), blobs)
+
+
 def calls_of(table: Table) -> list[Call]:
     return [Call(**table.row(i)) for i in range(len(table))]
 
@@ -40,12 +55,12 @@ CALL_ROWS = [
 
 
 def test_calls_come_back(tmp_path: Path) -> None:
-    table = write(tmp_path / "calls", CALLS, call_columns(CALL_ROWS[:2]), call_columns(CALL_ROWS[2:]))
+    table = write(tmp_path / "calls", CALLS, of_calls(CALL_ROWS[:2]), of_calls(CALL_ROWS[2:]))
     assert calls_of(table) == CALL_ROWS
 
 
 def test_pyarrow_reads_the_same(tmp_path: Path) -> None:
-    write(tmp_path / "calls", CALLS, call_columns(CALL_ROWS))
+    write(tmp_path / "calls", CALLS, of_calls(CALL_ROWS))
     found = pyarrow.ipc.open_stream(tmp_path / "calls").read_all()
     found.validate(full=True)
     assert [Call(**row) for row in found.to_pylist()] == CALL_ROWS
@@ -63,7 +78,7 @@ def test_tensors_come_back_with_every_null_and_every_float(tmp_path: Path, tenso
         tensor(3, fingerprint=0, note="größer als 2³¹ 🙂", device="cuda:7", path=""),
     ]
     blobs = [None, Blob(0, 64, 0, None, "0:1, ..., :64"), Blob(2**31 - 1, 2**50, 2**40, 11), Blob(0, 0, 8, 2, "1:")]
-    table = write(tmp_path / "tensors", TENSORS, tensor_columns(rows, blobs))
+    table = write(tmp_path / "tensors", TENSORS, of_tensors(rows, blobs))
     for i, (row, blob) in enumerate(zip(rows, blobs, strict=True)):
         found = table.row(i)
         statistics = row.statistics or Statistics(*[None] * 10)
@@ -76,7 +91,7 @@ def test_tensors_come_back_with_every_null_and_every_float(tmp_path: Path, tenso
 
 
 def test_null_numbers_read_as_minus_one_and_nan(tmp_path: Path, tensor: Callable[..., Tensor]) -> None:
-    table = write(tmp_path / "tensors", TENSORS, tensor_columns([tensor(statistics=None)], [None]))
+    table = write(tmp_path / "tensors", TENSORS, of_tensors([tensor(statistics=None)], [None]))
     assert table["blob_offset"].tolist() == [-1]
     assert table["count"].tolist() == [-1]
     assert np.isnan(table["mean"]).all()
@@ -84,7 +99,7 @@ def test_null_numbers_read_as_minus_one_and_nan(tmp_path: Path, tensor: Callable
 
 def test_a_column_null_in_one_batch_only(tmp_path: Path, call: Callable[..., Call]) -> None:
     parts = [[call(0, args="a"), call(1, args=None), call(2, args="")], [call(3)], [call(4, args="")]]
-    table = write(tmp_path / "calls", CALLS, *map(call_columns, parts))
+    table = write(tmp_path / "calls", CALLS, *map(of_calls, parts))
     assert table["args"].tolist() == ["a", None, "", None, ""]
     assert table["args"].values == ["a", ""]
     assert table["parent"].tolist() == [-1] * 5
@@ -101,14 +116,14 @@ def test_an_empty_file_is_a_table(tmp_path: Path) -> None:
 def test_the_file_is_readable_before_it_is_closed(tmp_path: Path, call: Callable[..., Call]) -> None:
     file = BatchFile(tmp_path / "calls", CALLS)
     for seq in range(3):
-        file.append(call_columns([call(seq)]))
+        file.append(of_calls([call(seq)]))
         assert calls_of(read_table(tmp_path / "calls", CALLS).table) == [call(n) for n in range(seq + 1)]
         assert pyarrow.ipc.open_stream(tmp_path / "calls").read_all().num_rows == seq + 1
     file.close()
 
 
 def test_text_that_utf8_cannot_hold_is_escaped(tmp_path: Path, call: Callable[..., Call]) -> None:
-    table = write(tmp_path / "calls", CALLS, call_columns([call(args="caf\udce9 é"), call(args="b")]))
+    table = write(tmp_path / "calls", CALLS, of_calls([call(args="caf\udce9 é"), call(args="b")]))
     assert table["args"].tolist() == ["caf\\udce9 é", "b"]
 
 
@@ -117,7 +132,7 @@ def test_strings_too_long_for_one_batch_are_split(
 ) -> None:
     monkeypatch.setattr(batches, "OFFSET_LIMIT", 100)
     rows = [call(seq, args="x" * 60) for seq in range(5)]
-    assert calls_of(write(tmp_path / "calls", CALLS, call_columns(rows))) == rows
+    assert calls_of(write(tmp_path / "calls", CALLS, of_calls(rows))) == rows
 
 
 def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path, tensor: Callable[..., Tensor]) -> None:
@@ -125,8 +140,9 @@ def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path, tensor: Calla
     older = tuple(column for column in TENSORS if column.name not in later)
     rows = [tensor(seq, note="n") for seq in range(3)]
     blobs: list[Blob | None] = [Blob(0, 64, 24)] * 3
-    cells = dict(zip([column.name for column in TENSORS], tensor_columns(rows, blobs), strict=True))
-    whole = dict(zip(cells, (values(found.rows, found.item, found.within) for found in cells.values()), strict=True))
+    cells = dict(zip([column.name for column in TENSORS], of_tensors(rows, blobs), strict=True))
+    complete = write(tmp_path / "whole", TENSORS, [*cells.values()])
+    whole = [complete.row(row) for row in range(3)]
     file = BatchFile(tmp_path / "tensors", older)
     for batch in (slice(0, 1), slice(1, 3)):
         file.append([cells[column.name].part(batch) for column in older])
@@ -136,14 +152,14 @@ def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path, tensor: Calla
     table = found.table
     assert table.names == [column.name for column in TENSORS]
     for row in range(3):
-        assert table.row(row) == {name: None if name in later else column[row] for name, column in whole.items()}
+        assert table.row(row) == {name: None if name in later else cell for name, cell in whole[row].items()}
     assert (table["sampled"].tolist(), np.isnan(table["mean"]).all()) == ([-1] * 3, True)
     assert not any(table.valid(name).any() for name in later)
 
 
 def test_a_column_that_no_version_lacks_is_missed(tmp_path: Path, tensor: Callable[..., Tensor]) -> None:
     older = tuple(column for column in TENSORS if column.name != "path")
-    cells = tensor_columns([tensor()], [None])
+    cells = of_tensors([tensor()], [None])
     file = BatchFile(tmp_path / "tensors", older)
     file.append([cell for cell, column in zip(cells, TENSORS, strict=True) if column.name != "path"])
     file.close()
@@ -152,7 +168,7 @@ def test_a_column_that_no_version_lacks_is_missed(tmp_path: Path, tensor: Callab
 
 
 def test_a_file_with_other_columns_is_refused(tmp_path: Path, call: Callable[..., Call]) -> None:
-    write(tmp_path / "calls", CALLS, call_columns([call()]))
+    write(tmp_path / "calls", CALLS, of_calls([call()]))
     found = read_table(tmp_path / "calls", TENSORS)
     assert len(found.table) == 0
     assert found.problem is not None
@@ -168,7 +184,7 @@ def test_bytes_that_are_no_arrow_are_unread(tmp_path: Path) -> None:
 
 def test_damage_in_the_middle_never_raises(tmp_path: Path, tensor: Callable[..., Tensor]) -> None:
     rows = [tensor(seq) for seq in range(20)]
-    parts = [tensor_columns(rows[i : i + 5], [None] * 5) for i in range(0, 20, 5)]
+    parts = [of_tensors(rows[i : i + 5], [None] * 5) for i in range(0, 20, 5)]
     write(tmp_path / "tensors", TENSORS, *parts)
     whole = (tmp_path / "tensors").read_bytes()
     random = np.random.default_rng(0)

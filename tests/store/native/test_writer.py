@@ -19,6 +19,7 @@ from astray.record import Call, Frame, Missed, Tensor
 from astray.store import RunInfo, RunWriter, open_run
 from astray.store.native import backlog as backlog_module
 from astray.store.native import disk as disk_module
+from astray.store.native.rows import PythonRows
 
 MakeCall = Callable[..., Call]
 MakeTensor = Callable[..., Tensor]
@@ -315,7 +316,21 @@ def test_a_removed_folder_stops_the_recording_and_not_the_program(
     writer.close()
 
 
-def test_a_record_that_makes_no_sense_stops_the_recording(tmp_path: Path, info: RunInfo, call: MakeCall) -> None:
+def test_a_record_that_makes_no_sense_is_refused(tmp_path: Path, info: RunInfo, call: MakeCall) -> None:
+    with RunWriter(tmp_path, info=info) as writer:
+        writer.call(call(0))
+        with pytest.raises(TypeError, match="is None, in a column without nulls"):
+            writer.call(call(1, site=None))
+        writer.call(call(2))
+    run = open_run(tmp_path)
+    assert (run.complete, run.problems) == (True, [])
+    assert run.ranks[0].calls["seq"].tolist() == [0, 2]
+
+
+def test_without_the_native_extension_it_stops_the_recording(
+    tmp_path: Path, info: RunInfo, call: MakeCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("astray.store.native.rows.Rows", PythonRows)
     writer = RunWriter(tmp_path, info=info)
     writer.call(call(0))
     writer.flush()

@@ -9,7 +9,7 @@ PyTypeObject *site_type, *open_call_type, *calls_type;
 static PyTypeObject *numbers_type;
 
 PyObject *s_forward, *s_backward, *s_update, *s_input, *s_output, *s_parameter;
-static PyObject *s_module, *s_optimizer, *s_open_calls, *s_call_row, *s_wants, *s_admit, *s_follows, *s_outermost;
+static PyObject *s_module, *s_optimizer, *s_open_calls, *s_call_row, *s_lanes, *s_wants, *s_admit, *s_follows, *s_outermost;
 static PyObject *s_left, *s_failed, *kNotWritten, *kZero;
 
 // ---- sites ---------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ static int site_init(PyObject *object, PyObject *args, PyObject *kwargs) {
     X(site) X(step) X(micro) X(phase) X(parent) X(anchor) X(stack) X(frame) X(seq) X(number) X(adapter) X(inside)
 #define ENGINE_OBJECTS(X)                                                                                       \
     X(writer) X(write) X(walk) X(local) X(seq) X(step) X(micro) X(latest_micro) X(passing) X(numbers) X(called) \
-    X(selection) X(scope) X(phases)
+    X(selection) X(scope) X(phases) X(lane)
 
 #define VISIT(field) Py_VISIT(self->field);
 #define CLEAR(field) Py_CLEAR(self->field);
@@ -336,20 +336,24 @@ static PyObject *py_enter_backward(PyObject *object, PyObject *args) {
     return (PyObject *)call;
 }
 
-// Hands a row to the writer. The tuple is taken over.
-static int write_row(Calls *self, PyObject *row) {
-    if (!row) return -1;
-    PyObject_GC_UnTrack(row);  // of texts and numbers alone: the garbage collector need not look into it
-    PyObject *written = PyObject_CallFunctionObjArgs(self->write, row, NULL);
-    Py_DECREF(row);
+enum { kCells = 12 };
+
+// Hands a row to the writer.
+static int write_row(Calls *self, PyObject *const *cells) {
+    const int appended = self->appending ? self->appending->append(self->lane, cells, kCells, self->batch) : 0;
+    if (appended) return appended < 0 ? -1 : 0;
+    PyObject *row = PyTuple_New(kCells);  // the lane is full, or it is not ours to append to
+    for (Py_ssize_t i = 0; row && i < kCells; ++i) PyTuple_SetItem(row, i, Py_NewRef(cells[i]));
+    PyObject *written = row ? PyObject_CallFunctionObjArgs(self->write, row, NULL) : NULL;
+    Py_XDECREF(row);
     return done(written);
 }
 
 int calls_begin(Calls *self, OpenCall *call, PyObject *args) {
     const Site *site = (Site *)call->site;
-    return write_row(self, PyTuple_Pack(12, call->seq, call->step, call->micro, site->kind, site->name, site->type,
-                                        call->number, call->phase, call->parent, call->stack, args,
-                                        call->recompute ? Py_True : Py_False));
+    PyObject *row[kCells] = {call->seq,    call->step,  call->micro,  site->kind,  site->name, site->type,
+                             call->number, call->phase, call->parent, call->stack, args,       call->recompute ? Py_True : Py_False};
+    return write_row(self, row);
 }
 
 static PyObject *py_begin(PyObject *self, PyObject *args) {
@@ -413,9 +417,9 @@ static PyObject *py_backward(PyObject *object, PyObject *given) {
     if (wanted <= 0) return wanted < 0 ? NULL : Py_NewRef(kNotWritten);
     PyObject *seq = next_seq(self);
     if (!seq) return NULL;
-    PyObject *row = PyTuple_Pack(12, seq, forward->step, forward->micro, site->kind, site->name, site->type,
-                                 forward->number, s_backward, forward->has_row ? forward->seq : Py_None, forward->stack,
-                                 Py_None, forward->recompute ? Py_True : Py_False);
+    PyObject *row[kCells] = {seq, forward->step, forward->micro, site->kind, site->name, site->type, forward->number,
+                             s_backward, forward->has_row ? forward->seq : Py_None, forward->stack, Py_None,
+                             forward->recompute ? Py_True : Py_False};
     if (write_row(self, row) < 0) Py_CLEAR(seq);
     return seq;
 }
@@ -456,8 +460,8 @@ static PyObject *py_event(PyObject *object, PyObject *given, PyObject *kwargs) {
     if (left_out > 0) {
         seq = Py_NewRef(kNotWritten);
     } else if (left_out == 0 && (seq = next_seq(self))) {
-        PyObject *row = PyTuple_Pack(12, seq, self->step, micro, site->kind, site->name, site->type, number, phase, parent,
-                                     stack, args, Py_False);
+        PyObject *row[kCells] = {seq,    self->step, micro,  site->kind, site->name, site->type,
+                                 number, phase,      parent, stack,      args,       Py_False};
         if (write_row(self, row) < 0) Py_CLEAR(seq);
     }
     Py_DECREF(micro);
@@ -491,6 +495,18 @@ int calls_failed(Calls *self, const char *doing, PyObject *of) {
 
 // ---- as Python sees it ---------------------------------------------------------------------------------------------
 
+// Where rows of calls wait to be written.
+static int find_lane(Calls *self, PyObject *writer) {
+    PyObject *lanes = PyObject_GetAttr(writer, s_lanes), *calls, *tensors;
+    const int found = lanes && PyArg_ParseTuple(lanes, "OOn", &calls, &tensors, &self->batch);
+    if (found) {
+        replace(&self->lane, calls);
+        self->appending = find_appending(calls);
+    }
+    Py_XDECREF(lanes);
+    return found ? 0 : -1;
+}
+
 static int calls_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     Calls *self = (Calls *)object;
     PyObject *writer, *walk, *local, *seq;
@@ -508,6 +524,7 @@ static int calls_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwar
         if (!*dicts[i]) return -1;
     }
     put(&self->write, PyObject_GetAttr(writer, s_call_row));
+    if (find_lane(self, writer) < 0) return -1;
     put(&self->called, PySet_New(NULL));
     put(&self->phases, PyTuple_New(0));
     self->is_here = 1;
@@ -562,7 +579,7 @@ int add_calls(PyObject *module) {
     } texts[] = {
         {&s_forward, "forward"}, {&s_backward, "backward"}, {&s_update, "update"}, {&s_input, "input"},
         {&s_output, "output"}, {&s_parameter, "parameter"}, {&s_module, "module"}, {&s_optimizer, "optimizer"},
-        {&s_open_calls, "open_calls"}, {&s_call_row, "call_row"}, {&s_wants, "wants"}, {&s_admit, "_is_in_scope"},
+        {&s_open_calls, "open_calls"}, {&s_call_row, "call_row"}, {&s_lanes, "lanes"}, {&s_wants, "wants"}, {&s_admit, "_is_in_scope"},
         {&s_follows, "_follows"}, {&s_outermost, "_outermost"}, {&s_left, "left"}, {&s_failed, "failed"},
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; ++i) {

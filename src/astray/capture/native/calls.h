@@ -15,6 +15,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../../store/native/_columns.h"
+
 // ---- code objects, and what is known of each -----------------------------------------------------------------------
 
 typedef struct {
@@ -54,7 +56,9 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *writer, *write, *walk, *local, *seq, *step, *micro, *latest_micro, *passing, *numbers, *called;
-    PyObject *selection, *scope, *phases;
+    PyObject *selection, *scope, *phases, *lane;
+    const Appending *appending;  // how rows get into the lane; NULL when the writer has to be asked
+    Py_ssize_t batch;
     char recording, listening, is_here, forward_ended, by_module, paused;
 } Calls;
 

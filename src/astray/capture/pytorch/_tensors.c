@@ -3,8 +3,8 @@
 // Those two are the twin: whatever is out of the ordinary (a subclass, a layout, a limit, values to keep, a full ring) is
 // handed over to them, and both give the same rows. Where a tensor lies and how it is laid out comes from DLPack's
 // exchange table, which torch offers on its class, the rest from methods and attributes that are looked up once. What is
-// known of memories lies in a table of our own, which the garbage collector does not walk; a row is a tuple of plain
-// values, which it soon leaves alone.
+// known of memories lies in a table of our own, which the garbage collector does not walk, and rows go straight to the
+// columns that wait to be written.
 //
 // The GIL is the lock of everything here. Measuring, launching and some methods of torch let go of it, so nothing found
 // in a table is used after one of them without being looked for again.
@@ -14,6 +14,8 @@
 
 #include <stdint.h>
 #include <string.h>
+
+#include "../../store/native/_columns.h"
 
 enum { kMostTypes = 64, kMostRank = 64, kMostLayouts = 20000, kEnough = 4096, kMostArguments = 56 };
 
@@ -409,6 +411,7 @@ typedef struct {
     } types[kMostTypes];
     int type_count;
     PyObject *roles;
+    const Appending *appending;  // how rows get into the lane; NULL when the writer has to be asked
     Py_ssize_t batch;
     int64_t rows;  // counted here, for the quota
     int on, statistics, values;
@@ -424,7 +427,7 @@ typedef struct {
 
 static struct {
     PyObject *acquire, *release, *segment, *count, *number, *used, *streams, *launches, *lock, *index, *into;
-    PyObject *slots, *open, *tensor_row;
+    PyObject *slots, *tensor_row;
 } word;
 
 static void forget_identity(Identity *what) {
@@ -689,15 +692,16 @@ static int measure_first(Taker *self, PyObject *tensor, const Identity *what, Py
 
 // ---- observing -----------------------------------------------------------------------------------------------------
 
-static int write_row(Taker *self, PyObject *row) {
-    const Py_ssize_t waiting = PyList_Size(self->lane);
-    if (waiting + 1 < self->batch) {
-        const int open = read_truth(PyObject_GetAttr(self->writer, word.open));
-        return open < 0 ? 0 : !open || !PyList_Append(self->lane, row);
-    }
-    PyObject *done = PyObject_CallMethodObjArgs(self->writer, word.tensor_row, row, NULL);
-    Py_XDECREF(done);
-    return done != NULL;
+enum { kCells = 13 };
+
+static int write_row(Taker *self, PyObject *const *cells) {
+    const int done = self->appending ? self->appending->append(self->lane, cells, kCells, self->batch) : 0;
+    if (done) return done > 0;
+    PyObject *row = PyTuple_New(kCells);  // the lane is full, or it is not ours to append to
+    for (Py_ssize_t i = 0; row && i < kCells; ++i) PyTuple_SetItem(row, i, new_reference(cells[i]));
+    PyObject *written = row ? PyObject_CallMethodObjArgs(self->writer, word.tensor_row, row, NULL) : NULL;
+    Py_XDECREF(row), Py_XDECREF(written);
+    return written != NULL;
 }
 
 // The name of a device as rows have it; a new reference.
@@ -711,7 +715,7 @@ static PyObject *name_device(Taker *self, PyObject *device) {
 
 // Records a tensor that has been identified. `row` is its call, role and path.
 static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *const *row) {
-    PyObject *kept[kKept] = {NULL}, *device = NULL, *name = NULL, *cells = NULL;
+    PyObject *kept[kKept] = {NULL}, *device = NULL, *name = NULL;
     PyObject *requires_grad = read_attribute(&self->requires_grad, tensor);
     int done = requires_grad && note_filled(self, what);
     if (!done) goto end;
@@ -726,12 +730,11 @@ static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *c
                add_sighting(&self->sightings, what, name, kept);
         if (!done) goto end;
     }
-    cells = PyTuple_Pack(13, row[0], row[1], row[2], what->dtype, what->shape, what->stride, name, requires_grad,
-                         kept[kStatistics], kept[kFingerprint], kept[kValues], kept[kPlacement], kept[kNote]);
-    if (cells && kept[kValues] == Py_None) leave_alone(cells);
-    done = cells && write_row(self, cells);
+    PyObject *cells[kCells] = {row[0], row[1], row[2], what->dtype, what->shape, what->stride, name, requires_grad};
+    memcpy(cells + kCells - kKept, kept, sizeof kept);
+    done = write_row(self, cells);
 end:
-    Py_XDECREF(cells), Py_XDECREF(name), Py_XDECREF(device), Py_XDECREF(requires_grad);
+    Py_XDECREF(name), Py_XDECREF(device), Py_XDECREF(requires_grad);
     for (int i = 0; i < kKept; ++i) Py_XDECREF(kept[i]);
     return done;
 }
@@ -947,9 +950,9 @@ static PyObject *taker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     (void)kwargs;
     PyObject *examples, *tensor, *name, *given[14];
     Py_ssize_t batch;
-    if (!PyArg_ParseTuple(args, "O!OO!O!OOOO!OO!nOOOOO", &PyList_Type, &examples, &given[0], &PyDict_Type, &given[1],
+    if (!PyArg_ParseTuple(args, "O!OO!O!OOOO!OOnOOOOO", &PyList_Type, &examples, &given[0], &PyDict_Type, &given[1],
                           &PyDict_Type, &given[2], &given[3], &given[4], &given[5], &PyDict_Type, &given[6], &given[7],
-                          &PyList_Type, &given[8], &batch, &given[9], &given[10], &given[11],
+                          &given[8], &batch, &given[9], &given[10], &given[11],
                           &given[12], &given[13]))
         return NULL;
     if (!PyList_Size(examples) || !PyArg_ParseTuple(PyList_GetItem(examples, 0), "OU", &tensor, &name)) return NULL;
@@ -962,6 +965,7 @@ static PyObject *taker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     for (size_t i = 0; i < sizeof members / sizeof *members; ++i) *members[i] = new_reference(given[i]);
     self->tensor_type = new_reference((PyObject *)Py_TYPE(tensor));
     self->batch = batch;
+    self->appending = find_appending(self->lane);
     self->sightings.crowded = kEnough;
     if (find_exchange(self) && find_questions(self, tensor) && learn_types(self, examples)) return (PyObject *)self;
     Py_DECREF(self);
@@ -1055,7 +1059,7 @@ static int make_words(void) {
         {&word.acquire, "acquire"}, {&word.release, "release"},   {&word.segment, "_segment"}, {&word.count, "count"},
         {&word.number, "number"},   {&word.used, "_used"},        {&word.streams, "_streams"}, {&word.launches, "_launches"},
         {&word.lock, "_lock"},      {&word.index, "_index"},      {&word.into, "_into"},       {&word.slots, "_slots"},
-        {&word.open, "_open"},      {&word.tensor_row, "tensor_row"}, {&input_role, "input"},
+        {&word.tensor_row, "tensor_row"}, {&input_role, "input"},
     };
     for (size_t i = 0; i < sizeof words / sizeof *words; ++i)
         if (!(*words[i].at = PyUnicode_InternFromString(words[i].text))) return 0;

@@ -22,7 +22,7 @@ class Taker:
         identity: Callable[..., Any],
         unfilled: dict[int, Any],
         writer: Any,
-        lane: list[Any],
+        lane: Any,
         batch: int,
         observe: Callable[..., None],
         observe_unread: Callable[..., None],

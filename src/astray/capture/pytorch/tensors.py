@@ -61,7 +61,7 @@ class TorchReader:
                 for dtype, name in NAMES.items()
                 if dtype is not torch.complex32  # torch warns about making one
             ]
-        lane, batch = twin.writer.tensor_lane
+        _, lane, batch = twin.writer.lanes
         try:
             return Native(
                 examples,

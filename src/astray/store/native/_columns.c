@@ -1,8 +1,8 @@
-// Turns one column of rows into Arrow buffers: what `cells` does in plain Python where this could not be built.
+// Rows of one table on their way to its file, kept as columns: what `PythonRows` does where this could not be built.
 //
-// Rows are plain tuples, and everything here reads them with the GIL held, in competition with the user's program: a
-// column is one loop without a Python object made, but for the buffers themselves. Nulls are kept as Arrow has them: a
-// bit that is 0, and a value that is NaN, 0 or no byte. Both give the same bytes.
+// Appending a row copies its cells to the ends of the columns and makes no Python object, so that nothing of it is left
+// for the garbage collector, and the writer's thread finds Arrow's buffers all but done: it competes with the user's
+// program for the interpreter. Nulls are kept as Arrow has them: a value that is NaN, 0 or no byte, beside a flag.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -11,254 +11,605 @@
 #include <stdint.h>
 #include <string.h>
 
-// A column: item `item` of each row, or of the tuple that is item `within` of it.
-typedef struct {
-    PyObject *rows;
-    Py_ssize_t count, item, within;
-    int nullable;
-    Py_ssize_t nulls;
-    uint8_t *valid;  // the bitmap, of which bits are cleared
-} Column;
+#include "_columns.h"
 
-// The cell of a row, borrowed; NULL with an error set. It is None where there is no tuple for it to be in: a row may be
-// None itself, and have None or a ticket at `within`.
-static PyObject *cell(const Column *column, Py_ssize_t row) {
-    PyObject *found = PyList_GetItem(column->rows, row);
-    if (found && column->within >= 0) {
-        found = PyTuple_GetItem(found, column->within);
-        if (found && !PyTuple_Check(found)) return Py_None;
-    }
-    return found && found != Py_None ? PyTuple_GetItem(found, column->item) : found;
-}
+enum { kMostColumns = 48 };
 
-// Notes that a row has no value. 0 when it has to have one.
-static int set_null(Column *column, Py_ssize_t row) {
-    if (!column->nullable) {
-        PyErr_Format(PyExc_TypeError, "Item %zd of row %zd is None, in a column without nulls.", column->item, row);
-        return 0;
-    }
-    column->valid[row / 8] &= (uint8_t)~(1u << (row % 8));
-    ++column->nulls;
-    return 1;
-}
-
-// The bitmap of a column as Arrow has it: nothing when every bit is set, and no bit set behind the last row.
-static PyObject *bitmap_of(const Column *column) {
-    if (!column->nulls) return PyBytes_FromStringAndSize("", 0);
-    if (column->count % 8) column->valid[column->count / 8] &= (uint8_t)((1u << (column->count % 8)) - 1);
-    return PyBytes_FromStringAndSize((const char *)column->valid, (column->count + 7) / 8);
-}
-
-// ---- columns whose values have one size ----------------------------------------------------------------------------
-
-// Puts the value of a cell into its place. 0 when it is not what it should be, with an error set.
-typedef int (*Put)(PyObject *object, void *out, Py_ssize_t row);
-
-static int put_int64(PyObject *object, void *out, Py_ssize_t row) {
-    const long long value = ((int64_t *)out)[row] = PyLong_AsLongLong(object);
-    return value != -1 || !PyErr_Occurred();
-}
-
-static int put_int32(PyObject *object, void *out, Py_ssize_t row) {
-    const long long value = PyLong_AsLongLong(object);
-    if (value == -1 && PyErr_Occurred()) return 0;
-    ((int32_t *)out)[row] = (int32_t)value;
-    if (value != (int32_t)value) PyErr_Format(PyExc_OverflowError, "%lld does not fit into 32 bits.", value);
-    return value == (int32_t)value;
-}
-
-static int put_uint64(PyObject *object, void *out, Py_ssize_t row) {
-    const uint64_t value = ((uint64_t *)out)[row] = PyLong_AsUnsignedLongLong(object);
-    return value != UINT64_MAX || !PyErr_Occurred();
-}
-
-static int put_float64(PyObject *object, void *out, Py_ssize_t row) {
-    const double value = ((double *)out)[row] = PyFloat_AsDouble(object);
-    return value != -1.0 || !PyErr_Occurred();
-}
-
-static int put_bool(PyObject *object, void *out, Py_ssize_t row) {
-    const int is_true = PyObject_IsTrue(object);
-    if (is_true > 0) ((uint8_t *)out)[row / 8] |= (uint8_t)(1u << (row % 8));
-    return is_true >= 0;
-}
-
-static PyObject *encode_fixed(Column *column, Put put, int bits) {
-    const Py_ssize_t bytes = (bits * column->count + 7) / 8;
-    PyObject *data = PyBytes_FromStringAndSize(NULL, bytes);
-    if (!data) return NULL;
-    void *out = PyBytes_AsString(data);
-    memset(out, 0, (size_t)bytes);
-    for (Py_ssize_t row = 0; row < column->count; ++row) {
-        PyObject *object = cell(column, row);
-        if (object == Py_None && put == put_float64) ((double *)out)[row] = NAN;
-        if (object && (object == Py_None ? set_null(column, row) : put(object, out, row))) continue;
-        Py_DECREF(data);
-        return NULL;
-    }
-    return Py_BuildValue("n(NN)", column->nulls, bitmap_of(column), data);
-}
-
-// ---- columns whose values have a size each -------------------------------------------------------------------------
-
-// Bytes under construction.
-typedef struct {
-    char *data;
-    Py_ssize_t used, room;
-} Growing;
-
-static char *grow(Growing *buffer, Py_ssize_t size) {
-    if (buffer->used + size > buffer->room) {
-        const Py_ssize_t room = 2 * (buffer->used + size);
-        char *data = PyMem_Realloc(buffer->data, (size_t)room);
-        if (!data) return (char *)PyErr_NoMemory();
-        buffer->data = data;
-        buffer->room = room;
-    }
-    char *place = buffer->data + buffer->used;
-    buffer->used += size;
-    return place;
-}
-
-// Fills `offsets` and `data`. Returns 0 with an error set, or −1 when the offsets cannot count so much.
-typedef int (*Fill)(Column *column, int32_t *offsets, Growing *data, Py_ssize_t limit);
-
-static int fill_string(Column *column, int32_t *offsets, Growing *data, Py_ssize_t limit) {
-    for (Py_ssize_t row = 0; row < column->count; ++row) {
-        PyObject *object = cell(column, row), *escaped = NULL;
-        if (!object) return 0;
-        if (object == Py_None) {
-            if (!set_null(column, row)) return 0;
-        } else {
-            Py_ssize_t size;
-            const char *text = PyUnicode_AsUTF8AndSize(object, &size);
-            if (!text) {  // file names may hold what UTF-8 cannot
-                if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) return 0;
-                PyErr_Clear();
-                escaped = PyUnicode_AsEncodedString(object, "utf-8", "backslashreplace");
-                if (!escaped) return 0;
-                text = PyBytes_AsString(escaped);
-                size = PyBytes_Size(escaped);
-            }
-            const int fits = size <= limit - data->used;
-            char *place = fits ? grow(data, size) : NULL;
-            if (place) memcpy(place, text, (size_t)size);
-            Py_XDECREF(escaped);
-            if (!place) return fits ? 0 : -1;
-        }
-        offsets[row + 1] = (int32_t)data->used;
-    }
-    return 1;
-}
-
-static int fill_list(Column *column, int32_t *offsets, Growing *data, Py_ssize_t limit) {
-    for (Py_ssize_t row = 0; row < column->count; ++row) {
-        PyObject *object = cell(column, row);
-        if (!object) return 0;
-        if (!PyTuple_Check(object)) {
-            PyErr_Format(PyExc_TypeError, "Item %zd of row %zd is no tuple.", column->item, row);
-            return 0;
-        }
-        const Py_ssize_t size = PyTuple_Size(object);
-        if (size > limit - data->used / 8) return -1;
-        int64_t *items = (int64_t *)(void *)grow(data, 8 * size);
-        if (!items) return 0;
-        for (Py_ssize_t i = 0; i < size; ++i)
-            if (!put_int64(PyTuple_GetItem(object, i), items, i)) return 0;
-        offsets[row + 1] = (int32_t)(data->used / 8);
-    }
-    return 1;
-}
-
-static PyObject *encode_varied(Column *column, Fill fill, Py_ssize_t limit) {
-    Growing data = {NULL, 0, 0};
-    PyObject *result = NULL, *offsets = PyBytes_FromStringAndSize(NULL, 4 * (column->count + 1));
-    if (offsets && grow(&data, 16 * column->count + 1)) {  // a guess that is seldom too low
-        int32_t *ends = (int32_t *)(void *)PyBytes_AsString(offsets);
-        data.used = ends[0] = 0;
-        const int filled = fill(column, ends, &data, limit);
-        if (filled > 0 && fill == fill_string)
-            result = Py_BuildValue("n(NOy#)", column->nulls, bitmap_of(column), offsets, data.data, data.used);
-        else if (filled > 0)  // the items have a bitmap of their own, and no nulls
-            result = Py_BuildValue("n(NOy#y#)", column->nulls, bitmap_of(column), offsets, "", (Py_ssize_t)0, data.data,
-                                   data.used);
-        else if (filled < 0)
-            result = Py_NewRef(Py_None);
-    }
-    PyMem_Free(data.data);
-    Py_XDECREF(offsets);
-    return result;
-}
-
-// ---- what Python calls ---------------------------------------------------------------------------------------------
+typedef enum { kInt64, kInt32, kUInt64, kFloat64, kBool, kString, kList, kObject } Type;
 
 static const struct {
     const char *name;
-    int bits;  // of a value
-    Put put;
-    Fill fill;
+    int size;  // of a value; of an item where each value has a size of its own
 } kTypes[] = {
-    {"int64", 64, put_int64, NULL},     {"int32", 32, put_int32, NULL}, {"uint64", 64, put_uint64, NULL},
-    {"float64", 64, put_float64, NULL}, {"bool", 1, put_bool, NULL},    {"string", 0, NULL, fill_string},
-    {"list<int64>", 0, NULL, fill_list},
+    {"int64", 8}, {"int32", 4}, {"uint64", 8}, {"float64", 8}, {"bool", 1}, {"string", 1}, {"list<int64>", 8}, {"object", sizeof(PyObject *)},
 };
 
-// encode(rows, item, within, type, nullable, limit) -> (nulls, buffers), None when it needs offsets above the limit
-static PyObject *py_encode(PyObject *self, PyObject *args) {
-    (void)self;
-    Column column = {0};
-    const char *type;
-    Py_ssize_t limit;
-    if (!PyArg_ParseTuple(args, "O!nnspn", &PyList_Type, &column.rows, &column.item, &column.within, &type,
-                          &column.nullable, &limit))
-        return NULL;
-    column.count = PyList_Size(column.rows);
-    for (size_t i = 0; i < sizeof kTypes / sizeof *kTypes; ++i) {
-        if (strcmp(kTypes[i].name, type)) continue;
-        const size_t bytes = (size_t)(column.count + 7) / 8;
-        column.valid = PyMem_Malloc(bytes + 1);
-        if (!column.valid) return PyErr_NoMemory();
-        memset(column.valid, 0xFF, bytes);
-        PyObject *result = kTypes[i].put ? encode_fixed(&column, kTypes[i].put, kTypes[i].bits)
-                                         : encode_varied(&column, kTypes[i].fill, limit);
-        PyMem_Free(column.valid);
-        return result;
-    }
-    return PyErr_Format(PyExc_ValueError, "There is no column type %s.", type);
+static int is_varied(Type type) { return type == kString || type == kList; }
+
+// ---- rows ----------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    Type type;
+    int nullable;
+    char *values;    // of strings and lists: where each ends, counted in items, as int64
+    uint8_t *there;  // whether each is not null. Only where there may be nulls.
+    char *items;     // what strings and lists consist of
+    size_t used, room, before;  // of the items, in bytes; `before` is how many there were the last time
+} Column;
+
+// An item of a row: one column, or a tuple of several. In place of a tuple there may be a ticket, for the first of them.
+typedef struct {
+    int first, columns;
+    int is_tuple;
+} Cell;
+
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t rows, room, before;  // `before` is how many there were the last time: so many are likely to come again
+    int cell_count, column_count;
+    char open;
+    Cell cells[kMostColumns];
+    Column columns[kMostColumns];
+} Rows;
+
+static PyTypeObject *rows_type;
+
+static size_t value_size(const Column *column) { return is_varied(column->type) ? 8 : (size_t)kTypes[column->type].size; }
+
+static int resize(char **data, size_t size) {
+    char *larger = PyMem_Realloc(*data, size ? size : 1);
+    if (!larger) return PyErr_NoMemory(), 0;
+    *data = larger;
+    return 1;
 }
 
-// tickets(rows, item) -> (the places of rows whose item is an integer, those integers), each as int64
-static PyObject *py_tickets(PyObject *self, PyObject *args) {
-    (void)self;
-    Column column = {.within = -1};
-    if (!PyArg_ParseTuple(args, "O!n", &PyList_Type, &column.rows, &column.item)) return NULL;
-    column.count = PyList_Size(column.rows);
-    int64_t *found = PyMem_Malloc(16 * (size_t)column.count + 1);
-    if (!found) return PyErr_NoMemory();
-    int64_t *places = found, *tickets = found + column.count;
-    Py_ssize_t count = 0;
-    PyObject *result = NULL;
-    for (Py_ssize_t row = 0; row < column.count; ++row) {
-        PyObject *object = cell(&column, row);
-        if (!object) goto end;
-        if (!PyLong_CheckExact(object)) continue;
-        places[count] = row;
-        if (!put_int64(object, tickets, count++)) goto end;
+// Makes room for more rows, though not for the items of their strings and lists.
+static int make_room(Rows *self, Py_ssize_t more) {
+    if (self->rows + more <= self->room) return 1;
+    Py_ssize_t room = 2 * (self->rows + more);
+    if (room < self->before) room = self->before;
+    if (room < 64) room = 64;
+    for (int i = 0; i < self->column_count; ++i) {
+        Column *column = &self->columns[i];
+        if (!resize(&column->values, value_size(column) * (size_t)room)) return 0;
+        if (column->nullable && !resize((char **)&column->there, (size_t)room)) return 0;
     }
-    result = Py_BuildValue("y#y#", (char *)places, 8 * count, (char *)tickets, 8 * count);
-end:
-    PyMem_Free(found);
-    return result;
+    self->room = room;
+    return 1;
+}
+
+static int make_item_room(Column *column, size_t more) {
+    if (column->used + more <= column->room) return 1;
+    size_t room = 2 * (column->used + more);
+    if (room < column->before) room = column->before;
+    if (!resize(&column->items, room)) return 0;
+    column->room = room;
+    return 1;
+}
+
+static Column *column_of(Rows *self, Py_ssize_t number) {
+    if (number >= 0 && number < self->column_count) return &self->columns[number];
+    PyErr_Format(PyExc_IndexError, "There is no column %zd.", number);
+    return NULL;
+}
+
+static int is_range(const Rows *self, Py_ssize_t start, Py_ssize_t stop) {
+    if (0 <= start && start <= stop && stop <= self->rows) return 1;
+    PyErr_Format(PyExc_IndexError, "Rows %zd to %zd are not among %zd.", start, stop, self->rows);
+    return 0;
+}
+
+// Where the string or list of a row begins, which is where the one before it ends.
+static int64_t begin_of(const Column *column, Py_ssize_t row) {
+    return row ? ((const int64_t *)(const void *)column->values)[row - 1] : 0;
+}
+
+// ---- reading a row -------------------------------------------------------------------------------------------------
+
+// The value of a cell, read before anything is written: reading it may run code that appends a row of its own.
+typedef struct {
+    union {
+        int64_t integer;
+        uint64_t natural;
+        double real;
+        const char *text;
+        PyObject *tuple;  // of integers
+        PyObject *object;
+    } as;
+    Py_ssize_t size;  // of a text or tuple
+    PyObject *owned;  // what keeps it
+    int is_null;
+} Value;
+
+static int read_integer(PyObject *object, int64_t *out) {
+    if (PyLong_Check(object)) {
+        *out = PyLong_AsLongLong(object);
+    } else {
+        PyObject *index = PyNumber_Index(object);
+        if (!index) return 0;
+        *out = PyLong_AsLongLong(index);
+        Py_DECREF(index);
+    }
+    return *out != -1 || !PyErr_Occurred();
+}
+
+static int read_text(PyObject *object, Value *value) {
+    value->as.text = PyUnicode_AsUTF8AndSize(object, &value->size);
+    if (value->as.text) return 1;
+    if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) return 0;  // file names may hold what UTF-8 cannot
+    PyErr_Clear();
+    value->owned = PyUnicode_AsEncodedString(object, "utf-8", "backslashreplace");
+    if (!value->owned) return 0;
+    value->as.text = PyBytes_AsString(value->owned);
+    value->size = PyBytes_Size(value->owned);
+    return 1;
+}
+
+// A tuple of integers, each of which can be read without running anything.
+static int read_list(PyObject *object, Value *value) {
+    if (!PyTuple_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "%R is no tuple.", object);
+        return 0;
+    }
+    value->as.tuple = object;
+    value->size = PyTuple_Size(object);
+    for (Py_ssize_t i = 0; i < value->size; ++i) {
+        PyObject *item = PyTuple_GetItem(value->as.tuple, i);
+        int64_t number;
+        if (!PyLong_Check(item)) {
+            PyObject *plain = PyTuple_New(value->size);
+            for (Py_ssize_t j = 0; plain && j < value->size; ++j) {
+                PyObject *index = PyNumber_Index(PyTuple_GetItem(object, j));
+                if (!index || PyTuple_SetItem(plain, j, index)) Py_CLEAR(plain);
+            }
+            if (!plain) return 0;
+            value->as.tuple = value->owned = plain;
+            item = PyTuple_GetItem(plain, i);
+        }
+        if (!read_integer(item, &number)) return 0;
+    }
+    return 1;
+}
+
+static int read_value(Type type, PyObject *object, Value *value) {
+    switch (type) {
+        case kInt64:
+            return read_integer(object, &value->as.integer);
+        case kInt32:
+            if (!read_integer(object, &value->as.integer)) return 0;
+            if (value->as.integer == (int32_t)value->as.integer) return 1;
+            PyErr_Format(PyExc_OverflowError, "%lld does not fit into 32 bits.", (long long)value->as.integer);
+            return 0;
+        case kUInt64:
+            value->as.natural = PyLong_AsUnsignedLongLong(object);
+            return value->as.natural != UINT64_MAX || !PyErr_Occurred();
+        case kFloat64:
+            value->as.real = PyFloat_AsDouble(object);
+            return value->as.real != -1.0 || !PyErr_Occurred();
+        case kBool:
+            value->as.integer = PyObject_IsTrue(object);
+            return value->as.integer >= 0;
+        case kString:
+            return read_text(object, value);
+        case kList:
+            return read_list(object, value);
+        case kObject:
+            value->as.object = object;
+            return 1;
+    }
+    return 0;
+}
+
+static int read_cell(const Column *column, int item, PyObject *object, Value *value) {
+    if (object != Py_None || column->type == kObject) return read_value(column->type, object, value);
+    value->is_null = 1;
+    if (column->nullable) return 1;
+    PyErr_Format(PyExc_TypeError, "Item %d of a row is None, in a column without nulls.", item);
+    return 0;
+}
+
+// A tuple, of which each item is a cell; or a ticket, for the first column; or None.
+static int read_tuple(const Rows *self, int item, PyObject *object, Value *values) {
+    const Cell *cell = &self->cells[item];
+    const int is_tuple = PyTuple_Check(object);
+    for (int i = 0; i < cell->columns; ++i) values[i].is_null = 1;
+    if (PyLong_CheckExact(object)) {
+        values[0].is_null = 0;
+        return read_cell(&self->columns[cell->first], item, object, &values[0]);
+    }
+    if (!is_tuple && object != Py_None) {
+        PyErr_Format(PyExc_TypeError, "Item %d of a row is %R: no tuple, no ticket and not None.", item, object);
+        return 0;
+    }
+    for (int i = 1; is_tuple && i < cell->columns; ++i) {
+        PyObject *one = PyTuple_GetItem(object, i - 1);
+        values[i].is_null = 0;
+        if (!one || !read_cell(&self->columns[cell->first + i], item, one, &values[i])) return 0;
+    }
+    return 1;
+}
+
+static int read_row(const Rows *self, PyObject *const *cells, Py_ssize_t count, Value *values) {
+    if (count != self->cell_count) {
+        PyErr_Format(PyExc_IndexError, "A row has %d items, not %zd.", self->cell_count, count);
+        return 0;
+    }
+    for (int item = 0; item < count; ++item) {
+        const Cell *cell = &self->cells[item];
+        const int done = cell->is_tuple
+                             ? read_tuple(self, item, cells[item], values + cell->first)
+                             : read_cell(&self->columns[cell->first], item, cells[item], values + cell->first);
+        if (!done) return 0;
+    }
+    return 1;
+}
+
+// ---- writing a row -------------------------------------------------------------------------------------------------
+
+static int make_room_for(Rows *self, const Value *values) {
+    if (!make_room(self, 1)) return 0;
+    for (int i = 0; i < self->column_count; ++i) {
+        Column *column = &self->columns[i];
+        if (!is_varied(column->type) || values[i].is_null) continue;
+        if (!make_item_room(column, (size_t)kTypes[column->type].size * (size_t)values[i].size)) return 0;
+    }
+    return 1;
+}
+
+// Writes a value for which there is room. Nothing is run here.
+static void write_value(Column *column, Py_ssize_t row, const Value *value) {
+    const int is_null = value->is_null;
+    void *values = column->values;
+    if (column->nullable) column->there[row] = !is_null;
+    switch (column->type) {
+        case kInt64:
+        case kUInt64:
+            ((uint64_t *)values)[row] = is_null ? 0 : value->as.natural;
+            break;
+        case kInt32:
+            ((int32_t *)values)[row] = is_null ? 0 : (int32_t)value->as.integer;
+            break;
+        case kFloat64:
+            ((double *)values)[row] = is_null ? NAN : value->as.real;
+            break;
+        case kBool:
+            ((uint8_t *)values)[row] = !is_null && value->as.integer;
+            break;
+        case kObject:
+            ((PyObject **)values)[row] = Py_NewRef(value->as.object);
+            break;
+        case kString:
+            if (!is_null && value->size) memcpy(column->items + column->used, value->as.text, (size_t)value->size);
+            column->used += is_null ? 0 : (size_t)value->size;
+            ((int64_t *)values)[row] = (int64_t)column->used;
+            break;
+        case kList:
+            for (Py_ssize_t i = 0; !is_null && i < value->size; ++i, column->used += 8)
+                *(int64_t *)(void *)(column->items + column->used) = PyLong_AsLongLong(PyTuple_GetItem(value->as.tuple, i));
+            ((int64_t *)values)[row] = (int64_t)(column->used / 8);
+            break;
+    }
+}
+
+// Appends a row, given as its items: 1, 0 when that would make it `most` rows, −1 with an error set. Where no rows are
+// taken any more it is dropped.
+static int append_row(PyObject *object, PyObject *const *cells, Py_ssize_t count, Py_ssize_t most) {
+    Rows *self = (Rows *)object;
+    if (!self->open) return 1;
+    if (self->rows + 1 >= most) return 0;
+    Value values[kMostColumns];
+    for (int i = 0; i < self->column_count; ++i) values[i].is_null = 0, values[i].owned = NULL;
+    const int done = read_row(self, cells, count, values) && make_room_for(self, values);
+    if (done) {
+        for (int i = 0; i < self->column_count; ++i) write_value(&self->columns[i], self->rows, &values[i]);
+        ++self->rows;
+    }
+    for (int i = 0; i < self->column_count; ++i) Py_XDECREF(values[i].owned);
+    return done ? 1 : -1;
+}
+
+static int are_rows(PyObject *object) { return Py_TYPE(object) == rows_type; }
+
+static PyObject *rows_append(PyObject *self, PyObject *row) {
+    PyObject *cells[kMostColumns];
+    const Py_ssize_t count = PyTuple_Check(row) ? PyTuple_Size(row) : -1;
+    if (count < 0) return PyErr_Format(PyExc_TypeError, "%R is no tuple.", row);
+    for (Py_ssize_t i = 0; i < count && i < kMostColumns; ++i) cells[i] = PyTuple_GetItem(row, i);
+    if (append_row(self, cells, count, PY_SSIZE_T_MAX) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+// ---- moving rows ---------------------------------------------------------------------------------------------------
+
+static Rows *rows_like(const Rows *other) {
+    Rows *self = (Rows *)PyType_GenericAlloc(rows_type, 0);
+    if (!self) return NULL;
+    self->open = 1;
+    self->cell_count = other->cell_count;
+    self->column_count = other->column_count;
+    memcpy(self->cells, other->cells, sizeof self->cells);
+    for (int i = 0; i < self->column_count; ++i) {
+        self->columns[i].type = other->columns[i].type;
+        self->columns[i].nullable = other->columns[i].nullable;
+    }
+    return self;
+}
+
+// Copies a range of rows to the end of others, which have the same columns and room for them.
+static int copy_column(Column *to, Py_ssize_t at, const Column *from, Py_ssize_t start, Py_ssize_t stop) {
+    const size_t size = value_size(from), count = (size_t)(stop - start);
+    if (from->nullable) memcpy(to->there + at, from->there + start, count);
+    if (!is_varied(from->type)) {
+        memcpy(to->values + size * (size_t)at, from->values + size * (size_t)start, size * count);
+        for (Py_ssize_t row = start; from->type == kObject && row < stop; ++row)
+            Py_INCREF(((PyObject **)(void *)from->values)[row]);
+        return 1;
+    }
+    const size_t item = (size_t)kTypes[from->type].size;
+    const int64_t begin = begin_of(from, start), shift = (int64_t)(to->used / item) - begin;
+    const size_t bytes = item * (size_t)(begin_of(from, stop) - begin);
+    if (!make_item_room(to, bytes)) return 0;
+    if (bytes) memcpy(to->items + to->used, from->items + item * (size_t)begin, bytes);
+    to->used += bytes;
+    for (Py_ssize_t row = start; row < stop; ++row)
+        ((int64_t *)(void *)to->values)[at + row - start] = begin_of(from, row + 1) + shift;
+    return 1;
+}
+
+static int copy_rows(Rows *to, const Rows *from, Py_ssize_t start, Py_ssize_t stop) {
+    if (start == stop) return 1;
+    int done = make_room(to, stop - start);
+    for (int i = 0; done && i < from->column_count; ++i)
+        done = copy_column(&to->columns[i], to->rows, &from->columns[i], start, stop);
+    if (done) to->rows += stop - start;
+    return done;
+}
+
+static void free_column(Column *column, Py_ssize_t rows) {
+    for (Py_ssize_t row = 0; column->type == kObject && row < rows; ++row)
+        Py_DECREF(((PyObject **)(void *)column->values)[row]);
+    PyMem_Free(column->values), PyMem_Free(column->there), PyMem_Free(column->items);
+}
+
+static void swap_rows(Rows *one, Rows *other) {
+    for (int i = 0; i < one->column_count; ++i) {
+        const Column column = one->columns[i];
+        one->columns[i] = other->columns[i];
+        other->columns[i] = column;
+    }
+    const Py_ssize_t rows = one->rows, room = one->room;
+    one->rows = other->rows, one->room = other->room;
+    other->rows = rows, other->room = room;
+}
+
+// take(count=None): moves the first rows out
+static PyObject *rows_take(PyObject *object, PyObject *args) {
+    Rows *self = (Rows *)object;
+    PyObject *given = Py_None;
+    if (!PyArg_ParseTuple(args, "|O", &given)) return NULL;
+    const Py_ssize_t count = given == Py_None ? self->rows : PyLong_AsSsize_t(given);
+    if (count == -1 && PyErr_Occurred()) return NULL;
+    if (!is_range(self, 0, count)) return NULL;
+    Rows *taken = rows_like(self);
+    if (!taken) return NULL;
+    if (count == self->rows) {
+        swap_rows(self, taken);
+        self->before = taken->rows;
+        for (int i = 0; i < self->column_count; ++i) self->columns[i].before = taken->columns[i].used;
+        return (PyObject *)taken;
+    }
+    Rows *rest = copy_rows(taken, self, 0, count) ? rows_like(self) : NULL;
+    if (rest && copy_rows(rest, self, count, self->rows)) swap_rows(self, rest);
+    else Py_CLEAR(taken);
+    Py_XDECREF(rest);
+    return (PyObject *)taken;
+}
+
+// extend(other): appends copies of other rows of this kind
+static PyObject *rows_extend(PyObject *self, PyObject *other) {
+    if (Py_TYPE(other) != rows_type || ((Rows *)other)->column_count != ((Rows *)self)->column_count || self == other)
+        return PyErr_Format(PyExc_TypeError, "%R are no other rows of this kind.", other);
+    const Rows *from = (Rows *)other;
+    if (!copy_rows((Rows *)self, from, 0, from->rows)) return NULL;
+    Py_RETURN_NONE;
+}
+
+// ---- as Arrow has them ---------------------------------------------------------------------------------------------
+
+static PyObject *packed(const uint8_t *flags, Py_ssize_t count) {
+    PyObject *bits = PyBytes_FromStringAndSize(NULL, (count + 7) / 8);
+    if (!bits) return NULL;
+    uint8_t *out = (uint8_t *)PyBytes_AsString(bits);
+    memset(out, 0, (size_t)((count + 7) / 8));
+    for (Py_ssize_t i = 0; i < count; ++i) out[i / 8] |= (uint8_t)(flags[i] << (i % 8));
+    return bits;
+}
+
+// The bitmap: nothing when every bit is set. Counts the nulls.
+static PyObject *bitmap_of(const Column *column, Py_ssize_t start, Py_ssize_t count, Py_ssize_t *nulls) {
+    const uint8_t *there = column->nullable ? column->there + start : NULL;
+    *nulls = 0;
+    for (Py_ssize_t i = 0; there && i < count; ++i) *nulls += !there[i];
+    return *nulls ? packed(there, count) : PyBytes_FromStringAndSize("", 0);
+}
+
+static PyObject *encode_varied(const Column *column, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t limit) {
+    const int64_t begin = begin_of(column, start), items = begin_of(column, stop) - begin;
+    const size_t size = (size_t)kTypes[column->type].size;
+    Py_ssize_t nulls;
+    if (items > limit) Py_RETURN_NONE;
+    PyObject *offsets = PyBytes_FromStringAndSize(NULL, 4 * (stop - start + 1));
+    if (!offsets) return NULL;
+    int32_t *out = (int32_t *)(void *)PyBytes_AsString(offsets);
+    for (Py_ssize_t row = start; row <= stop; ++row) out[row - start] = (int32_t)(begin_of(column, row) - begin);
+    PyObject *bitmap = bitmap_of(column, start, stop - start, &nulls);
+    const char *data = items ? column->items + size * (size_t)begin : "";
+    const Py_ssize_t bytes = (Py_ssize_t)size * (Py_ssize_t)items;
+    if (column->type == kString) return Py_BuildValue("n(NNy#)", nulls, bitmap, offsets, data, bytes);
+    // The items of a list have a bitmap of their own, and no nulls.
+    return Py_BuildValue("n(NNy#y#)", nulls, bitmap, offsets, "", (Py_ssize_t)0, data, bytes);
+}
+
+// encode(column, start, stop, limit) -> (nulls, buffers), or None when it needs offsets above the limit
+static PyObject *rows_encode(PyObject *self, PyObject *args) {
+    Py_ssize_t number, start, stop, limit, nulls;
+    if (!PyArg_ParseTuple(args, "nnnn", &number, &start, &stop, &limit)) return NULL;
+    const Column *column = column_of((Rows *)self, number);
+    if (!column || !is_range((Rows *)self, start, stop)) return NULL;
+    if (column->type == kObject) return PyErr_Format(PyExc_TypeError, "Column %zd is of objects.", number);
+    if (is_varied(column->type)) return encode_varied(column, start, stop, limit);
+    const size_t size = (size_t)kTypes[column->type].size;
+    const char *data = stop > start ? column->values + size * (size_t)start : "";
+    PyObject *bitmap = bitmap_of(column, start, stop - start, &nulls);
+    if (column->type == kBool) return Py_BuildValue("n(NN)", nulls, bitmap, packed((const uint8_t *)data, stop - start));
+    return Py_BuildValue("n(Ny#)", nulls, bitmap, data, (Py_ssize_t)size * (stop - start));
+}
+
+// tickets(column) -> (the rows that have one, the tickets), each as bytes of int64
+static PyObject *rows_tickets(PyObject *object, PyObject *given) {
+    const Rows *self = (Rows *)object;
+    const Column *column = column_of((Rows *)object, PyLong_AsSsize_t(given));
+    if (!column) return NULL;
+    if (column->type != kInt64 || !column->nullable)
+        return PyErr_Format(PyExc_TypeError, "Column %S is not one of tickets.", given);
+    Py_ssize_t count = 0;
+    for (Py_ssize_t row = 0; row < self->rows; ++row) count += column->there[row];
+    PyObject *places = PyBytes_FromStringAndSize(NULL, 8 * count), *tickets = PyBytes_FromStringAndSize(NULL, 8 * count);
+    if (places && tickets) {
+        int64_t *place = (int64_t *)(void *)PyBytes_AsString(places), *ticket = (int64_t *)(void *)PyBytes_AsString(tickets);
+        for (Py_ssize_t row = 0; row < self->rows; ++row) {
+            if (!column->there[row]) continue;
+            *place++ = row;
+            *ticket++ = ((const int64_t *)(const void *)column->values)[row];
+        }
+    }
+    return Py_BuildValue("NN", places, tickets);
+}
+
+// cells(column) -> the objects or texts themselves
+static PyObject *rows_cells(PyObject *object, PyObject *given) {
+    const Rows *self = (Rows *)object;
+    const Column *column = column_of((Rows *)object, PyLong_AsSsize_t(given));
+    if (!column) return NULL;
+    if (column->type != kObject && column->type != kString)
+        return PyErr_Format(PyExc_TypeError, "Column %S is neither of objects nor of texts.", given);
+    PyObject *found = PyList_New(self->rows);
+    for (Py_ssize_t row = 0; found && row < self->rows; ++row) {
+        PyObject *cell;
+        if (column->type == kObject) {
+            cell = Py_NewRef(((PyObject **)(void *)column->values)[row]);
+        } else if (column->nullable && !column->there[row]) {
+            cell = Py_NewRef(Py_None);
+        } else {
+            const int64_t begin = begin_of(column, row), size = begin_of(column, row + 1) - begin;
+            cell = PyUnicode_DecodeUTF8(size ? column->items + begin : "", (Py_ssize_t)size, NULL);
+        }
+        if (!cell || PyList_SetItem(found, row, cell)) Py_CLEAR(found);
+    }
+    return found;
+}
+
+// ---- their life ----------------------------------------------------------------------------------------------------
+
+static int add_column(Rows *self, const char *name, int nullable) {
+    size_t type = 0;
+    while (type < sizeof kTypes / sizeof *kTypes && strcmp(kTypes[type].name, name)) ++type;
+    if (type == sizeof kTypes / sizeof *kTypes) {
+        PyErr_Format(PyExc_ValueError, "There is no column type %s.", name);
+        return 0;
+    }
+    if (self->column_count == kMostColumns) {
+        PyErr_Format(PyExc_ValueError, "Rows have at most %d columns.", kMostColumns);
+        return 0;
+    }
+    Column *column = &self->columns[self->column_count++];
+    column->type = (Type)type;
+    column->nullable = nullable;
+    return 1;
+}
+
+static int add_pair(Rows *self, PyObject *pair) {
+    const char *name;
+    int nullable;
+    return PyArg_ParseTuple(pair, "sp", &name, &nullable) && add_column(self, name, nullable);
+}
+
+static int add_cell(Rows *self, PyObject *given) {
+    const int is_tuple = PyList_Check(given), first = self->column_count;
+    int done = is_tuple ? add_column(self, "int64", 1) : add_pair(self, given);  // the first is for tickets
+    for (Py_ssize_t i = 0; done && is_tuple && i < PyList_Size(given); ++i) done = add_pair(self, PyList_GetItem(given, i));
+    if (done) self->cells[self->cell_count++] = (Cell){first, self->column_count - first, is_tuple};
+    return done;
+}
+
+// Rows(cells): each item of a row is a pair of a type and whether it may be None, or a list of such pairs
+static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    (void)kwargs;
+    PyObject *cells;
+    if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &cells)) return NULL;
+    Rows *self = (Rows *)PyType_GenericAlloc(type, 0);
+    if (!self) return NULL;
+    self->open = 1;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(cells); ++i) {
+        if (add_cell(self, PyTuple_GetItem(cells, i))) continue;
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static void rows_dealloc(PyObject *object) {
+    Rows *self = (Rows *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    for (int i = 0; i < self->column_count; ++i) free_column(&self->columns[i], self->rows);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static Py_ssize_t rows_length(PyObject *self) { return ((Rows *)self)->rows; }
+
+static PyObject *get_open(PyObject *self, void *closure) {
+    (void)closure;
+    return PyBool_FromLong(((Rows *)self)->open);
+}
+
+static int set_open(PyObject *self, PyObject *value, void *closure) {
+    (void)closure;
+    const int open = value ? PyObject_IsTrue(value) : -1;
+    if (open < 0) return -1;
+    ((Rows *)self)->open = (char)open;
+    return 0;
 }
 
 static PyMethodDef kMethods[] = {
-    {"encode", py_encode, METH_VARARGS, NULL},
-    {"tickets", py_tickets, METH_VARARGS, NULL},
+    {"append", rows_append, METH_O, NULL},   {"take", rows_take, METH_VARARGS, NULL},
+    {"extend", rows_extend, METH_O, NULL},   {"encode", rows_encode, METH_VARARGS, NULL},
+    {"tickets", rows_tickets, METH_O, NULL}, {"cells", rows_cells, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef kModule = {
-    PyModuleDef_HEAD_INIT, "astray.store.native._columns", NULL, -1, kMethods, NULL, NULL, NULL, NULL,
+static PyGetSetDef kGetSet[] = {{"open", get_open, set_open, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
+
+static PyType_Slot kSlots[] = {
+    {Py_tp_methods, kMethods}, {Py_tp_getset, kGetSet},        {Py_sq_length, (void *)rows_length},
+    {Py_tp_new, (void *)rows_new}, {Py_tp_dealloc, (void *)rows_dealloc}, {0, NULL},
 };
 
-PyMODINIT_FUNC PyInit__columns(void) { return PyModule_Create(&kModule); }
+static PyType_Spec kSpec = {"astray.store.native._columns.Rows", sizeof(Rows), 0, Py_TPFLAGS_DEFAULT, kSlots};
+
+static const Appending kAppending = {are_rows, append_row};
+
+static PyModuleDef kModule = {
+    PyModuleDef_HEAD_INIT, "astray.store.native._columns", NULL, -1, NULL, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__columns(void) {
+    PyObject *module = PyModule_Create(&kModule);
+    rows_type = module ? (PyTypeObject *)PyType_FromSpec(&kSpec) : NULL;
+    PyObject *capsule = rows_type ? PyCapsule_New((void *)&kAppending, APPENDING, NULL) : NULL;
+    const int done = capsule && !PyModule_AddObjectRef(module, "Rows", (PyObject *)rows_type) &&
+                     !PyModule_AddObjectRef(module, "appending", capsule);
+    Py_XDECREF(capsule);
+    if (!done) Py_CLEAR(module);
+    return module;
+}

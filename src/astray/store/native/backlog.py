@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Sized
+from typing import NamedTuple, TypeVar
 
-from astray.store.native.cells import Row
-from astray.store.native.files import MOST_ROWS, Stack
+from astray.store.native.batches import MOST_ROWS
+from astray.store.native.files import Stack
+from astray.store.native.rows import Row, Rows, call_rows, tensor_rows
 from astray.store.native.values import Values
 
 BATCH_ROWS = MOST_ROWS  # so many are written at once
@@ -24,12 +25,12 @@ WAKE_BYTES = 1 << 20  # fewer bytes wait for company: one update of a shard's he
 Record = TypeVar("Record")
 
 
-class Rows(NamedTuple):
+class Taken(NamedTuple):
     """Rows that were taken. Whatever they refer to is among them, or was taken before, or is values."""
 
     stacks: list[Stack]
-    calls: list[Row]
-    tensors: list[Row]
+    calls: Rows
+    tensors: Rows
 
 
 class Backlog:
@@ -39,8 +40,8 @@ class Backlog:
         self.wake = threading.Event()  # there is something to write now
         self.waited_seconds = 0.0
         self.stacks: list[Stack] = []
-        self.calls: list[Row] = []
-        self.tensors: list[Row] = []
+        self.calls = call_rows()
+        self.tensors = tensor_rows()
         self._values: list[Values] = []
         self._asked: list[threading.Event] = []  # flushes
         self._taken: list[threading.Event] = []  # flushes, to be set once what came before them is written
@@ -56,7 +57,13 @@ class Backlog:
         if len(lane) >= BATCH_ROWS:
             self.crowded(lane)
 
-    def crowded(self, lane: list[Any]) -> None:
+    def put_row(self, lane: Rows, row: Row) -> None:
+        """The same for a row."""
+        lane.append(row)
+        if len(lane) >= BATCH_ROWS:
+            self.crowded(lane)
+
+    def crowded(self, lane: Sized) -> None:
         """Have a lane emptied that holds a batch; wait when it is too long."""
         self.wake.set()
         if len(lane) >= QUEUE_ROWS:
@@ -104,11 +111,11 @@ class Backlog:
         """Whether somebody waits for what was taken to be written."""
         return bool(self._taken)
 
-    def take(self) -> Rows:
+    def take(self) -> Taken:
         """Take all rows that are there now."""
         self._taken += _take(self._asked)
-        tensors, calls, stacks = _take(self.tensors), _take(self.calls), _take(self.stacks)
-        return Rows(stacks, calls, tensors)
+        tensors, calls, stacks = self.tensors.take(), self.calls.take(), _take(self.stacks)
+        return Taken(stacks, calls, tensors)
 
     def take_values(self) -> Iterator[list[Values]]:
         """Take the values that are there now, among them those of the rows that were taken, a group at a time."""

@@ -18,70 +18,71 @@ import numpy as np
 import numpy.typing as npt
 from nanoarrow.ipc import StreamWriter
 
-from astray.record import Blob, Call, Statistics, Tensor
+from astray.record import Blob, Call, Statistics
 from astray.store.late import Late
-from astray.store.native import cells
-from astray.store.native.cells import Cells, Encoded, Masked, Row
+from astray.store.native.cells import Absent, AnyCells, Cells, Encoded, Listed, numbers
 from astray.store.native.disk import write_all
 from astray.store.native.message import END, record_batch
-from astray.store.native.schema import Column
+from astray.store.native.rows import FINGERPRINT, MEASURED, NOTE, PLACEMENT, TICKET, Rows
+from astray.store.native.schema import TENSORS, Column
 
 OFFSET_LIMIT = 2**31 - 1
 """Arrow's string and list columns count their bytes and elements in 32 bits."""
 
-STATISTICS, FINGERPRINT, PLACEMENT, NOTE = map(Tensor._fields.index, ("statistics", "fingerprint", "placement", "note"))
+MOST_ROWS = 1 << 16
+"""The most rows in a batch."""
+
 _MOMENTS = Statistics._fields.index("zeros")  # the six before it are floats
+_MEASURED = TENSORS[TICKET : TICKET + len(Statistics._fields) + 1]  # in the file there are no tickets
 
 
-def call_columns(rows: list[Row]) -> list[Cells]:
+def call_columns(rows: Rows) -> list[Cells]:
     """The columns of `CALLS`, which are the fields of a `Call`."""
-    return [Cells(rows, item) for item in range(len(Call._fields))]
+    return [Cells(rows, column, 0, len(rows)) for column in range(len(Call._fields))]
 
 
-def tensor_columns(rows: list[Row], blobs: list[Blob | None], late: Late | None = None) -> list[Cells | Masked]:
+def tensor_columns(rows: Rows, blobs: list[Blob | None] | None = None, late: Late | None = None) -> list[AnyCells]:
     """The columns of `TENSORS`: the fields of a `Tensor` with its statistics and `blobs` spread out.
 
-    Statistics that come by ticket are waited for.
+    Statistics that come by ticket are waited for. There are no `blobs` when nobody has values.
     """
-    spread: list[Cells | Masked] = [Cells(rows, item, STATISTICS) for item in range(len(Statistics._fields))]
-    fingerprint: Cells | Masked = Cells(rows, FINGERPRINT)
-    note = Cells(rows, NOTE)
+    count = len(rows)
+    plain, (placement, note) = (
+        [Cells(rows, column, 0, count) for column in columns] for columns in (range(TICKET), (PLACEMENT, NOTE))
+    )
+    measured: list[AnyCells] = [Cells(rows, column, 0, count) for column in range(MEASURED, FINGERPRINT + 1)]
+    noted: AnyCells = note
     if late is not None:
-        places, tickets = (np.frombuffer(found, np.int64) for found in cells.tickets(rows, STATISTICS))
+        places, tickets = (np.frombuffer(found, np.int64) for found in rows.tickets(TICKET))
         if len(tickets):
-            spread, fingerprint, note = _redeemed(late, rows, places, tickets)
-    plain = [Cells(rows, item) for item in range(STATISTICS)]
-    where = [Cells(blobs, item) for item in range(len(Blob._fields))]
-    return [*plain, *spread, fingerprint, *where, Cells(rows, PLACEMENT), note]
+            measured, noted = _redeemed(late, rows, places, tickets)
+    where: list[AnyCells] = (
+        [Absent(count) for _ in Blob._fields]
+        if blobs is None
+        else [Listed([None if blob is None else blob[field] for blob in blobs]) for field in range(len(Blob._fields))]
+    )
+    return [*plain, *measured, *where, placement, noted]
 
 
 def _redeemed(
-    late: Late, rows: list[Row], places: npt.NDArray[np.int64], tickets: npt.NDArray[np.int64]
-) -> tuple[list[Cells | Masked], Masked, Cells]:
-    """The columns of the statistics, the fingerprints and the notes of rows of which those at `places` hold tickets."""
+    late: Late, rows: Rows, places: npt.NDArray[np.int64], tickets: npt.NDArray[np.int64]
+) -> tuple[list[AnyCells], AnyCells]:
+    """The columns of statistics and fingerprints, and the notes, of rows of which those at `places` hold tickets."""
     (moments, counts, prints), counted, here, lost = late.redeem(tickets)
-    note = Cells(rows, NOTE)
-    if lost:
-        notes = cells.values(rows, NOTE)
-        for place in places[~here].tolist():
-            notes[place] = f"{notes[place]}; {lost}" if notes[place] else lost
-        note = Cells([(text,) for text in notes], 0)
-    if len(places) < len(rows):  # others were measured at once, or not at all
-        at = np.full(len(rows), len(places))
-        at[places] = np.arange(len(places))
-        moments, counts, prints, counted, here = (
-            np.concatenate([column, np.zeros_like(column, shape=(*column.shape[:-1], 1))], axis=-1)[..., at]
-            for column in (moments, counts, prints, counted, here)
-        )
-        for place in np.flatnonzero(at == len(places)).tolist():
-            measured, fingerprint = rows[place][STATISTICS], rows[place][FINGERPRINT]
-            if fingerprint is not None:
-                here[place], prints[place] = True, fingerprint
-            if measured is not None:
-                counted[place], moments[:, place], counts[:, place] = True, measured[:_MOMENTS], measured[_MOMENTS:]
-    known = ~np.isnan(moments) & counted
-    spread: list[Cells | Masked] = [Masked(*column) for column in zip(moments, known, strict=True)]
-    return [*spread, *(Masked(column, counted) for column in counts)], Masked(prints, here), note
+    found = [numbers(Cells(rows, MEASURED + i, 0, len(rows)), column) for i, column in enumerate(_MEASURED)]
+    for column, data in zip(found, (*moments, *counts, prints), strict=True):
+        column.data[places] = data
+    for column, data in zip(found[:_MOMENTS], moments, strict=True):
+        column.present[places] = counted & ~np.isnan(data)
+    for column in found[_MOMENTS:-1]:
+        column.present[places] = counted
+    found[-1].present[places] = here
+    if not lost:
+        return [*found], Cells(rows, NOTE, 0, len(rows))
+    notes = rows.cells(NOTE)
+    for place in places[~here].tolist():
+        notes[place] = f"{notes[place]}; {lost}" if notes[place] else lost
+    return [*found], Listed(notes)
 
 
 class BatchFile:
@@ -98,20 +99,21 @@ class BatchFile:
             self._file.close()
             raise
 
-    def append(self, cells: Sequence[Cells | Masked]) -> None:
+    def append(self, cells: Sequence[AnyCells]) -> None:
         """Write rows, given as columns, as one batch, or as several when they do not fit in one."""
         count = len(cells[0])
-        encoded = self._encode(cells)
+        encoded = self._encode(cells) if count <= MOST_ROWS else None
         if encoded is not None:
             self._write(record_batch(count, encoded))
             self.rows += count
         elif count == 1:
             raise ValueError(f"A row has more than {OFFSET_LIMIT:,} bytes of text, which an Arrow column cannot hold.")
         else:
-            for part in (slice(0, count // 2), slice(count // 2, count)):
-                self.append([column.part(part) for column in cells])
+            size = MOST_ROWS if count > MOST_ROWS else count // 2
+            for start in range(0, count, size):
+                self.append([column.part(slice(start, start + size)) for column in cells])
 
-    def _encode(self, cells: Sequence[Cells | Masked]) -> list[Encoded] | None:
+    def _encode(self, cells: Sequence[AnyCells]) -> list[Encoded] | None:
         """The buffers of every column; None when one of them holds too much for a batch."""
         columns: list[Encoded] = []
         for column, found in zip(self._columns, cells, strict=True):

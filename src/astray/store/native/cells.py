@@ -1,7 +1,7 @@
 """One column of a table, before it is written: where its cells are, and the Arrow buffers they become.
 
-Cells are items of rows, or numbers that came as arrays. The rows of a step are gone through by the native extension
-when it is there, and by plain Python otherwise, which takes several times as long; both give the same bytes.
+Cells are those of rows, or numbers that came as arrays. Plain Python encodes what is not kept as columns already, and
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from astray.store.native.schema import Column
-
-Row = tuple[Any, ...]
 
 Buffer = bytes | memoryview
 """Bytes; `len` is how many."""
@@ -25,30 +22,70 @@ Buffer = bytes | memoryview
 Encoded = tuple[int, tuple[Buffer, ...]]
 """How many nulls a column has, and its buffers in Arrow's order. One that is not needed is empty."""
 
-ITSELF = -1
-"""Cells are items of the row itself."""
+
+class Encodes(Protocol):
+    """Rows whose columns can be encoded, as `Rows` can."""
+
+    def encode(self, column: int, start: int, stop: int, limit: int) -> Encoded | None:
+        """The buffers of some rows of a column. None when strings or lists are longer together than `limit`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Item `item` of each row, or of the tuple that is item `within` of it. Where that tuple is not there, it is null.
+    """A column of some rows, from `start` to `stop`."""
 
-    A row may be None: the cell is null then too.
-    """
-
-    rows: list[Any]
-    item: int
-    within: int = ITSELF
+    rows: Encodes
+    column: int
+    start: int
+    stop: int
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.stop - self.start
 
     def part(self, rows: slice) -> Cells:
-        return Cells(self.rows[rows], self.item, self.within)
+        start, stop, _ = rows.indices(len(self))
+        return Cells(self.rows, self.column, self.start + start, self.start + stop)
+
+    def encode(self, column: Column, limit: int) -> Encoded | None:  # noqa: ARG002 - the rows know what they hold
+        """The buffers of the column. None when strings or lists are longer together than `limit`."""
+        return self.rows.encode(self.column, self.start, self.stop, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A column whose cells come as a list."""
+
+    cells: list[Any]
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def part(self, rows: slice) -> Listed:
+        return Listed(self.cells[rows])
 
     def encode(self, column: Column, limit: int) -> Encoded | None:
         """The buffers of the column. None when strings or lists are longer together than `limit`."""
-        return encode(self.rows, self.item, self.within, column.type, column.nullable, limit)
+        return encode(self.cells, column.type, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A column of nulls alone."""
+
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def part(self, rows: slice) -> Absent:
+        return Absent(len(range(*rows.indices(self.count))))
+
+    def encode(self, column: Column, limit: int) -> Encoded | None:  # noqa: ARG002
+        """The buffers of the column."""
+        bitmap = bytes((self.count + 7) // 8)
+        if column.type == "string":
+            return self.count, (bitmap, bytes(4 * (self.count + 1)), b"")
+        return self.count, (bitmap, np.zeros(self.count, column.type).view(np.uint8).data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +108,24 @@ class Masked:
         return nulls, (_bitmap(self.present) if nulls else b"", data.view(np.uint8).data)
 
 
-def values(rows: Sequence[Any], item: int, within: int = ITSELF) -> list[Any]:
-    """The cells themselves."""
-    if within != ITSELF:
-        rows = list(map(itemgetter(within), rows))
-    try:
-        return list(map(itemgetter(item), rows))
-    except TypeError:  # there is None among them, or a ticket
-        return [row[item] if isinstance(row, tuple) else None for row in rows]
+AnyCells = Cells | Listed | Absent | Masked
 
 
-def python_encode(
-    rows: list[Any], item: int, within: int, type: str, nullable: bool, limit: int
-) -> tuple[int, tuple[bytes, ...]] | None:
-    """What `encode` does, in Python."""
-    cells = values(rows, item, within)
+def numbers(cells: Cells, column: Column) -> Masked:
+    """The numbers of a column, to be changed."""
+    encoded = cells.encode(column, 0)
+    assert encoded is not None  # only strings and lists have a limit
+    nulls, (bitmap, data) = encoded
+    present = np.ones(len(cells), np.bool_)
+    if nulls:
+        bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=len(cells), bitorder="little")
+        present = bits.view(np.bool_)
+    return Masked(np.frombuffer(data, column.type).copy(), present)
+
+
+def encode(cells: list[Any], type: str, limit: int) -> tuple[int, tuple[bytes, ...]] | None:
+    """How many nulls there are, and the buffers. None when strings or lists are longer together than `limit`."""
     nulls = cells.count(None)
-    if nulls and not nullable:
-        raise TypeError(f"Item {item} of row {cells.index(None)} is None, in a column without nulls.")
     bitmap = b""
     if nulls:
         filler = {"string": "", "float64": np.nan}.get(type, 0)
@@ -100,25 +137,6 @@ def python_encode(
         bitmap = _bitmap(present)
     buffers = _ENCODERS.get(type, _numbers)(cells, type, limit)
     return None if buffers is None else (nulls, (bitmap, *buffers))
-
-
-def python_tickets(rows: list[Any], item: int) -> tuple[bytes, bytes]:
-    """What `tickets` does, in Python."""
-    cells = values(rows, item)
-    places = [place for place, cell in enumerate(cells) if type(cell) is int]
-    return np.array(places, np.int64).tobytes(), np.array([cells[place] for place in places], np.int64).tobytes()
-
-
-encode: Callable[[list[Any], int, int, str, bool, int], tuple[int, tuple[bytes, ...]] | None]
-"""`encode(rows, item, within, type, nullable, limit)`: the buffers of a column, as `Cells` has them."""
-
-tickets: Callable[[list[Any], int], tuple[bytes, bytes]]
-"""`tickets(rows, item)`: the places of the rows whose item is an integer, and those integers, as bytes of int64."""
-
-try:
-    from astray.store.native._columns import encode, tickets
-except ImportError:  # installed where there was no compiler
-    encode, tickets = python_encode, python_tickets
 
 
 def _numbers(cells: list[Any], type: str, limit: int) -> tuple[bytes]:  # noqa: ARG001 - as all encoders

@@ -9,26 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from astray.record import Blob, Call, Frame, Tensor
+from astray.record import Blob, Frame
 from astray.store.late import Late
-from astray.store.native import cells
-from astray.store.native.batches import STATISTICS, BatchFile, call_columns, tensor_columns
-from astray.store.native.cells import Row
+from astray.store.native.batches import BatchFile, call_columns, tensor_columns
+from astray.store.native.cells import Cells, numbers
+from astray.store.native.rows import STEP, TICKET, VALUES, Rows, call_rows, tensor_rows
 from astray.store.native.schema import CALLS, TENSORS
 from astray.store.native.values import Values
 from astray.store.native.values_writer import SHARD_BYTES, ValuesWriter
-
-MOST_ROWS = 1 << 16
-"""The most rows in a batch."""
-
-STEP, BLOB = Call._fields.index("step"), Tensor._fields.index("blob")
 
 
 class Stack(NamedTuple):
@@ -54,8 +48,8 @@ class RankFiles:
         self.values = ValuesWriter(folder, shard_bytes)
         self.steps: set[int] = set()
         self.stacks = 0
-        self._calls: list[Row] = []
-        self._tensors: list[Row] = []
+        self._calls = call_rows()
+        self._tensors = tensor_rows()
         self._stacks: list[Stack] = []
         self._keeps_values = False
 
@@ -64,15 +58,11 @@ class RankFiles:
         """Rows taken and not written yet."""
         return len(self._calls) + len(self._tensors)
 
-    def take(self, stacks: Sequence[Stack], calls: Sequence[Row], tensors: Sequence[Row]) -> None:
-        """Keep rows for the next batch: the fields of calls and tensors. A tensor has its values in place of the blob.
-
-        A plain tuple of plain values is one that Python's garbage collector lets go of; named tuples it would go
-        through again and again while they wait.
-        """
+    def take(self, stacks: Sequence[Stack], calls: Rows, tensors: Rows) -> None:
+        """Keep rows for the next batch."""
         self._stacks += stacks
-        self._calls += calls
-        self._tensors += tensors
+        self._calls = _joined(self._calls, calls)
+        self._tensors = _joined(self._tensors, tensors)
 
     def take_values(self, group: Sequence[Values]) -> None:
         """Begin to write the bytes of tensors."""
@@ -86,35 +76,34 @@ class RankFiles:
         them too, to keep their order.
         """
         stacks, self._stacks = self._stacks, []
-        calls, self._calls = self._calls, []
-        due = self._due()
-        tensors, self._tensors = self._tensors[:due], self._tensors[due:]
+        calls = self._calls.take()
+        tensors = self._tensors.take(self._due())
         if stacks:
             self._stack_file.write(b"".join(map(_line, stacks)))
             self._stack_file.flush()
             self.stacks += len(stacks)
-        for part in _batches(calls):
-            self.calls.append(call_columns(part))
-            self.steps.update(map(itemgetter(STEP), part))
-        for part in _batches(tensors):
-            self.tensors.append(tensor_columns(part, self._blobs(part), self._late))
+        if len(calls):
+            self.calls.append(call_columns(calls))
+            self.steps.update(_steps(calls))
+        if len(tensors):
+            self.tensors.append(tensor_columns(tensors, self._blobs(tensors), self._late))
 
     def _due(self) -> int:
         """How many of the tensors can be written now."""
         due = len(self._tensors)
         if self._keeps_values:
-            unsettled = (place for place, row in enumerate(self._tensors) if row[BLOB] and not row[BLOB].settled)
-            due = next(unsettled, due)
+            values = self._tensors.cells(VALUES)
+            due = next((place for place, one in enumerate(values) if one is not None and not one.settled), due)
         if self._late is not None:
-            places, tickets = (np.frombuffer(found, np.int64) for found in cells.tickets(self._tensors, STATISTICS))
+            places, tickets = (np.frombuffer(found, np.int64) for found in self._tensors.tickets(TICKET))
             sent = self._late.due(tickets)
             due = min(due, int(places[sent])) if sent < len(places) else due
         return due
 
-    def _blobs(self, rows: list[Row]) -> list[Blob | None]:
+    def _blobs(self, rows: Rows) -> list[Blob | None] | None:
         if not self._keeps_values:
-            return [None] * len(rows)
-        return [None if row[BLOB] is None else row[BLOB].blob for row in rows]
+            return None
+        return [None if values is None else values.blob for values in rows.cells(VALUES)]
 
     def close(self) -> None:
         """End every file properly, each of them even if another cannot be."""
@@ -127,6 +116,13 @@ def _line(stack: Stack) -> bytes:
     return json.dumps({"id": stack.id, "frames": stack.frames}).encode() + b"\n"
 
 
-def _batches(rows: list[Row]) -> Iterator[list[Row]]:
-    for start in range(0, len(rows), MOST_ROWS):
-        yield rows[start : start + MOST_ROWS]
+def _joined(rows: Rows, more: Rows) -> Rows:
+    if len(rows):
+        rows.extend(more)
+        return rows
+    return more
+
+
+def _steps(calls: Rows) -> list[int]:
+    steps: list[int] = np.unique(numbers(Cells(calls, STEP, 0, len(calls)), CALLS[STEP]).data).tolist()
+    return steps

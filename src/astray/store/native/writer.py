@@ -27,10 +27,10 @@ from astray.store.info import End, RunInfo, now, plain, write_json
 from astray.store.late import Late
 from astray.store.native import backlog
 from astray.store.native.backlog import Backlog
-from astray.store.native.cells import Row
-from astray.store.native.files import BLOB, RankFiles, Stack
+from astray.store.native.files import RankFiles, Stack
 from astray.store.native.folder import END_FILE, claim, recordable, release
 from astray.store.native.rooms import Room, Rooms
+from astray.store.native.rows import Row, Rows
 from astray.store.native.values import Values
 from astray.store.native.values_writer import SHARD_BYTES
 from astray.store.source import Source
@@ -39,6 +39,8 @@ QUEUE_BYTES = 256 << 20
 IDLE_SECONDS = 0.5  # rows wait no longer than this
 HELD_SECONDS = 1.0  # nor than this for measurements that the program should have sent for: it may be stuck
 STEP_SECONDS = 0.05  # nor than this once their step is done; a batch for every step of a fast loop would be too small
+
+_BLOB = Tensor._fields.index("blob")
 
 UNCLOSED = "without closing the recording"
 
@@ -79,7 +81,6 @@ class RunWriter:
             self._files = RankFiles(self._folder, shard_bytes, late)
         self._late = late
         self._backlog = Backlog(queue_bytes)
-        self._calls, self._tensors = self._backlog.calls, self._backlog.tensors
         self._rooms = Rooms(queue_bytes)
         self._files.values.connect(self._backlog.wake.set, self._backlog.written, self._lost)
         self._missed: Counter[tuple[str, str]] = Counter()
@@ -104,9 +105,7 @@ class RunWriter:
     def call_row(self, row: Row) -> None:
         """Record a call, given as the plain tuple of its fields: what costs the program least."""
         if self._open:
-            self._calls.append(row)
-            if len(self._calls) >= backlog.BATCH_ROWS:
-                self._backlog.crowded(self._calls)
+            self._backlog.put_row(self._backlog.calls, row)
 
     def tensor(
         self, row: Tensor, values: Values | Any = None, sampled: int | None = None, part: str | None = None
@@ -123,22 +122,17 @@ class RunWriter:
             shape = shape if sampled is None else (sampled,)
             values = self.values(values, f"{row.seq}.{row.role}.{row.path}", row.dtype, shape, sampled, part)
         plain = values is None and row.blob is None
-        self.tensor_row(tuple(row) if plain else (*row[:BLOB], values, *row[BLOB + 1 :]))
+        self.tensor_row(tuple(row) if plain else (*row[:_BLOB], values, *row[_BLOB + 1 :]))
 
     def tensor_row(self, row: Row) -> None:
         """Record a tensor, given as the plain tuple of its fields, with its `Values` or None in place of the blob."""
         if self._open:
-            self._tensors.append(row)
-            if len(self._tensors) >= backlog.BATCH_ROWS:
-                self._backlog.crowded(self._tensors)
+            self._backlog.put_row(self._backlog.tensors, row)
 
     @property
-    def tensor_lane(self) -> tuple[list[Row], int]:
-        """Where `tensor_row` puts rows, and from how many on it must be asked: for native code that appends them.
-
-        Such code looks first whether `_open` is true.
-        """
-        return self._tensors, backlog.BATCH_ROWS
+    def lanes(self) -> tuple[Rows, Rows, int]:
+        """Where `call_row` and `tensor_row` put rows, and from how many on they must be asked: for native code."""
+        return self._backlog.calls, self._backlog.tensors, backlog.BATCH_ROWS
 
     def values(
         self,
@@ -213,13 +207,18 @@ class RunWriter:
         with self._lock:
             if self._closed:
                 return
-            self._closed, self._open = True, False
+            self._closed = True
+            self._stop()
         atexit.unregister(self.close)
         if self._late is not None:
             self._late.finish()
         self._backlog.wake.set()
         self._thread.join()
         self._write_end(plain(ended))
+
+    def _stop(self) -> None:
+        """Takes no records any more."""
+        self._open = self._backlog.calls.open = self._backlog.tensors.open = False
 
     def _settle(self) -> None:
         """Sends for the measurements of every ticket in the rows so far."""
@@ -245,7 +244,7 @@ class RunWriter:
         except Exception as error:  # noqa: BLE001 - a failure here must never end the user's program
             self._fail(error)
         finally:
-            self._open = False
+            self._stop()
             self._backlog.drop()
             self._rooms.close()
 
@@ -338,4 +337,5 @@ def _stop_in_children(writer: RunWriter) -> None:
 
 def _stop_all() -> None:
     for writer in _writers:
-        writer._open, writer._closed = False, True
+        writer._closed = True
+        writer._stop()
