@@ -29,9 +29,12 @@ kernels = Extension(
     else ["-O3", "-g0", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"],
 )
 
+LAUNCHES = ["src/astray/device/_launch.h"]  # how native parts launch kernels
+
 launch = Extension(
     "astray.device._launch",
     sources=["src/astray/device/_launch.c"],
+    depends=LAUNCHES,
     optional=True,
     **ABI,
     # The CUDA driver is opened at run time: neither its headers nor its library are needed here.
@@ -53,7 +56,7 @@ columns = Extension(
 tensors = Extension(
     "astray.capture.pytorch._tensors",
     sources=["src/astray/capture/pytorch/_tensors.c"],
-    depends=ROWS,
+    depends=[*ROWS, *LAUNCHES],
     optional=True,
     **ABI,
     extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],

@@ -24,6 +24,7 @@ from torch import nn
 
 from astray.capture.pytorch.tensors import NAMES
 from astray.capture.reading import Identity
+from astray.device.slots import Slots
 from astray.device.tickets import CAPTURED, SLOTS, Tickets
 from astray.stats import Strided
 
@@ -77,12 +78,13 @@ class Ring(device_ring.CudaRing):
     def __init__(self, partials: int = 1 << 18) -> None:
         self._device, self._index, self._tickets = DEVICE, 0, Tickets()
         self._processors, self._pairs = 4, False
-        self._slots = SLOTS
         self._into = 0x1000, partials, 0x2000
+        self._slots = Slots(SLOTS, partials, 0x1000, 0x2000)
         self._settle = _launch.load(b"settle", "settle", 0, 128, 0, 5, 0)
-        self._kernels, self._launches, self._lock = {}, {}, threading.Lock()
+        self._kernels, self._launches = {}, {}
         self._segment = self._tickets.open()
-        self._opened, self._used, self._streams, self._merged = 0.0, 0, {}, None
+        self._slots.open(self._segment.number)
+        self._opened, self._streams, self._merged = 0.0, {}, None
         self.measured, self.sent = 0, []
 
     def measure(self, memory: Any, shard: Any, statistics: bool) -> int | str:
@@ -153,8 +155,8 @@ def test_the_launches_and_tickets_are_those_of_the_ring(driver: Driver) -> None:
     assert len(launches) == 150
     assert launches == others
     assert tickets == twins == [2 * slot + 1 for slot in range(150)]
-    assert bench.ring._segment.count == plain._segment.count == 150
-    assert bench.ring._used == plain._used
+    assert bench.ring._slots.count == plain._slots.count == 150
+    assert bench.ring._slots.used == plain._slots.used
     assert bench.ring.measured < 10  # of each layout the first, and one in 64 for the clock
     assert bench.see(seen[0]) == tickets[0]
     assert driver.launches() == []
@@ -167,7 +169,7 @@ def test_a_full_ring_is_sent_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for tensor in tensors(64):
         bench.see(tensor)
     assert bench.ring.sent
-    assert sum(bench.ring.sent) + bench.ring._segment.count == 64
+    assert sum(bench.ring.sent) + bench.ring._slots.count == 64
     assert len({row[8] for row in bench.rows}) == 64
 
 
@@ -180,8 +182,8 @@ def test_a_stream_that_is_captured_takes_no_slot(driver: Driver) -> None:
     driver.set(status=1)
     assert bench.see(others[7]) is None
     assert bench.rows[-1][-1] == CAPTURED
-    assert bench.ring._segment.count == 2
-    assert not bench.ring._lock.locked()
+    assert bench.ring._slots.count == 2
+    assert not bench.ring._slots.locked()
 
 
 @pytest.mark.usefixtures("one_stream")
@@ -193,8 +195,8 @@ def test_a_failed_launch_leaves_a_reason_and_no_slot(driver: Driver) -> None:
     driver.set(failure=700)
     assert bench.see(others[3]) is None
     assert bench.rows[-1][-1] == "the CUDA driver answered CUDA_ERROR_ILLEGAL_ADDRESS (700)"
-    assert bench.ring._segment.count == 1
-    assert not bench.ring._lock.locked()
+    assert bench.ring._slots.count == 1
+    assert not bench.ring._slots.locked()
 
 
 @pytest.mark.usefixtures("one_stream")
@@ -223,13 +225,13 @@ def test_the_ring_waits_for_a_lock_that_another_holds() -> None:
     first, *others = tensors(9)
     bench.see(first)
     before = bench.ring.measured
-    bench.ring._lock.acquire()
+    bench.ring._slots.__enter__()
     seeing = threading.Thread(target=bench.see, args=(others[3],))
     seeing.start()
     while bench.ring.measured == before:
         pass
     assert len(bench.rows) == 1
-    bench.ring._lock.release()
+    bench.ring._slots.__exit__()
     seeing.join()
     assert [row[8] for row in bench.rows] == [1, 3]
 

@@ -10,9 +10,13 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <structmember.h>
 
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "_launch.h"
 
 #ifdef _WIN32
 #include <windows.h>
@@ -22,7 +26,6 @@
 #define DRIVER "libcuda.so.1"
 #endif
 
-enum { kMaxArguments = 48 };
 enum { kPlainShared = 48 * 1024 };  // bytes of shared memory that a kernel gets without asking
 
 // What `launch` returns besides the driver's own numbers, which are positive.
@@ -225,6 +228,22 @@ static int launch(const Kernel *kernel, unsigned programs, Stream stream, uint64
     return code;
 }
 
+static int is_kernel(PyObject *object) { return Py_TYPE(object) == kernel_type; }
+
+static int words_of(PyObject *object) { return is_kernel(object) ? ((const Kernel *)object)->arguments : -1; }
+
+static int launch_words(PyObject *self, uint64_t programs, uint64_t stream, uint64_t words[kMaxArguments]) {
+    const Kernel *kernel = (const Kernel *)self;
+    for (int i = 0; i < kernel->hidden; ++i) words[kernel->arguments + i] = 0;
+    if (programs == 0) return kLaunched;
+    if (programs > INT32_MAX) return kInvalidValue;  // the most a grid may hold
+    int code;
+    Py_BEGIN_ALLOW_THREADS;
+    code = launch(kernel, (unsigned)programs, (Stream)(uintptr_t)stream, words);
+    Py_END_ALLOW_THREADS;
+    return code;
+}
+
 // Kernel.launch(programs, stream, *arguments) -> 0, -1 while the stream is being captured, or the driver's error
 static PyObject *kernel_launch(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     const Kernel *kernel = (const Kernel *)self;
@@ -237,14 +256,7 @@ static PyObject *kernel_launch(PyObject *self, PyObject *const *args, Py_ssize_t
         values[i] = PyLong_AsUnsignedLongLongMask(args[i]);  // addresses from 2^63 on and negative integers alike
         if (values[i] == UINT64_MAX && PyErr_Occurred()) return NULL;
     }
-    for (int i = 0; i < kernel->hidden; ++i) values[nargs + i] = 0;
-    if (values[0] == 0) return PyLong_FromLong(kLaunched);
-    if (values[0] > INT32_MAX) return PyLong_FromLong(kInvalidValue);  // the most a grid may hold
-    int code;
-    Py_BEGIN_ALLOW_THREADS;
-    code = launch(kernel, (unsigned)values[0], (Stream)(uintptr_t)values[1], values + 2);
-    Py_END_ALLOW_THREADS;
-    return PyLong_FromLong(code);
+    return PyLong_FromLong(launch_words(self, values[0], values[1], values + 2));
 }
 
 // Kernel.explain(code) -> text
@@ -264,7 +276,128 @@ static void kernel_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
+// ---- slots ---------------------------------------------------------------------------------------------------------
+
+static PyTypeObject *slots_type;
+
+static int are_slots(PyObject *object) { return Py_TYPE(object) == slots_type; }
+
+// Slots(most, partials, rows_at, table_at)
+static PyObject *slots_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    (void)kwargs;
+    long long most, partials;
+    unsigned long long rows_at, table_at;
+    if (!PyArg_ParseTuple(args, "LLKK", &most, &partials, &rows_at, &table_at)) return NULL;
+    Slots *self = (Slots *)PyType_GenericAlloc(type, 0);
+    if (!self) return NULL;
+    self->most = most;
+    self->partials = partials;
+    self->rows_at = rows_at;
+    self->table_at = table_at;
+    self->lock = PyThread_allocate_lock();
+    if (self->lock) return (PyObject *)self;
+    Py_DECREF(self);
+    return PyErr_NoMemory();
+}
+
+static void slots_dealloc(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    PyThread_type_lock lock = ((Slots *)object)->lock;
+    if (lock) PyThread_free_lock(lock);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyObject *slots_acquire(PyObject *object, PyObject *none) {
+    PyThread_type_lock lock = ((Slots *)object)->lock;
+    (void)none;
+    if (!PyThread_acquire_lock(lock, NOWAIT_LOCK)) {
+        Py_BEGIN_ALLOW_THREADS;
+        PyThread_acquire_lock(lock, WAIT_LOCK);
+        Py_END_ALLOW_THREADS;
+    }
+    Py_INCREF(object);
+    return object;
+}
+
+static PyObject *slots_release(PyObject *object, PyObject *args) {
+    PyThread_type_lock lock = ((Slots *)object)->lock;
+    (void)args;
+    PyThread_acquire_lock(lock, NOWAIT_LOCK);  // so that to release what nobody holds does no harm
+    PyThread_release_lock(lock);
+    Py_RETURN_NONE;
+}
+
+static PyObject *slots_locked(PyObject *object, PyObject *none) {
+    PyThread_type_lock lock = ((Slots *)object)->lock;
+    (void)none;
+    if (!PyThread_acquire_lock(lock, NOWAIT_LOCK)) Py_RETURN_TRUE;
+    PyThread_release_lock(lock);
+    Py_RETURN_FALSE;
+}
+
+// open(number): the next segment
+static PyObject *slots_open(PyObject *object, PyObject *number) {
+    Slots *self = (Slots *)object;
+    const long long value = PyLong_AsLongLong(number);
+    if (value == -1 && PyErr_Occurred()) return NULL;
+    self->number = value;
+    self->count = self->used = 0;
+    Py_RETURN_NONE;
+}
+
+// take(programs) -> the slot, and the first of so many partial rows
+static PyObject *slots_take(PyObject *object, PyObject *programs) {
+    Slots *self = (Slots *)object;
+    const long long rows = PyLong_AsLongLong(programs);
+    if (rows == -1 && PyErr_Occurred()) return NULL;
+    self->used += rows;
+    return PyLong_FromLongLong(self->count++);
+}
+
+static PyObject *get_stream(PyObject *object, void *closure) {
+    const Slots *self = (Slots *)object;
+    (void)closure;
+    if (self->has_stream) return PyLong_FromUnsignedLongLong(self->stream);
+    Py_RETURN_NONE;
+}
+
+static int set_stream(PyObject *object, PyObject *value, void *closure) {
+    Slots *self = (Slots *)object;
+    (void)closure;
+    const int there = value && value != Py_None;
+    const unsigned long long stream = there ? PyLong_AsUnsignedLongLong(value) : 0;
+    if (PyErr_Occurred()) return -1;
+    self->stream = stream;
+    self->has_stream = (char)there;
+    return 0;
+}
+
+static PyMemberDef kSlotsMembers[] = {
+    {"number", T_LONGLONG, offsetof(Slots, number), READONLY, NULL},
+    {"count", T_LONGLONG, offsetof(Slots, count), READONLY, NULL},
+    {"used", T_LONGLONG, offsetof(Slots, used), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyMethodDef kSlotsMethods[] = {
+    {"__enter__", slots_acquire, METH_NOARGS, NULL}, {"__exit__", slots_release, METH_VARARGS, NULL},
+    {"locked", slots_locked, METH_NOARGS, NULL},     {"open", slots_open, METH_O, NULL},
+    {"take", slots_take, METH_O, NULL},              {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef kSlotsGetSet[] = {{"stream", get_stream, set_stream, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
+
+static PyType_Slot kSlotsSlots[] = {
+    {Py_tp_new, (void *)slots_new},  {Py_tp_dealloc, (void *)slots_dealloc}, {Py_tp_methods, kSlotsMethods},
+    {Py_tp_members, kSlotsMembers}, {Py_tp_getset, kSlotsGetSet},          {0, NULL},
+};
+
+static PyType_Spec kSlotsSpec = {"astray.device._launch.Slots", sizeof(Slots), 0, Py_TPFLAGS_DEFAULT, kSlotsSlots};
+
 // ---- the module ----------------------------------------------------------------------------------------------------
+
+static const Launching kLaunching = {are_slots, words_of, launch_words};
 
 static PyMethodDef kKernelMethods[] = {
     {"launch", (PyCFunction)(void (*)(void))kernel_launch, METH_FASTCALL, NULL},
@@ -298,11 +431,15 @@ PyMODINIT_FUNC PyInit__launch(void) {
     PyObject *module = PyModule_Create(&kModule);
     if (!module) return NULL;
     kernel_type = (PyTypeObject *)PyType_FromSpec(&kKernelSpec);
-    if (!kernel_type || PyModule_AddObjectRef(module, "Kernel", (PyObject *)kernel_type) < 0 ||
-        PyModule_AddIntConstant(module, "MAX_ARGUMENTS", kMaxArguments) < 0 ||
-        PyModule_AddStringConstant(module, "DRIVER", DRIVER) < 0) {
-        Py_DECREF(module);
-        return NULL;
-    }
+    slots_type = (PyTypeObject *)PyType_FromSpec(&kSlotsSpec);
+    PyObject *capsule = PyCapsule_New((void *)&kLaunching, LAUNCHING, NULL);
+    const int done = kernel_type && slots_type && capsule &&
+                     !PyModule_AddObjectRef(module, "Kernel", (PyObject *)kernel_type) &&
+                     !PyModule_AddObjectRef(module, "Slots", (PyObject *)slots_type) &&
+                     !PyModule_AddObjectRef(module, "launching", capsule) &&
+                     !PyModule_AddIntConstant(module, "MAX_ARGUMENTS", kMaxArguments) &&
+                     !PyModule_AddStringConstant(module, "DRIVER", DRIVER);
+    Py_XDECREF(capsule);
+    if (!done) Py_CLEAR(module);
     return module;
 }

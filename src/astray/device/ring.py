@@ -9,7 +9,6 @@ safe; streams that are new since wait for that moment.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from astray.device import layout, triton_kernels
 from astray.device.launcher import CAPTURING, Kernel, kernel, relax
 from astray.device.quiet import quietly
 from astray.device.rows import WIDTH, Rows
+from astray.device.slots import Slots
 from astray.device.tickets import CAPTURED, SLOTS, Segment, Tickets
 from astray.stats import Shard, Strided
 
@@ -54,15 +54,14 @@ class CudaRing:
                 torch.empty(size, dtype=torch.int64, device=device)
                 for size in (WIDTH * PARTIALS, 2 * SLOTS, WIDTH * SLOTS)
             )
-        self._slots = SLOTS
         self._into = self._partials.data_ptr(), PARTIALS, self._table.data_ptr()
+        self._slots = Slots(SLOTS, PARTIALS, self._partials.data_ptr(), self._table.data_ptr())
         self._kernels: dict[Any, Kernel] = {}
         self._launches: dict[Any, _Launch] = {}
         self._pinned: list[torch.Tensor] = []  # host memory that is free again
-        self._lock = threading.Lock()  # a segment must not be sent for while one of its kernels is being launched
         self._segment = tickets.open()
+        self._slots.open(self._segment.number)
         self._opened = 0.0
-        self._used = 0  # partial rows
         self._streams: dict[int, None] = {}  # those with kernels since the last merging, in order
         self._merged: torch.cuda.Event | None = None
         tickets.add(self)
@@ -76,23 +75,19 @@ class CudaRing:
             found = self._prepare(key)
         launch, programs, arguments = found
         stream = torch._C._cuda_getCurrentRawStream(self._index)
-        with self._lock:
-            segment = self._segment
+        with self._slots as slots:  # a segment must not be sent for while one of its kernels is being launched
             if stream not in self._streams and not self._join(stream):
                 return CAPTURED
-            if segment.count == SLOTS or self._used + programs > PARTIALS or self._is_late(segment):
+            slots.stream = stream
+            if slots.count == SLOTS or slots.used + programs > PARTIALS or self._is_late():
                 if torch.cuda.is_current_stream_capturing():
                     return CAPTURED
                 self._send()
-                segment = self._segment
-            slot = segment.count
             partials, capacity, table = self._into
-            code = launch(programs, stream, address, partials, capacity, self._used, table, slot, *arguments)
+            code = launch(programs, stream, address, partials, capacity, slots.used, table, slots.count, *arguments)
             if code:
                 return CAPTURED if code == CAPTURING else self._settle.explain(code)
-            segment.count = slot + 1
-            self._used += programs
-        return segment.ticket(slot, statistics)
+            return self._segment.ticket(slots.take(programs), statistics)
 
     def _prepare(self, key: tuple[Any, ...]) -> _Launch:
         dtype, shape, stride, alignment, shard, statistics = key
@@ -105,12 +100,13 @@ class CudaRing:
         found = self._launches[key] = _Launch(known.launch, plan.programs, plan.arguments)
         return found
 
-    def _is_late(self, segment: Segment) -> bool:
+    def _is_late(self) -> bool:
         """Whether the segment has been open for long; looked at now and then."""
-        if segment.count % 64:
+        count = self._slots.count
+        if count % 64:
             return False
         now = time.monotonic()
-        if not segment.count:
+        if not count:
             self._opened = now
         return now - self._opened > _PATIENCE
 
@@ -130,18 +126,19 @@ class CudaRing:
 
     def close(self) -> None:
         """Sends for what has been measured since the last time. Raises nothing."""
-        with self._lock:
+        with self._slots:
             self._send()
 
     def abandon(self, why: str) -> None:
         """What could not be sent for is lost."""
-        with self._lock:
-            if self._segment.count:
+        with self._slots as slots:
+            if slots.count:
                 self._segment.lose(why)
                 self._next()
 
     def _send(self) -> None:
         segment = self._segment
+        segment.count = self._slots.count
         if not segment.count:
             return
         try:
@@ -157,7 +154,7 @@ class CudaRing:
         if not self._segment.is_due:
             self._segment.lose(CAPTURED)
         self._segment = self._tickets.open()
-        self._used = 0
+        self._slots.open(self._segment.number)
         self._tickets.sent()
 
     def _merge(self, segment: Segment) -> bool:
@@ -181,6 +178,7 @@ class CudaRing:
             arrived = self._merged = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
         self._streams = {last.cuda_stream: None}
+        self._slots.stream = last.cuda_stream
         count = segment.count
 
         def fetch() -> Rows:

@@ -15,9 +15,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../../device/_launch.h"
 #include "../../store/native/_columns.h"
 
-enum { kMostTypes = 64, kMostRank = 64, kMostLayouts = 20000, kEnough = 4096, kMostArguments = 56 };
+enum { kMostTypes = 64, kMostRank = 64, kMostLayouts = 20000, kEnough = 4096, kMostPlaces = 32 };
 
 // ---- what is asked of torch ----------------------------------------------------------------------------------------
 
@@ -131,10 +132,13 @@ static int64_t read_integer(PyObject *object) {  // takes the reference; −1 wi
 // How a tensor of one layout is measured on one card.
 typedef struct Way {
     struct Way *next;
-    PyObject *launches;  // which card: the ring's dictionary of ways, of which it has one
-    PyObject *dtype, *launch, *programs, *arguments;
+    PyObject *slots;  // which card: of these its ring has one
+    PyObject *dtype, *kernel;
     long alignment;
     int statistics;
+    uint64_t programs;
+    int count;
+    uint64_t arguments[];  // behind those that every kernel has
 } Way;
 
 typedef struct {
@@ -157,8 +161,7 @@ static void free_layout(Layout *layout) {
     while (layout->ways) {
         Way *way = layout->ways;
         layout->ways = way->next;
-        Py_DECREF(way->launches), Py_DECREF(way->dtype), Py_DECREF(way->launch), Py_DECREF(way->programs);
-        Py_DECREF(way->arguments);
+        Py_DECREF(way->slots), Py_DECREF(way->dtype), Py_DECREF(way->kernel);
         PyMem_Free(way);
     }
     Py_XDECREF(layout->shape), Py_XDECREF(layout->stride);
@@ -252,7 +255,8 @@ typedef struct {
     PyObject *dtype;                   // borrowed from `types`
     uint64_t address;
     int64_t version, elements;
-    int contiguous, near;
+    int contiguous;
+    int32_t device_type, device_id;
     Layout *layout;  // valid as long as the layouts have been cleared just so often
     uint64_t cleared;
 } Identity;
@@ -390,12 +394,11 @@ static int add_sighting(Sightings *sightings, const Identity *what, PyObject *de
 
 // ---- the taker -----------------------------------------------------------------------------------------------------
 
-// The parts of a CUDA device's ring that never change.
+// A device, as DLPack and as torch knows it, and its name in rows.
 typedef struct {
-    PyObject *launches;  // by which it is known
-    PyObject *lock, *index, *partials, *capacity, *table;
-    int64_t most_rows, most_slots;
-} Card;
+    int32_t type, id;
+    PyObject *device, *name;
+} Place;
 
 typedef struct {
     PyObject_HEAD
@@ -421,13 +424,13 @@ typedef struct {
     Attribute version, device, requires_grad;
     Layouts layouts;
     Sightings sightings;
-    Card *cards;
-    int card_count;
+    const Launching *launching;  // NULL when kernels are not launched natively
+    Place places[kMostPlaces];
+    int place_count;
 } Taker;
 
 static struct {
-    PyObject *acquire, *release, *segment, *count, *number, *used, *streams, *launches, *lock, *index, *into;
-    PyObject *slots, *tensor_row;
+    PyObject *launches, *index, *slots, *tensor_row;
 } word;
 
 static void forget_identity(Identity *what) {
@@ -480,7 +483,8 @@ static int identify(Taker *self, PyObject *tensor, Identity *what) {
     Layout *layout = what->layout = find_layout(&self->layouts, &found);
     if (!layout) return -1;
     what->cleared = self->layouts.cleared;
-    what->near = found.device_type == kDLCPU;
+    what->device_type = found.device_type;
+    what->device_id = found.device_id;
     what->elements = layout->elements;
     what->contiguous = layout->contiguous;
     what->shape = new_reference(layout->shape);
@@ -506,134 +510,98 @@ static int note_filled(Taker *self, const Identity *what) {
 
 // ---- measuring -----------------------------------------------------------------------------------------------------
 
-static int64_t number_of(PyObject *object, PyObject *name) { return read_integer(PyObject_GetAttr(object, name)); }
+// What every kernel is given before its own arguments: the tensor, the partial rows and which of them are free, and the
+// slot in the table of measurements. See `CudaRing.measure`.
+enum { kAddress, kRows, kRowCount, kFirstRow, kTable, kSlot, kOwn };
 
-static Card *find_card(Taker *self, PyObject *ring, PyObject *launches) {
-    for (int i = 0; i < self->card_count; ++i)
-        if (self->cards[i].launches == launches) return &self->cards[i];
-    Card *cards = PyMem_Realloc(self->cards, sizeof *cards * (size_t)(self->card_count + 1));
-    if (!cards) return (Card *)PyErr_NoMemory();
-    self->cards = cards;
-    Card card = {launches, NULL, NULL, NULL, NULL, NULL, 0, number_of(ring, word.slots)};
-    PyObject *into = PyObject_GetAttr(ring, word.into);
-    if (!into || !PyArg_ParseTuple(into, "OOO", &card.partials, &card.capacity, &card.table)) {
-        Py_XDECREF(into);
-        return NULL;
+// What the ring has found out about a layout: how it is launched. NULL without an error when it does not know it yet, or
+// launches it otherwise.
+static Way *learn_way(Taker *self, PyObject *ring, const Identity *what, PyObject *key) {
+    PyObject *launches = PyObject_GetAttr(ring, word.launches), *launch, *arguments;
+    PyObject *found = launches ? PyDict_GetItemWithError(launches, key) : NULL;
+    Py_XINCREF(found), Py_XDECREF(launches);
+    unsigned long long programs;
+    Way *way = NULL;
+    if (!found || !PyArg_ParseTuple(found, "OKO!", &launch, &programs, &PyTuple_Type, &arguments)) goto end;
+    PyObject *kernel = PyCFunction_CheckExact(launch) ? PyCFunction_GetSelf(launch) : NULL;
+    const Py_ssize_t count = PyTuple_Size(arguments);
+    if (!kernel || self->launching->words(kernel) != kOwn + count) goto end;
+    way = PyMem_Calloc(1, sizeof *way + sizeof *way->arguments * (size_t)count);
+    if (!way) goto end;
+    way->count = (int)count;
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        way->arguments[i] = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(arguments, i));
+        if (way->arguments[i] == UINT64_MAX && PyErr_Occurred()) {
+            PyMem_Free(way);
+            way = NULL;
+            goto end;
+        }
     }
-    card.most_rows = PyLong_AsLongLong(card.capacity);
-    card.lock = PyObject_GetAttr(ring, word.lock);
-    card.index = PyObject_GetAttr(ring, word.index);
-    if (!card.lock || !card.index || PyErr_Occurred()) {
-        Py_XDECREF(card.lock), Py_XDECREF(card.index), Py_DECREF(into);
-        return NULL;
-    }
-    Py_INCREF(card.launches), Py_INCREF(card.partials), Py_INCREF(card.capacity), Py_INCREF(card.table);
-    Py_DECREF(into);
-    cards[self->card_count] = card;
-    return &cards[self->card_count++];
-}
-
-static void free_cards(Taker *self) {
-    for (int i = 0; i < self->card_count; ++i) {
-        Card *card = &self->cards[i];
-        Py_DECREF(card->launches), Py_DECREF(card->lock), Py_DECREF(card->index), Py_DECREF(card->partials);
-        Py_DECREF(card->capacity), Py_DECREF(card->table);
-    }
-    PyMem_Free(self->cards);
-    self->cards = NULL;
-    self->card_count = 0;
+    way->kernel = new_reference(kernel);
+    way->dtype = new_reference(what->dtype);
+    way->programs = programs;
+end:
+    Py_XDECREF(found);
+    return way;
 }
 
 // How to measure a tensor, once the ring knows it. NULL without an error when it does not yet.
-static Way *find_way(Taker *self, PyObject *launches, const Identity *what) {
+static Way *find_way(Taker *self, PyObject *ring, PyObject *slots, const Identity *what) {
     Layout *layout = what->layout;
     if (what->cleared != self->layouts.cleared) return NULL;
     const long alignment = (long)(what->address % 16);
     for (Way *way = layout->ways; way; way = way->next)
-        if (way->launches == launches && way->dtype == what->dtype && way->alignment == alignment &&
+        if (way->slots == slots && way->dtype == what->dtype && way->alignment == alignment &&
             way->statistics == self->statistics)
             return way;
     PyObject *key = Py_BuildValue("OOOlOO", what->dtype, what->shape, what->stride, alignment, Py_None,
                                   self->statistics ? Py_True : Py_False);
-    PyObject *found = key ? PyDict_GetItemWithError(launches, key) : NULL;
+    Way *way = key ? learn_way(self, ring, what, key) : NULL;
     Py_XDECREF(key);
-    if (!found) return NULL;
-    PyObject *launch, *programs, *arguments;
-    if (!PyArg_ParseTuple(found, "OOO!", &launch, &programs, &PyTuple_Type, &arguments)) return NULL;
-    Way *way = PyTuple_Size(arguments) > kMostArguments - 8 ? NULL : PyMem_Calloc(1, sizeof *way);
     if (!way) return NULL;
-    *way = (Way){layout->ways,
-                 new_reference(launches),
-                 new_reference(what->dtype),
-                 new_reference(launch),
-                 new_reference(programs),
-                 new_reference(arguments),
-                 alignment,
-                 self->statistics};
+    way->slots = new_reference(slots);
+    way->alignment = alignment;
+    way->statistics = self->statistics;
+    way->next = layout->ways;
     return layout->ways = way;
 }
 
-// Launches the kernel into the next slot, while the lock of the ring is held. NULL when the twin should see to it.
-static PyObject *launch_into(const Taker *self, const Card *card, PyObject *ring, PyObject *segment, const Way *way,
-                             PyObject *stream, uint64_t address) {
-    const int64_t slot = number_of(segment, word.count), used = number_of(ring, word.used);
-    const int64_t programs = PyLong_AsLongLong(way->programs);
-    // Now and then the ring looks at the clock.
-    if (slot < 0 || used < 0 || slot % 64 == 0 || slot >= card->most_slots || used + programs > card->most_rows) return NULL;
-    PyObject *streams = PyObject_GetAttr(ring, word.streams);
-    const int joined = streams ? PyDict_Contains(streams, stream) : -1;
-    Py_XDECREF(streams);
-    if (joined != 1) return NULL;
-    const Py_ssize_t count = PyTuple_Size(way->arguments);
-    PyObject *args[kMostArguments] = {way->programs, stream, PyLong_FromUnsignedLongLong(address), card->partials,
-                                      card->capacity, PyLong_FromLongLong(used), card->table, PyLong_FromLongLong(slot)};
-    for (Py_ssize_t i = 0; i < count; ++i) args[8 + i] = PyTuple_GetItem(way->arguments, i);
-    PyObject *ticket = NULL, *next = NULL;
-    if (args[2] && args[5] && args[7]) {
-        PyObject *code = call(way->launch, args, 8 + count);
-        if (code && PyLong_AsLong(code) == 0 && (next = PyLong_FromLongLong(slot + 1)) &&
-            !PyObject_SetAttr(segment, word.count, next)) {
-            Py_DECREF(next);
-            next = PyLong_FromLongLong(used + programs);
-            const int64_t number = number_of(segment, word.number);
-            if (next && !PyObject_SetAttr(ring, word.used, next) && number >= 0)
-                ticket = PyLong_FromLongLong((number * card->most_slots + slot) * 2 + self->statistics);
+// Launches a kernel into the next slot: its ticket, or −1 when the twin should see to it. The slots are locked for as
+// long as in the twin, so that nobody sends for a segment during a launch.
+static int64_t launch_into(const Taker *self, Slots *slots, const Way *way, uint64_t stream, uint64_t address) {
+    uint64_t words[kMaxArguments] = {[kAddress] = address, [kRows] = slots->rows_at, [kTable] = slots->table_at};
+    PyObject *kernel = new_reference(way->kernel);  // others may clear the layouts during the launch
+    const uint64_t programs = way->programs;
+    const int statistics = way->statistics;
+    int64_t ticket = -1;
+    words[kRowCount] = (uint64_t)slots->partials;
+    memcpy(words + kOwn, way->arguments, sizeof *words * (size_t)way->count);
+    if (PyThread_acquire_lock(slots->lock, NOWAIT_LOCK)) {
+        words[kFirstRow] = (uint64_t)slots->used;
+        words[kSlot] = (uint64_t)slots->count;
+        // Now and then the ring looks at the clock.
+        if (slots->has_stream && slots->stream == stream && slots->count % 64 && slots->count < slots->most &&
+            slots->used + (int64_t)programs <= slots->partials &&
+            self->launching->launch(kernel, programs, stream, words) == 0) {
+            ticket = (slots->number * slots->most + slots->count++) * 2 + statistics;
+            slots->used += (int64_t)programs;
         }
-        Py_XDECREF(code);
+        PyThread_release_lock(slots->lock);
     }
-    Py_XDECREF(next), Py_XDECREF(args[2]), Py_XDECREF(args[5]), Py_XDECREF(args[7]);
+    Py_DECREF(kernel);
     return ticket;
 }
 
 // Has a tensor measured on its card: the ticket, or NULL when the twin should see to it, perhaps with an error set.
-// The lock of the ring is held for as long as in the twin, so that nobody sends for a segment during a launch.
 static PyObject *measure_far(Taker *self, PyObject *ring, const Identity *what) {
-    PyObject *launches = PyObject_GetAttr(ring, word.launches), *ticket = NULL;
-    if (!launches) return NULL;
-    const Card *known = find_card(self, ring, launches);
-    Card card = known ? *known : (Card){0};
-    PyObject *stream = known ? call(self->stream, &card.index, 1) : NULL;
-    Way *found = stream ? find_way(self, launches, what) : NULL;
-    Py_DECREF(launches);
-    if (found) {
-        Way way = *found;  // others may clear the layouts while the kernel is launched
-        Py_INCREF(way.launch), Py_INCREF(way.programs), Py_INCREF(way.arguments), Py_INCREF(card.lock);
-        Py_INCREF(card.partials), Py_INCREF(card.capacity), Py_INCREF(card.table);
-        const int locked = read_truth(PyObject_CallMethodObjArgs(card.lock, word.acquire, Py_False, NULL));
-        if (locked == 1) {
-            PyObject *segment = PyObject_GetAttr(ring, word.segment);
-            if (segment) ticket = launch_into(self, &card, ring, segment, &way, stream, what->address);
-            Py_XDECREF(segment);
-            PyObject *type = NULL, *value = NULL, *trace = NULL;
-            PyErr_Fetch(&type, &value, &trace);
-            Py_XDECREF(PyObject_CallMethodObjArgs(card.lock, word.release, NULL));
-            if (type) PyErr_Restore(type, value, trace);
-        }
-        Py_DECREF(way.launch), Py_DECREF(way.programs), Py_DECREF(way.arguments), Py_DECREF(card.lock);
-        Py_DECREF(card.partials), Py_DECREF(card.capacity), Py_DECREF(card.table);
-    }
-    Py_XDECREF(stream);
-    return ticket;
+    PyObject *slots = self->launching ? PyObject_GetAttr(ring, word.slots) : NULL;
+    PyObject *index = slots && self->launching->are_slots(slots) ? PyObject_GetAttr(ring, word.index) : NULL;
+    PyObject *stream = index ? call(self->stream, &index, 1) : NULL;
+    const uint64_t raw = stream ? PyLong_AsUnsignedLongLongMask(stream) : 0;
+    const Way *way = stream && !PyErr_Occurred() ? find_way(self, ring, slots, what) : NULL;
+    const int64_t ticket = way ? launch_into(self, (Slots *)slots, way, raw, what->address) : -1;
+    Py_XDECREF(slots), Py_XDECREF(index), Py_XDECREF(stream);
+    return ticket < 0 ? NULL : PyLong_FromLongLong(ticket);
 }
 
 // Measures memory of this process: the plain fields of its statistics, or None, and its fingerprint.
@@ -657,7 +625,7 @@ static int measure_near(Taker *self, const Identity *what, PyObject **kept) {
 // The first sight of a memory: fills `kept`, which owns what is in it. `device` is the tensor's.
 static int measure_first(Taker *self, PyObject *tensor, const Identity *what, PyObject *device, PyObject *const *row,
                          PyObject **kept) {
-    if (!self->values && what->near && self->measure != Py_None) {
+    if (!self->values && what->device_type == kDLCPU && self->measure != Py_None) {
         if (!measure_near(self, what, kept)) return 0;
         for (int i = kValues; i < kKept; ++i) kept[i] = new_reference(Py_None);
         return 1;
@@ -704,18 +672,30 @@ static int write_row(Taker *self, PyObject *const *cells) {
     return written != NULL;
 }
 
-// The name of a device as rows have it; a new reference.
-static PyObject *name_device(Taker *self, PyObject *device) {
-    PyObject *name = PyDict_GetItemWithError(self->devices, device);
-    if (name) return new_reference(name);
-    if (PyErr_Occurred() || !(name = PyObject_Str(device))) return NULL;
-    if (PyDict_SetItem(self->devices, device, name) < 0) Py_CLEAR(name);
-    return name;
+// Where a tensor lies. The place is valid as long as the taker is; NULL with an error set.
+static const Place *find_place(Taker *self, PyObject *tensor, const Identity *what) {
+    for (int i = 0; i < self->place_count; ++i)
+        if (self->places[i].type == what->device_type && self->places[i].id == what->device_id) return &self->places[i];
+    if (self->place_count == kMostPlaces) {
+        PyErr_Format(PyExc_RuntimeError, "There are more than %d devices.", kMostPlaces);
+        return NULL;
+    }
+    PyObject *device = read_attribute(&self->device, tensor);
+    PyObject *name = device ? PyDict_GetItemWithError(self->devices, device) : NULL;
+    Py_XINCREF(name);
+    if (device && !name && !PyErr_Occurred()) name = PyObject_Str(device);
+    if (!name || PyDict_SetItem(self->devices, device, name) < 0) {
+        Py_XDECREF(device), Py_XDECREF(name);
+        return NULL;
+    }
+    Place *place = &self->places[self->place_count++];
+    *place = (Place){what->device_type, what->device_id, device, name};
+    return place;
 }
 
 // Records a tensor that has been identified. `row` is its call, role and path.
 static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *const *row) {
-    PyObject *kept[kKept] = {NULL}, *device = NULL, *name = NULL;
+    PyObject *kept[kKept] = {NULL}, *name = NULL;
     PyObject *requires_grad = read_attribute(&self->requires_grad, tensor);
     int done = requires_grad && note_filled(self, what);
     if (!done) goto end;
@@ -724,17 +704,17 @@ static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *c
         for (int i = 0; i < kKept; ++i) kept[i] = new_reference(known->kept[i]);
         name = new_reference(known->device);
     } else {
-        device = read_attribute(&self->device, tensor);
-        name = device ? name_device(self, device) : NULL;
-        done = name && measure_first(self, tensor, what, device, row, kept) &&
-               add_sighting(&self->sightings, what, name, kept);
+        const Place *place = find_place(self, tensor, what);
+        done = place && measure_first(self, tensor, what, place->device, row, kept) &&
+               add_sighting(&self->sightings, what, place->name, kept);
         if (!done) goto end;
+        name = new_reference(place->name);
     }
     PyObject *cells[kCells] = {row[0], row[1], row[2], what->dtype, what->shape, what->stride, name, requires_grad};
     memcpy(cells + kCells - kKept, kept, sizeof kept);
     done = write_row(self, cells);
 end:
-    Py_XDECREF(name), Py_XDECREF(device), Py_XDECREF(requires_grad);
+    Py_XDECREF(name), Py_XDECREF(requires_grad);
     for (int i = 0; i < kKept; ++i) Py_XDECREF(kept[i]);
     return done;
 }
@@ -966,6 +946,8 @@ static PyObject *taker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->tensor_type = new_reference((PyObject *)Py_TYPE(tensor));
     self->batch = batch;
     self->appending = find_appending(self->lane);
+    self->launching = PyCapsule_Import(LAUNCHING, 0);
+    PyErr_Clear();  // not built
     self->sightings.crowded = kEnough;
     if (find_exchange(self) && find_questions(self, tensor) && learn_types(self, examples)) return (PyObject *)self;
     Py_DECREF(self);
@@ -1005,7 +987,7 @@ static void taker_dealloc(PyObject *object) {
     clear_sightings(&self->sightings);
     PyMem_Free(self->sightings.buckets);
     clear_layouts(&self->layouts);
-    free_cards(self);
+    for (int i = 0; i < self->place_count; ++i) Py_DECREF(self->places[i].device), Py_DECREF(self->places[i].name);
     PyObject **members[] = {&self->parameter_type, &self->devices, &self->stream, &self->measure,    &self->identity,
                             &self->unfilled,       &self->lane,    &self->roles,  &self->tensor_type};
     for (size_t i = 0; i < sizeof members / sizeof *members; ++i) Py_CLEAR(*members[i]);
@@ -1056,9 +1038,7 @@ static int make_words(void) {
         PyObject **at;
         const char *text;
     } words[] = {
-        {&word.acquire, "acquire"}, {&word.release, "release"},   {&word.segment, "_segment"}, {&word.count, "count"},
-        {&word.number, "number"},   {&word.used, "_used"},        {&word.streams, "_streams"}, {&word.launches, "_launches"},
-        {&word.lock, "_lock"},      {&word.index, "_index"},      {&word.into, "_into"},       {&word.slots, "_slots"},
+        {&word.launches, "_launches"}, {&word.index, "_index"},     {&word.slots, "_slots"},
         {&word.tensor_row, "tensor_row"}, {&input_role, "input"},
     };
     for (size_t i = 0; i < sizeof words / sizeof *words; ++i)

@@ -1,0 +1,36 @@
+// What other native parts ask of the launcher.
+
+#ifndef ASTRAY_LAUNCH_H
+#define ASTRAY_LAUNCH_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <pythread.h>
+
+#include <stdint.h>
+
+enum { kMaxArguments = 48 };
+
+// Where the measurements of a segment go; see `PythonSlots`. Everything but the lock is to be touched only by whoever
+// holds it.
+typedef struct {
+    PyObject_HEAD
+    PyThread_type_lock lock;
+    long long number, count, used;      // of the segment; of its measurements; of their partial rows
+    long long most, partials;           // how many measurements and partial rows there may be
+    unsigned long long rows_at, table_at;  // addresses on the device
+    unsigned long long stream;          // one that may launch, if any
+    char has_stream;
+} Slots;
+
+#define LAUNCHING "astray.device._launch.launching"  // the name of the capsule that holds a `Launching`
+
+typedef struct {
+    int (*are_slots)(PyObject *object);
+    // The number of words that a kernel of this module takes; −1 when it is none.
+    int (*words)(PyObject *kernel);
+    // Launches; `words` is written to. Lets go of the GIL. 0, −1 while the stream is being captured, or the driver's error.
+    int (*launch)(PyObject *kernel, uint64_t programs, uint64_t stream, uint64_t words[kMaxArguments]);
+} Launching;
+
+#endif
