@@ -163,8 +163,8 @@ class Bench:
             self.twin.append(given)
 
         self.taker = Taker(
-            examples, nn.Parameter, {}, rings, lambda index: 0xABC, measure, Identity, self.unfilled, self.writer,
-            lane, batch, twin, twin, twin, twin, self.first,
+            examples, nn.Parameter, {}, rings, lambda index: 0xABC, None, measure, Identity, self.unfilled,
+            self.writer, lane, batch, twin, twin, twin, twin, self.first,
         )  # fmt: skip
         self.taker.apply(True, ROLES, True, False)
 

@@ -43,6 +43,10 @@ class Machine(ABC):
         """The settled rows of tensors in `memory`, bytes of which the first is aligned to 16."""
 
     @abstractmethod
+    def measure_together(self, memory: np.ndarray, dtype: str, tensors: list[tuple[int, int]], more: Any) -> np.ndarray:
+        """The same for tensors of one dtype, each given by where it starts and its size, by one launch."""
+
+    @abstractmethod
     def settle(self, partials: list[np.ndarray]) -> np.ndarray:
         """The rows that partial rows, an array (WIDTH, programs) for each tensor, are merged into."""
 
@@ -59,17 +63,18 @@ def address(array: np.ndarray) -> int:
 
 
 class Buffers(NamedTuple):
-    """Memory of the kernels: the partial rows, the table of who they belong to, the results."""
+    """Memory of the kernels: the partial rows, the table of who they belong to, the results, a list of tensors."""
 
     partials: np.ndarray
     table: np.ndarray
     results: np.ndarray
+    listed: np.ndarray | None
 
     @classmethod
-    def of(cls, programs: int, tensors: int) -> Buffers:
+    def of(cls, programs: int, tensors: int, listed: np.ndarray | None = None) -> Buffers:
         """More than is needed, full of −1, to see whether the rest stays so."""
         shapes = (WIDTH, programs + 3), (tensors + 2, 2), (WIDTH, tensors + 2)
-        return cls(*(np.full(shape, -1) for shape in shapes))
+        return cls(*(np.full(shape, -1) for shape in shapes), listed)
 
     def rows(self, tensors: int, *, measured: bool) -> np.ndarray:
         assert (self.results[:, tensors:] == -1).all(), "settled beyond the slots"
@@ -90,6 +95,9 @@ class Interpreter(Machine):
 
     def measure(self, memory: np.ndarray, parts: list[Part]) -> np.ndarray:
         return self._ask("measure", memory, [tuple(part) for part in parts])
+
+    def measure_together(self, memory: np.ndarray, dtype: str, tensors: list[tuple[int, int]], more: Any) -> np.ndarray:
+        return self._ask("measure_together", memory, dtype, tensors, more)
 
     def settle(self, partials: list[np.ndarray]) -> np.ndarray:
         return self._ask("settle", partials)
@@ -121,6 +129,12 @@ class Card(Machine):
         there = torch.from_numpy(memory.copy()).cuda()
         return _measure(self, there.data_ptr(), parts)
 
+    def measure_together(self, memory: np.ndarray, dtype: str, tensors: list[tuple[int, int]], more: Any) -> np.ndarray:
+        import torch
+
+        there = torch.from_numpy(memory.copy()).cuda()
+        return _measure_together(self, there.data_ptr(), dtype, tensors, more)
+
     def settle(self, partials: list[np.ndarray]) -> np.ndarray:
         return _settle(self, partials)
 
@@ -129,12 +143,12 @@ class Card(Machine):
 
         from astray.device.launcher import kernel
 
-        there = {address(buffer): torch.from_numpy(buffer).cuda() for buffer in buffers}
+        there = {address(buffer): torch.from_numpy(buffer).cuda() for buffer in buffers if buffer is not None}
         stream = torch.cuda.current_stream().cuda_stream
         for source, programs, arguments in launches:
             values = (there[value].data_ptr() if value in there else value for value in arguments)
             assert kernel(source, torch.cuda.current_device()).launch(programs, stream, *values) == 0
-        for buffer in buffers:
+        for buffer in buffers[:3]:
             buffer[:] = there[address(buffer)].cpu().numpy()
 
 
@@ -160,6 +174,19 @@ def _measure(machine: Any, memory: int, parts: list[Part]) -> np.ndarray:
     return buffers.rows(len(parts), measured=True)
 
 
+def _measure_together(
+    machine: Any, memory: int, dtype: str, tensors: list[tuple[int, int]], more: dict[str, Any]
+) -> np.ndarray:
+    from astray.device import layout
+
+    plan = layout.many([(memory + start, count) for start, count in tensors], dtype, **more)
+    buffers = Buffers.of(plan.programs, len(tensors), plan.words)
+    places = address(buffers.partials), buffers.partials.shape[1], 1, address(buffers.table), 0, len(tensors)
+    launches = [(plan.source, plan.programs, (address(plan.words), *places)), _settling(buffers, len(tensors))]
+    machine.launch(buffers, iter(launches))
+    return buffers.rows(len(tensors), measured=True)
+
+
 def _settle(machine: Any, partials: list[np.ndarray]) -> np.ndarray:
     buffers = Buffers.of(sum(each.shape[1] for each in partials), len(partials))
     first = 1
@@ -175,7 +202,7 @@ def _settle(machine: Any, partials: list[np.ndarray]) -> np.ndarray:
 def _settling(buffers: Buffers, tensors: int) -> tuple[Any, int, tuple[int, ...]]:
     from astray.device import triton_kernels
 
-    partials, table, results = buffers
+    partials, table, results, _ = buffers
     places = address(partials), partials.shape[1], address(table), address(results), results.shape[1]
     return triton_kernels.SETTLE, tensors, places
 
@@ -242,10 +269,12 @@ def _answer(what: str, *request: Any) -> object:
         with np.errstate(all="ignore"):
             if what == "settle":
                 return _settle(_Here(), *request)
-            memory, parts = request
+            memory, *rest = request
             here = aligned(memory.size)
             here[:] = memory
-            return _measure(_Here(), address(here), [Part(*part) for part in parts])
+            if what == "measure_together":
+                return _measure_together(_Here(), address(here), *rest)
+            return _measure(_Here(), address(here), [Part(*part) for part in rest[0]])
     except Exception:  # noqa: BLE001 - the test that asked shows it
         return traceback.format_exc()
 

@@ -81,7 +81,7 @@ class Ring(device_ring.CudaRing):
         self._into = 0x1000, partials, 0x2000
         self._slots = Slots(SLOTS, partials, 0x1000, 0x2000)
         self._settle = _launch.load(b"settle", "settle", 0, 128, 0, 5, 0)
-        self._kernels, self._launches = {}, {}
+        self._kernels, self._launches, self._lists = {}, {}, {}
         self._segment = self._tickets.open()
         self._slots.open(self._segment.number)
         self._opened, self._streams, self._merged = 0.0, {}, None
@@ -115,23 +115,37 @@ class Bench:
 
     def __init__(self, ring: Ring) -> None:
         self.ring, self.rows = ring, []
+        self.groups: list[int] = []  # how many were measured by one launch
         examples = [(torch.empty(0, dtype=dtype), name) for dtype, name in NAMES.items() if name != "complex32"]
         writer = SimpleNamespace(tensor_row=self.rows.append)
         refuse = lambda *_: pytest.fail("the twin was asked")  # noqa: E731
         self.taker = Taker(
-            examples, nn.Parameter, {}, {DEVICE: ring}, lambda index: STREAM, None, Identity, {}, writer, None,
-            1 << 20, refuse, refuse, refuse, refuse, self.first,
+            examples, nn.Parameter, {}, {DEVICE: ring}, lambda index: STREAM, self.together, None, Identity, {}, writer,
+            None, 1 << 20, refuse, refuse, refuse, refuse, self.first,
         )  # fmt: skip
-        self.taker.apply(True, frozenset({"output"}), True, False)
+        self.taker.apply(True, frozenset({"output", "parameter"}), True, False)
+
+    def together(self, device: torch.device, memories: list[Any], statistics: bool) -> list[int] | None:
+        assert device == DEVICE
+        tickets = self.ring.measure_together(memories, statistics)
+        self.groups.append(0 if tickets is None else len(tickets))
+        return tickets
 
     def first(self, tensor: torch.Tensor, identity: Identity, *_: Any) -> tuple[Any, ...]:
         ticket = self.ring.measure(Strided(*identity[2:]), None, True)
         note = ticket if isinstance(ticket, str) else None
         return (ticket if note is None else None, None, None, None, note)
 
-    def see(self, tensor: torch.Tensor) -> Any:
-        self.taker.observe(1, "output", "0", tensor)
+    def see(self, tensor: torch.Tensor, role: str = "output") -> Any:
+        self.taker.observe(1, role, "0", tensor)
         return self.rows[-1][8]
+
+    def step(self, parameters: list[torch.Tensor]) -> list[Any]:
+        """The tickets of parameters that are seen in a step."""
+        found = [self.see(parameter, "parameter") for parameter in parameters]
+        self.ring.close()
+        self.taker.next_step()
+        return found
 
 
 def tensors(count: int) -> list[torch.Tensor]:
@@ -250,3 +264,92 @@ def test_nothing_of_the_ring_is_kept() -> None:
     del ring, rings, one
     gc.collect()
     assert alive() is None
+
+
+def parameters(count: int) -> list[torch.Tensor]:
+    return [torch.zeros(4 * number, 8) for number in range(1, count + 1)]
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_parameters_are_measured_together_from_the_second_step_on(driver: Driver) -> None:
+    bench, model = Bench(Ring()), parameters(20)
+    tickets = bench.step(model)
+    assert len(driver.launches()) == 20
+    for _ in range(3):
+        tickets += bench.step(model)
+        assert len(driver.launches()) == 1
+    assert bench.groups == [20] * 3
+    assert len(set(tickets)) == 80
+    assert bench.ring.sent == [20] * 4
+    one = model[7]
+    tickets = [bench.see(one, "parameter"), bench.see(one), bench.see(one.view(-1))]
+    assert len(set(tickets)) == 1
+    assert len(driver.launches()) == 1
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_each_type_has_a_launch_and_what_does_not_fit_its_own(driver: Driver) -> None:
+    bench, model = Bench(Ring()), parameters(6)
+    model += [torch.zeros(8, dtype=torch.bfloat16) for _ in range(3)]
+    model += [torch.zeros(5, 6).t(), torch.zeros(9)[1:], torch.zeros(3, dtype=torch.int64)]
+    bench.step(model)
+    driver.launches()
+    assert len(set(bench.step(model))) == len(model)
+    assert sorted(bench.groups) == [3, 6]
+    assert len(driver.launches()) == 2 + 3
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_a_parameter_that_changes_before_it_is_seen_is_measured_again_and_from_then_on_alone(driver: Driver) -> None:
+    bench, (first, second, third) = Bench(Ring()), parameters(3)
+    bench.step([first, second, third])
+    driver.launches()
+    seen = [bench.see(first, "parameter")]
+    second.add_(1)  # its module has not been called yet
+    seen += [bench.see(second, "parameter"), bench.see(third, "parameter")]
+    assert len(driver.launches()) == 2
+    assert len(set(seen)) == 3
+    bench.ring.close()
+    bench.taker.next_step()
+    for _ in range(2):
+        bench.step([first, second, third])
+        assert len(driver.launches()) == 2
+    first.add_(1)  # between steps, as an optimizer does
+    bench.step([first, second, third])
+    assert len(driver.launches()) == 2
+    assert bench.groups == [3, 2, 2, 2]
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_what_is_gone_or_was_not_seen_lately_is_left_out(driver: Driver) -> None:
+    bench, model = Bench(Ring()), parameters(5)
+    bench.step(model)
+    bench.step(model[:3])  # measures all
+    driver.launches()
+    del model[2]
+    bench.step(model)
+    assert len(driver.launches()) == 1 + 2  # the last two were not seen in the step before
+    bench.step([])
+    bench.step(model)
+    assert len(driver.launches()) == 1
+    assert bench.groups == [5, 2, 4]
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_where_they_cannot_be_measured_together_they_are_measured_alone(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, model = Bench(Ring()), parameters(5)
+    bench.step(model)
+    driver.launches()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert len(set(bench.step(model))) == 5
+    assert len(driver.launches()) == 5
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    bench.step(model)
+    assert bench.groups == [0, 5]
+    assert len(driver.launches()) == 1
+    bench.ring._slots.take(0, SLOTS - 3)  # not enough slots are left for all
+    assert bench.ring.measure_together([(16, "float32", (4,), (1,))] * 4, True) is None
+    assert bench.ring.measure_together([(8, "float32", (4,), (1,))], True) is None
+    assert driver.launches() == []

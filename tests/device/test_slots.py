@@ -18,6 +18,8 @@ def test_slots_are_counted_by_segment(kind: Any) -> None:
     slots.open(7)
     assert [slots.take(programs) for programs in (3, 1, 100)] == [0, 1, 2]
     assert (slots.number, slots.count, slots.used) == (7, 3, 104)
+    assert slots.take(1000, 290) == 3
+    assert (slots.count, slots.used) == (293, 1104)
     slots.open(8)
     assert (slots.number, slots.count, slots.used) == (8, 0, 0)
 

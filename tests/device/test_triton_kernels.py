@@ -313,3 +313,27 @@ def test_they_compile_for_a_card_that_is_not_here(variant: str) -> None:
         assert ".ftz" not in code  # subnormal numbers are not flushed
         if variant in ("dense", "heads"):
             assert re.search(r"ld\.global\.v(4\.b32|2\.b64)", code), dtype  # 16 bytes at once
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "int64", "complex64", "bool"])
+def test_tensors_measured_together_have_the_rows_they_have_alone(
+    machine: Machine, dtype: str, statistics: bool
+) -> None:
+    sizes = [1, 7, 130, 513, 3]
+    item = DTYPES[dtype].itemsize
+    starts = np.cumsum([0, *(-(-size * item // 16) * 16 + 16 for size in sizes)])
+    memory = aligned(int(starts[-1]))
+    for start, size, seed in zip(starts, sizes, range(5), strict=False):
+        view, nbytes = tensor(dtype, (size,), seed=seed), size * item
+        memory[start : start + nbytes] = np.ctypeslib.as_array((_BYTE * nbytes).from_address(view.data_ptr()))
+    more = {"processors": 2, "pairs": machine.pairs, "statistics": statistics, "tuning": SMALL}
+    places = [(int(start), size) for start, size in zip(starts, sizes, strict=False)]
+    alone = machine.measure(memory, [Part(start, dtype, (size,), (1,), more) for start, size in places])
+    np.testing.assert_array_equal(machine.measure_together(memory, dtype, places, more), alone)
+
+
+def test_what_cannot_be_measured_together_is_refused() -> None:
+    for address_, count in ((8, 4), (16, 0), (16, 2**33)):
+        with pytest.raises(ValueError, match="not measured together"):
+            layout.many([(0, 4), (address_, count)], "float32")

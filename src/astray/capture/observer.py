@@ -222,7 +222,9 @@ class Observer:
 
     def next_step(self) -> None:
         """The step is over."""
-        self._clear()
+        self._sightings.clear()
+        if self._taker is not None:
+            self._taker.next_step()
         self.quota.next_step()
 
 

@@ -92,6 +92,9 @@ class Taker(Protocol):
     def clear(self) -> None:
         """Trusts nothing that was seen before."""
 
+    def next_step(self) -> None:
+        """The same, because a step is over."""
+
     def counted(self) -> int:
         """How many rows it has made since it was last asked."""
 

@@ -346,13 +346,15 @@ static PyObject *slots_open(PyObject *object, PyObject *number) {
     Py_RETURN_NONE;
 }
 
-// take(programs) -> the slot, and the first of so many partial rows
-static PyObject *slots_take(PyObject *object, PyObject *programs) {
+// take(programs, slots=1) -> the first slot
+static PyObject *slots_take(PyObject *object, PyObject *args) {
     Slots *self = (Slots *)object;
-    const long long rows = PyLong_AsLongLong(programs);
-    if (rows == -1 && PyErr_Occurred()) return NULL;
-    self->used += rows;
-    return PyLong_FromLongLong(self->count++);
+    long long programs, slots = 1;
+    if (!PyArg_ParseTuple(args, "L|L", &programs, &slots)) return NULL;
+    const long long first = self->count;
+    self->count += slots;
+    self->used += programs;
+    return PyLong_FromLongLong(first);
 }
 
 static PyObject *get_stream(PyObject *object, void *closure) {
@@ -383,7 +385,7 @@ static PyMemberDef kSlotsMembers[] = {
 static PyMethodDef kSlotsMethods[] = {
     {"__enter__", slots_acquire, METH_NOARGS, NULL}, {"__exit__", slots_release, METH_VARARGS, NULL},
     {"locked", slots_locked, METH_NOARGS, NULL},     {"open", slots_open, METH_O, NULL},
-    {"take", slots_take, METH_O, NULL},              {NULL, NULL, 0, NULL},
+    {"take", slots_take, METH_VARARGS, NULL},              {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef kSlotsGetSet[] = {{"stream", get_stream, set_stream, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,6 +84,16 @@ class Devices:
         if memory.shape != tensor.shape:
             tensor = tensor.as_strided(memory.shape, memory.stride, tensor.storage_offset())
         return plain.measure(tensor, shard, statistics)
+
+    def measure_together(self, device: torch.device, memories: Sequence[Strided], statistics: bool) -> list[int] | None:
+        """Has plain tensors of one dtype measured by one launch, and gives their tickets; None when that is not done.
+
+        It is not where ranks work together: they gather weights on streams of their own.
+        """
+        ring = self.rings.get(device)
+        if ring is None or (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return None
+        return ring.measure_together(memories, statistics)
 
     def fetch(self, tensor: torch.Tensor, positions: npt.NDArray[np.int64] | None) -> Source | str:
         """The values of a plain tensor as they are now: all, or those at some positions. A text says why not."""

@@ -15,6 +15,9 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from astray.stats import Shard, dtypes
 
 if TYPE_CHECKING:
@@ -68,6 +71,18 @@ class Plan(NamedTuple):
     source: Source
     programs: int
     arguments: tuple[int, ...]
+
+
+class Many(NamedTuple):
+    """How to measure tensors together: launch `programs` programs of the kernel that `source` compiles to.
+
+    The arguments of a launch are the address of `words` on the device, partials, capacity, first, table, slot, and how
+    many tensors there are. They leave the partial rows first … first + programs, and take that many slots.
+    """
+
+    source: Source
+    programs: int
+    words: npt.NDArray[np.int64]
 
 
 class _Dimension(NamedTuple):
@@ -128,6 +143,38 @@ def _plan(
     # Each lane counts zeros in 16 bits, up to two at a time.
     programs = max(1, min(tiles, programs * processors), tiles * unroll >> 14)
     return Plan(source, programs, way.arguments)
+
+
+def many(
+    tensors: Sequence[tuple[int, int]],
+    dtype: str,
+    statistics: bool = True,
+    processors: int = 132,
+    pairs: bool = False,
+    tuning: Tuning | None = None,
+) -> Many:
+    """Give the plan for tensors of one dtype that are dense and begin at multiples of 16 bytes: address and size.
+
+    Each is given the programs that it has alone, so that the results are the same to the last bit. ValueError where
+    that cannot be done together.
+    """
+    from astray.device import triton_kernels
+
+    kind = dtypes.find(dtype)
+    warps, unroll, _ = tuning or DENSE
+    entries, owners = np.zeros((len(tensors), 4), np.int64), []
+    programs = 0
+    for number, (address, count) in enumerate(tensors):
+        if address % 16 or count * kind.itemsize > 4 * _WORDS or not count:
+            raise ValueError(f"{count} numbers of {dtype} at {address:#x} are not measured together with others.")
+        alone = _plan((count,), (1,), dtype, 0, None, statistics, processors, pairs, tuning)
+        entries[number] = address, alone.arguments[0], programs, alone.programs
+        owners.append(np.full(alone.programs, number))
+        programs += alone.programs
+    item = kind.itemsize // (2 if kind.kind == "complex" else 1)
+    unit = max(item, 4)
+    source = triton_kernels.measure_many_source(kind.part, unit, 16 // unit, statistics, warps, unroll, pairs)
+    return Many(source, programs, np.concatenate([entries.ravel(), *owners]))
 
 
 def walk(shape: Sequence[int], stride: Sequence[int], dtype: str, address: int, shard: Shard | None = None) -> Walk:

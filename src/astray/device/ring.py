@@ -10,13 +10,14 @@ safe; streams that are new since wait for that moment.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
 from astray.device import layout, triton_kernels
-from astray.device.launcher import CAPTURING, Kernel, kernel, relax
+from astray.device.launcher import CAPTURING, Kernel, NoKernelsError, kernel, relax
 from astray.device.quiet import quietly
 from astray.device.rows import WIDTH, Rows
 from astray.device.slots import Slots
@@ -28,6 +29,7 @@ PARTIALS = 1 << 18
 
 _PATIENCE = 0.5  # seconds after which results are sent for though the step is not over
 _MANY = 20_000  # ways to launch that are remembered
+_FEW = 32  # lists of tensors that are kept on the device
 
 
 class _Launch(NamedTuple):
@@ -36,6 +38,15 @@ class _Launch(NamedTuple):
     launch: Callable[..., int]
     programs: int
     arguments: tuple[int, ...]
+
+
+class _Listed(NamedTuple):
+    """Tensors that are measured together."""
+
+    memories: list[Strided]
+    kernel: Kernel
+    programs: int
+    words: torch.Tensor  # their list on the device
 
 
 class CudaRing:
@@ -58,6 +69,7 @@ class CudaRing:
         self._slots = Slots(SLOTS, PARTIALS, self._partials.data_ptr(), self._table.data_ptr())
         self._kernels: dict[Any, Kernel] = {}
         self._launches: dict[Any, _Launch] = {}
+        self._lists: dict[tuple[int, str, bool], _Listed] = {}
         self._pinned: list[torch.Tensor] = []  # host memory that is free again
         self._segment = tickets.open()
         self._slots.open(self._segment.number)
@@ -89,6 +101,51 @@ class CudaRing:
                 return CAPTURED if code == CAPTURING else self._settle.explain(code)
             return self._segment.ticket(slots.take(programs), statistics)
 
+    def measure_together(self, memories: Sequence[Strided], statistics: bool) -> list[int] | None:
+        """Has tensors of one dtype measured by one launch, and gives their tickets. None where that cannot be done.
+
+        They are dense and begin at multiples of 16 bytes. The same ones again, as the parameters of a model are in
+        every step, cost one launch and nothing else.
+        """
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        with self._slots as slots:
+            if stream not in self._streams and not self._join(stream):
+                return None
+            listed = self._listed(stream, memories, statistics)
+            if listed is None or slots.count + len(memories) > SLOTS or slots.used + listed.programs > PARTIALS:
+                return None
+            slots.stream = stream
+            if not slots.count:
+                self._opened = time.monotonic()
+            partials, capacity, table = self._into
+            places = partials, capacity, slots.used, table, slots.count, len(memories)
+            if listed.kernel.launch(listed.programs, stream, listed.words.data_ptr(), *places):
+                return None
+            segment, first = self._segment, slots.take(listed.programs, len(memories))
+        return [segment.ticket(slot, statistics) for slot in range(first, first + len(memories))]
+
+    def _listed(self, stream: int, memories: Sequence[Strided], statistics: bool) -> _Listed | None:
+        """The list of some tensors on the device. It is the stream's own: its memory is only ever used in its order."""
+        dtype = memories[0][1]
+        key = (stream, dtype, statistics)
+        known = self._lists.get(key)
+        if known is not None and known.memories == memories:
+            return known
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        try:
+            tensors = [(address, prod(shape)) for address, _, shape, _ in memories]
+            plan = layout.many(tensors, dtype, statistics, self._processors, self._pairs)
+            loaded = kernel(plan.source, self._index)
+        except (ValueError, NoKernelsError):
+            return None
+        with quietly():
+            words = torch.from_numpy(plan.words).to(self._device)
+        if len(self._lists) >= _FEW:
+            self._lists.clear()
+        found = self._lists[key] = _Listed(list(memories), loaded, plan.programs, words)
+        return found
+
     def _prepare(self, key: tuple[Any, ...]) -> _Launch:
         dtype, shape, stride, alignment, shard, statistics = key
         plan = layout.plan(shape, stride, dtype, alignment, shard, statistics, self._processors, self._pairs)
@@ -103,12 +160,9 @@ class CudaRing:
     def _is_late(self) -> bool:
         """Whether the segment has been open for long; looked at now and then."""
         count = self._slots.count
-        if count % 64:
-            return False
-        now = time.monotonic()
         if not count:
-            self._opened = now
-        return now - self._opened > _PATIENCE
+            self._opened = time.monotonic()
+        return count % 64 == 0 and time.monotonic() - self._opened > _PATIENCE
 
     def _join(self, stream: int) -> bool:
         """A stream that has launched nothing since the last merging must not write over what is being merged.

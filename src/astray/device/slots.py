@@ -36,11 +36,11 @@ class PythonSlots:
         """Begin the segment of that number."""
         self.number, self.count, self.used = number, 0, 0
 
-    def take(self, programs: int) -> int:
-        """Take the next slot, and so many partial rows for it."""
-        slot = self.count
-        self.count, self.used = slot + 1, self.used + programs
-        return slot
+    def take(self, programs: int, slots: int = 1) -> int:
+        """Take the next slots, of which the first is returned, and so many partial rows for them."""
+        first = self.count
+        self.count, self.used = first + slots, self.used + programs
+        return first
 
 
 if TYPE_CHECKING:

@@ -460,29 +460,18 @@ def _put(rows, capacity, row, finite, mean, spread, low, high, zeros, nan, inf, 
 
 
 @triton.jit
-def measure(
-    address, partials, capacity, first, table, slot, count, base,
-    extent0, memory0, logical0, extent1, memory1, logical1, extent2, memory2, logical2, extent3, memory3, logical3,
-    extent4, memory4, logical4, extent5, memory5, logical5, extent6, memory6, logical6,
+def _measure_part(
+    address, count, base, dims, program, programs, partials, capacity, row,
     DTYPE: tl.constexpr, ITEM: tl.constexpr, UNIT: tl.constexpr, ROW: tl.constexpr, ALIGNED: tl.constexpr,
     DIMENSIONS: tl.constexpr, WIDE: tl.constexpr, STATISTICS: tl.constexpr, DOUBLE: tl.constexpr,
     PIVOT: tl.constexpr, PAIRS: tl.constexpr, THREADS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Measure `count` real numbers at `address` and leave one partial row for each program, from row `first` on.
+    """Measure what is one program's of `count` real numbers at `address`, which `programs` share, into a partial row.
 
     The mean in a partial row is half of what it is above the row's low, so that merging loses no digits of means that
-    are large and close. `base` is the logical index of the first unit, not 0 in a shard. For each dimension, the
-    innermost first, there are three words: `layout` says what is in them. DOUBLE computes in float64, PIVOT is off
-    where sums are exact, and PAIRS allows NVIDIA's instructions for two 16-bit floats.
+    are large and close. DOUBLE computes in float64, PIVOT is off where sums are exact, and PAIRS allows NVIDIA's
+    instructions for two 16-bit floats.
     """
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    if program == 0:
-        tl.store(table + 2 * slot, first)
-        tl.store(table + 2 * slot + 1, programs.to(tl.int64))
-    dims = (
-        extent0, memory0, logical0, extent1, memory1, logical1, extent2, memory2, logical2, extent3, memory3, logical3,
-        extent4, memory4, logical4, extent5, memory5, logical5, extent6, memory6, logical6,
-    )  # fmt: skip
     FLOAT: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     TILE: tl.constexpr = UNROLL * THREADS * ROW  # units
     EACH: tl.constexpr = UNIT // ITEM
@@ -565,8 +554,59 @@ def measure(
             row_weight = tl.sum(weight, 0)
             row_finite = mine
             attempt = 4
-    _put(partials, capacity, first + program, row_finite, row_mean, row_spread, row_low, row_high, row_zeros, row_nan,
+    _put(partials, capacity, row, row_finite, row_mean, row_spread, row_low, row_high, row_zeros, row_nan,
          row_inf, row_weight)  # fmt: skip
+
+
+@triton.jit
+def measure(
+    address, partials, capacity, first, table, slot, count, base,
+    extent0, memory0, logical0, extent1, memory1, logical1, extent2, memory2, logical2, extent3, memory3, logical3,
+    extent4, memory4, logical4, extent5, memory5, logical5, extent6, memory6, logical6,
+    DTYPE: tl.constexpr, ITEM: tl.constexpr, UNIT: tl.constexpr, ROW: tl.constexpr, ALIGNED: tl.constexpr,
+    DIMENSIONS: tl.constexpr, WIDE: tl.constexpr, STATISTICS: tl.constexpr, DOUBLE: tl.constexpr,
+    PIVOT: tl.constexpr, PAIRS: tl.constexpr, THREADS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Measure `count` real numbers at `address` and leave one partial row for each program, from row `first` on.
+
+    `base` is the logical index of the first unit, not 0 in a shard. For each dimension, the innermost first, there are
+    three words: `layout` says what is in them.
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    if program == 0:
+        tl.store(table + 2 * slot, first)
+        tl.store(table + 2 * slot + 1, programs.to(tl.int64))
+    dims = (
+        extent0, memory0, logical0, extent1, memory1, logical1, extent2, memory2, logical2, extent3, memory3, logical3,
+        extent4, memory4, logical4, extent5, memory5, logical5, extent6, memory6, logical6,
+    )  # fmt: skip
+    _measure_part(address, count, base, dims, program, programs, partials, capacity, first + program, DTYPE, ITEM, UNIT,
+                  ROW, ALIGNED, DIMENSIONS, WIDE, STATISTICS, DOUBLE, PIVOT, PAIRS, THREADS, UNROLL)  # fmt: skip
+
+
+@triton.jit
+def measure_many(
+    listed, partials, capacity, first, table, slot, tensors,
+    DTYPE: tl.constexpr, ITEM: tl.constexpr, UNIT: tl.constexpr, ROW: tl.constexpr, ALIGNED: tl.constexpr,
+    DIMENSIONS: tl.constexpr, WIDE: tl.constexpr, STATISTICS: tl.constexpr, DOUBLE: tl.constexpr,
+    PIVOT: tl.constexpr, PAIRS: tl.constexpr, THREADS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Measure many tensors, each dense and aligned to 16 bytes, with the programs it would have alone.
+
+    The list has four words for a tensor: its address, how many numbers there are, the first of its programs and their
+    number. Behind those there is a word for each program: which tensor it is for. Slots are those from `slot` on.
+    """
+    here = tl.program_id(0)
+    tensor = tl.load(listed + 4 * tensors + here)
+    entry = listed + 4 * tensor
+    address, count, start = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    programs = tl.load(entry + 3).to(tl.int32)
+    program = here - start.to(tl.int32)
+    if program == 0:
+        tl.store(table + 2 * (slot + tensor), first + start)
+        tl.store(table + 2 * (slot + tensor) + 1, programs.to(tl.int64))
+    _measure_part(address, count, count * 0, (count,), program, programs, partials, capacity, first + here, DTYPE, ITEM,
+                  UNIT, ROW, ALIGNED, DIMENSIONS, WIDE, STATISTICS, DOUBLE, PIVOT, PAIRS, THREADS, UNROLL)  # fmt: skip
 
 
 @triton.jit
@@ -626,7 +666,6 @@ _PAIRED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 _DIMENSION = ("extent", "memory", "logical")
 _FIRST = {
     "address": "*u8", "partials": "*i64", "capacity": "i64", "first": "i64", "table": "*i64", "slot": "i64",
-    "count": "i64", "base": "i64",
 }  # fmt: skip
 
 
@@ -644,11 +683,37 @@ def measure_source(
     pairs: bool,
 ) -> Source:
     """Give `measure` for real numbers of a dtype and one way to walk; equal requests give the same object."""
-    kind = dtypes.find(dtype)
     names = [f"{name}{each}" for each in range(MOST_DIMENSIONS) for name in _DIMENSION]
     given = 3 * dimensions
-    constants: dict[str, Any] = {
-        **dict.fromkeys(names[given:], 0),
+    constants = _constants(dtype, unit, row, aligned, dimensions, wide, statistics, warps, unroll, pairs)
+    signature = {**_FIRST, "count": "i64", "base": "i64", **dict.fromkeys(names[:given], "i64")}
+    return Source(measure, signature, {**dict.fromkeys(names[given:], 0), **constants}, warps)
+
+
+@cache
+def measure_many_source(
+    dtype: str, unit: int, row: int, statistics: bool, warps: int, unroll: int, pairs: bool
+) -> Source:
+    """Give `measure_many` for real numbers of a dtype; equal requests give the same object."""
+    constants = _constants(dtype, unit, row, True, 0, False, statistics, warps, unroll, pairs)
+    signature = {"listed": "*i64", **dict(list(_FIRST.items())[1:]), "tensors": "i64"}
+    return Source(measure_many, signature, constants, warps)
+
+
+def _constants(
+    dtype: str,
+    unit: int,
+    row: int,
+    aligned: bool,
+    dimensions: int,
+    wide: bool,
+    statistics: bool,
+    warps: int,
+    unroll: int,
+    pairs: bool,
+) -> dict[str, Any]:
+    kind = dtypes.find(dtype)
+    return {
         "DTYPE": dtype,
         "ITEM": kind.itemsize,
         "UNIT": unit,
@@ -663,7 +728,6 @@ def measure_source(
         "THREADS": 32 * warps,
         "UNROLL": unroll,
     }
-    return Source(measure, {**_FIRST, **dict.fromkeys(names[:given], "i64")}, constants, warps)
 
 
 SETTLE = Source(

@@ -57,6 +57,7 @@ typedef struct {
 } Attribute;
 
 static PyObject *no_arguments;  // ()
+static PyObject *input_role, *parameter_role;
 
 static int find_method(Method *method, PyObject *tensor, const char *name) {
     method->name = PyUnicode_InternFromString(name);
@@ -400,6 +401,21 @@ typedef struct {
     PyObject *device, *name;
 } Place;
 
+// A parameter that is measured in every step, and so together with the others.
+typedef struct {
+    const void *tensor;  // not to be followed: it lives only as long as `living` says so
+    PyObject *living;    // a weak reference to it
+    int seen;            // since they were last measured together
+    int taken;           // it was measured with the others then
+    int irregular;       // and changed before it was seen: it is measured by itself from now on
+} Regular;
+
+typedef struct {
+    Regular *slots;  // found by the address of the tensor
+    size_t size, used;  // a power of two, at most half of it used
+    int due;         // they have not been measured in this step
+} Regulars;
+
 typedef struct {
     PyObject_HEAD
     // What the garbage collector should know of, since the twin and the writer may lead back here.
@@ -424,6 +440,8 @@ typedef struct {
     Attribute version, device, requires_grad;
     Layouts layouts;
     Sightings sightings;
+    Regulars regulars;
+    PyObject *together;  // measures tensors of one type and device by one launch
     const Launching *launching;  // NULL when kernels are not launched natively
     Place places[kMostPlaces];
     int place_count;
@@ -604,6 +622,11 @@ static PyObject *measure_far(Taker *self, PyObject *ring, const Identity *what) 
     return ticket < 0 ? NULL : PyLong_FromLongLong(ticket);
 }
 
+// Whether a tensor lies in this process's own memory, where we measure it ourselves.
+static int is_near(const Taker *self, const Identity *what) {
+    return what->device_type == kDLCPU && self->measure != Py_None;
+}
+
 // Measures memory of this process: the plain fields of its statistics, or None, and its fingerprint.
 static int measure_near(Taker *self, const Identity *what, PyObject **kept) {
     PyObject *memory = Py_BuildValue("KOOO", (unsigned long long)what->address, what->dtype, what->shape, what->stride);
@@ -625,7 +648,7 @@ static int measure_near(Taker *self, const Identity *what, PyObject **kept) {
 // The first sight of a memory: fills `kept`, which owns what is in it. `device` is the tensor's.
 static int measure_first(Taker *self, PyObject *tensor, const Identity *what, PyObject *device, PyObject *const *row,
                          PyObject **kept) {
-    if (!self->values && what->device_type == kDLCPU && self->measure != Py_None) {
+    if (!self->values && is_near(self, what)) {
         if (!measure_near(self, what, kept)) return 0;
         for (int i = kValues; i < kKept; ++i) kept[i] = new_reference(Py_None);
         return 1;
@@ -658,20 +681,6 @@ static int measure_first(Taker *self, PyObject *tensor, const Identity *what, Py
     return 1;
 }
 
-// ---- observing -----------------------------------------------------------------------------------------------------
-
-enum { kCells = 13 };
-
-static int write_row(Taker *self, PyObject *const *cells) {
-    const int done = self->appending ? self->appending->append(self->lane, cells, kCells, self->batch) : 0;
-    if (done) return done > 0;
-    PyObject *row = PyTuple_New(kCells);  // the lane is full, or it is not ours to append to
-    for (Py_ssize_t i = 0; row && i < kCells; ++i) PyTuple_SetItem(row, i, new_reference(cells[i]));
-    PyObject *written = row ? PyObject_CallMethodObjArgs(self->writer, word.tensor_row, row, NULL) : NULL;
-    Py_XDECREF(row), Py_XDECREF(written);
-    return written != NULL;
-}
-
 // Where a tensor lies. The place is valid as long as the taker is; NULL with an error set.
 static const Place *find_place(Taker *self, PyObject *tensor, const Identity *what) {
     for (int i = 0; i < self->place_count; ++i)
@@ -693,13 +702,168 @@ static const Place *find_place(Taker *self, PyObject *tensor, const Identity *wh
     return place;
 }
 
+// ---- parameters: all of them together ------------------------------------------------------------------------------
+
+// They are the same tensors in every step, at the same places, so one launch measures them all when the first of them is
+// seen. It reads the others before their modules run; what changes until then has another version, and is measured again.
+// A program that changes its weights there, perhaps on a stream of its own, is found out by that, and they are left out.
+
+static Regular *find_regular(const Regulars *regulars, const void *tensor) {
+    if (!regulars->size) return NULL;
+    size_t at = (size_t)(((uint64_t)(uintptr_t)tensor >> 4) * 0x9E3779B97F4A7C15u >> 32) & (regulars->size - 1);
+    while (regulars->slots[at].tensor && regulars->slots[at].tensor != tensor) at = (at + 1) & (regulars->size - 1);
+    return &regulars->slots[at];
+}
+
+static void free_regulars(Regulars *regulars) {
+    Regulars old = *regulars;
+    *regulars = (Regulars){.due = old.due};
+    for (size_t i = 0; i < old.size; ++i) Py_XDECREF(old.slots[i].living);
+    PyMem_Free(old.slots);
+}
+
+// Has room for so many, and keeps of those that are there the living which were seen.
+static int renew_regulars(Regulars *regulars, size_t count) {
+    Regulars fresh = {.size = 64, .due = regulars->due};
+    while (fresh.size < 4 * count) fresh.size *= 2;
+    fresh.slots = PyMem_Calloc(fresh.size, sizeof *fresh.slots);
+    if (!fresh.slots) return PyErr_NoMemory(), 0;
+    for (size_t i = 0; i < regulars->size; ++i) {
+        const Regular *one = &regulars->slots[i];
+        if (!one->tensor || !one->seen || PyWeakref_GetObject(one->living) != one->tensor) continue;
+        Py_INCREF(one->living);
+        *find_regular(&fresh, one->tensor) = *one;
+        ++fresh.used;
+    }
+    free_regulars(regulars);
+    *regulars = fresh;
+    return 1;
+}
+
+// A parameter was seen; `again` says that it had been measured in this step as it is now.
+static int note_regular(Taker *self, PyObject *tensor, int again) {
+    Regulars *regulars = &self->regulars;
+    if (2 * (regulars->used + 1) > regulars->size && !renew_regulars(regulars, regulars->used + 1)) return 0;
+    Regular *one = find_regular(regulars, tensor);
+    if (one->living && PyWeakref_GetObject(one->living) != tensor) Py_CLEAR(one->living);  // another had its place
+    if (!one->living) {
+        PyObject *living = PyWeakref_NewRef(tensor, NULL);
+        if (!living) return 0;
+        leave_alone(living);
+        regulars->used += !one->tensor;
+        *one = (Regular){.tensor = tensor, .living = living};
+    }
+    one->irregular |= one->taken && !one->seen && !again;
+    one->seen = 1;
+    return 1;
+}
+
+typedef struct {
+    PyObject *tensor;
+    Identity what;
+    int is_fit, done;
+} Candidate;
+
+static int is_fit(Taker *self, PyObject *tensor, Identity *what) {
+    const int plain = identify(self, tensor, what);
+    if (plain <= 0) return plain;
+    return what->contiguous && what->elements && what->address % 16 == 0 && !is_near(self, what) &&
+           !find_sighting(&self->sightings, what);
+}
+
+// Measures those of one type and device by one launch, and remembers what comes of it.
+static int measure_group(Taker *self, Candidate *candidates, Py_ssize_t count, Py_ssize_t first) {
+    const Identity *like = &candidates[first].what;
+    const Place *place = find_place(self, candidates[first].tensor, like);
+    PyObject *memories = place ? PyList_New(0) : NULL, *tickets = NULL;
+    int done = memories != NULL;
+#define IS_IN_GROUP(one)                                                                            \
+    ((one)->is_fit && !(one)->done && (one)->what.dtype == like->dtype && (one)->what.device_type == like->device_type && \
+     (one)->what.device_id == like->device_id)
+    for (Py_ssize_t i = first; done && i < count; ++i) {
+        const Identity *what = &candidates[i].what;
+        if (!IS_IN_GROUP(&candidates[i])) continue;
+        PyObject *memory = Py_BuildValue("KOOO", (unsigned long long)what->address, what->dtype, what->shape, what->stride);
+        done = memory && !PyList_Append(memories, memory);
+        Py_XDECREF(memory);
+    }
+    if (done && PyList_Size(memories) < 2) {
+        tickets = new_reference(Py_None);
+    } else if (done) {
+        tickets = PyObject_CallFunctionObjArgs(self->together, place->device, memories,
+                                               self->statistics ? Py_True : Py_False, NULL);
+        done = tickets != NULL;
+    }
+    Py_ssize_t taken = 0;
+    for (Py_ssize_t i = first; done && i < count; ++i) {
+        if (!IS_IN_GROUP(&candidates[i])) continue;
+        candidates[i].done = 1;
+        if (tickets == Py_None) continue;
+        PyObject *ticket = PyList_GetItem(tickets, taken++);
+        PyObject *kept[kKept] = {ticket, Py_None, Py_None, Py_None, Py_None};
+        done = ticket && add_sighting(&self->sightings, &candidates[i].what, place->name, kept);
+        Regular *one = find_regular(&self->regulars, candidates[i].tensor);
+        if (one && one->tensor) one->taken = 1;
+    }
+#undef IS_IN_GROUP
+    Py_XDECREF(memories), Py_XDECREF(tickets);
+    return done;
+}
+
+static int measure_regulars(Taker *self) {
+    Regulars *regulars = &self->regulars;
+    regulars->due = 0;
+    if (!renew_regulars(regulars, regulars->used)) return 0;
+    Py_ssize_t count = 0;
+    Candidate *candidates = PyMem_Calloc(regulars->used + 1, sizeof *candidates);
+    if (!candidates) return PyErr_NoMemory(), 0;
+    for (size_t i = 0; i < regulars->size; ++i) {  // all at once: others may come here while a tensor is asked
+        Regular *one = &regulars->slots[i];
+        one->taken = one->seen = 0;
+        if (one->tensor && !one->irregular) candidates[count++].tensor = new_reference(PyWeakref_GetObject(one->living));
+    }
+    int done = 1;
+    for (Py_ssize_t i = 0; done && i < count; ++i) {
+        candidates[i].is_fit = is_fit(self, candidates[i].tensor, &candidates[i].what);
+        done = candidates[i].is_fit >= 0;
+    }
+    for (Py_ssize_t i = 0; done && count > 1 && i < count; ++i)
+        if (candidates[i].is_fit && !candidates[i].done) done = measure_group(self, candidates, count, i);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        forget_identity(&candidates[i].what);
+        Py_DECREF(candidates[i].tensor);
+    }
+    PyMem_Free(candidates);
+    return done;
+}
+
+// ---- observing -----------------------------------------------------------------------------------------------------
+
+enum { kCells = 13 };
+
+static int write_row(Taker *self, PyObject *const *cells) {
+    const int done = self->appending ? self->appending->append(self->lane, cells, kCells, self->batch) : 0;
+    if (done) return done > 0;
+    PyObject *row = PyTuple_New(kCells);  // the lane is full, or it is not ours to append to
+    for (Py_ssize_t i = 0; row && i < kCells; ++i) PyTuple_SetItem(row, i, new_reference(cells[i]));
+    PyObject *written = row ? PyObject_CallMethodObjArgs(self->writer, word.tensor_row, row, NULL) : NULL;
+    Py_XDECREF(row), Py_XDECREF(written);
+    return written != NULL;
+}
+
 // Records a tensor that has been identified. `row` is its call, role and path.
 static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *const *row) {
     PyObject *kept[kKept] = {NULL}, *name = NULL;
     PyObject *requires_grad = read_attribute(&self->requires_grad, tensor);
     int done = requires_grad && note_filled(self, what);
     if (!done) goto end;
+    const int is_regular = !self->values && !is_near(self, what) && row[1] == parameter_role;
+    if (is_regular && self->regulars.due && !measure_regulars(self)) {
+        done = 0;
+        goto end;
+    }
     const Sighting *known = find_sighting(&self->sightings, what);
+    const int again = known != NULL;
     if (known) {
         for (int i = 0; i < kKept; ++i) kept[i] = new_reference(known->kept[i]);
         name = new_reference(known->device);
@@ -710,6 +874,8 @@ static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *c
         if (!done) goto end;
         name = new_reference(place->name);
     }
+    done = !is_regular || note_regular(self, tensor, again);
+    if (!done) goto end;
     PyObject *cells[kCells] = {row[0], row[1], row[2], what->dtype, what->shape, what->stride, name, requires_grad};
     memcpy(cells + kCells - kKept, kept, sizeof kept);
     done = write_row(self, cells);
@@ -785,8 +951,6 @@ static int is_among(PyObject *list, PyObject *one) {
     return 0;
 }
 
-static PyObject *input_role;
-
 // observe_inputs(seq, inputs, unread): inputs is a list of pairs of a path and a tensor
 static PyObject *taker_observe_inputs(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     Taker *self = (Taker *)object;
@@ -847,6 +1011,12 @@ static PyObject *taker_clear(PyObject *self, PyObject *none) {
     ((Taker *)self)->handed = 0;
     clear_sightings(&((Taker *)self)->sightings);
     Py_RETURN_NONE;
+}
+
+// next_step(): the same, and the parameters are measured anew
+static PyObject *taker_next_step(PyObject *self, PyObject *none) {
+    ((Taker *)self)->regulars.due = 1;
+    return taker_clear(self, none);
 }
 
 // counted(): how many rows were counted since the last time
@@ -924,16 +1094,15 @@ static int learn_types(Taker *self, PyObject *examples) {
     return 1;
 }
 
-// Taker(examples, parameter_type, devices, rings, stream, measure, identity, unfilled, writer, lane, batch, observe,
-//       observe_unread, written, changed, first)
+// Taker(examples, parameter_type, devices, rings, stream, together, measure, identity, unfilled, writer, lane, batch,
+//       observe, observe_unread, written, changed, first)
 static PyObject *taker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     (void)kwargs;
-    PyObject *examples, *tensor, *name, *given[14];
+    PyObject *examples, *tensor, *name, *given[15];
     Py_ssize_t batch;
-    if (!PyArg_ParseTuple(args, "O!OO!O!OOOO!OOnOOOOO", &PyList_Type, &examples, &given[0], &PyDict_Type, &given[1],
-                          &PyDict_Type, &given[2], &given[3], &given[4], &given[5], &PyDict_Type, &given[6], &given[7],
-                          &given[8], &batch, &given[9], &given[10], &given[11],
-                          &given[12], &given[13]))
+    if (!PyArg_ParseTuple(args, "O!OO!O!OOOOO!OOnOOOOO", &PyList_Type, &examples, &given[0], &PyDict_Type, &given[1],
+                          &PyDict_Type, &given[2], &given[3], &given[14], &given[4], &given[5], &PyDict_Type, &given[6],
+                          &given[7], &given[8], &batch, &given[9], &given[10], &given[11], &given[12], &given[13]))
         return NULL;
     if (!PyList_Size(examples) || !PyArg_ParseTuple(PyList_GetItem(examples, 0), "OU", &tensor, &name)) return NULL;
     Taker *self = (Taker *)PyType_GenericAlloc(type, 0);
@@ -941,7 +1110,7 @@ static PyObject *taker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject **members[] = {&self->parameter_type, &self->devices,  &self->rings,   &self->stream,
                             &self->measure,        &self->identity, &self->unfilled, &self->writer,
                             &self->lane,           &self->observe,  &self->observe_unread, &self->written,
-                            &self->changed,        &self->first};
+                            &self->changed,        &self->first,    &self->together};
     for (size_t i = 0; i < sizeof members / sizeof *members; ++i) *members[i] = new_reference(given[i]);
     self->tensor_type = new_reference((PyObject *)Py_TYPE(tensor));
     self->batch = batch;
@@ -962,6 +1131,7 @@ static int taker_traverse(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(self->written);
     Py_VISIT(self->changed);
     Py_VISIT(self->first);
+    Py_VISIT(self->together);
     Py_VISIT(self->writer);
     Py_VISIT(self->rings);
     return 0;
@@ -974,6 +1144,7 @@ static int taker_break(PyObject *object) {
     Py_CLEAR(self->written);
     Py_CLEAR(self->changed);
     Py_CLEAR(self->first);
+    Py_CLEAR(self->together);
     Py_CLEAR(self->writer);
     Py_CLEAR(self->rings);
     return 0;
@@ -987,6 +1158,7 @@ static void taker_dealloc(PyObject *object) {
     clear_sightings(&self->sightings);
     PyMem_Free(self->sightings.buckets);
     clear_layouts(&self->layouts);
+    free_regulars(&self->regulars);
     for (int i = 0; i < self->place_count; ++i) Py_DECREF(self->places[i].device), Py_DECREF(self->places[i].name);
     PyObject **members[] = {&self->parameter_type, &self->devices, &self->stream, &self->measure,    &self->identity,
                             &self->unfilled,       &self->lane,    &self->roles,  &self->tensor_type};
@@ -1011,6 +1183,7 @@ static PyMethodDef kTakerMethods[] = {
     {"written", taker_written, METH_O, NULL},
     {"forget", taker_forget, METH_O, NULL},
     {"clear", taker_clear, METH_NOARGS, NULL},
+    {"next_step", taker_next_step, METH_NOARGS, NULL},
     {"counted", taker_counted, METH_NOARGS, NULL},
     {"apply", taker_apply, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -1039,7 +1212,7 @@ static int make_words(void) {
         const char *text;
     } words[] = {
         {&word.launches, "_launches"}, {&word.index, "_index"},     {&word.slots, "_slots"},
-        {&word.tensor_row, "tensor_row"}, {&input_role, "input"},
+        {&word.tensor_row, "tensor_row"}, {&input_role, "input"},     {&parameter_role, "parameter"},
     };
     for (size_t i = 0; i < sizeof words / sizeof *words; ++i)
         if (!(*words[i].at = PyUnicode_InternFromString(words[i].text))) return 0;

@@ -7,8 +7,9 @@ class Taker:
     """Observes the plain tensors of one recording. See `astray.capture.reading.Taker` and `TorchReader.taker`.
 
     `examples` has a tensor of every dtype with the name of it, `devices` the names of devices, `rings` the rings of
-    CUDA devices. `stream` says which stream of a device is current, `measure` measures memory of this process: its
-    twin does where that is None. ImportError or AttributeError where torch is not as it has to be.
+    CUDA devices. `stream` says which stream of a device is current, `together` measures tensors of a device by one
+    launch, `measure` measures memory of this process: its twin does where that is None. ImportError or AttributeError
+    where torch is not as it has to be.
     """
 
     def __new__(
@@ -18,6 +19,7 @@ class Taker:
         devices: dict[Any, str],
         rings: dict[Any, Any],
         stream: Callable[[int], int] | None,
+        together: Callable[..., list[int] | None],
         measure: Callable[..., Any] | None,
         identity: Callable[..., Any],
         unfilled: dict[int, Any],
@@ -39,4 +41,5 @@ class Taker:
     def changed(self, tensor: Any, /) -> None: ...
     def forget(self, owner: Any, /) -> None: ...
     def clear(self) -> None: ...
+    def next_step(self) -> None: ...
     def counted(self) -> int: ...

@@ -69,6 +69,7 @@ class TorchReader:
                 self._devices,
                 self._elsewhere.rings,
                 getattr(torch._C, "_cuda_getCurrentRawStream", None),
+                self._elsewhere.measure_together,
                 kernels.native_measure if type(self) is TorchReader else None,
                 Identity,
                 twin.unfilled.by_owner,
