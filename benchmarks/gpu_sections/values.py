@@ -1,7 +1,8 @@
 """Whole tensors to disk: how fast a recording writes them, beside plain writes of as many bytes by several threads.
 
-Plain writes are tried both ways, through the page cache and past it (O_DIRECT), and the best of them counts. Neither
-side waits for the disk at the end (no fsync). What was written is removed before the next turn.
+Plain writes are tried both ways, through the page cache and past it (O_DIRECT), and the best of them counts. They come
+from more memory than a processor's caches hold, as the bytes of tensors do. Neither side waits for the disk at the end
+(no fsync). What was written is removed before the next turn.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ SETTINGS = {"level": "module", "keep": "tensors", "match": r"^h\.[0-5]\b", **LIK
 STEPS = 1
 WAYS = [(threads, direct) for direct in (False, True) for threads in (4, 8)]
 CHUNK = 1 << 24
+MEMORY = 1 << 29
 
 
 class Stored(NamedTuple):
@@ -91,12 +93,17 @@ def record(work: Work, training: Training) -> Stored:
 def write(work: Work, total: int, threads: int, direct: bool) -> float:
     """Seconds for so many bytes, from memory into one new file for each thread."""
     folder = work.scratch()
-    memory = mmap.mmap(-1, CHUNK)  # which begins at a page
-    memory.write(np.random.default_rng(0).bytes(CHUNK))
+    memory = mmap.mmap(-1, MEMORY)  # which begins at a page
+    chunk = np.random.default_rng(0).bytes(CHUNK)
+    for _ in range(MEMORY // CHUNK):
+        memory.write(chunk)
     data, share = memoryview(memory), total // threads // mmap.PAGESIZE * mmap.PAGESIZE
     started = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
-        jobs = [pool.submit(_fill, folder / str(number), data, share, direct) for number in range(threads)]
+        jobs = [
+            pool.submit(_fill, folder / str(number), data, number * MEMORY // threads, share, direct)
+            for number in range(threads)
+        ]
         for job in jobs:
             job.result()
     spent = time.perf_counter() - started
@@ -105,10 +112,12 @@ def write(work: Work, total: int, threads: int, direct: bool) -> float:
     return spent
 
 
-def _fill(path: Path, data: memoryview, count: int, direct: bool) -> None:
+def _fill(path: Path, data: memoryview, start: int, count: int, direct: bool) -> None:
     file = os.open(path, os.O_CREAT | os.O_WRONLY | (os.O_DIRECT if direct else 0))
     try:
         while count:
-            count -= os.write(file, data[:count])
+            written = os.write(file, data[start : start + min(count, CHUNK)])
+            count -= written
+            start = (start + written) % MEMORY
     finally:
         os.close(file)

@@ -61,6 +61,30 @@ def values_of(data: memoryview, name: str = "x") -> Values:
     return Values(data, name, "uint8", (data.nbytes,))
 
 
+def test_buffered_bytes_of_one_file_come_from_one_thread_at_a_time(tmp_path: Path) -> None:
+    files = [File(os.open(tmp_path / name, os.O_RDWR | os.O_CREAT), tmp_path / name) for name in "ab"]
+    reached, go_on, begun = threading.Event(), threading.Event(), []
+
+    def wait() -> None:
+        reached.set()
+        go_on.wait()
+
+    hands, data = Hands(3), memoryview(bytes(PAGE))
+    jobs = [Job(file, offset, False, Owner()) for file, offset in ((files[0], 0), (files[0], PAGE), (files[1], 0))]
+    for job, ready in zip(jobs, (wait, lambda: begun.append("second"), lambda: begun.append("other")), strict=True):
+        job.add(values_of(data), Piece(data, ready), job.end)
+        hands.give(job)
+    reached.wait()
+    assert hands.done.get(timeout=60) is jobs[2]  # of the other file, though it came last
+    assert begun == ["other"]
+    go_on.set()
+    assert [hands.done.get(timeout=60) for _ in range(2)] == jobs[:2]
+    hands.close()
+    for file in files:
+        file.close()
+    assert [(tmp_path / name).stat().st_size for name in "ab"] == [2 * PAGE, PAGE]
+
+
 MIXED = [
     [(1 << 20, 0)],
     [(1 << 20, 1)],

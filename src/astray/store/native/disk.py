@@ -14,6 +14,7 @@ import mmap
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -93,42 +94,72 @@ class Job:
 
 
 class Hands:
-    """The threads that write. They are made as they are needed; `done` gets every job that was given."""
+    """The threads that write. They are made as they are needed; `done` gets every job that was given.
+
+    A file takes buffered bytes from one thread at a time, so no two of them are given such jobs of one file: the other
+    would only stand in line, while there are bytes for other files. Apart from that jobs are begun in their order.
+    """
 
     def __init__(self, count: int, name: str = "astray-writer") -> None:
         self.done: SimpleQueue[Job] = SimpleQueue()
         self.wake: Callable[[], None] = _nothing  # called after every job, in the thread that did it
         self._count = count
         self._name = name
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._given = self._finished = 0  # jobs
+        self._changed = threading.Condition()  # of all that follows
+        self._jobs: deque[Job] = deque()
+        self._busy: set[File] = set()  # with buffered bytes
+        self._left = 0  # jobs that are not done
         self._active = 0
-        self._lock = threading.Lock()  # of _active
+        self._open = True
 
     def give(self, job: Job) -> None:
-        self._given += 1
-        self._jobs.put(job)
-        if len(self._threads) < min(self._given - self._finished, self._count):
+        with self._changed:
+            self._jobs.append(job)
+            self._left += 1
+            self._changed.notify()
+            needed = len(self._threads) < min(self._left, self._count)
+        if needed:
             thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def close(self) -> None:
         """Wait for the jobs given, and end the threads."""
-        for _ in self._threads:
-            self._jobs.put(None)
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
         for thread in self._threads:
             thread.join()
         self._threads.clear()
+        self._open = True
 
     def _work(self) -> None:
         bounce = np.frombuffer(mmap.mmap(-1, BOUNCE_BYTES), np.uint8)  # pages it is never given take no memory
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             self._do(job, bounce)
+            with self._changed:
+                self._left -= 1
+                if not job.direct:
+                    self._busy.discard(job.file)
+                self._changed.notify()
             self.done.put(job)
             self.wake()
             del job  # a thread that waits for the next one should hold nobody's memory
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            while True:
+                for place, job in enumerate(self._jobs):
+                    if job.direct or job.file not in self._busy:
+                        del self._jobs[place]
+                        if not job.direct:
+                            self._busy.add(job.file)
+                        return job
+                if not self._open and not self._jobs:
+                    self._changed.notify_all()
+                    return None
+                self._changed.wait()
 
     def _do(self, job: Job, bounce: Bytes) -> None:
         buffers = [_fetch(job, values, piece) for values, piece in job.pieces]
@@ -145,9 +176,8 @@ class Hands:
         job.pieces = []
 
     def _enter(self, change: int) -> int:
-        with self._lock:
+        with self._changed:
             self._active += change
-            self._finished += change < 0
             return self._active
 
 

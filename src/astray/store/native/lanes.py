@@ -51,15 +51,15 @@ class Batch:
         return place is not None
 
     def jobs(self, direct: bool) -> Iterator[Job | None]:
-        """The work to be done, cut where one thread should not do it all: a job is direct from its first byte on.
+        """The work to be done, cut so that memory is given back as it is written.
 
-        None says that there is more to come later.
+        A job is direct from its first byte on. None says that there is more to come later.
         """
         job: Job | None = None
         for values, place in self.places.items():
             end, pages = place.offset, direct and place.nbytes >= LARGE
             for piece in self._pieces(values):
-                full = job is not None and job.direct and job.nbytes >= PIECE_BYTES
+                full = job is not None and job.nbytes >= PIECE_BYTES
                 if job is not None and (piece is None or full or (pages and not job.direct) or end - job.end >= PAGE):
                     yield job
                     job = None

@@ -30,9 +30,9 @@ THREADS = max(4, min(8, os.cpu_count() or 1))
 BATCH_BYTES = 8 << 20
 """Tensors are written and told to the header in batches of this size, unless they are larger themselves."""
 
-AHEAD_BYTES = 128 << 20
-"""What the threads are given at most before they are done with it: enough for each, and no more than they should write
-in one way before it is known how fast that is."""
+AHEAD_BYTES = 256 << 20
+"""What the threads are given at most before they are done with it: large tensors for each, and no more than they should
+write in one way before it is known how fast that is."""
 
 LANE_BYTES = 32 << 20
 """What has to wait for one shard before another is filled beside it."""
