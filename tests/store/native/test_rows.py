@@ -29,7 +29,9 @@ CELLS: dict[str, Callable[[random.Random], Any]] = {
     "float64": lambda r: r.choice([0.0, -0.0, -1.0, math.inf, math.nan, 5e-324, 3, r.random(), np.float32(0.1)]),
     "bool": lambda r: r.choice([True, False, 1, 0]),
     "string": lambda r: r.choice(["", "input", "naïve.層", "caf\udce9", "🙂" * 3, "x" * r.randrange(200)]),
-    "list<int64>": lambda r: tuple(r.choice([r.randrange(-5, 2**40), np.int64(3)]) for _ in range(r.randrange(5))),
+    "list<int64>": lambda r: tuple(
+        r.choice([r.randrange(-5, 2**40), np.int64(3)]) for _ in range(r.choice([0, 1, 2, 4, 31, 33, 70]))
+    ),
 }
 NULLABLE = ["int32", "int64", "uint64", "float64", "string"]
 

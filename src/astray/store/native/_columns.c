@@ -113,10 +113,10 @@ typedef struct {
         uint64_t natural;
         double real;
         const char *text;
-        PyObject *tuple;  // of integers
+        const int64_t *list;
         PyObject *object;
     } as;
-    Py_ssize_t size;  // of a text or tuple
+    Py_ssize_t size;  // of a text or list
     PyObject *owned;  // what keeps it
     int is_null;
 } Value;
@@ -145,33 +145,33 @@ static int read_text(PyObject *object, Value *value) {
     return 1;
 }
 
-// A tuple of integers, each of which can be read without running anything.
-static int read_list(PyObject *object, Value *value) {
+// Room for the lists of a row, which have seldom more than a few items.
+typedef struct {
+    int64_t items[32];
+    Py_ssize_t used;
+} Room;
+
+static int read_list(PyObject *object, Value *value, Room *room) {
     if (!PyTuple_Check(object)) {
         PyErr_Format(PyExc_TypeError, "%R is no tuple.", object);
         return 0;
     }
-    value->as.tuple = object;
     value->size = PyTuple_Size(object);
-    for (Py_ssize_t i = 0; i < value->size; ++i) {
-        PyObject *item = PyTuple_GetItem(value->as.tuple, i);
-        int64_t number;
-        if (!PyLong_Check(item)) {
-            PyObject *plain = PyTuple_New(value->size);
-            for (Py_ssize_t j = 0; plain && j < value->size; ++j) {
-                PyObject *index = PyNumber_Index(PyTuple_GetItem(object, j));
-                if (!index || PyTuple_SetItem(plain, j, index)) Py_CLEAR(plain);
-            }
-            if (!plain) return 0;
-            value->as.tuple = value->owned = plain;
-            item = PyTuple_GetItem(plain, i);
-        }
-        if (!read_integer(item, &number)) return 0;
+    int64_t *items = room->items + room->used;
+    if (value->size <= (Py_ssize_t)(sizeof room->items / sizeof *room->items) - room->used) {
+        room->used += value->size;
+    } else {
+        value->owned = PyBytes_FromStringAndSize(NULL, 8 * value->size);
+        if (!value->owned) return 0;
+        items = (int64_t *)(void *)PyBytes_AsString(value->owned);
     }
+    value->as.list = items;
+    for (Py_ssize_t i = 0; i < value->size; ++i)
+        if (!read_integer(PyTuple_GetItem(object, i), &items[i])) return 0;
     return 1;
 }
 
-static int read_value(Type type, PyObject *object, Value *value) {
+static int read_value(Type type, PyObject *object, Value *value, Room *room) {
     switch (type) {
         case kInt64:
             return read_integer(object, &value->as.integer);
@@ -192,7 +192,7 @@ static int read_value(Type type, PyObject *object, Value *value) {
         case kString:
             return read_text(object, value);
         case kList:
-            return read_list(object, value);
+            return read_list(object, value, room);
         case kObject:
             value->as.object = object;
             return 1;
@@ -200,8 +200,8 @@ static int read_value(Type type, PyObject *object, Value *value) {
     return 0;
 }
 
-static int read_cell(const Column *column, int item, PyObject *object, Value *value) {
-    if (object != Py_None || column->type == kObject) return read_value(column->type, object, value);
+static int read_cell(const Column *column, int item, PyObject *object, Value *value, Room *room) {
+    if (object != Py_None || column->type == kObject) return read_value(column->type, object, value, room);
     value->is_null = 1;
     if (column->nullable) return 1;
     PyErr_Format(PyExc_TypeError, "Item %d of a row is None, in a column without nulls.", item);
@@ -209,13 +209,13 @@ static int read_cell(const Column *column, int item, PyObject *object, Value *va
 }
 
 // A tuple, of which each item is a cell; or a ticket, for the first column; or None.
-static int read_tuple(const Rows *self, int item, PyObject *object, Value *values) {
+static int read_tuple(const Rows *self, int item, PyObject *object, Value *values, Room *room) {
     const Cell *cell = &self->cells[item];
     const int is_tuple = PyTuple_Check(object);
     for (int i = 0; i < cell->columns; ++i) values[i].is_null = 1;
     if (PyLong_CheckExact(object)) {
         values[0].is_null = 0;
-        return read_cell(&self->columns[cell->first], item, object, &values[0]);
+        return read_cell(&self->columns[cell->first], item, object, &values[0], room);
     }
     if (!is_tuple && object != Py_None) {
         PyErr_Format(PyExc_TypeError, "Item %d of a row is %R: no tuple, no ticket and not None.", item, object);
@@ -224,12 +224,12 @@ static int read_tuple(const Rows *self, int item, PyObject *object, Value *value
     for (int i = 1; is_tuple && i < cell->columns; ++i) {
         PyObject *one = PyTuple_GetItem(object, i - 1);
         values[i].is_null = 0;
-        if (!one || !read_cell(&self->columns[cell->first + i], item, one, &values[i])) return 0;
+        if (!one || !read_cell(&self->columns[cell->first + i], item, one, &values[i], room)) return 0;
     }
     return 1;
 }
 
-static int read_row(const Rows *self, PyObject *const *cells, Py_ssize_t count, Value *values) {
+static int read_row(const Rows *self, PyObject *const *cells, Py_ssize_t count, Value *values, Room *room) {
     if (count != self->cell_count) {
         PyErr_Format(PyExc_IndexError, "A row has %d items, not %zd.", self->cell_count, count);
         return 0;
@@ -237,8 +237,8 @@ static int read_row(const Rows *self, PyObject *const *cells, Py_ssize_t count, 
     for (int item = 0; item < count; ++item) {
         const Cell *cell = &self->cells[item];
         const int done = cell->is_tuple
-                             ? read_tuple(self, item, cells[item], values + cell->first)
-                             : read_cell(&self->columns[cell->first], item, cells[item], values + cell->first);
+                             ? read_tuple(self, item, cells[item], values + cell->first, room)
+                             : read_cell(&self->columns[cell->first], item, cells[item], values + cell->first, room);
         if (!done) return 0;
     }
     return 1;
@@ -284,8 +284,8 @@ static void write_value(Column *column, Py_ssize_t row, const Value *value) {
             ((int64_t *)values)[row] = (int64_t)column->used;
             break;
         case kList:
-            for (Py_ssize_t i = 0; !is_null && i < value->size; ++i, column->used += 8)
-                *(int64_t *)(void *)(column->items + column->used) = PyLong_AsLongLong(PyTuple_GetItem(value->as.tuple, i));
+            if (!is_null && value->size) memcpy(column->items + column->used, value->as.list, 8 * (size_t)value->size);
+            column->used += is_null ? 0 : 8 * (size_t)value->size;
             ((int64_t *)values)[row] = (int64_t)(column->used / 8);
             break;
     }
@@ -298,8 +298,10 @@ static int append_row(PyObject *object, PyObject *const *cells, Py_ssize_t count
     if (!self->open) return 1;
     if (self->rows + 1 >= most) return 0;
     Value values[kMostColumns];
+    Room room;
+    room.used = 0;
     for (int i = 0; i < self->column_count; ++i) values[i].is_null = 0, values[i].owned = NULL;
-    const int done = read_row(self, cells, count, values) && make_room_for(self, values);
+    const int done = read_row(self, cells, count, values, &room) && make_room_for(self, values);
     if (done) {
         for (int i = 0; i < self->column_count; ++i) write_value(&self->columns[i], self->rows, &values[i]);
         ++self->rows;
