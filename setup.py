@@ -62,9 +62,12 @@ tensors = Extension(
     extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
 )
 
+HOOKS = ["src/astray/capture/native/hooks.h"]  # how torch calls native hooks
+
 gradients = Extension(
     "astray.capture.pytorch.backward._gradients",
     sources=["src/astray/capture/pytorch/backward/_gradients.c"],
+    depends=HOOKS,
     optional=True,
     **ABI,
     extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
@@ -75,7 +78,7 @@ TAPS = ("module", "calls", "stacks", "structure", "taking", "modules")
 taps = Extension(
     "astray.capture._calls",
     sources=[f"src/astray/capture/native/{name}.c" for name in TAPS],
-    depends=["src/astray/capture/native/calls.h", *ROWS],
+    depends=["src/astray/capture/native/calls.h", *HOOKS, *ROWS],
     optional=True,
     **ABI,
     extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],

@@ -1,30 +1,31 @@
 // Takes the calls of modules into a recording: what `ModuleCapture` and its hooks do in pytorch/calls/modules.py.
 //
-// A hook itself stays Python: a compiler that traces the model goes through it, and finds that it does nothing then.
+// torch calls the hooks natively, but for where a compiler has to do with them; see hooks.h.
 
 #include "calls.h"
+#include "hooks.h"
 
 PyTypeObject *modules_type;
-static PyTypeObject *tap_type;
+static PyTypeObject *before_type, *after_type;
 
 static PyObject *s_called, *s_called_place, *s_layers, *s_check, *s_whole, *s_modes, *s_follow, *s_unfollow, *s_thread;
 static PyObject *s_wanted, *s_local, *s_marks, *s_latest, *s_numbers, *s_calls, *s_mark, *s_observe, *s_watch, *s_observe_state, *s_note_exception, *s_children;
 static PyObject *s_direct, *s_lists, *s_of, *s_module_modules, *s_parameters, *s_buffers, *s_compiled, *s_dict, *s_context;
-static PyObject *s_version, *s_data_ptr, *s_numel, *s_sources;
+static PyObject *s_hooked, *s_version, *s_data_ptr, *s_numel, *s_sources;
 
 typedef struct {
     PyObject_HEAD
     Calls *engine;
     PyObject *capture;  // the Python twin, for what is out of the ordinary
     PyObject *flat, *tensors, *gradients, *edges, *modes, *origins, *fast_paths, *gatherings, *parameters, *states;
-    PyObject *parameter_type;
+    PyObject *parameter_type, *hooked;
     unsigned long thread;  // the one that the modes are on for
     char called, is_tapped;
 } Modules;
 
 #define OBJECTS(X)                                                                                        \
     X(engine) X(capture) X(flat) X(tensors) X(gradients) X(edges) X(modes) X(origins) X(fast_paths)       \
-    X(gatherings) X(parameters) X(states) X(parameter_type)
+    X(gatherings) X(parameters) X(states) X(parameter_type) X(hooked)
 
 // ---- parameters and buffers ----------------------------------------------------------------------------------------
 
@@ -89,6 +90,15 @@ static int hand_state_over(Modules *self, Site *site, PyObject *module, OpenCall
     return done(CALL(self->capture, s_observe_state, (PyObject *)site, module, call->seq));
 }
 
+// Whether the gradients of a parameter are seen already, as ParameterCapture knows; -1 with an error set.
+static int is_hooked(const Modules *self, PyObject *tensor) {
+    PyObject *key = PyLong_FromVoidPtr(tensor);
+    PyObject *reference = key ? PyDict_GetItemWithError(self->hooked, key) : NULL;
+    Py_XDECREF(key);
+    if (!reference) return PyErr_Occurred() ? -1 : 0;
+    return PyWeakref_GetObject(reference) == tensor;
+}
+
 static int observe_parameters(Modules *self, Site *site, PyObject *parameters, OpenCall *call) {
     PyObject *items = PyDict_Items(parameters);  // a copy: the program may change it while we look
     const Py_ssize_t size = items ? PyList_Size(items) : -1;
@@ -98,7 +108,9 @@ static int observe_parameters(Modules *self, Site *site, PyObject *parameters, O
         PyObject *item = PyList_GetItem(items, i), *name = PyTuple_GetItem(item, 0), *tensor = PyTuple_GetItem(item, 1);
         if (tensor == Py_None) continue;
         failed = done(CALL(self->tensors, s_observe, call->seq, s_parameter, name, tensor)) < 0;
-        if (failed) break;
+        const int hooked = failed ? -1 : is_hooked(self, tensor);
+        failed = hooked < 0;
+        if (hooked) continue;
         // It may have been made, replaced or unfrozen since the start.
         PyObject *full = is_root ? Py_NewRef(name) : PyUnicode_FromFormat("%U.%U", site->name, name);
         failed = !full || done(CALL(self->parameters, s_watch, tensor, full, site->name, site->root)) < 0;
@@ -303,11 +315,12 @@ static int modules_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kw
                           &gradients, &edges, &modes, &origins, &fast_paths, &gatherings, &parameters, &PyDict_Type, &states,
                           &parameter_type))
         return -1;
-    PyObject *thread = PyObject_GetAttr(modes, s_thread);
-    if (!thread) return -1;
-    self->thread = PyLong_AsUnsignedLong(thread);
-    Py_DECREF(thread);
-    if (PyErr_Occurred()) return -1;
+    PyObject *thread = PyObject_GetAttr(modes, s_thread), *hooked = thread ? PyObject_GetAttr(parameters, s_hooked) : NULL;
+    if (thread) self->thread = PyLong_AsUnsignedLong(thread);
+    if (hooked && !PyDict_Check(hooked)) PyErr_SetString(PyExc_TypeError, "`hooked` is no dict.");
+    Py_XDECREF(thread);
+    Py_XDECREF(hooked);  // which `parameters` keeps
+    if (!thread || !hooked || PyErr_Occurred()) return -1;
 #define KEEP(field) replace((PyObject **)&self->field, field);
     OBJECTS(KEEP)
     return 0;
@@ -352,17 +365,17 @@ static PyType_Spec kModulesSpec = {
 
 // ---- hooks ---------------------------------------------------------------------------------------------------------
 
-// What a hook does once it is sure that no compiler is tracing it. `action` is None for what is always done.
+// Sits on a module: one kind before its call, another after it. `action` is None for what is always done.
 typedef struct {
     PyObject_HEAD
     Modules *modules;
-    PyObject *site, *place, *action, *follow;
-} Tap;
+    PyObject *engine, *site, *place, *action, *follow;
+} Hook;
 
-#define TAP_OBJECTS(X) X(modules) X(site) X(place) X(action) X(follow)
+#define HOOK_OBJECTS(X) X(modules) X(engine) X(site) X(place) X(action) X(follow)
 
 // Whether nothing may be done now; -1 with an error set.
-static int sleeps(Tap *self) {
+static int sleeps(Hook *self) {
     Calls *engine = self->modules->engine;
     if (!engine->recording) {
         PyObject *open = calls_open(engine);
@@ -400,7 +413,8 @@ static int has_its_children(PyObject *place, PyObject *module) {
     return answer;
 }
 
-static int before(Tap *self, PyObject *module, PyObject *args, PyObject *kwargs) {
+// `depth` says how many frames of our own lie above torch's function that goes on to call `forward`.
+static int before(Hook *self, PyObject *module, PyObject *args, PyObject *kwargs, int depth) {
     if (PyObject_SetAttr(self->place, s_called_place, Py_True) < 0) return -1;
     const int same = has_its_children(self->place, module);
     if (same < 0) return -1;
@@ -412,8 +426,8 @@ static int before(Tap *self, PyObject *module, PyObject *args, PyObject *kwargs)
         failed = !given || done(PyObject_CallFunctionObjArgs(self->action, site, module, args, given, NULL)) < 0;
         Py_XDECREF(given);
     } else if (site && self->modules->engine->recording) {
-        // The innermost frame is that of the hook, and above it is torch's own function that goes on to call `forward`.
-        PyObject *hook = (PyObject *)PyEval_GetFrame(), *frame = hook ? frame_back(hook) : Py_NewRef(Py_None);
+        PyObject *frame = (PyObject *)PyEval_GetFrame();
+        frame = !frame ? Py_NewRef(Py_None) : depth ? frame_back(frame) : Py_NewRef(frame);
         failed = !frame || enter(self->modules, (Site *)site, module, args, kwargs, frame) < 0;
         Py_XDECREF(frame);
     }
@@ -421,66 +435,95 @@ static int before(Tap *self, PyObject *module, PyObject *args, PyObject *kwargs)
     return failed ? -1 : 0;
 }
 
-static int after(Tap *self, PyObject *result) {
+static int after(Hook *self, PyObject *result) {
     if (self->action == Py_None) return leave(self->modules, self->site, result);
     return done(PyObject_CallFunctionObjArgs(self->action, self->site, result, NULL));
 }
 
-// Runs one of the two aside from the program, which goes on whatever happens.
-static PyObject *guarded(Tap *self, PyObject *module, PyObject *args, PyObject *kwargs, PyObject *result) {
+// Runs `before` or, given no module, `after` aside from the program, which goes on whatever happens.
+static PyObject *guarded(Hook *self, PyObject *module, PyObject *args, PyObject *kwargs, PyObject *result, int depth) {
     const int asleep = sleeps(self);
     if (asleep > 0) return Py_NewRef(Py_None);
     PyObject *aside = asleep < 0 ? NULL : aside_enter();
-    int failed = !aside || (module ? before(self, module, args, kwargs) : after(self, result)) < 0;
+    int failed = !aside || (module ? before(self, module, args, kwargs, depth) : after(self, result)) < 0;
     if (aside) aside_exit(aside);
     if (failed) failed = calls_failed(self->modules->engine, "the call of ", ((Site *)self->site)->name) < 0;
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *tap_before(PyObject *self, PyObject *const *given, Py_ssize_t count) {
-    if (count != 3) return PyErr_Format(PyExc_TypeError, "`before` takes 3 arguments, not %zd.", count);
-    return guarded((Tap *)self, given[0], given[1], given[2] == Py_None ? NULL : given[2], NULL);
+// Called with the module, its arguments and, if torch was told that we want them, those given by name.
+static PyObject *before_call(PyObject *self, PyObject *args, PyObject *kwargs) {
+    const Py_ssize_t count = PyTuple_Size(args);
+    if (kwargs || count < 2 || count > 3 || !hook_is_alone()) return hook_in_python(self, args, kwargs);
+    PyObject *module = PyTuple_GetItem(args, 0), *named = count == 3 ? PyTuple_GetItem(args, 2) : Py_None;
+    return guarded((Hook *)self, module, PyTuple_GetItem(args, 1), named == Py_None ? NULL : named, NULL, 0);
 }
 
-static PyObject *tap_after(PyObject *self, PyObject *result) { return guarded((Tap *)self, NULL, NULL, NULL, result); }
+static PyObject *before_run(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "`run` takes 3 arguments, not %zd.", count);
+    return guarded((Hook *)self, given[0], given[1], given[2] == Py_None ? NULL : given[2], NULL, 1);
+}
 
-static int tap_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    Tap *self = (Tap *)object;
+// The result comes last, with and without arguments given by name before it.
+static PyObject *after_call(PyObject *self, PyObject *args, PyObject *kwargs) {
+    const Py_ssize_t count = PyTuple_Size(args);
+    if (kwargs || count < 3 || !hook_is_alone()) return hook_in_python(self, args, kwargs);
+    return guarded((Hook *)self, NULL, NULL, NULL, PyTuple_GetItem(args, count - 1), 0);
+}
+
+static PyObject *after_run(PyObject *self, PyObject *result) { return guarded((Hook *)self, NULL, NULL, NULL, result, 1); }
+
+static int hook_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    Hook *self = (Hook *)object;
     PyObject *modules, *site, *place, *action, *follow;
-    if (!PyArg_ParseTuple(args, "O!O!OOO:Tap", modules_type, &modules, site_type, &site, &place, &action, &follow)) return -1;
-    TAP_OBJECTS(KEEP)
+    if (!PyArg_ParseTuple(args, "O!O!OOO", modules_type, &modules, site_type, &site, &place, &action, &follow)) return -1;
+    PyObject *engine = (PyObject *)((Modules *)modules)->engine;
+    HOOK_OBJECTS(KEEP)
     return 0;
 }
 
-static int tap_traverse(PyObject *object, visitproc visit, void *arg) {
-    Tap *self = (Tap *)object;
+static int hook_traverse(PyObject *object, visitproc visit, void *arg) {
+    Hook *self = (Hook *)object;
     Py_VISIT(Py_TYPE(object));
-    TAP_OBJECTS(VISIT)
+    HOOK_OBJECTS(VISIT)
     return 0;
 }
 
-static int tap_clear(PyObject *object) {
-    Tap *self = (Tap *)object;
-    TAP_OBJECTS(CLEAR)
+static int hook_clear(PyObject *object) {
+    Hook *self = (Hook *)object;
+    HOOK_OBJECTS(CLEAR)
     return 0;
 }
 
-static void tap_dealloc(PyObject *self) { end_object(self, tap_clear); }
+static void hook_dealloc(PyObject *self) { end_object(self, hook_clear); }
 
-static PyMethodDef kTapMethods[] = {
-    {"before", (PyCFunction)(void (*)(void))tap_before, METH_FASTCALL, NULL},
-    {"after", tap_after, METH_O, NULL},
-    {NULL, NULL, 0, NULL},
+static PyMemberDef kHookMembers[] = {
+    {"engine", T_OBJECT, offsetof(Hook, engine), READONLY, NULL},
+    {"site", T_OBJECT, offsetof(Hook, site), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
 };
 
-static PyType_Slot kTapSlots[] = {
-    {Py_tp_init, (void *)tap_init},   {Py_tp_methods, kTapMethods},         {Py_tp_traverse, (void *)tap_traverse},
-    {Py_tp_clear, (void *)tap_clear}, {Py_tp_dealloc, (void *)tap_dealloc}, {0, NULL},
+static PyMethodDef kBeforeMethods[] = {
+    {"run", (PyCFunction)(void (*)(void))before_run, METH_FASTCALL, NULL}, {NULL, NULL, 0, NULL},
 };
+static PyMethodDef kAfterMethods[] = {{"run", after_run, METH_O, NULL}, {NULL, NULL, 0, NULL}};
 
-static PyType_Spec kTapSpec = {
-    "astray.capture._calls.Tap", sizeof(Tap), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, kTapSlots,
-};
+#define HOOK_SPEC(kSlots, kSpec, name, call, methods)                                                    \
+    static PyType_Slot kSlots[] = {                                                                      \
+        {Py_tp_init, (void *)hook_init},   {Py_tp_call, (void *)call},                                   \
+        {Py_tp_methods, methods},          {Py_tp_members, kHookMembers},                                \
+        {Py_tp_traverse, (void *)hook_traverse}, {Py_tp_clear, (void *)hook_clear},                      \
+        {Py_tp_dealloc, (void *)hook_dealloc}, {0, NULL},                                                \
+    };                                                                                                   \
+    static PyType_Spec kSpec = {                                                                         \
+        "astray.capture._calls." name, sizeof(Hook), 0,                                                  \
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, kSlots,                           \
+    };
+
+HOOK_SPEC(kBeforeSlots, kBeforeSpec, "BeforeHook", before_call, kBeforeMethods)
+HOOK_SPEC(kAfterSlots, kAfterSpec, "AfterHook", after_call, kAfterMethods)
+
+static PyMethodDef kFunctions[] = {HOOK_FUNCTIONS{NULL, NULL, 0, NULL}};
 
 int add_modules(PyObject *module) {
     const struct {
@@ -495,14 +538,19 @@ int add_modules(PyObject *module) {
         {&s_note_exception, "_note_exception"}, {&s_children, "children"}, {&s_direct, "_direct"}, {&s_lists, "_lists"},
         {&s_of, "of"}, {&s_module_modules, "_modules"}, {&s_parameters, "_parameters"}, {&s_buffers, "_buffers"},
         {&s_compiled, "_compiled_call_impl"}, {&s_dict, "__dict__"}, {&s_context, "dynamo_ctx"}, {&s_version, "_version"},
-        {&s_data_ptr, "data_ptr"}, {&s_numel, "numel"}, {&s_sources, "_sources"},
+        {&s_data_ptr, "data_ptr"}, {&s_numel, "numel"}, {&s_sources, "_sources"}, {&s_hooked, "hooked"},
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; ++i) {
         *texts[i].place = PyUnicode_InternFromString(texts[i].text);
         if (!*texts[i].place) return -1;
     }
     modules_type = (PyTypeObject *)PyType_FromSpec(&kModulesSpec);
-    tap_type = (PyTypeObject *)PyType_FromSpec(&kTapSpec);
-    if (!modules_type || !tap_type || PyModule_AddObjectRef(module, "Modules", (PyObject *)modules_type) < 0) return -1;
-    return PyModule_AddObjectRef(module, "Tap", (PyObject *)tap_type);
+    before_type = (PyTypeObject *)PyType_FromSpec(&kBeforeSpec);
+    after_type = (PyTypeObject *)PyType_FromSpec(&kAfterSpec);
+    if (!modules_type || !before_type || !after_type || hooks_prepare() < 0) return -1;
+    return PyModule_AddFunctions(module, kFunctions) < 0 ||
+                   PyModule_AddObjectRef(module, "Modules", (PyObject *)modules_type) < 0 ||
+                   PyModule_AddObjectRef(module, "BeforeHook", (PyObject *)before_type) < 0
+               ? -1
+               : PyModule_AddObjectRef(module, "AfterHook", (PyObject *)after_type);
 }

@@ -12,6 +12,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../../native/hooks.h"
+
+#define FEW_INPUTS 4      // that need no memory of their own
 #define MOST_INPUTS 64    // that are looked for one after the other
 #define MOST_OUTPUTS 64   // bits of a word
 #define MOST_REGIONS 256  // calls inside one call whose part of the graph is kept in mind
@@ -21,10 +24,14 @@ static const uint64_t kLeaf = UINT64_MAX;  // the number of the nodes that accum
 
 // What this module needs of torch and of Python, given once by `use`.
 static struct {
-    PyObject *sequence_nr, *depth, *disable, *plain;   // functions of torch; the plain kinds of tensors
+    PyObject *sequence_nr, *depth, *dispatch_depth, *grad_enabled, *disable;  // functions of torch
+    PyObject *plain;                                   // the plain kinds of tensors
     PyObject *ordered;                                 // OrderedDict
     PyObject *edges, *live, *add_up, *untouched, *own;  // of the twin
+    PyObject *registering;                              // has torch ask `register_hook` below while recordings run
+    PyObject *registered;                               // what it asks otherwise
     int dicts_track_themselves;                         // once there is something in them that can be in a circle
+    int nodes_stay;                                     // as Python objects, once made, for as long as torch has them
 } g;
 
 #define NAMES(X)                                                                                                     \
@@ -110,6 +117,39 @@ static int is_plain(PyObject *tensor) {
     return 0;
 }
 
+// A node of a graph that torch has just given us, and that therefore is a Python object from now on until the graph
+// goes. A thousand of them a step would have the garbage collector run all the time. One that nobody else holds and
+// that is none of a class in Python can only become a part of a circle by a hook that somebody puts on it later.
+static PyObject *quiet(PyObject *node) {
+    if (!node || node == Py_None || !g.nodes_stay || Py_REFCNT(node) != 2) return node;
+    const unsigned long flags = PyType_GetFlags(Py_TYPE(node));
+    if ((flags & Py_TPFLAGS_HAVE_GC) && !(flags & Py_TPFLAGS_HEAPTYPE)) PyObject_GC_UnTrack(node);
+    return node;
+}
+
+static PyObject *node_of(PyObject *tensor) { return quiet(PyObject_GetAttr(tensor, s_grad_fn)); }
+
+// The node of a tensor that takes part in a graph, None when it is a leaf there. 0 when it takes none, −1 with an error
+// set. A plain tensor with a node need not be asked.
+static int part_of_graph(PyObject *tensor, PyObject **node) {
+    *node = is_plain(tensor) ? node_of(tensor) : Py_NewRef(Py_None);
+    if (!*node) return -1;
+    if (*node != Py_None) return 1;
+    Py_DECREF(Py_None);
+    const int wanted = is_true(tensor, s_requires_grad);
+    if (wanted <= 0) return wanted;
+    *node = node_of(tensor);
+    return *node ? 1 : -1;
+}
+
+// How many of something there are, which torch says; −1 with an error set.
+static long number_from(PyObject *function) {
+    PyObject *said = PyObject_CallObject(function, NULL);
+    const long number = said ? PyLong_AsLong(said) : -1;
+    Py_XDECREF(said);
+    return number;
+}
+
 // Whether nothing may be observed now; −1 with an error set.
 static int asleep(PyObject *engine) {
     const int paused = is_true(engine, s_paused);
@@ -122,11 +162,8 @@ static int asleep(PyObject *engine) {
 static int shield(PyObject *tensor, PyObject **guard) {
     *guard = NULL;
     if (tensor && is_plain(tensor)) {
-        PyObject *depth = PyObject_CallObject(g.depth, NULL);
-        if (!depth) return 0;
-        const long modes = PyLong_AsLong(depth);
-        Py_DECREF(depth);
-        if (modes == 0) return 1;
+        const long modes = number_from(g.depth);
+        if (modes <= 0) return !modes;
     }
     PyObject *made = PyObject_CallObject(g.disable, NULL);
     PyObject *entered = made ? PyObject_CallMethodObjArgs(made, s___enter__, NULL) : NULL;
@@ -265,9 +302,34 @@ failed:
 
 static int place_on_node(Placed *self, Link *list, PyObject *node) {
     PyObject *handle = PyObject_CallMethodObjArgs(node, s_register_hook, self, NULL);
-    const int placed = handle && placed_at(self, list, handle);
+    int placed = handle != NULL;
+    if (handle == Py_None && self->dict)  // see `register_hook`
+        link_into(list, &self->link);
+    else if (handle)
+        placed = placed_at(self, list, handle);
     Py_XDECREF(handle);
     return placed;
+}
+
+// register_hook(hooks, hook): what torch calls to put a hook of a node into a dict, which may still be None. It gives
+// back the dict and a handle. One of ours needs no handle, and to make it would take longer than all the rest.
+static PyObject *register_hook(PyObject *module, PyObject *const *args, Py_ssize_t size) {
+    (void)module;
+    if (size != 2) return PyErr_Format(PyExc_TypeError, "`register_hook` takes 2 arguments, not %zd.", size);
+    Placed *hook = (Placed *)args[1];
+    if ((Py_TYPE(hook) != NodeType && Py_TYPE(hook) != SendingType) || hook->dict)
+        return PyObject_CallFunctionObjArgs(g.registered, args[0], args[1], NULL);
+    PyObject *hooks = args[0] == Py_None ? PyObject_CallObject(g.ordered, NULL) : Py_NewRef(args[0]);
+    if (!hooks) return NULL;
+    if (args[0] == Py_None && g.dicts_track_themselves) PyObject_GC_UnTrack(hooks);
+    PyObject *result = NULL;
+    hook->dict = PyWeakref_NewRef(hooks, NULL);
+    if (hook->dict) {
+        PyObject_GC_UnTrack(hook->dict);
+        if (!PyObject_SetItem(hooks, (PyObject *)hook, (PyObject *)hook)) result = PyTuple_Pack(2, hooks, Py_None);
+    }
+    Py_DECREF(hooks);
+    return result;
 }
 
 static int take_off(Placed *self) {
@@ -281,13 +343,19 @@ static int take_off(Placed *self) {
     return gone != NULL;
 }
 
-// The types of hooks are given a `__call__` by Python: so dynamo sees that there is nothing in it for compiled code, and
-// can be told to leave alone what it does otherwise, which is `run`.
-#define HOOK_METHODS(name, how)                  \
-    static PyMethodDef name##_methods[] = {      \
-        {"run", name##_run, how, NULL},          \
-        {NULL, NULL, 0, NULL},                   \
+// What torch calls of a hook that gets `count` arguments, and `run`, which is what the `__call__` in Python does.
+#define HOOK_CALL(name, count, given)                                                          \
+    static PyObject *name##_call(PyObject *self, PyObject *args, PyObject *kwargs) {           \
+        if (kwargs || PyTuple_Size(args) != count || !hook_is_alone())                         \
+            return hook_in_python(self, args, kwargs);                                         \
+        return name##_run(self, given);                                                        \
+    }                                                                                          \
+    static PyMethodDef name##_methods[] = {                                                    \
+        {"run", name##_run, count == 1 ? METH_O : METH_VARARGS, NULL},                         \
+        {NULL, NULL, 0, NULL},                                                                 \
     };
+#define TENSOR_HOOK(name) HOOK_CALL(name, 1, PyTuple_GetItem(args, 0))
+#define NODE_HOOK(name) HOOK_CALL(name, 2, args)
 
 // ---- the inputs of a call ------------------------------------------------------------------------------------------
 
@@ -303,7 +371,7 @@ typedef struct {
     uint64_t born;
     int count, leaves;
     Input *inputs;
-    Input room[2];
+    Input room[FEW_INPUTS];
 } Edges;
 
 static Py_ssize_t edges_open;  // calls that are under way
@@ -332,7 +400,7 @@ static int edges_find_leaf(const Edges *self, PyObject *tensor) {
 
 // Which input a tensor is; −1 when it is none, −2 with an error set.
 static int edges_find_tensor(const Edges *self, PyObject *tensor) {
-    PyObject *node = PyObject_GetAttr(tensor, s_grad_fn);
+    PyObject *node = node_of(tensor);
     if (!node) return -2;
     Py_ssize_t output;
     int found = -2;
@@ -346,10 +414,9 @@ static int edges_find_tensor(const Edges *self, PyObject *tensor) {
 
 // Takes in one input. 0 with an error set.
 static int edges_take(Edges *self, PyObject *path, PyObject *tensor) {
-    const int wanted = is_true(tensor, s_requires_grad);
+    PyObject *node;
+    const int wanted = part_of_graph(tensor, &node);
     if (wanted <= 0) return !wanted;
-    PyObject *node = PyObject_GetAttr(tensor, s_grad_fn);
-    if (!node) return 0;
     Py_ssize_t output = 0;
     int known;
     if (node == Py_None) {
@@ -368,7 +435,7 @@ static int edges_take(Edges *self, PyObject *path, PyObject *tensor) {
         Py_XDECREF(node);
         return 1;
     }
-    if (self->count == 2 && self->inputs == self->room) {
+    if (self->count == FEW_INPUTS && self->inputs == self->room) {
         Input *more = PyMem_Malloc(MOST_INPUTS * sizeof(Input));
         if (!more) {
             Py_XDECREF(node);
@@ -385,8 +452,8 @@ static int edges_take(Edges *self, PyObject *path, PyObject *tensor) {
 // InputEdges(inputs), where inputs is a list of (path, tensor)
 static PyObject *edges_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     (void)kwargs;
-    PyObject *given;
-    if (!PyArg_ParseTuple(args, "O", &given)) return NULL;
+    if (PyTuple_Size(args) != 1) return PyErr_Format(PyExc_TypeError, "`InputEdges` takes the inputs, and no more.");
+    PyObject *given = PyTuple_GetItem(args, 0);
     if (!PyList_Check(given)) return PyObject_CallFunctionObjArgs(g.edges, given, NULL);
     Edges *self = PyObject_New(Edges, type);
     if (!self) return NULL;
@@ -522,16 +589,28 @@ static int call_finish(CallGradients *self) {
     return 1;
 }
 
+// The sum of two gradients, None when there is none. Plain tensors without a mode around are added as they are.
+static PyObject *add_up(PyObject *one, PyObject *other) {
+    if (is_plain(one) && is_plain(other)) {
+        const long modes = number_from(g.depth), deeper = modes ? modes : number_from(g.dispatch_depth);
+        const long graded = deeper ? deeper : number_from(g.grad_enabled);
+        if (graded < 0 && PyErr_Occurred()) return NULL;
+        if (graded == 0) return PyNumber_Add(one, other);
+    }
+    PyObject *guard;
+    if (!shield(NULL, &guard)) return NULL;
+    PyObject *sum = PyObject_CallFunctionObjArgs(g.add_up, one, other, NULL);
+    unshield(guard);
+    return sum;
+}
+
 // One of the call's nodes has computed what it sends to an input.
 static int call_sent(CallGradients *self, Target *target, PyObject *gradient) {
     if (target->expected == 1) return call_observe(self, s_output, target->path, gradient);
     if (++target->terms == 1) {
         set(&target->total, Py_NewRef(gradient));
     } else if (target->total) {
-        PyObject *guard;
-        if (!shield(NULL, &guard)) return 0;
-        PyObject *sum = PyObject_CallFunctionObjArgs(g.add_up, target->total, gradient, NULL);
-        unshield(guard);
+        PyObject *sum = add_up(target->total, gradient);
         if (!sum) return 0;
         if (sum == Py_None) {
             Py_DECREF(sum);
@@ -576,7 +655,7 @@ static PyObject *arrival_run(PyObject *object, PyObject *gradient) {
     Py_DECREF(self);
     return result;
 }
-HOOK_METHODS(arrival, METH_O)
+TENSOR_HOOK(arrival)
 
 // Sits on a node and reads those of the gradients it computed that go to an input, for a call and for those around it.
 typedef struct {
@@ -628,8 +707,8 @@ static int sending_add(Sending *self, Py_ssize_t index, CallGradients *gradients
 
 static PyObject *sending_run(PyObject *object, PyObject *args) {
     Sending *self = (Sending *)object;
-    PyObject *computed, *arrived;
-    if (!PyArg_ParseTuple(args, "OO", &computed, &arrived)) return NULL;
+    PyObject *computed = PyTuple_GetItem(args, 0);
+    if (!computed) return NULL;
     Py_INCREF(self);
     PyObject *result = Py_NewRef(Py_None);
     for (int i = 0; result && i < self->count; ++i) {
@@ -646,7 +725,7 @@ static PyObject *sending_run(PyObject *object, PyObject *args) {
     Py_DECREF(self);
     return result;
 }
-HOOK_METHODS(sending, METH_VARARGS)
+NODE_HOOK(sending)
 
 // Sits where an input came from, behind everything that is sent to it.
 typedef struct {
@@ -675,7 +754,7 @@ static PyObject *completion_run(PyObject *object, PyObject *unused) {
     Py_DECREF(self);
     return result;
 }
-HOOK_METHODS(completion, METH_O)
+TENSOR_HOOK(completion)
 
 // ---- a call that made one node -------------------------------------------------------------------------------------
 
@@ -706,8 +785,8 @@ static void node_dealloc(PyObject *object) {
 
 static PyObject *node_run(PyObject *object, PyObject *args) {
     NodeGradients *self = (NodeGradients *)object;
-    PyObject *computed, *arrived, *seq = NULL;
-    if (!PyArg_ParseTuple(args, "OO", &computed, &arrived)) return NULL;
+    PyObject *computed = PyTuple_GetItem(args, 0), *arrived = computed ? PyTuple_GetItem(args, 1) : NULL, *seq = NULL;
+    if (!arrived) return NULL;
     const int sleeps = asleep(self->engine);
     if (sleeps) return sleeps < 0 ? NULL : Py_NewRef(Py_None);  // so do the calls around
     Py_INCREF(self);
@@ -732,7 +811,7 @@ failed:
     Py_DECREF(self);
     return result;
 }
-HOOK_METHODS(node, METH_VARARGS)
+NODE_HOOK(node)
 
 // ---- the part of the graph that a call made ------------------------------------------------------------------------
 
@@ -774,7 +853,17 @@ typedef struct {
     Region *regions;      // of calls that have ended inside one that has not, in the order of their nodes
     int count;
     unsigned long thread;  // whose nodes these are
+    int registers;         // whether `registering` was told of it
 } Live;
+
+// Says that hooks are put on nodes from now on, or no longer. 0 with an error set.
+static int live_registers(Live *self, int on) {
+    if (self->registers == on) return 1;
+    PyObject *told = PyObject_CallFunctionObjArgs(g.registering, on ? Py_True : Py_False, NULL);
+    if (told) self->registers = on;
+    Py_XDECREF(told);
+    return told != NULL;
+}
 
 static void forget_regions(Live *self, int keep) {
     while (self->count > keep) {
@@ -799,7 +888,7 @@ typedef struct {
     const Edges *edges;
     uint64_t size;     // how many numbers were given since the call began
     PyObject **nodes;  // by their numbers: those that were met
-    PyObject **ahead;  // of these, those to go on from
+    uint64_t *ahead;   // the numbers of those of them to go on from
     Py_ssize_t waiting;
     Exit *exits;
     Py_ssize_t count, room;
@@ -813,7 +902,8 @@ static void walk_free(Walk *self) {
     PyMem_Free(self->nodes);
     PyMem_Free(self->ahead);
     exits_free(self->exits, self->count);
-    self->nodes = self->ahead = NULL;
+    self->nodes = NULL;
+    self->ahead = NULL;
     self->exits = NULL;
     self->count = self->waiting = self->room = 0;
     self->leads_elsewhere = 0;
@@ -824,7 +914,7 @@ static Outcome walk_meet(Walk *self, PyObject *node, uint64_t number) {
     if (place >= self->size) return ODD;  // made on another thread, which counts for itself
     if (self->nodes[place]) return self->nodes[place] == node ? WALKED : ODD;
     self->nodes[place] = Py_NewRef(node);
-    self->ahead[self->waiting++] = node;
+    self->ahead[self->waiting++] = number;
     return WALKED;
 }
 
@@ -874,6 +964,7 @@ static Outcome walk_node(Walk *self, PyObject *node) {
     for (Py_ssize_t i = 0; outcome == WALKED && i < count; ++i) {
         PyObject *edge = PyTuple_GetItem(following, i), *to = PyTuple_GetItem(edge, 0);
         if (to == Py_None) continue;
+        quiet(to);
         Exit exit = {.from = node, .index = i, .node = to, .output = PyLong_AsSsize_t(PyTuple_GetItem(edge, 1))};
         outcome = number_of(to, &exit.number) ? walk_follow(self, exit) : FAILED;
     }
@@ -898,12 +989,10 @@ static const Region *walk_region(const Walk *self, uint64_t number) {
 static Outcome walk(Walk *self) {
     Outcome outcome = WALKED;
     while (outcome == WALKED && self->waiting) {
-        PyObject *node = self->ahead[--self->waiting];
-        uint64_t number = 0;
-        if (self->known && !number_of(node, &number)) return FAILED;
+        const uint64_t number = self->ahead[--self->waiting];
         const Region *region = self->known ? walk_region(self, number) : NULL;
         if (!region) {
-            outcome = walk_node(self, node);
+            outcome = walk_node(self, self->nodes[number - self->edges->born]);
         } else if (region->entry != number) {
             return SHORTCUT_FAILED;  // it is entered in the middle
         } else {
@@ -920,6 +1009,7 @@ typedef struct {
     PyObject *path, *tensor;  // kept by the list of outputs
     PyObject *node;           // None for a leaf
     Py_ssize_t output;
+    uint64_t number;  // of its node
     int through;  // which input it is, or −1
 } Output;
 
@@ -933,15 +1023,24 @@ static PyObject *live_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->count = 0;
     self->thread = 0;
     self->twin = NULL;
+    self->registers = 0;
     self->on_leaves = PyList_New(0);
     self->regions = PyMem_Malloc(MOST_REGIONS * sizeof(Region));
-    if (self->on_leaves && self->regions) return (PyObject *)self;
+    if (!self->on_leaves || !self->regions) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    if (live_registers(self, 1)) return (PyObject *)self;
     Py_DECREF(self);
-    return PyErr_NoMemory();
+    return NULL;
 }
 
 static void live_dealloc(PyObject *object) {
     Live *self = (Live *)object;
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (!live_registers(self, 0)) PyErr_Clear();
+    PyErr_Restore(type, value, trace);
     while (self->hooks.after != &self->hooks) link_out(self->hooks.after);
     while (self->calls.after != &self->calls) link_out(self->calls.after);
     forget_regions(self, 0);
@@ -959,17 +1058,12 @@ static PyObject *hand_over(Live *self, PyObject *engine, PyObject *call, PyObjec
 // Keeps the way through the graph of a call that has ended, if it is the only one.
 static void keep_region(Live *self, const Edges *edges, Walk *found, const Output *outputs, int count, uint64_t passed,
                         PyObject *hook) {
-    uint64_t number, entry = 0;
     forget_regions(self, regions_before(self, edges));  // what was inside this call has served
     if (found->leads_elsewhere || passed || edges_open < 2) return;
-    for (int i = 0; i < count; ++i) {
-        if (outputs[i].node != outputs[0].node || outputs[i].node == Py_None) return;
-        if (i == 0 && (!number_of(outputs[i].node, &number) || number < edges->born)) {
-            PyErr_Clear();
-            return;
-        }
-        entry = number;
-    }
+    const uint64_t entry = outputs[0].number;
+    if (outputs[0].node == Py_None || entry < edges->born) return;
+    for (int i = 1; i < count; ++i)
+        if (outputs[i].node != outputs[0].node) return;
     const unsigned long thread = PyThread_get_thread_ident();
     if (self->count && self->thread != thread) return;
     if (self->count == MOST_REGIONS) forget_regions(self, 0);
@@ -995,10 +1089,7 @@ static void keep_region(Live *self, const Edges *edges, Walk *found, const Outpu
 static int watch_node(Live *self, PyObject *engine, PyObject *call, const Edges *edges, const Output *outputs,
                       int count) {
     PyObject *node = outputs[0].node;
-    uint64_t number;
-    if (node == Py_None) return 0;
-    if (!number_of(node, &number)) return -1;
-    if (number != edges->born) return 0;
+    if (node == Py_None || outputs[0].number != edges->born) return 0;
     for (int i = 1; i < count; ++i)
         if (outputs[i].node != node) return 0;
     const int own = PySet_Contains(g.own, (PyObject *)Py_TYPE(node));
@@ -1010,7 +1101,8 @@ static int watch_node(Live *self, PyObject *engine, PyObject *call, const Edges 
         if (untouched != Py_True) return 0;
     }
 
-    PyObject *ahead[1], *nodes[1] = {node};
+    uint64_t ahead[1];
+    PyObject *nodes[1] = {node};
     Walk found = {.edges = edges, .size = 1, .nodes = nodes, .ahead = ahead};
     const Outcome outcome = walk_node(&found, node);
     int result = outcome == FAILED ? -1 : outcome == WALKED;
@@ -1179,19 +1271,14 @@ static Outcome watch_several(Live *self, PyObject *engine, PyObject *call, const
             outcome = WALKED;
             if (!found.size) break;
             found.nodes = PyMem_Calloc((size_t)found.size, sizeof(PyObject *));
-            found.ahead = PyMem_Malloc((size_t)found.size * sizeof(PyObject *));
+            found.ahead = PyMem_Malloc((size_t)found.size * sizeof(uint64_t));
             if (!found.nodes || !found.ahead) {
                 PyErr_NoMemory();
                 outcome = FAILED;
             }
-            for (int i = 0; outcome == WALKED && i < count; ++i) {
-                uint64_t number;
-                if (outputs[i].node == Py_None) continue;
-                if (!number_of(outputs[i].node, &number))
-                    outcome = FAILED;
-                else if (number >= edges->born)
-                    outcome = walk_meet(&found, outputs[i].node, number);
-            }
+            for (int i = 0; outcome == WALKED && i < count; ++i)
+                if (outputs[i].node != Py_None && outputs[i].number >= edges->born)
+                    outcome = walk_meet(&found, outputs[i].node, outputs[i].number);
             if (outcome == WALKED) outcome = walk(&found);
         } while (outcome == SHORTCUT_FAILED);
         for (int i = 0; i < count; ++i) {
@@ -1247,10 +1334,10 @@ end:
 }
 
 // watch(engine, call, edges, outputs): sees the gradients of a call that has returned `outputs`
-static PyObject *live_watch(PyObject *object, PyObject *args) {
+static PyObject *live_watch(PyObject *object, PyObject *const *args, Py_ssize_t size) {
     Live *self = (Live *)object;
-    PyObject *engine, *call, *given, *outputs;
-    if (!PyArg_ParseTuple(args, "OOOO", &engine, &call, &given, &outputs)) return NULL;
+    if (size != 4) return PyErr_Format(PyExc_TypeError, "`watch` takes 4 arguments, not %zd.", size);
+    PyObject *engine = args[0], *call = args[1], *given = args[2], *outputs = args[3];
     if (Py_TYPE(given) != EdgesType || !PyList_Check(outputs)) return hand_over(self, engine, call, given, outputs);
     const Edges *edges = (Edges *)given;
     Output hooked[MOST_OUTPUTS];
@@ -1259,17 +1346,18 @@ static PyObject *live_watch(PyObject *object, PyObject *args) {
     for (Py_ssize_t i = 0; i < PyList_Size(outputs); ++i) {
         PyObject *pair = PyList_GetItem(outputs, i);
         PyObject *path = PyTuple_GetItem(pair, 0), *tensor = path ? PyTuple_GetItem(pair, 1) : NULL;
-        const int wanted = tensor ? is_true(tensor, s_requires_grad) : -1;
+        PyObject *node;
+        const int wanted = tensor ? part_of_graph(tensor, &node) : -1;
         if (wanted < 0) goto end;
         if (!wanted) continue;
         if (count == MOST_OUTPUTS) {
+            Py_DECREF(node);
             too_many = 1;
             break;
         }
-        PyObject *node = PyObject_GetAttr(tensor, s_grad_fn);
-        if (!node) goto end;
-        hooked[count++] = (Output){path, tensor, node, 0, -1};
-        if (node != Py_None && !output_of(tensor, &hooked[count - 1].output)) goto end;
+        Output *one = &hooked[count++];
+        *one = (Output){path, tensor, node, 0, kLeaf, -1};
+        if (node != Py_None && (!output_of(tensor, &one->output) || !number_of(node, &one->number))) goto end;
     }
     if (count) {
         uint64_t now;
@@ -1358,12 +1446,13 @@ static PyObject *live_remove(PyObject *object, PyObject *unused) {
         done = done && take_off(hook);
     }
     let_go(held, count);
+    done = done && live_registers(self, 0);
     if (done && self->twin) return PyObject_CallMethodObjArgs(self->twin, s_remove, NULL);
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyMethodDef live_methods[] = {
-    {"watch", live_watch, METH_VARARGS, NULL},
+    {"watch", (PyCFunction)(void (*)(void))live_watch, METH_FASTCALL, NULL},
     {"finish", live_finish, METH_NOARGS, NULL},
     {"remove", live_remove, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -1433,7 +1522,7 @@ static PyObject *accumulated_run(PyObject *object, PyObject *parameter) {
     Py_DECREF(gradient);
     return seen ? Py_NewRef(Py_None) : NULL;
 }
-HOOK_METHODS(accumulated, METH_O)
+TENSOR_HOOK(accumulated)
 
 // Sees a gradient just before it is added to the one that is there already.
 typedef struct {
@@ -1472,28 +1561,43 @@ static PyObject *arriving_run(PyObject *object, PyObject *gradient) {
     Py_XDECREF(there);
     return seen ? Py_NewRef(Py_None) : NULL;
 }
-HOOK_METHODS(arriving, METH_O)
+TENSOR_HOOK(arriving)
 
 // ---- what Python calls ---------------------------------------------------------------------------------------------
 
 // use(…): what the module needs of others; see `g`.
 static PyObject *py_use(PyObject *self, PyObject *args, PyObject *kwargs) {
     (void)self;
-    static char *names[] = {"sequence_nr", "depth",  "disable",   "plain", "ordered", "edges",
-                            "live",        "add_up", "untouched", "own",
-                            "dicts_track_themselves", NULL};
-    PyObject **all[] = {&g.sequence_nr, &g.depth, &g.disable, &g.plain,     &g.ordered,
-                        &g.edges,       &g.live,  &g.add_up,  &g.untouched, &g.own};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO!OOOOOO!p", names, &g.sequence_nr, &g.depth, &g.disable,
-                                     &PyTuple_Type, &g.plain, &g.ordered, &g.edges, &g.live, &g.add_up, &g.untouched,
-                                     &PySet_Type, &g.own, &g.dicts_track_themselves))
+    static char *names[] = {"sequence_nr", "depth", "dispatch_depth", "grad_enabled", "disable", "plain",
+                            "ordered", "edges", "live", "add_up", "untouched", "own",
+                            "registering", "registered", "dicts_track_themselves", NULL};
+    PyObject **all[] = {&g.sequence_nr, &g.depth, &g.dispatch_depth, &g.grad_enabled, &g.disable,
+                        &g.plain,       &g.ordered, &g.edges,        &g.live,         &g.add_up,
+                        &g.untouched,   &g.own,   &g.registering,    &g.registered};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOO!OOOOOO!OOp", names, &g.sequence_nr, &g.depth,
+                                     &g.dispatch_depth, &g.grad_enabled, &g.disable, &PyTuple_Type, &g.plain,
+                                     &g.ordered, &g.edges, &g.live, &g.add_up, &g.untouched, &PySet_Type, &g.own,
+                                     &g.registering, &g.registered, &g.dicts_track_themselves))
         return NULL;
     for (size_t i = 0; i < sizeof all / sizeof *all; ++i) Py_INCREF(*all[i]);  // for as long as the program runs
     return Py_NewRef(Py_None);
 }
 
+// look_at(tensor): learns from a result whether torch keeps the Python object of its node.
+static PyObject *look_at(PyObject *self, PyObject *tensor) {
+    (void)self;
+    PyObject *node = PyObject_GetAttr(tensor, s_grad_fn);
+    if (!node) return NULL;
+    g.nodes_stay = node != Py_None && Py_REFCNT(node) == 2;
+    Py_DECREF(node);
+    return PyBool_FromLong(g.nodes_stay);
+}
+
 static PyMethodDef kMethods[] = {
     {"use", (PyCFunction)(void (*)(void))py_use, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"look_at", look_at, METH_O, NULL},
+    {"register_hook", (PyCFunction)(void (*)(void))register_hook, METH_FASTCALL, NULL},
+    HOOK_FUNCTIONS
     {NULL, NULL, 0, NULL},
 };
 
@@ -1504,7 +1608,8 @@ static PyModuleDef kModule = {
 #define PACKAGE "astray.capture.pytorch.backward._gradients."
 #define SLOT(slot, function) {slot, (void *)(function)}
 #define END {0, NULL}
-#define HOOK_SLOTS(name) SLOT(Py_tp_dealloc, name##_dealloc), SLOT(Py_tp_methods, name##_methods)
+#define HOOK_SLOTS(name) \
+    SLOT(Py_tp_dealloc, name##_dealloc), SLOT(Py_tp_call, name##_call), SLOT(Py_tp_methods, name##_methods)
 
 static int add_type(PyObject *module, PyTypeObject **place, const char *name, size_t size, unsigned flags,
                     PyType_Slot *slots) {
@@ -1517,6 +1622,7 @@ PyMODINIT_FUNC PyInit__gradients(void) {
 #define INTERN(word) \
     if (!(s_##word = PyUnicode_InternFromString(#word))) return NULL;
     NAMES(INTERN)
+    if (hooks_prepare() < 0) return NULL;
     PyObject *module = PyModule_Create(&kModule);
     if (!module) return NULL;
     PyType_Slot edges[] = {SLOT(Py_tp_new, edges_new), SLOT(Py_tp_dealloc, edges_dealloc), END};

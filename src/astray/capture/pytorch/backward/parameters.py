@@ -27,6 +27,8 @@ class ParameterCapture:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._watched: dict[int, _Watched] = {}
+        # Those that have their hooks, by their ids: to watch one of these again does nothing. Read natively too.
+        self.hooked: dict[int, weakref.ref[torch.Tensor]] = {}
         self._listening = True
 
     def watch(self, parameter: torch.Tensor, name: str, module: str, root: str) -> None:
@@ -34,18 +36,24 @@ class ParameterCapture:
 
         `module` is the name of the one that owns it, `root` of the outermost one.
         """
-        known = self._watched.get(id(parameter))
+        key = id(parameter)
+        known = self._watched.get(key)
         if (known is not None and known.parameter() is parameter) or is_lazy(parameter):
             if known is not None and self._listening:
-                known.put(self._engine)  # it may have been frozen so far
+                self._put(key, known)  # it may have been frozen so far
             return
-        watched = _Watched(parameter, Site(name, "Parameter", root, "parameter", module))
-        self._watched[id(parameter)] = watched
+        self._watched[key] = watched = _Watched(parameter, Site(name, "Parameter", root, "parameter", module))
+        self.hooked.pop(key, None)
         if self._listening:
-            watched.put(self._engine)
+            self._put(key, watched)
+
+    def _put(self, key: int, watched: _Watched) -> None:
+        if watched.put(self._engine):
+            self.hooked[key] = watched.parameter
 
     def forget(self, parameter: torch.Tensor | None) -> None:
         """It has left the module that it was known by."""
+        self.hooked.pop(id(parameter), None)
         watched = self._watched.pop(id(parameter), None)
         if watched is not None:
             watched.take()
@@ -58,11 +66,13 @@ class ParameterCapture:
     def listen(self, on: bool) -> None:
         """Puts the hooks in place, or takes them off for steps that are not recorded."""
         self._listening = on
+        if on:
+            for key in [key for key in self._watched if key not in self.hooked]:
+                self._put(key, self._watched[key])
+            return
+        self.hooked.clear()
         for watched in list(self._watched.values()):
-            if on:
-                watched.put(self._engine)
-            else:
-                watched.take()
+            watched.take()
 
     def remove(self) -> None:
         self.listen(False)
@@ -79,13 +89,17 @@ class _Watched:
         self.site = site
         self._handles: list[Any] = []
 
-    def put(self, engine: Engine) -> None:
+    def put(self, engine: Engine) -> bool:
+        """Puts the hooks in place where there is something to see; says whether they are."""
+        if self._handles:
+            return True
         parameter = self.parameter()
-        if parameter is None or self._handles or not parameter.requires_grad or not parameter.is_leaf:
-            return
+        if parameter is None or not parameter.requires_grad or not parameter.is_leaf:
+            return False
         hook = AccumulatedHook(engine, self.site)
         self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         self._handles.append(parameter.register_hook(ArrivingHook(hook, self.parameter)))  # type: ignore[no-untyped-call]
+        return True
 
     def take(self) -> None:
         for handle in self._handles:

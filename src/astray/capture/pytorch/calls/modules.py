@@ -26,7 +26,7 @@ from astray.capture.pytorch.backward.origins import Origins
 from astray.capture.pytorch.backward.parameters import ParameterCapture
 from astray.capture.pytorch.calls.fast_paths import FastPaths
 from astray.capture.pytorch.calls.fsdp import Gathered, Gatherings
-from astray.capture.pytorch.calls.hooks import Hook
+from astray.capture.pytorch.calls.hooks import Hook, watch_compilers
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.sites import Sites
 from astray.capture.pytorch.calls.taking import flattener
@@ -137,13 +137,16 @@ class ModuleCapture:
         site, place = self._sites.of(module), self._places.get(module)
         if site is None or place is None or module in self._hooks or not (self._listening or self._taps):
             return
-        before = _BeforeHook(self._engine, place.before, site, place, self._follow)
-        after = _AfterHook(self._engine, place.after, site)
-        if self._native is not None:
-            plain = None if place.before == self._before else place.before
-            before.native = native.Tap(self._native, site, place, plain, self._follow).before
-            plain = None if place.after == self._after else place.after
-            after.native = native.Tap(self._native, site, place, plain, self._follow).after
+        before: Any
+        after: Any
+        if self._native is None:
+            before = _BeforeHook(self._engine, place.before, site, place, self._follow)
+            after = _AfterHook(self._engine, place.after, site)
+        else:
+            unusual = None if place.before == self._before else place.before
+            before = _NativeBefore(self._native, site, place, unusual, self._follow)
+            unusual = None if place.after == self._after else place.after
+            after = _NativeAfter(self._native, site, place, unusual, self._follow)
         self._hooks[module] = handles = []  # known before it is filled, should one of these fail
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
@@ -346,16 +349,12 @@ class ModuleCapture:
             traceback = traceback.tb_next
 
 
-class _CallHook(Hook):
+class _OnModule(Hook):
     """Sits on a module. Other tools may move a module's hooks and forget how they were to be called."""
 
-    __slots__ = ("action", "engine", "native", "site")
-
-    def __init__(self, engine: Engine, action: Callable[..., None], site: Site) -> None:
-        self.native: Any = None  # does all that follows once no compiler is tracing us
-        self.engine = engine
-        self.action = action
-        self.site = site
+    __slots__ = ()
+    engine: Engine
+    site: Site
 
     @property
     def __name__(self) -> str:
@@ -366,6 +365,17 @@ class _CallHook(Hook):
             f"astray is recording {self.site.name}, and torch.jit.script cannot compile its hooks. Script the model "
             "before the recording starts, or after it has stopped."
         )
+
+
+class _CallHook(_OnModule):
+    """One in Python."""
+
+    __slots__ = ("action", "engine", "site")
+
+    def __init__(self, engine: Engine, action: Callable[..., None], site: Site) -> None:
+        self.engine = engine
+        self.action = action
+        self.site = site
 
     def sleeps(self) -> bool:
         """Whether nothing may be done now: nobody listens, or a tracer would take it for a part of the model."""
@@ -404,12 +414,7 @@ class _BeforeHook(_CallHook):
 
     @never_compiled
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
-        if is_compiling():
-            return
-        if self.native is not None:
-            self.native(module, args, kwargs)
-            return
-        if self.sleeps():
+        if is_compiling() or self.sleeps():
             return
         try:
             with DisableTorchFunction():  # what is done here is no part of the program
@@ -427,15 +432,32 @@ class _AfterHook(_CallHook):
 
     @never_compiled
     def __call__(self, _module: nn.Module, _args: Any, *rest: Any) -> None:
-        if is_compiling():
-            return
-        if self.native is not None:
-            self.native(rest[-1])  # the result comes last, with and without keyword arguments before it
-            return
-        if self.sleeps():
+        if is_compiling() or self.sleeps():
             return
         try:
             with DisableTorchFunction():
+                # The result comes last, with and without keyword arguments before it.
                 self.action(self.site, rest[-1])
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             self.engine.failed(f"the call of {self.site.name}", error)
+
+
+@never_compiled
+def _call_before(self: Any, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+    """What dynamo finds a native hook to do. It calls `run` itself where no compiler is at work."""
+    if not is_compiling():
+        self.run(module, args, kwargs)
+
+
+@never_compiled
+def _call_after(self: Any, _module: nn.Module, _args: Any, *rest: Any) -> None:
+    if not is_compiling():
+        self.run(rest[-1])
+
+
+if native is not None:
+    _NativeBefore = type("_NativeBefore", (native.BeforeHook, _OnModule), {"__slots__": ()})
+    _NativeAfter = type("_NativeAfter", (native.AfterHook, _OnModule), {"__slots__": ()})
+    native.shown_as(_NativeBefore, _call_before)
+    native.shown_as(_NativeAfter, _call_after)
+    watch_compilers(native)
