@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import BuiltinMethodType, FunctionType
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import astray
 from astray.capture import calls
 from astray.store import open_run
 
@@ -100,6 +105,24 @@ def test_both_make_the_same_recording(folder: Path, name: str) -> None:
     assert here[0]
     assert repr(here) == repr(there)  # as text, for a NaN is not equal to itself
     assert missed(folder / "native" / name) == missed(folder / "python" / name)
+
+
+@pytest.mark.skipif(calls.native is None, reason="the native taps are not in use")
+def test_torch_calls_a_mode_natively_and_who_looks_into_its_class_finds_python(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with astray.record(tmp_path / "run", model, level=["function", "op"]):
+        told = torch._C._get_function_stack_at(0), torch._C._get_dispatch_stack_at(0)
+        for mode, name in zip(told, ("__torch_function__", "__torch_dispatch__"), strict=True):
+            method = getattr(mode, name)
+            assert isinstance(method, BuiltinMethodType)
+            assert method.__self__ is mode
+            assert isinstance(inspect.getattr_static(mode, name), FunctionType)
+        one = torch.ones(2)
+        with torch._C.DisableTorchFunction():
+            assert told[0].__torch_function__(torch.neg, (), args=(one,), kwargs={}).tolist() == [-1, -1]
+            assert told[0].__torch_function__(torch.neg, (), (one,)).tolist() == [-1, -1]
+    found = [row["type"] for row in rows(tmp_path / "run")[0]]
+    assert found.count("torch.neg") == 2
 
 
 def missed(path: Path) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import json
 import subprocess
 import sys
@@ -18,12 +19,15 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import astray
 from recorded_rows import outline, rows
 from small_models import MODELS, Residual, build, same_bits
 
 ALL = ("gradient", "weight", "state", "update")
+
+sgd_module = importlib.import_module("torch.optim.sgd")  # torch.optim has it no more
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05),
@@ -470,6 +474,102 @@ def test_a_step_that_raises_leaves_nothing_behind(tmp_path: Path) -> None:
     assert living_copies() == []
     run = astray.open(tmp_path / "run")
     assert [row["type"] for row in rows(run, phase="update", path="update")] == ["SGD"]
+
+
+def modes_on() -> tuple[int, int]:
+    return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+
+
+@pytest.mark.parametrize("level", [("function",), ("op",), ("function", "op")])
+@pytest.mark.parametrize("phases", [("forward", "backward"), ("forward", "backward", "update")])
+def test_no_mode_is_told_of_a_step_of_torchs_own_that_nobody_asked_for(
+    level: tuple[str, ...], phases: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, fails = sgd_module.sgd, [False]
+    modes, on = [], (int("function" in level), int("op" in level))
+
+    def spy(*args: Any, **kwargs: Any) -> None:
+        modes.append(modes_on())
+        if fails[0]:
+            raise ZeroDivisionError
+        step(*args, **kwargs)
+
+    monkeypatch.setattr(sgd_module, "sgd", spy)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with astray.record(tmp_path / "run", model, level=level, phases=phases) as recording:
+        for fails[0] in (False, True, False):
+            model(torch.ones(1, 2)).sum().backward()
+            with pytest.raises(ZeroDivisionError) if fails[0] else nullcontext():
+                optimizer.step()
+            gc.collect()
+            assert modes_on() == on
+            recording.step()
+    assert modes == [on if "update" in phases else (0, 0)] * 3
+    assert modes_on() == (0, 0)
+    kind = "torch.nn.functional.linear" if "function" in level else "aten.addmm.default"
+    assert len(rows(astray.open(tmp_path / "run"), type=kind, phase="forward", path="out")) == 3
+
+
+def test_modes_of_others_keep_their_places_around_a_step_that_nobody_asked_for(tmp_path: Path) -> None:
+    class Others(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Others.seen += 1
+            return func(*args, **(kwargs or {}))
+
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    below, above = Others(), Others()
+    with below, astray.record(tmp_path / "run", model, level="op", phases=["forward"]), above:
+        model(torch.ones(1, 2)).sum().backward()
+        before, Others.seen = [torch._C._get_dispatch_stack_at(i) for i in range(3)], 0
+        optimizer.step()
+        assert Others.seen
+        assert [torch._C._get_dispatch_stack_at(i) for i in range(3)] == before
+    assert modes_on() == (0, 0)
+
+
+def test_a_mode_that_an_exception_keeps_away_comes_back_with_the_next_step_and_the_run_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, fails, kept = sgd_module.sgd, [False], []
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        if fails[0]:
+            raise ZeroDivisionError
+        step(*args, **kwargs)
+
+    monkeypatch.setattr(sgd_module, "sgd", fail)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with astray.record(tmp_path / "run", model, level="function", phases=["forward", "backward"]):
+        model(torch.ones(1, 2)).sum().backward()
+        for fails[0] in (True, True, False, True):
+            with pytest.raises(ZeroDivisionError) if fails[0] else nullcontext() as error:
+                optimizer.step()
+            kept.append(error)
+            assert modes_on() == (0 if fails[0] else 1, 0)
+    kept.clear()
+    del error
+    assert modes_on() == (0, 0)
+    missed = astray.open(tmp_path / "run").ranks[0].end.missed
+    assert [(one.what, one.count) for one in missed] == [
+        ("functions and ops that were called after a step of an optimizer", 3)
+    ]
+
+
+def test_what_hooks_and_closures_do_in_a_step_is_still_seen(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook = optimizer.register_step_post_hook(lambda *_: model(torch.ones(1, 2)))
+    with astray.record(tmp_path / "run", model, level="function", phases=["forward", "backward"]):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        hook.remove()
+        optimizer.step(lambda: model(torch.ones(1, 2)).sum())
+    assert len(rows(astray.open(tmp_path / "run"), type="torch.nn.functional.linear", phase="forward", path="out")) == 3
 
 
 def living_copies() -> list[Any]:

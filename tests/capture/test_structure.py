@@ -6,8 +6,10 @@ import enum
 import json
 from typing import Any
 
+import pytest
 import torch
 
+from astray.capture import calls
 from astray.capture.structure import Flattener
 
 FLAT = Flattener(lambda value: isinstance(value, torch.Tensor))
@@ -50,6 +52,24 @@ def test_a_result_is_named_out() -> None:
     assert [path for path, _ in FLAT.result(one)] == ["out"]
     assert [path for path, _ in FLAT.result((one, {"mask": [one]}))] == ["out.0", "out.1.mask.0"]
     assert FLAT.result(None) == []
+
+
+@pytest.mark.skipif(calls.native is None, reason="the native taps are not in use")
+def test_several_results_are_taken_apart_natively_as_in_python() -> None:
+    flat = Flattener(lambda value: isinstance(value, torch.Tensor), tensors=[torch.Tensor])
+    one, parameter = torch.ones(1), torch.nn.Parameter(torch.ones(1))
+    several = [(), [], (None,), (one, None, one), [one] * 3, [one] * 64, [one] * 65, (one, 2, "x"), (one, (one, one)),
+               (parameter, one), torch.max(torch.ones(2, 2), 0), [{"a": one}], one]  # fmt: skip
+    for value in several:
+        found = flat.native.result(value)
+        assert [(path, id(tensor)) for path, tensor in found] == [(p, id(tensor)) for p, tensor in flat._result(value)]
+    assert [path for path, _ in flat.native.result((one, None, one))] == ["out.0", "out.2"]
+
+
+@pytest.mark.skipif(calls.native is None, reason="the native taps are not in use")
+def test_numbers_that_count_as_tensors_are_found_among_several_results() -> None:
+    flat = Flattener(lambda value: isinstance(value, torch.Tensor | int))
+    assert flat.native.result((1, torch.ones(1), 2.0))[0] == ("out.0", 1)
 
 
 def test_a_structure_met_before_is_told_from_one_that_only_equals_it() -> None:

@@ -15,7 +15,7 @@ typedef struct {
 
 PyTypeObject *structures_type;
 
-static PyObject *s_out;
+static PyObject *s_out, *result_paths[kLongestList];
 
 // A key under construction, and the tensors met on the way. All are held.
 typedef struct {
@@ -174,17 +174,54 @@ int structures_arguments(PyObject *object, PyObject *args, PyObject *kwargs, PyO
     return failed;
 }
 
+// The path of a result among several. Borrowed; NULL with an error set.
+static PyObject *result_path(Py_ssize_t at) {
+    if (!result_paths[at]) result_paths[at] = PyUnicode_FromFormat("out.%zd", at);
+    return result_paths[at];
+}
+
+static int add_found(PyObject *list, PyObject *path, PyObject *tensor) {
+    PyObject *one = path ? PyTuple_Pack(2, path, tensor) : NULL;
+    const int failed = !one || PyList_Append(list, one) < 0;
+    Py_XDECREF(one);
+    return failed ? -1 : 0;
+}
+
+// The tensors among several results; None when they are not plain to see. A new reference.
+static PyObject *several_results(const Structures *self, PyObject *items) {
+    const Py_ssize_t size = PyTuple_Size(items);
+    if (size > kLongestList || !self->at_sights) return Py_NewRef(Py_None);
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t i = 0; list && i < size; ++i) {
+        PyObject *item = PyTuple_GetItem(items, i);
+        if (item == Py_None) continue;
+        if (!is_among((PyObject *)Py_TYPE(item), self->at_sight, self->at_sights)) {
+            Py_DECREF(list);
+            return Py_NewRef(Py_None);
+        }
+        if (add_found(list, result_path(i), item) < 0) Py_CLEAR(list);
+    }
+    return list;
+}
+
 PyObject *structures_result(PyObject *object, PyObject *value) {
     Structures *self = (Structures *)object;
-    if (!is_among((PyObject *)Py_TYPE(value), self->at_sight, self->at_sights))
-        return PyObject_CallFunctionObjArgs(self->walk_result, value, NULL);
-    PyObject *one = PyTuple_Pack(2, s_out, value), *list = one ? PyList_New(1) : NULL;
-    if (!list) {
-        Py_XDECREF(one);
-        return NULL;
+    PyObject *type = (PyObject *)Py_TYPE(value), *found = NULL;
+    if (is_among(type, self->at_sight, self->at_sights)) {
+        PyObject *one = PyTuple_Pack(2, s_out, value);
+        found = one ? PyList_New(1) : NULL;
+        if (found) PyList_SetItem(found, 0, one);
+        else Py_XDECREF(one);
+        return found;
     }
-    PyList_SetItem(list, 0, one);
-    return list;
+    if (type == (PyObject *)&PyTuple_Type || type == (PyObject *)&PyList_Type) {
+        PyObject *items = PySequence_Tuple(value);  // another thread may change a list
+        found = items ? several_results(self, items) : NULL;
+        Py_XDECREF(items);
+        if (found != Py_None) return found;
+        Py_DECREF(found);
+    }
+    return PyObject_CallFunctionObjArgs(self->walk_result, value, NULL);
 }
 
 // ---- as Python sees it ---------------------------------------------------------------------------------------------

@@ -82,7 +82,8 @@ class PyTorchAdapter:
         self._replays.start()
         self._engine = engine
         # Before `Discovery`, which ends the step in a hook of the same kind: hooks are called in their order.
-        self._optimizers = OptimizerCapture(engine, self._capture.parameters, everything=self._models is None)
+        everything = self._models is None
+        self._optimizers = OptimizerCapture(engine, self._capture.parameters, self._modes, everything=everything)
         if self._models is None:
             self._discovery = Discovery(engine, self._capture, end_step, self.listen)
         else:

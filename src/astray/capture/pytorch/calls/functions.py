@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,13 +21,13 @@ from astray.capture.pytorch.backward.roots import BACKWARDS, backward_roots
 from astray.capture.pytorch.calls.catalogue import Catalogue, Function, Unfilled
 from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, Underway
 from astray.capture.pytorch.calls.places import Places
-from astray.capture.pytorch.calls.taking import Taking
+from astray.capture.pytorch.calls.taking import Taking, Told
 from astray.capture.pytorch.compiled.code import never_compiled
 
 _UNKNOWN, _BACKWARD = object(), object()
 
 
-class FunctionMode(TorchFunctionMode):
+class FunctionMode(Told, TorchFunctionMode):  # type: ignore[misc]
     """Records every call of a function in the catalogue, for as long as it is on torch's stack of modes."""
 
     def __init__(
@@ -39,21 +40,26 @@ class FunctionMode(TorchFunctionMode):
         self._underway = underway
         self._taking = Taking(engine, places, gradients)
         places.sees_functions = True
-        self._native = None if self._taking.native is None else self._taking.native.function
         self._known: dict[Any, Any] = dict.fromkeys(BACKWARDS, _BACKWARD)
+        self._is_native = self._taking.native is not None
+        if self._is_native:
+            self.attach("__torch_function__", False, self._taking.native, self._known, Function, underway)
 
     @never_compiled
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Torch calls its native twin instead, unless a compiler traces or watches what runs."""
         if is_compiling():
             return func(*args, **(kwargs or {}))
-        if self._native is not None:
-            return self._native(func, args, kwargs, self._known, Function, self._underway, self._run)
-        return self._run(func, args, kwargs or {})
+        if self._is_native:
+            return self._take(func, args, kwargs)
+        return self._run(func, args, kwargs or {}, sys._getframe().f_back)
 
-    def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a function and records its call. Called by `__torch_function__`, and right by nothing else."""
+    def _run(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
+    ) -> Any:
+        """Runs a function and records its call. `frame` is the one that calls it."""
         function = self._known.get(func, _UNKNOWN)
         if function is None or not self._engine.listening:
             return func(*args, **kwargs)
@@ -66,13 +72,13 @@ class FunctionMode(TorchFunctionMode):
                 return func(*args, **kwargs)
             if isinstance(function, Unfilled):
                 result = func(*args, **kwargs)
-                self._taking.made(result, sys._getframe(1).f_back)
+                self._taking.made(result, frame)
                 return result
         if self._places.sees_ops and self._places.is_running(func):
             return func(*args, **kwargs)
         if self._underway:
             self._underway.look()
-        call = self._taking.begin(function, args, kwargs, sys._getframe(1).f_back)
+        call = self._taking.begin(function, args, kwargs, frame)
         if call is None:
             return func(*args, **kwargs)
         try:

@@ -46,7 +46,9 @@ class Modes:
             return
         self._on = on
         for mode in self._modes:
-            if on:
+            if on and isinstance(mode, TorchDispatchMode):
+                mode.__enter__()  # type: ignore[no-untyped-call]
+            elif on:
                 _put(mode, self._depth)
             else:
                 _take(mode)
@@ -67,27 +69,29 @@ class Modes:
             for mode in reversed(self._modes):
                 _take(mode)
 
-    def suspend(self, by: object) -> None:
-        """Takes the function mode off until the same caller resumes it. Ops go on being seen."""
+    def suspend(self, by: object, *, ops: bool = False) -> None:
+        """Takes the function mode off until the same caller resumes it. Without `ops`, these go on being seen."""
         suspended = self._local.__dict__.setdefault("suspended", [])
-        modes = [mode for mode in self._modes if isinstance(mode, TorchFunctionMode) and _is_on(mode)]
+        modes = [mode for mode in self._modes if (ops or isinstance(mode, TorchFunctionMode)) and _is_on(mode)]
         suspended.append((by, [(mode, _take(mode)) for mode in modes]))
 
     def resume(self, by: object) -> None:
         """Ends what `by` has suspended, and whatever an exception has left suspended inside."""
-        suspended: list[tuple[object, list[tuple[TorchFunctionMode, int]]]] = getattr(self._local, "suspended", [])
+        suspended: list[tuple[object, list[tuple[TorchFunctionMode | TorchDispatchMode, int]]]]
+        suspended = getattr(self._local, "suspended", [])
         if not any(holder is by for holder, _ in suspended):
             return
         holder: object = None
         while holder is not by:
             holder, modes = suspended.pop()
             for mode, depth in modes:
-                _put(mode, depth)
+                if self._on and mode in self._modes and not _is_on(mode):  # it may have been told to stay off
+                    _put(mode, depth)
 
 
 def _put(mode: TorchFunctionMode | TorchDispatchMode, depth: int) -> None:
     if isinstance(mode, TorchDispatchMode):
-        mode.__enter__()  # type: ignore[no-untyped-call]
+        _put_dispatch(mode, depth)
         return
     above = []
     while _len_torch_function_stack() > depth:
@@ -102,8 +106,7 @@ def _take(mode: TorchFunctionMode | TorchDispatchMode) -> int:
     if not _is_on(mode):
         return _len_torch_function_stack()  # somebody else has taken it off, with their own still there
     if isinstance(mode, TorchDispatchMode):
-        _take_dispatch(mode)
-        return 0
+        return _take_dispatch(mode)
     above: list[Any] = []
     while (top := _pop_torch_function_stack()) is not mode:
         above.append(top)
@@ -113,14 +116,26 @@ def _take(mode: TorchFunctionMode | TorchDispatchMode) -> int:
     return depth
 
 
-def _take_dispatch(mode: TorchDispatchMode) -> None:
+def _put_dispatch(mode: TorchDispatchMode, depth: int) -> None:
+    above: list[Any] = []
+    while (length := torch._C._len_torch_dispatch_stack()) > depth:
+        above.append(torch._C._get_dispatch_stack_at(length - 1))
+        above[-1].__exit__(None, None, None)
+    mode.__enter__()  # type: ignore[no-untyped-call]
+    for other in reversed(above):
+        other.__enter__()
+
+
+def _take_dispatch(mode: TorchDispatchMode) -> int:
     above: list[Any] = []
     while (top := torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1)) is not mode:
         top.__exit__(None, None, None)
         above.append(top)
     mode.__exit__(None, None, None)
+    depth: int = torch._C._len_torch_dispatch_stack()
     for other in reversed(above):
         other.__enter__()
+    return depth
 
 
 def _is_on(mode: TorchFunctionMode | TorchDispatchMode) -> bool:

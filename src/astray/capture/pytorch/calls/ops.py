@@ -7,6 +7,7 @@ region runs as one piece, and the run says so elsewhere.
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from astray.capture.function_list import FunctionList
 from astray.capture.pytorch.calls.catalogue import Unfilled, is_buffer_maker
 from astray.capture.pytorch.calls.collectives import FunctionalCollective, describe_op
 from astray.capture.pytorch.calls.places import Places
-from astray.capture.pytorch.calls.taking import Taking
+from astray.capture.pytorch.calls.taking import Taking, Told
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.structure import Flattener
@@ -103,7 +104,7 @@ class Op:
         return [args[i] if i < len(args) else kwargs.get(name) for i, name in self.writes]
 
 
-class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OpMode(Told, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
     """Records every operation, for as long as it is on torch's stack of modes."""
 
     def __init__(self, engine: Engine, places: Places, listed: FunctionList | None) -> None:
@@ -114,8 +115,10 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._taking = Taking(engine, places)
         places.sees_ops = True
         # By their ids, since torch hashes an operator in Python; each is held, so that its id stays its own.
-        self._native = None if self._taking.native is None else self._taking.native.op
         self._known: dict[int, tuple[OpOverload[..., Any], Op | FunctionalCollective | Unfilled | None]] = {}
+        self._is_native = self._taking.native is not None
+        if self._is_native:
+            self.attach("__torch_dispatch__", True, self._taking.native, self._known, Op, None)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -130,12 +133,15 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self._native is not None:
-            return self._native(func, args, kwargs, self._known, Op, self._run)
-        return self._run(func, args, kwargs or {})
+        """Torch calls its native twin instead, unless a compiler traces or watches what runs."""
+        if self._is_native:
+            return self._take(func, args, kwargs)
+        return self._run(func, args, kwargs or {}, sys._getframe().f_back)
 
-    def _run(self, func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an op and records its call. Called by `__torch_dispatch__`, and right by nothing else."""
+    def _run(
+        self, func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
+    ) -> Any:
+        """Runs an op and records its call. `frame` is the one that calls it."""
         if not self._engine.listening:
             return func(*args, **kwargs)
         known = self._known.get(id(func))
@@ -145,9 +151,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if op is None or isinstance(op, Unfilled):
             result = self._places.run(func, args, kwargs)
             if op is not None:
-                self._taking.made(result, sys._getframe(1).f_back)
+                self._taking.made(result, frame)
             return result
-        call = self._taking.begin(op, args, kwargs, sys._getframe(1).f_back)
+        call = self._taking.begin(op, args, kwargs, frame)
         if call is None:
             return self._places.run(func, args, kwargs)
         try:

@@ -40,7 +40,7 @@ class Places:
 
     def __init__(self, engine: Engine, origins: Origins) -> None:
         self._engine = engine
-        self._origins = origins
+        self.origins = origins
         self.outside: dict[Named, Site] = {}  # of what is called outside of every module
         self._local = threading.local()
         self.sees_functions = self.sees_ops = False  # with both, one call must not be taken for two
@@ -80,7 +80,7 @@ class Places:
     def _enter_backward(self, callee: Named, frame: FrameType | None) -> OpenCall | None:
         """The backward pass calls a function, outside of any module that runs."""
         engine = self._engine
-        origin = self._origins.current()
+        origin = self.origins.current()
         site = self._site(origin, callee)
         if not engine.wants(site):
             return None

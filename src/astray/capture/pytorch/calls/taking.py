@@ -10,8 +10,9 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
-from torch._C import DisableTorchFunction, _current_graph_task_id, _get_tracing_state
+from torch._C import DisableTorchFunction, _current_autograd_node, _current_graph_task_id, _get_tracing_state
 from torch._C._autograd import _get_sequence_nr
+from torch._ops import OpOverload
 
 from astray.capture.calls import native
 from astray.capture.engine import Engine, OpenCall
@@ -28,10 +29,27 @@ _NOTHING: list[torch.Tensor] = []
 _VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 
 
-if native is not None:
+class _Untold:
+    """Stands for the native base of modes where there is none."""
+
+
+Told: Any = _Untold if native is None else native.Told
+"""The other base of the modes: torch gets their method from it, without a line of Python."""
+
+
+def _equip() -> None:
+    """Tells the native part how torch is asked. What this torch does not have is None, and then Python serves."""
+    compiler = vars(torch.compiler)
+    watching = getattr(getattr(torch._C._dynamo, "eval_frame", None), "get_eval_frame_callback", None)
+    operator = OpOverload if OpOverload.__call__.__code__.co_names == ("_op",) else None
     native.equip(
-        DisableTorchFunction, _current_graph_task_id, torch.is_grad_enabled, _get_tracing_state, _get_sequence_nr
-    )
+        DisableTorchFunction, _current_graph_task_id, torch.is_grad_enabled, _get_tracing_state, _get_sequence_nr,
+        _current_autograd_node, operator, compiler if "_is_compiling_flag" in compiler else None, watching,
+    )  # fmt: skip
+
+
+if native is not None:
+    _equip()
 
 
 def flattener(opaque: Callable[[str], None] = lambda _: None) -> Flattener:
@@ -79,7 +97,7 @@ class Taking:
         if native is not None:
             self.native = native.Taking(
                 engine, self, places, places.outside, engine.tensors, self.flat.native, gradients, InputEdges,
-                places.infrastructure.is_machinery,
+                places.infrastructure.is_machinery, places.origins,
             )  # fmt: skip
 
     def begin(

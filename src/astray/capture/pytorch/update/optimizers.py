@@ -16,19 +16,23 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch._C import DisableTorchFunction
 from torch.compiler import is_compiling
+from torch.optim import optimizer as torchs
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.parameters import ParameterCapture
+from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.pytorch.update.closures import closure_of, frames, is_inner
 from astray.capture.pytorch.update.updates import Known, ParameterUpdate, observe_common_state
 from astray.capture.structure import Flattener
 
+_POST_HOOKS: dict[int, Any] = getattr(torchs, "_global_optimizer_post_hooks", {})
 _WITHIN = frozenset({"function", "op"})
 _NO_SETTINGS = frozenset({"params", "param_names"})
 
@@ -53,9 +57,10 @@ class OptimizerCapture:
     everything: also of optimizers that have none, for a program whose models are found as it runs.
     """
 
-    def __init__(self, engine: Engine, parameters: ParameterCapture, *, everything: bool) -> None:
+    def __init__(self, engine: Engine, parameters: ParameterCapture, modes: Modes, *, everything: bool) -> None:
         self._engine = engine
         self._parameters = parameters
+        self._modes = modes
         self._everything = everything
         self._flat = Flattener(is_tensor)
         self._labels: dict[int, tuple[weakref.ref[Any], str]] = {}
@@ -63,6 +68,7 @@ class OptimizerCapture:
         self._sites: dict[tuple[str, str], Site] = {}
         self._states: Known = {}
         self._under_way: list[_Step] = []
+        self._away: dict[int, object] = {}  # by threads, the step for which the modes are off
         self._handles = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
@@ -74,21 +80,25 @@ class OptimizerCapture:
         for step in self._under_way:
             self._release(step)
         self._under_way = []
+        self._come_back_late()
 
     # -- what the hooks do ---------------------------------------------------------------------------------------
 
     @never_compiled
-    def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         engine = self._engine
         engine.tensors.forget()  # weights will change, those of distributed tensors without a trace
         if is_compiling() or not (engine.settings.optimizer or self._is_a_place()) or not engine.belongs_here():
-            return
+            return None
         try:
             with DisableTorchFunction(), torch.no_grad():  # what is done here is no part of the program
                 frame = sys._getframe(1)
                 self._drop_interrupted(frame)
+                self._come_back_late()
                 if not self._is_wanted(optimizer) or is_inner(frame, optimizer):
-                    return
+                    return None
+                if self._is_unasked(optimizer, args, kwargs):
+                    return _Away(self._modes, self._away, args, kwargs)
                 step = _Step(frame, optimizer, engine.settings.optimizer)
                 self._under_way.append(step)
                 if optimizer._optimizer_step_pre_hooks:
@@ -98,11 +108,14 @@ class OptimizerCapture:
                     self._begin(step, args, kwargs)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             engine.failed(f"a step of {type(optimizer).__name__}", error)
+        return None
 
     @never_compiled
     def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._engine.tensors.forget()
-        if is_compiling() or not self._under_way or not self._engine.belongs_here():
+        if is_compiling() or not self._engine.belongs_here():
+            return
+        if self._come_back() or not self._under_way:
             return
         frame = sys._getframe(1)
         step = next((step for step in self._under_way if step.frame is frame), None)
@@ -128,6 +141,35 @@ class OptimizerCapture:
     def _is_a_place(self) -> bool:
         """Whether the functions and ops inside a step are recorded, which should be found there."""
         return not _WITHIN.isdisjoint(self._engine.settings.level)
+
+    def _is_unasked(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether nothing inside a step is asked for, and only torch's own code runs there.
+
+        It asks a handful of questions about every parameter, and the function mode would be told of each; ops get
+        all parameters at once, and an op mode has them wrapped one by one.
+        """
+        settings = self._engine.settings
+        if "update" in settings.phases or settings.optimizer or settings.scope is not None:
+            return False
+        if closure_of(args, kwargs) is not None or not _is_torchs(optimizer):
+            return False
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return False
+        first = next(iter(_POST_HOOKS.values()), None)  # somebody else's would be called before ours
+        return first == self._after and not (dist.is_available() and dist.is_initialized())
+
+    def _come_back(self) -> bool:
+        """Puts the modes on again; False when no step of this thread keeps them off."""
+        step = self._away.pop(threading.get_ident(), None)
+        if step is not None:
+            self._modes.resume(step)
+        return step is not None
+
+    def _come_back_late(self) -> None:
+        """The same for a step that is long over, should there be one."""
+        if self._come_back():
+            why = "an exception ended it and was kept, and with it what keeps the modes off"
+            self._engine.missed("functions and ops that were called after a step of an optimizer", why)
 
     def _drop_interrupted(self, frame: FrameType) -> None:
         """Forgets steps of this thread that are on its stack no more, with the copies they hold."""
@@ -228,6 +270,34 @@ class OptimizerCapture:
             parameter.observe_results(self._states)
         if "state" in step.wanted and step.call is not None:
             observe_common_state(self._engine, step.optimizer, step.call.seq)
+
+
+class _Away(tuple[Any, ...]):
+    """Keeps the modes off for as long as it lives. It is what our hook returns: the arguments as they were.
+
+    The frame of torch's that has called the hook holds on to it until the step ends, be it by an exception.
+    """
+
+    def __new__(cls, _modes: Modes, _away: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Away:
+        return super().__new__(cls, (args, kwargs))
+
+    def __init__(self, modes: Modes, away: dict[int, object], _args: Any, _kwargs: Any) -> None:
+        self._modes = modes
+        self._steps = away
+        self._step = away[threading.get_ident()] = object()
+        modes.suspend(self._step, ops=True)
+
+    def __del__(self) -> None:
+        thread = threading.get_ident()
+        if self._steps.get(thread) is self._step:  # nobody else has put them on again
+            del self._steps[thread]
+            self._modes.resume(self._step)
+
+
+def _is_torchs(optimizer: Any) -> bool:
+    """Whether a step of this optimizer is torch's own code."""
+    kind = type(optimizer)
+    return kind.__module__.startswith("torch.optim.") and getattr(torch.optim, kind.__name__, None) is kind
 
 
 class _LastHook:
