@@ -35,6 +35,7 @@ typedef struct {
     uint8_t *there;  // whether each is not null. Only where there may be nulls.
     char *items;     // what strings and lists consist of
     size_t used, room, before;  // of the items, in bytes; `before` is how many there were the last time
+    Py_ssize_t filled;          // so many rows have a value; those behind are null, which most columns are
 } Column;
 
 // An item of a row: one column, or a tuple of several. In place of a tuple there may be a ticket, for the first of them.
@@ -85,6 +86,27 @@ static int make_item_room(Column *column, size_t more) {
     if (!resize(&column->items, room)) return 0;
     column->room = room;
     return 1;
+}
+
+// Writes the nulls that have only been counted so far, up to a row for which there is room.
+static void fill(Column *column, Py_ssize_t stop) {
+    const Py_ssize_t start = column->filled;
+    if (start >= stop) return;
+    const size_t size = value_size(column), count = (size_t)(stop - start);
+    memset(column->there + start, 0, count);  // only what may be null can be behind
+    if (column->type == kFloat64) {
+        for (Py_ssize_t row = start; row < stop; ++row) ((double *)(void *)column->values)[row] = NAN;
+    } else if (is_varied(column->type)) {
+        const int64_t end = (int64_t)(column->used / (size_t)kTypes[column->type].size);
+        for (Py_ssize_t row = start; row < stop; ++row) ((int64_t *)(void *)column->values)[row] = end;
+    } else {
+        memset(column->values + size * (size_t)start, 0, size * count);
+    }
+    column->filled = stop;
+}
+
+static void fill_all(Rows *self) {
+    for (int i = 0; i < self->column_count; ++i) fill(&self->columns[i], self->rows);
 }
 
 static Column *column_of(Rows *self, Py_ssize_t number) {
@@ -258,34 +280,38 @@ static int make_room_for(Rows *self, const Value *values) {
 
 // Writes a value for which there is room. Nothing is run here.
 static void write_value(Column *column, Py_ssize_t row, const Value *value) {
-    const int is_null = value->is_null;
     void *values = column->values;
-    if (column->nullable) column->there[row] = !is_null;
+    if (value->is_null) return;
+    if (column->nullable) {
+        fill(column, row);
+        column->there[row] = 1;
+    }
+    column->filled = row + 1;
     switch (column->type) {
         case kInt64:
         case kUInt64:
-            ((uint64_t *)values)[row] = is_null ? 0 : value->as.natural;
+            ((uint64_t *)values)[row] = value->as.natural;
             break;
         case kInt32:
-            ((int32_t *)values)[row] = is_null ? 0 : (int32_t)value->as.integer;
+            ((int32_t *)values)[row] = (int32_t)value->as.integer;
             break;
         case kFloat64:
-            ((double *)values)[row] = is_null ? NAN : value->as.real;
+            ((double *)values)[row] = value->as.real;
             break;
         case kBool:
-            ((uint8_t *)values)[row] = !is_null && value->as.integer;
+            ((uint8_t *)values)[row] = (uint8_t)value->as.integer;
             break;
         case kObject:
             ((PyObject **)values)[row] = Py_NewRef(value->as.object);
             break;
         case kString:
-            if (!is_null && value->size) memcpy(column->items + column->used, value->as.text, (size_t)value->size);
-            column->used += is_null ? 0 : (size_t)value->size;
+            if (value->size) memcpy(column->items + column->used, value->as.text, (size_t)value->size);
+            column->used += (size_t)value->size;
             ((int64_t *)values)[row] = (int64_t)column->used;
             break;
         case kList:
-            if (!is_null && value->size) memcpy(column->items + column->used, value->as.list, 8 * (size_t)value->size);
-            column->used += is_null ? 0 : 8 * (size_t)value->size;
+            if (value->size) memcpy(column->items + column->used, value->as.list, 8 * (size_t)value->size);
+            column->used += 8 * (size_t)value->size;
             ((int64_t *)values)[row] = (int64_t)(column->used / 8);
             break;
     }
@@ -358,13 +384,17 @@ static int copy_column(Column *to, Py_ssize_t at, const Column *from, Py_ssize_t
     return 1;
 }
 
-static int copy_rows(Rows *to, const Rows *from, Py_ssize_t start, Py_ssize_t stop) {
+static int copy_rows(Rows *to, Rows *from, Py_ssize_t start, Py_ssize_t stop) {
     if (start == stop) return 1;
     int done = make_room(to, stop - start);
+    fill_all(to);
+    fill_all(from);
     for (int i = 0; done && i < from->column_count; ++i)
         done = copy_column(&to->columns[i], to->rows, &from->columns[i], start, stop);
-    if (done) to->rows += stop - start;
-    return done;
+    if (!done) return 0;
+    to->rows += stop - start;
+    for (int i = 0; i < to->column_count; ++i) to->columns[i].filled = to->rows;
+    return 1;
 }
 
 static void free_column(Column *column, Py_ssize_t rows) {
@@ -411,8 +441,7 @@ static PyObject *rows_take(PyObject *object, PyObject *args) {
 static PyObject *rows_extend(PyObject *self, PyObject *other) {
     if (Py_TYPE(other) != rows_type || ((Rows *)other)->column_count != ((Rows *)self)->column_count || self == other)
         return PyErr_Format(PyExc_TypeError, "%R are no other rows of this kind.", other);
-    const Rows *from = (Rows *)other;
-    if (!copy_rows((Rows *)self, from, 0, from->rows)) return NULL;
+    if (!copy_rows((Rows *)self, (Rows *)other, 0, ((Rows *)other)->rows)) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -456,9 +485,10 @@ static PyObject *encode_varied(const Column *column, Py_ssize_t start, Py_ssize_
 static PyObject *rows_encode(PyObject *self, PyObject *args) {
     Py_ssize_t number, start, stop, limit, nulls;
     if (!PyArg_ParseTuple(args, "nnnn", &number, &start, &stop, &limit)) return NULL;
-    const Column *column = column_of((Rows *)self, number);
+    Column *column = column_of((Rows *)self, number);
     if (!column || !is_range((Rows *)self, start, stop)) return NULL;
     if (column->type == kObject) return PyErr_Format(PyExc_TypeError, "Column %zd is of objects.", number);
+    fill(column, ((Rows *)self)->rows);
     if (is_varied(column->type)) return encode_varied(column, start, stop, limit);
     const size_t size = (size_t)kTypes[column->type].size;
     const char *data = stop > start ? column->values + size * (size_t)start : "";
@@ -470,10 +500,11 @@ static PyObject *rows_encode(PyObject *self, PyObject *args) {
 // tickets(column) -> (the rows that have one, the tickets), each as bytes of int64
 static PyObject *rows_tickets(PyObject *object, PyObject *given) {
     const Rows *self = (Rows *)object;
-    const Column *column = column_of((Rows *)object, PyLong_AsSsize_t(given));
+    Column *column = column_of((Rows *)object, PyLong_AsSsize_t(given));
     if (!column) return NULL;
     if (column->type != kInt64 || !column->nullable)
         return PyErr_Format(PyExc_TypeError, "Column %S is not one of tickets.", given);
+    fill(column, self->rows);
     Py_ssize_t count = 0;
     for (Py_ssize_t row = 0; row < self->rows; ++row) count += column->there[row];
     PyObject *places = PyBytes_FromStringAndSize(NULL, 8 * count), *tickets = PyBytes_FromStringAndSize(NULL, 8 * count);
@@ -491,10 +522,11 @@ static PyObject *rows_tickets(PyObject *object, PyObject *given) {
 // cells(column) -> the objects or texts themselves
 static PyObject *rows_cells(PyObject *object, PyObject *given) {
     const Rows *self = (Rows *)object;
-    const Column *column = column_of((Rows *)object, PyLong_AsSsize_t(given));
+    Column *column = column_of((Rows *)object, PyLong_AsSsize_t(given));
     if (!column) return NULL;
     if (column->type != kObject && column->type != kString)
         return PyErr_Format(PyExc_TypeError, "Column %S is neither of objects nor of texts.", given);
+    if (column->nullable) fill(column, self->rows);
     PyObject *found = PyList_New(self->rows);
     for (Py_ssize_t row = 0; found && row < self->rows; ++row) {
         PyObject *cell;
