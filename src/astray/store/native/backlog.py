@@ -107,6 +107,11 @@ class Backlog:
         return flush
 
     @property
+    def wants_rows_taken(self) -> bool:
+        """Whether rows should be taken now: there are many, or somebody waits for them to be written."""
+        return bool(self._asked) or max(len(self.calls), len(self.tensors), len(self.stacks)) >= BATCH_ROWS
+
+    @property
     def flushes(self) -> bool:
         """Whether somebody waits for what was taken to be written."""
         return bool(self._taken)

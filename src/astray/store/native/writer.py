@@ -255,14 +255,15 @@ class RunWriter:
             self._backlog.wake.wait(STEP_SECONDS if self._step_ended else IDLE_SECONDS)
             self._backlog.wake.clear()
             closing = self._closed  # read before taking: what was handed over before closing is still written
+            patience = STEP_SECONDS if self._step_ended else IDLE_SECONDS
             self._files.values.collect()
-            self._files.take(*self._backlog.take())
+            if closing or self._backlog.wants_rows_taken or time.monotonic() - written >= patience:
+                self._files.take(*self._backlog.take())  # all at once: to take them bit by bit is to copy them
             for group in self._backlog.take_values():
                 self._files.take_values(group)
             if self._files.waiting_rows >= backlog.BATCH_ROWS:
                 self._files.write_rows()
             self._backlog.make_room()
-            patience = STEP_SECONDS if self._step_ended else IDLE_SECONDS
             if self._backlog.flushes or closing:
                 self._files.values.settle()
             if self._files.values.is_growing:  # the rest of a large tensor is coming
