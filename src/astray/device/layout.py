@@ -128,17 +128,11 @@ def _plan(
     way = walk(shape, stride, dtype, alignment, shard)
     warps, unroll, programs = tuning or (DENSE if way.dimensions == 0 else SCATTERED)
     tiles = -(-way.units // (32 * warps * unroll * way.row))
+    kind = dtypes.find(dtype).part
     source = triton_kernels.measure_source(
-        dtypes.find(dtype).part,
-        way.unit,
-        way.row,
-        way.aligned,
-        way.dimensions,
-        way.wide,
-        statistics,
-        warps,
-        unroll,
-        pairs,
+        triton_kernels.Variant(
+            kind, way.unit, way.row, way.aligned, way.dimensions, way.wide, statistics, warps, unroll, pairs
+        )
     )
     # Each lane counts zeros in 16 bits, up to two at a time.
     programs = max(1, min(tiles, programs * processors), tiles * unroll >> 14)
@@ -173,8 +167,8 @@ def many(
         programs += alone.programs
     item = kind.itemsize // (2 if kind.kind == "complex" else 1)
     unit = max(item, 4)
-    source = triton_kernels.measure_many_source(kind.part, unit, 16 // unit, statistics, warps, unroll, pairs)
-    return Many(source, programs, np.concatenate([entries.ravel(), *owners]))
+    variant = triton_kernels.Variant(kind.part, unit, 16 // unit, True, 0, False, statistics, warps, unroll, pairs)
+    return Many(triton_kernels.measure_many_source(variant), programs, np.concatenate([entries.ravel(), *owners]))
 
 
 def walk(shape: Sequence[int], stride: Sequence[int], dtype: str, address: int, shard: Shard | None = None) -> Walk:

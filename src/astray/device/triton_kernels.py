@@ -17,7 +17,7 @@ fingerprint alone 4.9/2.9 in bfloat16. An H200 issues 15 in the time it reads a 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -669,65 +669,54 @@ _FIRST = {
 }  # fmt: skip
 
 
+class Variant(NamedTuple):
+    """What a measuring kernel is compiled for: real numbers of a dtype, a way to walk, how much is done at a time."""
+
+    dtype: str
+    unit: int
+    row: int
+    aligned: bool
+    dimensions: int
+    wide: bool
+    statistics: bool
+    warps: int
+    unroll: int
+    pairs: bool
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        kind = dtypes.find(self.dtype)
+        return {
+            "DTYPE": self.dtype,
+            "ITEM": kind.itemsize,
+            "UNIT": self.unit,
+            "ROW": self.row,
+            "ALIGNED": self.aligned,
+            "DIMENSIONS": self.dimensions,
+            "WIDE": self.wide,
+            "STATISTICS": self.statistics,
+            "DOUBLE": kind.itemsize == 8 or (kind.kind == "int" and kind.itemsize > 1),
+            "PIVOT": kind.kind == "float" or kind.itemsize > 1,  # sums and squares of 8-bit integers are exact
+            "PAIRS": self.pairs and self.statistics and self.unit == 4 and self.dtype in _PAIRED,
+            "THREADS": 32 * self.warps,
+            "UNROLL": self.unroll,
+        }
+
+
 @cache
-def measure_source(
-    dtype: str,
-    unit: int,
-    row: int,
-    aligned: bool,
-    dimensions: int,
-    wide: bool,
-    statistics: bool,
-    warps: int,
-    unroll: int,
-    pairs: bool,
-) -> Source:
-    """Give `measure` for real numbers of a dtype and one way to walk; equal requests give the same object."""
+def measure_source(variant: Variant) -> Source:
+    """Give `measure` for a variant; equal requests give the same object."""
     names = [f"{name}{each}" for each in range(MOST_DIMENSIONS) for name in _DIMENSION]
-    given = 3 * dimensions
-    constants = _constants(dtype, unit, row, aligned, dimensions, wide, statistics, warps, unroll, pairs)
+    given = 3 * variant.dimensions
     signature = {**_FIRST, "count": "i64", "base": "i64", **dict.fromkeys(names[:given], "i64")}
-    return Source(measure, signature, {**dict.fromkeys(names[given:], 0), **constants}, warps)
+    return Source(measure, signature, {**dict.fromkeys(names[given:], 0), **variant.constants}, variant.warps)
 
 
 @cache
-def measure_many_source(
-    dtype: str, unit: int, row: int, statistics: bool, warps: int, unroll: int, pairs: bool
-) -> Source:
-    """Give `measure_many` for real numbers of a dtype; equal requests give the same object."""
-    constants = _constants(dtype, unit, row, True, 0, False, statistics, warps, unroll, pairs)
+def measure_many_source(variant: Variant) -> Source:
+    """Give `measure_many` for a variant of dense and aligned tensors; equal requests give the same object."""
     signature = {"listed": "*i64", **dict(list(_FIRST.items())[1:]), "tensors": "i64"}
-    return Source(measure_many, signature, constants, warps)
-
-
-def _constants(
-    dtype: str,
-    unit: int,
-    row: int,
-    aligned: bool,
-    dimensions: int,
-    wide: bool,
-    statistics: bool,
-    warps: int,
-    unroll: int,
-    pairs: bool,
-) -> dict[str, Any]:
-    kind = dtypes.find(dtype)
-    return {
-        "DTYPE": dtype,
-        "ITEM": kind.itemsize,
-        "UNIT": unit,
-        "ROW": row,
-        "ALIGNED": aligned,
-        "DIMENSIONS": dimensions,
-        "WIDE": wide,
-        "STATISTICS": statistics,
-        "DOUBLE": kind.itemsize == 8 or (kind.kind == "int" and kind.itemsize > 1),
-        "PIVOT": kind.kind == "float" or kind.itemsize > 1,  # sums and squares of 8-bit integers are exact
-        "PAIRS": pairs and statistics and unit == 4 and dtype in _PAIRED,
-        "THREADS": 32 * warps,
-        "UNROLL": unroll,
-    }
+    return Source(measure_many, signature, variant.constants, variant.warps)
 
 
 SETTLE = Source(
