@@ -30,6 +30,7 @@ def rows(report: str, section: str) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_section_but_the_peers(tmp_path: Path) -> None:
     done = run("--small", "--only", "steps,kernels,memory,bits,values", "--out", str(tmp_path / "report.md"))
     assert done.returncode == 0, done.stderr

@@ -23,7 +23,9 @@ def record(folder: Path, *arguments: str, keep: str = "stats") -> Path:
     return folder
 
 
-@pytest.mark.parametrize("keep", ["stats", "sample", "tensors", "fingerprint"])
+@pytest.mark.parametrize(
+    "keep", ["stats", "tensors", *(pytest.param(keep, marks=pytest.mark.slow) for keep in ("sample", "fingerprint"))]
+)
 def test_the_planted_fault_is_named_exactly(keep: str, tmp_path: Path) -> None:
     good = record(tmp_path / "good", keep=keep)
     bad = record(tmp_path / "bad", "--fault", keep=keep)
