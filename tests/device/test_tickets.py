@@ -153,3 +153,21 @@ def test_rows_of_nothing_finite_and_of_one_number_only() -> None:
     assert moments[:, 1].tolist() == [0.1, 0.1, 0.1, 0.0, 0.2, 0.1]  # all are equal: nothing spreads
     assert np.isfinite(moments[:, 2]).all()
     assert counts[3].tolist() == [3, 4, 2]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_tensors_measured_together_have_the_numbers_they_have_alone(dtype: torch.dtype) -> None:
+    devices, given = Devices(), [tensor.cuda().to(dtype) for tensor in [*tensors(40), torch.randn(3000, 1001)]]
+    memories = [strided(tensor) for tensor in given]
+    alone = [ticket_for(devices, tensor) for tensor in given]
+    for _ in range(3):  # the list is on the device from the second time on
+        together = devices.measure_together(given[0].device, memories, True)
+        assert together is not None
+        devices.tickets.settle()
+        one, other = (devices.tickets.redeem(np.array(held)) for held in (alone, together))
+        assert other.here.all()
+        for ours, theirs in zip(other.found, one.found, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert devices.measure_together(torch.device("cpu"), memories, True) is None
+    devices.stop()
