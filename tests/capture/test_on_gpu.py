@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -221,3 +223,24 @@ def test_a_compiled_model(tmp_path: Path) -> None:
     assert torch.equal(output, expected)
     (row,) = rows(astray.open(tmp_path / "run"), step=1, site="<root>", role="output")
     assert row["fingerprint"] == fingerprint(expected)
+
+
+def test_the_first_recording_of_a_process_launches_natively(tmp_path: Path) -> None:
+    program = """if True:
+        import sys, astray, torch
+        from astray.device.ring import CudaRing
+        model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(40))).cuda()
+        slowly, measure = [], CudaRing.measure
+        CudaRing.measure = lambda *given: slowly.append(1) or measure(*given)
+        with astray.record(sys.argv[1], model) as rec:
+            for _ in range(3):
+                slowly.clear()
+                model(torch.ones(2, 8, device="cuda")).sum().backward()
+                rec.step()
+        print(len(slowly))
+        """
+    command = [sys.executable, "-c", program, tmp_path / "run"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    # The ring itself is asked for the first of a step, and for every 64th; the parameters have a kernel to themselves.
+    assert 1 <= int(done.stdout) < 10
+    assert len([row for row in rows(astray.open(tmp_path / "run")) if row["step"] == 2]) > 200

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -115,6 +117,20 @@ def test_a_recording_uses_it_unless_told_otherwise(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("ASTRAY_TAPS", "python")
     with astray.record(tmp_path / "python", model) as rec:
         assert rec._engine.tensors.observe.__self__ is rec._engine.tensors
+
+
+def test_it_launches_from_the_first_recording_of_a_process_on(tmp_path: Path) -> None:
+    pytest.importorskip("astray.device._launch", reason="The native launcher was not built: no C compiler?")
+    program = """if True:
+        import sys, astray
+        from torch import nn
+        with astray.record(sys.argv[1], nn.Linear(2, 2)) as rec:
+            assert "astray.device.ring" not in sys.modules  # nothing has lain on a card yet
+            print(rec._engine.tensors.observe.__self__.launches)
+        """
+    command = [sys.executable, "-c", program, tmp_path / "run"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == "True\n"
 
 
 def test_limits_set_later_count_what_came_before(tmp_path: Path) -> None:

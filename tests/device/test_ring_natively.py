@@ -321,6 +321,32 @@ def test_a_parameter_that_changes_before_it_is_seen_is_measured_again_and_from_t
 
 
 @pytest.mark.usefixtures("one_stream")
+def test_those_that_are_handed_to_functions_are_measured_together_too(driver: Driver) -> None:
+    bench, model = Bench(Ring()), [nn.Parameter(one) for one in parameters(4)]
+    for _ in range(2):
+        tickets = [bench.see(one, "output") for one in model]
+        bench.ring.close()
+        bench.taker.next_step()
+    assert bench.groups == [4]
+    assert len(set(tickets)) == 4
+    assert len(driver.launches()) == 4 + 1
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_what_is_forgotten_within_a_step_is_measured_alone_only_there(driver: Driver) -> None:
+    bench, model = Bench(Ring()), parameters(4)
+    bench.step(model)
+    bench.see(model[0], "parameter")
+    bench.taker.clear()  # as when the ring was sent for, because the step takes long
+    driver.launches()
+    bench.step(model[1:])
+    assert len(driver.launches()) == 3
+    bench.step(model)
+    assert len(driver.launches()) == 1
+    assert bench.groups == [4, 4]
+
+
+@pytest.mark.usefixtures("one_stream")
 def test_what_is_gone_or_was_not_seen_lately_is_left_out(driver: Driver) -> None:
     bench, model = Bench(Ring()), parameters(5)
     bench.step(model)

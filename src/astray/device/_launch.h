@@ -23,7 +23,8 @@ typedef struct {
     char has_stream;
 } Slots;
 
-#define LAUNCHING "astray.device._launch.launching"  // the name of the capsule that holds a `Launching`
+#define LAUNCHER "astray.device._launch"
+#define LAUNCHING LAUNCHER ".launching"  // the name of the capsule that holds a `Launching`
 
 typedef struct {
     int (*are_slots)(PyObject *object);
@@ -32,5 +33,14 @@ typedef struct {
     // Launches; `words` is written to. Lets go of the GIL. 0, −1 while the stream is being captured, or the driver's error.
     int (*launch)(PyObject *kernel, uint64_t programs, uint64_t stream, uint64_t words[kMaxArguments]);
 } Launching;
+
+// How to launch natively; NULL, without an error, when that was not built.
+static inline const Launching *find_launching(void) {
+    PyObject *module = PyImport_ImportModule(LAUNCHER);  // a capsule's module has to be there before it is asked for
+    const Launching *found = module ? PyCapsule_Import(LAUNCHING, 0) : NULL;
+    Py_XDECREF(module);
+    PyErr_Clear();
+    return found;
+}
 
 #endif

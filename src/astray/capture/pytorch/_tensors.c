@@ -851,13 +851,18 @@ static int write_row(Taker *self, PyObject *const *cells) {
     return written != NULL;
 }
 
+// Whether a tensor belongs to the model: a module's, or handed to a function.
+static int is_parameter(const Taker *self, PyObject *tensor, PyObject *role) {
+    return role == parameter_role || (PyObject *)Py_TYPE(tensor) == self->parameter_type;
+}
+
 // Records a tensor that has been identified. `row` is its call, role and path.
 static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *const *row) {
     PyObject *kept[kKept] = {NULL}, *name = NULL;
     PyObject *requires_grad = read_attribute(&self->requires_grad, tensor);
     int done = requires_grad && note_filled(self, what);
     if (!done) goto end;
-    const int is_regular = !self->values && !is_near(self, what) && row[1] == parameter_role;
+    const int is_regular = !self->values && !is_near(self, what) && is_parameter(self, tensor, row[1]);
     if (is_regular && self->regulars.due && !measure_regulars(self)) {
         done = 0;
         goto end;
@@ -1008,6 +1013,8 @@ static PyObject *taker_written(PyObject *object, PyObject *tensor) {
 // clear(): nothing seen before is to be trusted
 static PyObject *taker_clear(PyObject *self, PyObject *none) {
     (void)none;
+    Regulars *regulars = &((Taker *)self)->regulars;
+    for (size_t i = 0; i < regulars->size; ++i) regulars->slots[i].taken = 0;  // it is not their fault
     ((Taker *)self)->handed = 0;
     clear_sightings(&((Taker *)self)->sightings);
     Py_RETURN_NONE;
@@ -1115,8 +1122,7 @@ static PyObject *taker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->tensor_type = new_reference((PyObject *)Py_TYPE(tensor));
     self->batch = batch;
     self->appending = find_appending(self->lane);
-    self->launching = PyCapsule_Import(LAUNCHING, 0);
-    PyErr_Clear();  // not built
+    self->launching = find_launching();
     self->sightings.crowded = kEnough;
     if (find_exchange(self) && find_questions(self, tensor) && learn_types(self, examples)) return (PyObject *)self;
     Py_DECREF(self);
@@ -1189,8 +1195,19 @@ static PyMethodDef kTakerMethods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyObject *taker_launches(PyObject *self, void *unused) {
+    (void)unused;
+    return PyBool_FromLong(((Taker *)self)->launching != NULL);
+}
+
+static PyGetSetDef kTakerAttributes[] = {
+    {"launches", taker_launches, NULL, "Whether kernels of a card are launched from here.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyType_Slot kTakerSlots[] = {
     {Py_tp_methods, kTakerMethods},
+    {Py_tp_getset, kTakerAttributes},
     {Py_tp_new, (void *)taker_new},
     {Py_tp_traverse, (void *)taker_traverse},
     {Py_tp_clear, (void *)taker_break},

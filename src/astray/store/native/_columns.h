@@ -6,7 +6,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#define APPENDING "astray.store.native._columns.appending"  // the name of the capsule that holds an `Appending`
+#define COLUMNS "astray.store.native._columns"
+#define APPENDING COLUMNS ".appending"  // the name of the capsule that holds an `Appending`
 
 typedef struct {
     int (*are_rows)(PyObject *object);  // whether they are `Rows` of this module
@@ -16,7 +17,9 @@ typedef struct {
 
 // How to append to a lane of the writer's; NULL, without an error, when its method has to be called.
 static inline const Appending *find_appending(PyObject *lane) {
-    const Appending *found = PyCapsule_Import(APPENDING, 0);
+    PyObject *module = PyImport_ImportModule(COLUMNS);  // a capsule's module has to be there before it is asked for
+    const Appending *found = module ? PyCapsule_Import(APPENDING, 0) : NULL;
+    Py_XDECREF(module);
     PyErr_Clear();  // not built
     return found && found->are_rows(lane) ? found : NULL;
 }
