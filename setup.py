@@ -16,6 +16,8 @@ STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")  # free-threaded Python
 
 ABI: dict[str, Any] = {"py_limited_api": True, "define_macros": [("Py_LIMITED_API", "0x030A0000")]} if STABLE else {}
 
+C = ["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"]
+
 kernels = Extension(
     "astray.stats._native",
     sources=["src/astray/stats/_native.cpp"],
@@ -29,59 +31,34 @@ kernels = Extension(
     else ["-O3", "-g0", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"],
 )
 
-LAUNCHES = ["src/astray/device/_launch.h"]  # how native parts launch kernels
+LAUNCHES = "device/_launch.h"  # how native parts launch kernels
+ROWS = "store/native/_columns.h"  # how native parts append rows
+HOOKS = "capture/native/hooks.h"  # how torch calls native hooks
+CALLS = "capture/native/calls.h"  # what the files of `capture._calls` share
 
-launch = Extension(
-    "astray.device._launch",
-    sources=["src/astray/device/_launch.c"],
-    depends=LAUNCHES,
-    optional=True,
-    **ABI,
-    # The CUDA driver is opened at run time: neither its headers nor its library are needed here.
-    extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
-    libraries=["dl"] if sys.platform == "linux" else [],
-)
 
-ROWS = ["src/astray/store/native/_columns.h"]  # how native parts append rows
+def part(name: str, *sources: str, headers: tuple[str, ...] = (), libraries: tuple[str, ...] = ()) -> Extension:
+    """A native part in C: its module, and its files under the package."""
+    return Extension(
+        f"astray.{name}",
+        sources=[f"src/astray/{source}" for source in sources],
+        depends=[f"src/astray/{header}" for header in headers],
+        libraries=list(libraries),
+        optional=True,
+        extra_compile_args=C,
+        **ABI,
+    )
 
-columns = Extension(
-    "astray.store.native._columns",
-    sources=["src/astray/store/native/_columns.c"],
-    depends=ROWS,
-    optional=True,
-    **ABI,
-    extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
-)
 
-tensors = Extension(
-    "astray.capture.pytorch._tensors",
-    sources=["src/astray/capture/pytorch/_tensors.c"],
-    depends=[*ROWS, *LAUNCHES],
-    optional=True,
-    **ABI,
-    extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
-)
-
-HOOKS = ["src/astray/capture/native/hooks.h"]  # how torch calls native hooks
-
-gradients = Extension(
-    "astray.capture.pytorch.backward._gradients",
-    sources=["src/astray/capture/pytorch/backward/_gradients.c"],
-    depends=HOOKS,
-    optional=True,
-    **ABI,
-    extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
-)
-
-TAPS = ("module", "calls", "stacks", "structure", "taking", "modules")
-
-taps = Extension(
-    "astray.capture._calls",
-    sources=[f"src/astray/capture/native/{name}.c" for name in TAPS],
-    depends=["src/astray/capture/native/calls.h", *HOOKS, *ROWS],
-    optional=True,
-    **ABI,
-    extra_compile_args=["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"],
+# The CUDA driver is opened at run time: neither its headers nor its library are needed here.
+launch = part("device._launch", "device/_launch.c", headers=(LAUNCHES,), libraries=("dl",) * (sys.platform == "linux"))
+columns = part("store.native._columns", "store/native/_columns.c", headers=(ROWS,))
+tensors = part("capture.pytorch._tensors", "capture/pytorch/_tensors.c", headers=(ROWS, LAUNCHES))
+gradients = part("capture.pytorch.backward._gradients", "capture/pytorch/backward/_gradients.c", headers=(HOOKS,))
+taps = part(
+    "capture._calls",
+    *(f"capture/native/{name}.c" for name in ("module", "calls", "stacks", "structure", "taking", "modules")),
+    headers=(CALLS, HOOKS, ROWS),
 )
 
 setup(

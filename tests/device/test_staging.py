@@ -79,7 +79,8 @@ def bytes_of(staged: Staged) -> bytes:
 
 def plain_bytes(tensor: Any) -> bytes:
     """The bytes of a tensor in row-major order, by another way."""
-    return bytes(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().untyped_storage())
+    storage = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().untyped_storage()
+    return torch.tensor(storage, dtype=torch.uint8).numpy().tobytes()
 
 
 def row(seq: int, tensor: Any) -> Tensor:
@@ -372,7 +373,7 @@ def test_rounds_without_growth(cuda: Any, tmp_path: Path) -> None:
                 record(writer, staging, tensor, step * len(sizes) + place)
             used.append(torch.cuda.memory_allocated(cuda))
     assert staging.device_bytes <= 32 << 20
-    assert set(used[10:]) == {used[10]}
+    assert max(used[10:]) == used[10]  # less, when others let go of something
     run = open_run(tmp_path / "run")
     for seq in range(0, 50 * len(sizes), 7):
         values = run.values(0, seq)

@@ -20,7 +20,7 @@ typedef struct {
     PyObject *flat, *tensors, *gradients, *edges, *modes, *origins, *fast_paths, *gatherings, *parameters, *states;
     PyObject *parameter_type, *hooked;
     unsigned long thread;  // the one that the modes are on for
-    char called, is_tapped;
+    char called;
 } Modules;
 
 #define OBJECTS(X)                                                                                        \
