@@ -119,6 +119,20 @@ def test_loading_leaves_the_capture_mode_as_it_was(driver: Driver) -> None:
     assert driver.get("mode", ctypes.c_int) == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Elsewhere the driver has another name.")
+def test_a_thread_relaxes_though_nothing_has_been_loaded_yet(library: Path, tmp_path: Path) -> None:
+    shutil.copy(library, tmp_path / "libcuda.so.1")
+    program = """if True:
+        import ctypes
+        from astray.device.launcher import relax
+        relax()
+        print(ctypes.c_int.in_dll(ctypes.CDLL("libcuda.so.1"), "mode").value)
+        """
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout == "2\n"
+
+
 @pytest.mark.parametrize(("shared", "asks"), [(48 * 1024, []), (48 * 1024 + 1, ["attribute 8 of 8 = 49153"])])
 def test_much_shared_memory_is_asked_for(driver: Driver, shared: int, asks: list[str]) -> None:
     loaded(shared=shared)

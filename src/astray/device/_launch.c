@@ -124,6 +124,8 @@ static int open_driver(const char *path) {
     return 1;
 }
 
+static int is_open(void) { return driver.cuLaunchKernel != NULL; }
+
 static const char *error_name(int code) {
     const char *name = NULL;
     if (driver.cuGetErrorName(code, &name) != 0 || !name) return "an error the driver has no name for";
@@ -142,7 +144,8 @@ static PyObject *py_open(PyObject *self, PyObject *path) {
 static PyObject *py_relax(PyObject *self, PyObject *none) {
     (void)self, (void)none;
     int mode = kCaptureRelaxed;
-    if (driver.cuThreadExchangeStreamCaptureMode) driver.cuThreadExchangeStreamCaptureMode(&mode);
+    if (is_open() || open_driver(DRIVER)) driver.cuThreadExchangeStreamCaptureMode(&mode);
+    PyErr_Clear();  // without a driver there is nothing to break
     Py_RETURN_NONE;
 }
 
@@ -184,7 +187,7 @@ static PyObject *py_load(PyObject *self, PyObject *args) {
                      hidden, kMaxArguments);
         return NULL;
     }
-    if (!driver.cuLaunchKernel && !open_driver(DRIVER)) return NULL;
+    if (!is_open() && !open_driver(DRIVER)) return NULL;
     Kernel *kernel = (Kernel *)PyType_GenericAlloc(kernel_type, 0);
     if (!kernel) return NULL;
     kernel->threads = (unsigned)threads;
