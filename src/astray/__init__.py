@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from astray.capture.settings import Given
     from astray.compare.comparison import Comparison
     from astray.compare.divergence import Divergence
+    from astray.compare.matching import Asked
     from astray.store import Run
 
 __all__ = [
@@ -102,8 +103,11 @@ def compare(
     reference: Path | Run,
     candidate: Path | Run,
     *,
-    steps: str | int | Sequence[int] | range | None = None,
+    noise: Path | Run | None = None,
+    tolerances: dict[str, float] | None = None,
+    metrics: Sequence[str | Callable[..., float]] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    **asked: Unpack[Asked],
 ) -> Comparison:
     """Compares two runs and finds the first divergence.
 
@@ -113,12 +117,18 @@ def compare(
     ('h.2.mlp.proj', 3)
 
     reference, candidate: paths, or runs that are open already.
-    steps: compare only these: "0:10:2", a list, a range.
+    steps, ranks, sites: compare only these: steps="0:10:2", ranks=[0, 3], sites="attn".
+    mapping, by, shapes, offset: how tensors are paired when the two models differ; docs/alignment.md explains each.
+    noise: a second recording of the reference: how far apart two runs get that are both right.
+    tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype: {"attn": 1e-3}.
+    metrics: what to measure besides, of kept values: "kl", "file.py:function", or a function of two arrays.
     progress: called now and then with (done, total) while values are read.
     """
     from astray.compare.comparison import compare
 
-    return compare(reference, candidate, steps=steps, progress=progress)
+    return compare(
+        reference, candidate, noise=noise, tolerances=tolerances, metrics=metrics, progress=progress, **asked
+    )
 
 
 def __getattr__(name: str) -> object:

@@ -7,15 +7,18 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from astray.compare.align import Alignment, align, find, merge, number_repeats, one_key
-from astray.compare.rows import Vocabulary, read_rows
+from astray.compare.align import Alignment, align, merge
+from astray.compare.keys import find, number_repeats, one_key
+from astray.compare.partners import Words
+from astray.compare.rows import Reading, Vocabulary, read_rows
 from astray.steps import Steps
 
 
-def pairs_of(reference, candidate, steps=None) -> Alignment:
-    words = defaultdict(Vocabulary)
-    selected = Steps.parse(steps)
-    return align(read_rows(reference.run.ranks[0], words, selected), read_rows(candidate.run.ranks[0], words, selected))
+def pairs_of(reference, candidate, steps=None, **ways) -> Alignment:
+    vocabularies = defaultdict(Vocabulary)
+    reading = Reading(Steps.parse(steps))
+    sides = [read_rows(side.run.ranks[0], vocabularies, reading) for side in (reference, candidate)]
+    return align(*sides, Words(vocabularies["kind"].words, vocabularies["site"].words), **ways)
 
 
 def add(builder, *sites: str, **rest) -> None:

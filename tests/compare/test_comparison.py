@@ -134,7 +134,8 @@ def test_renamed_everything(runs):
     assert str(caught.value) == (
         "There is nothing to compare: no tensor has the same key in both runs. They have: reference runs/good ranks 0, "
         "steps 0, 2 sites, such as h.1; candidate runs/b ranks 0, steps 0, 2 sites, such as module.h.1. They share no "
-        "site: was the model wrapped or renamed? Record the same modules under the same names."
+        "site: was the model wrapped or renamed? Draft what belongs together with `astray map REFERENCE CANDIDATE`, or "
+        "pair calls by their order with --by order."
     )
 
 

@@ -26,6 +26,7 @@ def ordered(x: np.ndarray) -> np.ndarray:
 EXPECTED = {
     "cosine": lambda r, c: r @ c / (np.linalg.norm(r) * np.linalg.norm(c)),
     "rel_l2": lambda r, c: np.linalg.norm(c - r) / np.linalg.norm(r),
+    "euclidean": lambda r, c: np.linalg.norm(c - r),
     "max_abs": lambda r, c: np.max(np.abs(c - r)),
     "max_rel": lambda r, c: np.max(np.abs(c - r)[r != 0] / np.abs(r[r != 0])),
     "rmse": lambda r, c: np.sqrt(np.mean((c - r) ** 2)),
@@ -86,6 +87,7 @@ ZERO, ONE = np.zeros(4, np.float32), np.ones(4, np.float32)
     [
         ("cosine", 1, 0, 0),
         ("rel_l2", 0, math.inf, 1),
+        ("euclidean", 0, 2, 2),
         ("max_abs", 0, 1, 1),
         ("max_rel", math.nan, math.nan, 1),
         ("mape", math.nan, math.nan, 1),

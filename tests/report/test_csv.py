@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import re
+from pathlib import Path
 
 import numpy as np
 
 from astray.compare.comparison import compare
-from astray.report.csv import columns
 
 ONES = np.ones((2, 4), np.float32)
 
@@ -24,7 +25,7 @@ def test_pairs(runs, tmp_path):
     files = diff.to_csv(tmp_path / "out")
     assert [file.name for file in files] == ["pairs.csv", "summary.csv"]
     rows = read(files[0])
-    assert list(rows[0]) == columns()
+    assert list(rows[0]) == diff.table().names
     assert len(rows) == len(diff.pairs)
     assert rows[0]["verdict"] == "identical"
     assert rows[0]["cosine"] == ""
@@ -90,3 +91,25 @@ def test_infinite_and_unknown_errors(runs, tmp_path):
         builder.tensor(builder.call("bits"), "output", "out", ONES * np.float32(factor), keep={"fingerprint"})
     rows = read(compare(one.run, other.run).to_csv(tmp_path)[0])
     assert [row["error"] for row in rows] == ["inf", ""]
+
+
+def test_the_columns_are_those_of_the_documentation(runs):
+    page = (Path(__file__).parents[2] / "docs" / "reports.md").read_text(encoding="utf-8")
+    begin, end = page.index("## Columns"), page.index("## Filters")
+    documented = re.findall(r"`([a-z_0-9]+)`", "".join(re.findall(r"^\|([^|]+)\|", page[begin:end], re.MULTILINE)))
+    names = compare(runs.program(runs.Builder()), runs.program(runs.Builder())).table().names
+    both = {f"{name}_{side}" for name in documented for side in ("reference", "candidate")}
+    assert [name for name in names if name not in documented and name not in both] == []
+    assert [name for name in documented if name not in names and f"{name}_reference" not in names] == []
+
+
+def test_some_rows_in_another_order(runs, tmp_path):
+    diff = compare(runs.program(runs.Builder()), runs.program(runs.Builder(), proj=1.001))
+    seen = []
+    pairs, summary = diff.to_csv(
+        tmp_path, filter="wrong and phase == forward", sort="-step,site", progress=lambda *at: seen.append(at)
+    )
+    assert [(row["step"], row["site"]) for row in read(pairs)][:3] == [("2", "<root>"), ("2", "mlp"), ("2", "mlp.proj")]
+    assert {(row["verdict"], row["phase"]) for row in read(pairs)} == {("diverged", "forward")}
+    assert sum(int(row["tensors"]) for row in read(summary)) == len(diff.pairs)
+    assert seen == [(len(read(pairs)), len(read(pairs)))]

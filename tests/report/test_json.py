@@ -4,20 +4,65 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
 
 from astray.compare.comparison import compare
+from astray.compare.verdict import LABELS
 from astray.report import json as report
 
 ONES = np.ones(4, np.float32)
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "comparison.schema.json").read_text(encoding="utf-8"))
+
+
+def closed(schema):
+    """The schema without room for fields that it does not name: what is written must be documented."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {name: closed(part) for name, part in schema.items()} | (
+        {"additionalProperties": False} if isinstance(schema.get("properties"), dict) and "type" in schema else {}
+    )
+
+
+def check(document) -> None:
+    errors = list(Draft202012Validator(closed(SCHEMA)).iter_errors(document))
+    assert [f"{error.json_path}: {error.message[:200]}" for error in errors] == []
 
 
 def load(path):
     def refuse(token: str):
         raise AssertionError(f"a bare {token}")
 
-    return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    found = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    check(found)
+    return found
+
+
+def test_the_schema_is_one_and_names_every_verdict():
+    Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["properties"]["schema"]["const"] == report.SCHEMA
+    assert SCHEMA["properties"]["differences"]["maxItems"] == report.MOST_DIFFERENCES
+    assert SCHEMA["$defs"]["verdict"]["enum"] == LABELS
+
+
+@pytest.mark.parametrize("fault", ["data", "init", "between", "residual", "loss", "weight_gradient", "rate"])
+@pytest.mark.parametrize("keep", ["stats,fingerprint", "fingerprint", "stats,fingerprint,tensors"])
+def test_every_kind_of_divergence_fits_the_schema(runs, tmp_path, fault, keep):
+    sides = runs.program(runs.Builder(keep=keep)), runs.program(runs.Builder(keep=keep), **{fault: 1.5})
+    assert load(compare(*sides).to_json(tmp_path / "diff.json"))["first"] is not None
+
+
+def test_the_check_itself_finds_what_is_wrong(runs):
+    document = report.document(compare(runs.program(runs.Builder()), runs.program(runs.Builder(), proj=1.1)))
+    check(document)
+    for damage in ({"same": "no"}, {"schema": 2}, {"surprise": 1}, {"first": {**document["first"], "rank": None}}):
+        with pytest.raises(AssertionError):
+            check(document | damage)
 
 
 def test_document(runs, tmp_path):

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from astray.cli import compare, run, show
+from astray.cli import compare, map, run, show
 from astray.errors import AstrayError
 
 COULD_NOT = 2
@@ -21,7 +21,7 @@ COULD_NOT = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    options = parser().parse_args(argv)
+    options = parser().parse_args(compare.with_descending_sort(sys.argv[1:] if argv is None else argv))
     try:
         code: int = options.main(options)
         if sys.stdout is not None:
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action=_Version)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (run, compare, show):
+    for command in (run, compare, map, show):
         command.add(commands)
     return top
 

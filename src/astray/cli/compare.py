@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from astray.compare.comparison import Comparison
+    from astray.compare.matching import Asked
+
+TOP = 25
 
 
 def add(commands: Any) -> None:
@@ -16,25 +23,186 @@ def add(commands: Any) -> None:
         epilog="Exit code: 0 the runs agree, 1 they diverge, 2 they could not be compared.",
     )
     parser.add_argument("reference", metavar="REFERENCE", help="the run that is right")
-    parser.add_argument("candidate", metavar="CANDIDATE", help="the run in question")
+    parser.add_argument("candidate", metavar="CANDIDATE", nargs="?", help="the run in question")
+    parser.add_argument(
+        "--replicas", action="store_true", help="instead of a candidate: compare the ranks of REFERENCE with each other"
+    )
     parser.add_argument("--steps", metavar="B:E:S", help="compare only these steps, such as 0:10:2 or 3,7")
-    parser.add_argument("--csv", metavar="DIR", help="also write every pair and a summary as CSV into this folder")
-    parser.add_argument("--json", metavar="FILE", help="also write the whole result as JSON")
+    parser.add_argument("--ranks", metavar="N,N", help="compare only these ranks, such as 0,3")
+    parser.add_argument("--sites", metavar="REGEX", help="compare only sites in whose name this is found")
+    judging = parser.add_argument_group("judging", "What may be rounding. docs/verdict.md has the rules.")
+    judging.add_argument("--noise", metavar="RUN", help="a second recording of the reference: its errors are no errors")
+    judging.add_argument(
+        "--tolerance", action="append", metavar="WHAT=ERROR", help="allow this error, by site (a regex) or dtype"
+    )
+    judging.add_argument(
+        "--metric", action="append", metavar="NAME", help="also measure this of kept values: kl, or file.py:function"
+    )
+    pairing = parser.add_argument_group("pairing", "For models that differ. docs/alignment.md explains each.")
+    pairing.add_argument(
+        "--map", metavar="FILE", help="what the candidate's names are in the reference; see `astray map`"
+    )
+    pairing.add_argument("--by", choices=("key", "order"), default="key", help="pair calls by names, or by their order")
+    pairing.add_argument(
+        "--shapes",
+        choices=("judged", "same", "loose"),
+        default="judged",
+        help="pair tensors of any shape, of the same shape only, or take dimensions of size 1 for nothing",
+    )
+    pairing.add_argument("--offset", type=int, default=0, metavar="N", help="add this to the candidate's step numbers")
+    rows = parser.add_argument_group("rows", "List rows beneath the answer. docs/reports.md has the columns.")
+    rows.add_argument("--filter", metavar="EXPR", help="those that fit, such as \"error > 1e-3 and site ~ 'mlp'\"")
+    rows.add_argument("--sort", metavar="COLUMNS", help="in this order, such as -error,site (- for the largest first)")
+    rows.add_argument("--top", type=int, metavar="N", help=f"so many of them (default {TOP}; 0 for all)")
+    files = parser.add_argument_group(
+        "files", "Write the result. CSV and workbook have the rows that --filter and --sort ask for, or all."
+    )
+    files.add_argument("--csv", metavar="DIR", help="pairs.csv and summary.csv, into this folder")
+    files.add_argument("--xlsx", metavar="FILE", help="a workbook (needs astray[xlsx])")
+    files.add_argument("--json", metavar="FILE", help="the answer, the counts and the rows that do not agree")
+    files.add_argument("--junit", metavar="FILE", help="test results for continuous integration")
     parser.set_defaults(main=main)
+
+
+def with_descending_sort(argv: Sequence[str]) -> list[str]:
+    """The arguments with `--sort -error` as one word: argparse takes what begins with a dash for an option."""
+    found: list[str] = []
+    for word in argv:
+        if found[:1] == ["compare"] and found[-1] == "--sort" and word.startswith("-") and not word.startswith("--"):
+            found[-1] = f"--sort={word}"
+        else:
+            found.append(word)
+    return found
 
 
 def main(options: argparse.Namespace) -> int:
     from astray.cli.terminal import Progress, say, wants_colour, width
     from astray.compare.comparison import compare
+    from astray.errors import AstrayError
     from astray.report.text import render
 
-    with Progress("comparing values") as progress:
-        comparison = compare(options.reference, options.candidate, steps=options.steps, progress=progress)
+    if options.replicas or options.candidate is None:
+        return _replicas(options)
+    _check(options)
+    try:
+        with Progress("comparing values") as progress:
+            comparison = compare(
+                options.reference,
+                options.candidate,
+                noise=options.noise,
+                tolerances=_tolerances(options.tolerance),
+                metrics=options.metric,
+                progress=progress,
+                **_asked(options),
+            )
+    except AstrayError as error:
+        if options.junit:
+            from astray.report.junit import write_failure
+
+            write_failure(options.reference, options.candidate, str(error), Path(options.junit))
+        raise
     say(render(comparison, width=width(), colour=wants_colour(sys.stdout)))
-    if options.csv:
-        comparison.to_csv(options.csv)
-        print(f"written   {Path(options.csv)}", file=sys.stderr)
-    if options.json:
-        comparison.to_json(options.json)
-        print(f"written   {Path(options.json)}", file=sys.stderr)
+    for path, write in ((options.json, comparison.to_json), (options.junit, comparison.to_junit)):
+        if path:
+            write(path)
+            _written(f"{Path(path)}")
+    if any(given is not None for given in (options.filter, options.sort, options.top)):
+        say("\n" + _rows(comparison, options))
+    _write_rows(comparison, options)
     return comparison.exit_code
+
+
+def _check(options: argparse.Namespace) -> None:
+    """What cannot be understood or is not installed is said before the work, not after."""
+    from astray.compare.filter import Filter
+    from astray.compare.pairs import sort_keys
+    from astray.report.xlsx import writer
+
+    if options.filter is not None:
+        Filter.parse(options.filter)
+    sort_keys(options.sort)
+    if options.xlsx:
+        writer()
+
+
+def _replicas(options: argparse.Namespace) -> int:
+    from astray.cli.terminal import say, width
+    from astray.compare.replicas import compare_replicas
+    from astray.errors import CompareError
+    from astray.report.replicas import render
+
+    if not options.replicas or options.candidate is not None:
+        raise CompareError("It takes two runs, REFERENCE and CANDIDATE, or one run and --replicas.")
+    unused = [
+        name for name in ("csv", "xlsx", "json", "junit", "filter", "sort", "top", "map") if getattr(options, name)
+    ]
+    if unused:
+        raise CompareError(f"--{unused[0]} does not go with --replicas, which tells of one run.")
+    found = compare_replicas(options.reference, steps=options.steps, sites=options.sites)
+    say(render(found, width=width()))
+    return found.exit_code
+
+
+def _tolerances(given: list[str] | None) -> dict[str, float]:
+    from astray.errors import CompareError
+
+    found: dict[str, float] = {}
+    for one in given or ():
+        what, _, error = one.rpartition("=")
+        try:
+            found[what] = float(error)
+        except ValueError:
+            what = ""
+        if not what:
+            raise CompareError(f"--tolerance is {one!r}; it is a site or a dtype and an error, such as bfloat16=0.02.")
+    return found
+
+
+def _asked(options: argparse.Namespace) -> Asked:
+    from astray.errors import CompareError
+
+    try:
+        ranks = None if options.ranks is None else [int(rank) for rank in options.ranks.split(",")]
+    except ValueError:
+        raise CompareError(
+            f"--ranks is {options.ranks!r}; it is numbers with commas between them, such as 0,3."
+        ) from None
+    return {
+        "steps": options.steps,
+        "ranks": ranks,
+        "sites": options.sites,
+        "mapping": options.map,
+        "by": options.by,
+        "shapes": options.shapes,
+        "offset": options.offset,
+    }
+
+
+def _rows(comparison: Comparison, options: argparse.Namespace) -> str:
+    from astray.cli.terminal import wants_colour, width
+    from astray.report.rows import render
+
+    top = TOP if options.top is None else options.top or None
+    pairs = comparison.select(options.filter, options.sort, top)
+    text = render(pairs, width=width(), colour=wants_colour(sys.stdout), most=None)
+    return text if len(pairs) == pairs.found else f"{text}\n… {pairs.found - len(pairs):,} more; --top 0 shows all."
+
+
+def _write_rows(comparison: Comparison, options: argparse.Namespace) -> None:
+    from astray.cli.terminal import Progress
+
+    asked = {"filter": options.filter, "sort": options.sort}
+    some = ""
+    if options.filter is not None and (options.csv or options.xlsx):
+        some = f"  ({len(comparison.select(options.filter)):,} of {len(comparison.pairs):,} rows)"
+    files: list[tuple[str | None, Callable[..., object]]]
+    files = [(options.csv, comparison.to_csv), (options.xlsx, comparison.to_xlsx)]
+    for path, write in files:
+        if path:
+            with Progress(f"writing {path}") as progress:
+                write(path, **asked, progress=progress)
+            _written(f"{Path(path)}{some}")
+
+
+def _written(what: str) -> None:
+    print(f"written   {what}", file=sys.stderr)

@@ -4,7 +4,8 @@ Why were these two tensors paired? Because they have the same key: step, micro, 
 same rank, and both or neither are of a recomputed forward call. The backward of a recomputed call is the ordinary
 one, and is paired with that of a run without checkpointing. Nothing else counts: not time, not the order of execution,
 not the shape. When a run holds the same key several times, the first is paired with the first, the second with the
-second.
+second. Two things make an exception, for which `partners` finds out which call is which: functions of which one run has
+more calls, and runs whose names say nothing, if the user says so.
 
 The pairs come in the reference's order of observation. What only the candidate has comes right after the row that it
 followed there, so that the merged order reads like one execution.
@@ -12,15 +13,17 @@ followed there, so that the merged order reads like one execution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from astray.compare.keys import find, number_repeats, one_key, repeats
+from astray.compare.partners import Words, partners
 from astray.compare.rows import Bools, Ints, Rows
 
 KEY = ("step", "micro", "site", "call", "phase", "again", "role", "path")
-_LARGEST = 1 << 62
+ANONYMOUS = ("step", "micro", "phase", "again", "role", "path")
+"""The key where names say nothing."""
 
 
 class Alignment(NamedTuple):
@@ -34,61 +37,39 @@ class Alignment(NamedTuple):
         return (self.reference >= 0) & (self.candidate >= 0)
 
 
-def align(reference: Rows, candidate: Rows) -> Alignment:
-    """Pair the rows of one rank by key."""
-    columns = [np.concatenate([reference.columns[name], candidate.columns[name]]) for name in KEY]
-    keys = one_key(columns)
+def align(
+    reference: Rows, candidate: Rows, words: Words, *, in_order: bool = False, same_shape: bool = False
+) -> Alignment:
+    """Pair the rows of one rank.
+
+    in_order: by the order of execution and by what was called, whatever the sites are called.
+    same_shape: tensors of different shapes are no pair.
+    """
+    left, right = _keys(reference, candidate, words, in_order)
+    partner = find(left, right)
+    if same_shape:
+        shapes = reference.columns["form"], np.append(candidate.columns["form"], -1)
+        partner = np.where(shapes[0] == shapes[1][partner], partner, -1)
+    elif np.array_equal(left, right):  # two runs of one program: nothing to lay in between
+        return Alignment(partner, partner)
+    return merge(partner, len(right))
+
+
+def _keys(reference: Rows, candidate: Rows, words: Words, in_order: bool) -> tuple[Ints, Ints]:
+    """One number for each row, which its partner has too and nobody else."""
+    columns = {name: np.concatenate([reference.columns[name], candidate.columns[name]]) for name in KEY}
+    keys = one_key([columns[name] for name in (ANONYMOUS if in_order else KEY)])
     left, right = keys[: len(reference)], keys[len(reference) :]
-    if np.array_equal(left, right):  # two runs of one program: nothing to look for
-        same = np.arange(len(left))
-        return Alignment(same, same)
-    if _repeats(left) or _repeats(right):
-        occurrence = np.concatenate([number_repeats(left), number_repeats(right)])
-        keys = one_key([keys, occurrence])
+    if in_order or not np.array_equal(left, right):
+        partner = np.concatenate(partners(reference, candidate, words, in_order))
+        if partner.any():
+            columns["call"] = np.where(partner > 0, 0, columns["call"])
+            keys = one_key([*(columns[name] for name in (ANONYMOUS if in_order else KEY)), partner])
+            left, right = keys[: len(reference)], keys[len(reference) :]
+    if repeats(left) or repeats(right):
+        keys = one_key([keys, np.concatenate([number_repeats(left), number_repeats(right)])])
         left, right = keys[: len(reference)], keys[len(reference) :]
-    return merge(find(left, right), len(right))
-
-
-def one_key(columns: Sequence[Ints]) -> Ints:
-    """One integer for each distinct combination of the columns' values, as digits of a mixed radix."""
-    key = np.zeros(len(columns[0]), np.int64)
-    if not len(key):
-        return key
-    radix = 1
-    for column in columns:
-        low, high = int(column.min()), int(column.max())
-        if low == high:
-            continue
-        digits = high - low + 1
-        if radix * digits > _LARGEST:  # too many possible keys for 64 bits: number only those that occur
-            distinct, key = np.unique(key, return_inverse=True)
-            radix = len(distinct)
-        key *= digits
-        key += column
-        key -= low
-        radix *= digits
-    return key
-
-
-def number_repeats(keys: Ints) -> Ints:
-    """How often each key came before: [a, b, a, a] gives [0, 0, 1, 2]."""
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(keys) else order
-    lengths = np.diff(np.append(first, len(keys)))
-    numbers = np.empty(len(keys), np.int64)
-    numbers[order] = np.arange(len(keys)) - np.repeat(first, lengths)
-    return numbers
-
-
-def find(wanted: Ints, among: Ints) -> Ints:
-    """Where in `among`, which has no repeats, each wanted key is; −1 where it is not."""
-    if not len(among):
-        return np.full(len(wanted), -1)
-    order = np.argsort(among, kind="stable")
-    place = np.searchsorted(among, wanted, sorter=order)
-    found = order[np.minimum(place, len(among) - 1)]
-    return np.where(among[found] == wanted, found, -1)
+    return left, right
 
 
 def merge(partner: Ints, candidates: int) -> Alignment:
@@ -104,8 +85,3 @@ def merge(partner: Ints, candidates: int) -> Alignment:
     order = np.argsort(np.concatenate([np.arange(len(partner)), follows]), kind="stable")
     reference = np.concatenate([np.arange(len(partner)), np.full(len(lone), -1)])[order]
     return Alignment(reference, np.concatenate([partner, lone])[order])
-
-
-def _repeats(keys: Ints) -> bool:
-    ordered = np.sort(keys)
-    return bool(np.any(ordered[1:] == ordered[:-1]))

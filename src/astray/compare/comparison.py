@@ -12,32 +12,55 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from astray.compare.align import Alignment, align
+from astray.compare.calibration import RULES, Allowance, Tolerances, floors
+from astray.compare.columns import Columns
 from astray.compare.divergence import Divergence
 from astray.compare.evidence import Evidence, Progress, ReadValues, explain
+from astray.compare.filter import Filter
 from astray.compare.first import find_first
 from astray.compare.kept import is_partial, labelled, with_part
-from astray.compare.problems import nothing_comparable, nothing_shared, problems
-from astray.compare.rows import CALL_COLUMNS, WORDS, Ints, Rows, Vocabularies, Vocabulary, read_rows
+from astray.compare.matching import Asked, Matching
+from astray.compare.metrics import BOUNDS, METRICS
+from astray.compare.own_metrics import Metric, OwnMetrics, find_metrics
+from astray.compare.pairs import Order, Pairs
+from astray.compare.partners import Words
+from astray.compare.problems import little_shared, nothing_comparable, nothing_shared, problems
+from astray.compare.rows import CALL_COLUMNS, WORDS, Floats, Ints, Reading, Rows, Vocabularies, Vocabulary, read_rows
 from astray.compare.verdict import AGREEING, BAD, LABELS, Judgement, Verdict, judge
 from astray.errors import CompareError, RunError
 from astray.steps import Steps
 from astray.store import Coded, RankRun, Run, Table, open_run
 
+if TYPE_CHECKING:
+    import pandas
+    from typing_extensions import Unpack
+
 AnyPath = str | os.PathLike[str]
+Floor = dict[int, tuple[Ints, Floats]]
+
+SIDES = ("dtype", "shape", "row", "call")
+COLUMNS = (
+    "rank", *CALL_COLUMNS, "role", "path", "verdict", "error", "limit", "source", "rule", "reason",
+    *(f"{name}_{side}" for name in SIDES for side in ("reference", "candidate")), *METRICS, *BOUNDS,
+)  # fmt: skip
+"""The columns of `pairs`, but for the metrics that were asked for."""
 
 
 def compare(
     reference: AnyPath | Run,
     candidate: AnyPath | Run,
     *,
-    steps: str | int | Sequence[int] | range | Steps | None = None,
+    noise: AnyPath | Run | None = None,
+    tolerances: dict[str, float] | None = None,
+    metrics: Sequence[str | Metric] | None = None,
     progress: Progress | None = None,
+    **asked: Unpack[Asked],
 ) -> Comparison:
     """Compare a run that is right with one that may be wrong.
 
@@ -45,27 +68,35 @@ def compare(
     >>> diff.first.site, diff.first.step, diff.first.cause
     ('h.2.mlp.proj', 3, 'parameter')
 
-    steps: which steps to look at ("0:10", 7, [1, 3]); all by default.
+    asked: what to compare and how to pair it: steps, ranks, sites, mapping, by, shapes and offset, as `Asked` has them.
+    noise: a second recording of the reference, which shows how far apart two runs get that are both right.
+    tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype.
+    metrics: what to measure besides, where both runs kept values: "kl", "file.py:function", a function of two arrays.
     progress: called with (done, total) after each pair whose values had to be read, in each rank anew.
 
     Raises CompareError when the runs have no tensor in common, or kept nothing of them that can be compared.
     """
     left = reference if isinstance(reference, Run) else open_run(reference)
     right = candidate if isinstance(candidate, Run) else open_run(candidate)
-    selected = Steps.parse(steps)
+    matching = Matching.check(**asked)
+    own, allowed = find_metrics(metrics, COLUMNS), Tolerances.check(tolerances)
+    floor = None if noise is None else _floor(left, noise, matching)
     vocabularies: Vocabularies = defaultdict(Vocabulary)
-    ranks = [
-        _compare_rank(rank, left, right, vocabularies, selected, progress)
-        for rank in sorted({*left.ranks, *right.ranks})
+    readings = matching.of_reference(), matching.of_candidate(right)
+    compared = [
+        _compare_rank(rank, left, right, vocabularies, readings, matching, _Judging(own, allowed, floor, progress))
+        for rank in matching.ranks_of(left, right)
     ]
-    matched = sum(int(np.sum(rank.pairs.matched)) for rank in ranks)
+    matched = sum(int(np.sum(rank.pairs.matched)) for rank in compared)
     if not matched:
-        raise CompareError(nothing_shared(left, right, selected))
-    if not any(np.any(rank.judged.verdict < Verdict.ONLY_IN_REFERENCE) for rank in ranks):
+        raise CompareError(nothing_shared(left, right, matching))
+    if not any(np.any(rank.judged.verdict < Verdict.ONLY_IN_REFERENCE) for rank in compared):
         raise CompareError(nothing_comparable(matched))
-    pairs = _table(ranks, vocabularies)
-    firsts = _first_of_each(ranks, pairs)
-    return Comparison(left, right, pairs, tuple(firsts), tuple(problems(left, right, selected)), selected)
+    pairs = _table(compared, vocabularies)
+    firsts = _first_of_each(compared, pairs)
+    sides = sum(len(one.reference) for one in compared), sum(len(one.candidate) for one in compared)
+    notes = [*little_shared(*sides, matched), *own.problems, *problems(left, right, matching)]
+    return Comparison(left, right, pairs, tuple(firsts), tuple(notes), matching.steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,22 +162,92 @@ class Comparison:
         """Which rows are in both runs."""
         return (self.pairs.numbers("row_reference") >= 0) & (self.pairs.numbers("row_candidate") >= 0)
 
-    def to_csv(self, folder: AnyPath) -> list[Path]:
-        """Write pairs.csv and summary.csv into a folder; gives their paths."""
+    @cached_property
+    def columns(self) -> Columns:
+        """Every column that reports show, by name: docs/reports.md explains them."""
+        return Columns(self.reference, self.candidate, self.pairs)
+
+    def select(self, filter: str | Filter | None = None, sort: Order | None = None, top: int | None = None) -> Pairs:
+        """The rows that fit an expression, sorted, and of these the first few.
+
+        >>> print(diff.select("error > 1e-3 and site ~ 'mlp' and phase == backward", sort="-error", top=10))
+
+        filter: an expression over the columns; docs/reports.md has the language. Every row by default.
+        sort: columns with commas between them, or a list of them; `-error` has the largest first. In order of
+            observation by default.
+        """
+        return Pairs.select(self.columns, filter, sort, top)
+
+    def table(self) -> Pairs:
+        """Every row with every column, for pandas, Polars, DuckDB and pyarrow.
+
+        >>> pyarrow.table(diff.table()).num_rows
+        1698
+        """
+        return self.select()
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Every row as a DataFrame; needs pandas."""
+        return self.table().to_pandas()
+
+    def to_csv(
+        self,
+        folder: AnyPath,
+        *,
+        filter: str | Filter | None = None,
+        sort: Order | None = None,
+        progress: Progress | None = None,
+    ) -> list[Path]:
+        """Write pairs.csv and summary.csv into a folder; gives their paths.
+
+        filter, sort: which rows pairs.csv has, and in which order, as in `select`; the summary is of all.
+        progress: called with (done, total) rows.
+        """
         from astray.report.csv import write_csv  # reports stand on comparisons, so they are fetched only here
 
-        return write_csv(self, Path(folder))
+        return write_csv(self, Path(folder), self.select(filter, sort), progress)
+
+    def to_xlsx(
+        self,
+        file: AnyPath,
+        *,
+        filter: str | Filter | None = None,
+        sort: Order | None = None,
+        progress: Progress | None = None,
+    ) -> Path:
+        """Write a workbook with a summary, the first divergence and the rows; needs XlsxWriter.
+
+        filter, sort: which rows the sheet `pairs` has, and in which order, as in `select`.
+        progress: called with (done, total) rows.
+        """
+        from astray.report.xlsx import write_xlsx
+
+        return write_xlsx(self, Path(file), self.select(filter, sort), progress)
 
     def to_json(self, file: AnyPath) -> Path:
-        """Write the first divergence, the counts and every row that does not agree."""
+        """Write the first divergence, the counts and the rows that do not agree."""
         from astray.report.json import write_json
 
         return write_json(self, Path(file))
+
+    def to_junit(self, file: AnyPath) -> Path:
+        """Write what continuous integration shows as test results: one case for each site, or group of sites."""
+        from astray.report.junit import write_junit
+
+        return write_junit(self, Path(file))
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.table().__arrow_c_stream__(requested_schema)
 
     def __str__(self) -> str:
         from astray.report.text import render
 
         return render(self)
+
+    def _repr_html_(self) -> str:
+        from astray.report.html import comparison_as_html
+
+        return comparison_as_html(self)
 
     def __repr__(self) -> str:
         wrong = sum(self.counts[verdict.label] for verdict in BAD)
@@ -164,12 +265,40 @@ class _Rank(NamedTuple):
     judged: Judgement
 
 
+class _Judging(NamedTuple):
+    """What all ranks are judged with."""
+
+    own: OwnMetrics
+    allowed: Tolerances
+    floor: Floor | None
+    progress: Progress | None
+
+
+def _floor(reference: Run, noise: AnyPath | Run, matching: Matching) -> Floor:
+    """What a second recording of the reference shows: for each rank some rows of the reference, and their errors."""
+    again = compare(reference, noise, steps=matching.steps, ranks=matching.ranks)
+    pairs, seen = again.pairs, again.matched & ~np.isnan(again.pairs.numbers("error"))
+    ranks = pairs.numbers("rank")
+    found: Floor = {}
+    for rank in np.unique(ranks).tolist():
+        at = np.flatnonzero(seen & (ranks == rank))
+        found[rank] = pairs.numbers("row_reference")[at], pairs.numbers("error")[at]
+    return found
+
+
 def _compare_rank(
-    rank: int, left: Run, right: Run, vocabularies: Vocabularies, steps: Steps, progress: Progress | None
+    rank: int,
+    left: Run,
+    right: Run,
+    vocabularies: Vocabularies,
+    readings: tuple[Reading, Reading],
+    matching: Matching,
+    judging: _Judging,
 ) -> _Rank:
-    reference = read_rows(left.ranks.get(rank), vocabularies, steps)
-    candidate = read_rows(right.ranks.get(rank), vocabularies, steps)
-    pairs = align(reference, candidate)
+    reference = read_rows(left.ranks.get(rank), vocabularies, readings[0])
+    candidate = read_rows(right.ranks.get(rank), vocabularies, readings[1])
+    words = Words(vocabularies["kind"].words, vocabularies["site"].words)
+    pairs = align(reference, candidate, words, in_order=matching.by == "order", same_shape=matching.shapes == "same")
     evidence = Evidence(
         reference,
         candidate,
@@ -179,8 +308,13 @@ def _compare_rank(
         parts=vocabularies["part"].words,
         read_reference=_reader(reference.run),
         read_candidate=_reader(candidate.run),
+        own=judging.own,
+        allowance=Allowance(
+            judging.allowed.column(reference, pairs.reference, words.site, vocabularies["dtype"].words),
+            floors(reference, pairs.reference, (judging.floor or {}).get(rank)),
+        ),
     )
-    return _Rank(rank, reference, candidate, pairs, judge(evidence, progress))
+    return _Rank(rank, reference, candidate, pairs, judge(evidence, judging.progress))
 
 
 def _reader(run: RankRun | None) -> ReadValues:
@@ -208,6 +342,7 @@ def _table(ranks: list[_Rank], vocabularies: Vocabularies) -> Table:
     columns["recompute"] = columns["recompute"].astype(np.bool_)
     columns["verdict"] = Coded(columns["verdict"].astype(np.int32), LABELS)
     columns["source"] = labelled(columns["source"], vocabularies["part"].words)
+    columns["rule"] = Coded(columns["rule"].astype(np.int32), RULES)
     columns["reason"] = _reasons(columns["reason"])
     return Table(columns)
 
@@ -219,7 +354,7 @@ def _columns(rank: _Rank) -> dict[str, Any]:
     for name in (*CALL_COLUMNS, "role", "path"):
         columns[name] = _of_either(rank.reference.columns[name], rank.candidate.columns[name], pairs)
     columns |= {"verdict": judged.verdict, "error": judged.error, "limit": judged.limit}
-    columns |= {"source": _source(rank), "reason": judged.reason}
+    columns |= {"source": _source(rank), "rule": judged.rule, "reason": judged.reason}
     for name in ("dtype", "shape"):
         columns[f"{name}_reference"] = _at(rank.reference.columns[name], pairs.reference)
         columns[f"{name}_candidate"] = _at(rank.candidate.columns[name], pairs.candidate)

@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 from astray.compare import kept, metrics
 from astray.compare.align import Alignment
+from astray.compare.calibration import Allowance
 from astray.compare.kept import Kept, Selection, Source
+from astray.compare.own_metrics import OwnMetrics
 from astray.compare.rows import Bools, Floats, Ints, Rows
 from astray.stats.dtypes import DTYPES
 from astray.stats.kernels import Contrast, Strided, contrast, measure
@@ -95,6 +97,8 @@ class Evidence:
     parts: list[str]  # and of the `part` columns
     read_reference: ReadValues
     read_candidate: ReadValues
+    own: OwnMetrics
+    allowance: Allowance
 
     def sides(self, name: str, at: Ints) -> tuple[Ints, Ints]:
         """A column of keys or forms on both sides."""
@@ -241,11 +245,13 @@ def measure_values(evidence: Evidence, at: Ints, progress: Progress | None) -> t
             off = metrics.error_of_values(found, both.absmax, both.rms)
             flags = (both.equal, found.different > 0, found.nonfinite_mismatch > 0)
             rows.append((pair, off, *flags, _reason(found, both.rms)))
-            columns.append([metric(found) for metric in metrics.METRICS.values()])
+            own = evidence.own(*both.arrays, (both.reference.dtype, both.candidate.dtype))
+            columns.append([*(metric(found) for metric in metrics.METRICS.values()), *own])
         if progress is not None:
             progress(done, len(at))
     pairs, error, equal, differs, nonfinite, reason = np.array(rows, np.float64).reshape(-1, 6).T
-    measured = np.array(columns).reshape(-1, len(metrics.METRICS)).T
+    names = (*metrics.METRICS, *evidence.own.names)
+    measured = np.array(columns).reshape(-1, len(names)).T
     return pairs.astype(np.int64), Measured(
         error=error,
         equal=equal.astype(np.bool_),
@@ -253,7 +259,7 @@ def measure_values(evidence: Evidence, at: Ints, progress: Progress | None) -> t
         hidden=np.zeros(len(pairs), np.bool_),
         nonfinite=nonfinite.astype(np.bool_),
         reason=reason.astype(np.int32),
-        metrics=dict(zip(metrics.METRICS, measured, strict=True)),
+        metrics=dict(zip(names, measured, strict=True)),
     )
 
 
@@ -277,8 +283,9 @@ def _read(evidence: Evidence, pair: int) -> _Both | None:
     one, other = evidence.selections(pair)
     common = one.both(other)
     here, there = one.narrow(here, common), other.narrow(there, common)
-    if here.shape != there.shape:
+    if here.size != there.size:
         return None
+    there = there.reshape(here.shape)  # where dimensions of size 1 do not count
     dtypes = (evidence.reference.columns["dtype"][left], evidence.candidate.columns["dtype"][right])
     reference = Strided.from_numpy(here, evidence.dtypes[dtypes[0]])
     candidate = Strided.from_numpy(there, evidence.dtypes[dtypes[1]])

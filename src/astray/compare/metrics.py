@@ -31,6 +31,11 @@ def rel_l2(k: Contrast) -> float:
     return ratio(known(k.l2_error), known(k.l2_reference))
 
 
+def euclidean(k: Contrast) -> float:
+    """‖c − r‖: the Euclidean distance."""
+    return known(k.l2_error)
+
+
 def max_abs(k: Contrast) -> float:
     """max |c − r|."""
     return known(k.max_abs_error)
@@ -134,9 +139,9 @@ def var_difference(k: Contrast) -> float:
 METRICS: dict[str, Callable[[Contrast], float]] = {
     metric.__name__: metric
     for metric in (
-        cosine, rel_l2, max_abs, max_rel, rmse, mape, within_tolerance, within_1e3, within_5e3, max_ulp, mean_ulp,
-        different, nonfinite_mismatch, mean_reference, mean_candidate, mean_difference, std_reference, std_candidate,
-        std_difference, var_reference, var_candidate, var_difference,
+        cosine, rel_l2, euclidean, max_abs, max_rel, rmse, mape, within_tolerance, within_1e3, within_5e3, max_ulp,
+        mean_ulp, different, nonfinite_mismatch, mean_reference, mean_candidate, mean_difference, std_reference,
+        std_candidate, std_difference, var_reference, var_candidate, var_difference,
     )
 }  # fmt: skip
 """Every metric of a pair whose values were read, in the order of the columns."""

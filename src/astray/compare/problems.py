@@ -4,32 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from astray.steps import Steps
+from astray.compare.matching import Matching
 from astray.store import Run
 from astray.wording import counted
 
 _MOST = 5
 
 
-def problems(reference: Run, candidate: Run, steps: Steps) -> list[str]:
+def problems(reference: Run, candidate: Run, matching: Matching) -> list[str]:
     """Everything about the two runs that limits what the comparison can say."""
     return [
-        *_different_steps(reference, candidate, steps),
-        *_different_ranks(reference, candidate),
+        *_different_steps(reference, candidate, matching),
+        *_different_ranks(reference, candidate, matching),
         *_of_run("reference", reference),
         *_of_run("candidate", candidate),
     ]
 
 
-def nothing_shared(reference: Run, candidate: Run, steps: Steps) -> str:
+def nothing_shared(reference: Run, candidate: Run, matching: Matching) -> str:
     """Why not one tensor of the two runs could be paired, and what to do."""
     for side, run in (("reference", reference), ("candidate", candidate)):
         if not any(len(rank.tensors) for rank in run.ranks.values()):
             return f"There is nothing to compare: the {side} {run.path} holds no tensors. Record it again."
     have = "; ".join(f"{side} {_contents(run)}" for side, run in (("reference", reference), ("candidate", candidate)))
     return f"There is nothing to compare: no tensor has the same key in both runs. They have: {have}. " + _advice(
-        reference, candidate, steps
+        reference, candidate, matching
     )
+
+
+def little_shared(reference: int, candidate: int, matched: int) -> list[str]:
+    """What to do when most tensors of both runs have no partner."""
+    if 2 * matched >= min(reference, candidate):
+        return []
+    return [
+        f"Only {matched:,} tensors are in both runs, of {reference:,} in the reference and {candidate:,} in the "
+        "candidate. If modules have other names, draft what belongs together with `astray map REFERENCE CANDIDATE`, or "
+        "pair calls by their order with --by order."
+    ]
 
 
 def nothing_comparable(pairs: int) -> str:
@@ -54,12 +65,13 @@ def span(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:_MOST])) + rest
 
 
-def _different_steps(reference: Run, candidate: Run, steps: Steps) -> Iterator[str]:
-    left, right = _steps(reference, steps), _steps(candidate, steps)
+def _different_steps(reference: Run, candidate: Run, matching: Matching) -> Iterator[str]:
+    left, right = _steps(reference, matching), _steps(candidate, matching, matching.offset)
     if left == right:
         return
     shared = sorted(set(left) & set(right))
-    text = f"Runs have different steps: reference {span(left)}, candidate {span(right)}."
+    offset = f" (with {matching.offset:+d})" if matching.offset else ""
+    text = f"Runs have different steps: reference {span(left)}, candidate {span(right)}{offset}."
     yield f"{text} Compare the shared part with --steps {_selection(shared)}." if shared else text
 
 
@@ -68,9 +80,9 @@ def _selection(steps: list[int]) -> str:
     return f"{steps[0]}:{steps[-1] + 1}" if whole else ",".join(map(str, steps))
 
 
-def _different_ranks(reference: Run, candidate: Run) -> Iterator[str]:
+def _different_ranks(reference: Run, candidate: Run, matching: Matching) -> Iterator[str]:
     left, right = sorted(reference.ranks), sorted(candidate.ranks)
-    if left != right:
+    if left != right and matching.ranks is None:
         yield f"Runs have different ranks: reference {span(left)}, candidate {span(right)}."
 
 
@@ -87,8 +99,8 @@ def _of_run(side: str, run: Run) -> Iterator[str]:
         yield f"The {side} {run.path} is incomplete; what it holds is compared."
 
 
-def _steps(run: Run, steps: Steps) -> list[int]:
-    return [step for step in run.steps if step in steps]
+def _steps(run: Run, matching: Matching, offset: int = 0) -> list[int]:
+    return [step + offset for step in run.steps if step + offset in matching.steps]
 
 
 def _sites(run: Run) -> list[str]:
@@ -101,14 +113,19 @@ def _contents(run: Run) -> str:
     return f"{run.path} ranks {span(sorted(run.ranks))}, steps {span(run.steps)}, {counted(len(sites), 'site')}{such}"
 
 
-def _advice(reference: Run, candidate: Run, steps: Steps) -> str:
+def _advice(reference: Run, candidate: Run, matching: Matching) -> str:
     if not set(reference.ranks) & set(candidate.ranks):
         return "They share no rank: record the same ranks."
-    if not set(_steps(reference, steps)) & set(_steps(candidate, steps)):
-        shared = sorted(set(reference.steps) & set(candidate.steps))
-        if steps and shared:
-            return f"They share no step among --steps {steps}: choose from {span(shared)}."
-        return "They share no step: record the same steps."
-    if not set(_sites(reference)) & set(_sites(candidate)):
-        return "They share no site: was the model wrapped or renamed? Record the same modules under the same names."
+    if not set(_steps(reference, matching)) & set(_steps(candidate, matching, matching.offset)):
+        shared = sorted(set(reference.steps) & {step + matching.offset for step in candidate.steps})
+        if matching.steps and shared:
+            return f"They share no step among --steps {matching.steps}: choose from {span(shared)}."
+        return "They share no step: record the same steps, or shift the candidate's with --offset."
+    if not set(_sites(reference)) & {matching.mapping.site(site) for site in _sites(candidate)}:
+        return (
+            "They share no site: was the model wrapped or renamed? Draft what belongs together with `astray map "
+            "REFERENCE CANDIDATE`, or pair calls by their order with --by order."
+        )
+    if matching.sites is not None:
+        return f"Perhaps no site has {matching.sites.pattern!r} in its name."
     return "Record both with the same level and phases."

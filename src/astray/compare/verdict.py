@@ -6,6 +6,7 @@ looked at pair by pair. How large an error may be is decided in `noise`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.compare import noise
+from astray.compare.calibration import Rule
 from astray.compare.evidence import Evidence, Measured, Progress, Reason, measure_statistics, measure_values
 from astray.compare.kept import Source, is_partial
 from astray.compare.metrics import BOUNDS, METRICS
@@ -67,11 +69,12 @@ class Judgement:
     error: Floats
     limit: Floats  # the largest error that would have been called drifting; NaN where no error was judged
     source: npt.NDArray[np.int8]
+    rule: npt.NDArray[np.int8]
     reason: npt.NDArray[np.int32]
     metrics: dict[str, Floats]
 
     @classmethod
-    def of_nothing(cls, pairs: int) -> Judgement:
+    def of_nothing(cls, pairs: int, own: Sequence[str] = ()) -> Judgement:
         unknown = np.full(pairs, np.nan)
         nowhere = np.broadcast_to(np.float64(np.nan), pairs)  # takes no memory until something is measured
         return cls(
@@ -79,8 +82,9 @@ class Judgement:
             error=unknown,
             limit=unknown.copy(),
             source=np.full(pairs, Source.NONE, np.int8),
+            rule=np.full(pairs, Rule.NONE, np.int8),
             reason=np.zeros(pairs, np.int32),
-            metrics=dict.fromkeys((*METRICS, *BOUNDS), nowhere),
+            metrics=dict.fromkeys((*METRICS, *BOUNDS, *own), nowhere),
         )
 
     def keep_metrics(self, at: Ints, found: dict[str, Floats]) -> None:
@@ -93,7 +97,7 @@ class Judgement:
 def judge(evidence: Evidence, progress: Progress | None = None) -> Judgement:
     """Judge every pair of one rank."""
     pairs = evidence.pairs
-    judged = Judgement.of_nothing(len(pairs.reference))
+    judged = Judgement.of_nothing(len(pairs.reference), evidence.own.names)
     judged.verdict[pairs.candidate < 0] = Verdict.ONLY_IN_REFERENCE
     judged.verdict[pairs.reference < 0] = Verdict.ONLY_IN_CANDIDATE
     remaining = _judge_form(evidence, np.flatnonzero(pairs.matched), judged)
@@ -118,7 +122,7 @@ def _judge_form(evidence: Evidence, at: Ints, judged: Judgement) -> Ints:
         return at
     dtypes = evidence.sides("dtype", at)
     kinds_differ = evidence.kinds[dtypes[0]] != evidence.kinds[dtypes[1]]
-    shapes_differ = np.not_equal(*evidence.sides("shape", at))
+    shapes_differ = np.not_equal(*evidence.sides("form", at))
     same_bits = evidence.bits[at] == 1
     judged.reason[at] = (
         np.where(dtypes[0] != dtypes[1], np.where(kinds_differ, Reason.KINDS, Reason.DTYPES), 0)
@@ -127,6 +131,7 @@ def _judge_form(evidence: Evidence, at: Ints, judged: Judgement) -> Ints:
     )
     judged.verdict[at[shapes_differ]] = Verdict.SHAPE
     judged.verdict[at[kinds_differ]] = Verdict.DTYPE
+    judged.rule[at] = Rule.BITS
     identical = at[same_bits & ~shapes_differ]
     judged.verdict[identical] = Verdict.IDENTICAL
     judged.error[identical] = 0.0
@@ -184,27 +189,36 @@ def _fall_back(evidence: Evidence, unread: Ints, judged: Judgement) -> None:
 
 def _settle(at: Ints, found: Measured, eps: Floats, evidence: Evidence, judged: Judgement) -> None:
     """Turn measurements into verdicts."""
-    limits = noise.limits(eps, evidence.calls_since_difference(at))
+    model = noise.limits(eps, evidence.calls_since_difference(at))
+    rounding, drifting, rule = evidence.allowance.limits(at, model.rounding, model.drifting)
     verdict = np.where(
-        found.error <= limits.rounding,
+        found.error <= rounding,
         Verdict.ROUNDING,
-        np.where(found.error <= limits.drifting, Verdict.DRIFTING, Verdict.DIVERGED),
+        np.where(found.error <= drifting, Verdict.DRIFTING, Verdict.DIVERGED),
     )
-    verdict[(eps == 0) & found.differs] = Verdict.DIVERGED  # integers do not round, however small the difference
-    unknown = found.hidden & (found.error <= limits.drifting)
+    # Integers do not round, however small the difference, unless somebody says so.
+    verdict[(eps == 0) & found.differs & (rule != Rule.TOLERANCE)] = Verdict.DIVERGED
+    unknown = found.hidden & (found.error <= drifting)
     verdict[found.hidden] = Verdict.DIVERGED
     verdict[found.nonfinite] = Verdict.NON_FINITE
     verdict[found.equal] = Verdict.IDENTICAL
     judged.verdict[at] = verdict
     judged.error[at] = np.where(unknown, np.nan, found.error)
-    judged.limit[at] = limits.drifting
+    judged.limit[at] = drifting
+    judged.rule[at] = np.where(found.equal, Rule.BITS, rule)
     judged.reason[at] |= found.reason | np.where(found.nonfinite, Reason.NONFINITE_ONE, 0)
     judged.keep_metrics(at, found.metrics)
 
 
+def _forgivable(judged: Judgement) -> Ints:
+    """What diverged by the numbers, and not because it is beyond what the user allows."""
+    measured = (judged.source >= Source.STATISTICS) & (judged.rule != Rule.TOLERANCE)
+    return np.flatnonzero((judged.verdict == Verdict.DIVERGED) & measured)
+
+
 def _forgive_negligible(evidence: Evidence, judged: Judgement) -> None:
     """Take back `diverged` where both sides are nothing but the rounding of larger numbers."""
-    at = np.flatnonzero((judged.verdict == Verdict.DIVERGED) & (judged.source >= Source.STATISTICS))
+    at = _forgivable(judged)
     eps = evidence.eps(at)
     absmax = np.maximum(*evidence.numbers("absmax", at))
     small = at[(eps > 0) & noise.negligible(absmax, scales(evidence, at), eps)]
@@ -214,7 +228,7 @@ def _forgive_negligible(evidence: Evidence, judged: Judgement) -> None:
 
 def _forgive_rounded_updates(evidence: Evidence, judged: Judgement) -> None:
     """Take back `diverged` where an update is off by no more than the weight it was added to was rounded by."""
-    at = np.flatnonzero((judged.verdict == Verdict.DIVERGED) & (judged.source >= Source.STATISTICS))
+    at = _forgivable(judged)
     rounding = rounding_of_updates(evidence, at)
     judged.limit[at] += rounding
     small = at[(rounding > 0) & (judged.error[at] <= judged.limit[at])]

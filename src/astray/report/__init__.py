@@ -1,1 +1,1 @@
-"""A Comparison → text, CSV, JSON."""
+"""A Comparison → text, CSV, a workbook, JSON, JUnit XML, HTML for notebooks, a DataFrame."""

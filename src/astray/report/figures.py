@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 
 from astray.record import Statistics
 from astray.wording import counted
 
-__all__ = ["change", "counted", "error", "non_finite", "shape", "statistic"]
+__all__ = ["change", "counted", "dtype", "error", "non_finite", "shape", "statistic"]
 
 
 def error(value: float) -> str:
@@ -48,6 +49,18 @@ def shape(sizes: tuple[int, ...]) -> str:
     ('4×8', 'scalar')
     """
     return "×".join(map(str, sizes)) or "scalar"
+
+
+def dtype(name: str) -> str:
+    """The customary short name of a dtype.
+
+    >>> dtype("float32"), dtype("bfloat16"), dtype("uint8"), dtype("float8_e4m3fn")
+    ('f32', 'bf16', 'u8', 'f8_e4m3fn')
+    """
+    name = re.sub(r"^(u?)int", r"\1i", name)
+    for long, short in (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("ui", "u")):
+        name = name.replace(long, short)
+    return name
 
 
 def non_finite(statistics: Statistics | None) -> str:

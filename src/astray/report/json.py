@@ -17,6 +17,7 @@ The document is one object:
     differences_total           how many there are in all; pairs.csv has every one
 
 A number that is not known is null; an infinite one is the string "inf" or "-inf". There is never a bare NaN.
+docs/comparison.schema.json says the same to programs, down to the last field.
 """
 
 from __future__ import annotations
@@ -98,5 +99,5 @@ def _divergence(first: Divergence) -> dict[str, Any]:
 
 
 def _difference(comparison: Comparison, row: int) -> dict[str, Any]:
-    extra = {"rank": int(comparison.pairs["rank"][row]), "source": comparison.pairs["source"][row]}
-    return extra | dataclasses.asdict(Place.of(comparison.pairs, row))
+    extra = {name: comparison.pairs[name][row] for name in ("source", "rule")}
+    return {"rank": int(comparison.pairs["rank"][row])} | extra | dataclasses.asdict(Place.of(comparison.pairs, row))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from astray.errors import UsageError
 from astray.report import figures
+from astray.report.grid import Grid
 from astray.steps import Steps
 from astray.store import RankRun, Run
 
@@ -190,21 +191,10 @@ def _cells(rank: RankRun, row: int, numbers: list[str]) -> dict[str, str]:
         "phase": f"{call['phase']}{again}",
         "site": call["site"] + (f" #{call['call']}" if call["call"] else ""),
         "tensor": f"{tensor['role']} {tensor['path']}",
-        "kind": f"{_abbreviated(tensor['dtype'])} {figures.shape(tensor['shape'])}",
+        "kind": f"{figures.dtype(tensor['dtype'])} {figures.shape(tensor['shape'])}",
         **{name: _short(tensor[name]) for name in numbers},
         "": ", ".join(unfinished) or (tensor["note"] or ""),
     }
-
-
-def _abbreviated(dtype: str) -> str:
-    """The customary short name: f32, bf16, i64, f8_e4m3fn."""
-    return (
-        re.sub(r"^(u?)int", r"\1i", dtype)
-        .replace("bfloat", "bf")
-        .replace("float", "f")
-        .replace("complex", "c")
-        .replace("ui", "u")
-    )
 
 
 def _short(value: float | None) -> str:
@@ -214,37 +204,9 @@ def _short(value: float | None) -> str:
 def _table(
     rows: list[dict[str, str]], droppable: list[str], several_ranks: bool, width: int, paint: _Paint
 ) -> list[str]:
-    """Columns as wide as they need. When the line is too long, long notes and sites are cut, then numbers left out."""
-    wide = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
-    wide = {name: size for name, size in wide.items() if size and (name != "rank" or several_ranks)}
-    wide = _fitting(wide, droppable, width)
-    lines = [paint("  ".join(_cell(name, name, size) for name, size in wide.items()).rstrip(), DIM)]
-    for row in rows:
-        cells = {name: _cell(name, row[name], size) for name, size in wide.items()}
-        lines.append("  ".join(cell if name else paint(cell.rstrip(), RED) for name, cell in cells.items()))
-    return lines
-
-
-def _fitting(wide: dict[str, int], droppable: list[str], width: int) -> dict[str, int]:
-    """The widths of the columns that fit into a line."""
-    wide = dict(wide)
-    for name in reversed(droppable):
-        if _length({name: min(size, _LEAST.get(name, size)) for name, size in wide.items()}) <= width:
-            break
-        del wide[name]
-    for least in (_LEAST, _LEAST_OF_ALL):
-        for name in (name for name in least if name in wide):
-            over = max(0, _length(wide) - width)
-            wide[name] = max(min(wide[name], least[name]), wide[name] - over)
-    return wide
-
-
-def _length(wide: dict[str, int]) -> int:
-    return sum(wide.values()) + 2 * (len(wide) - 1)
-
-
-def _cell(name: str, text: str, width: int) -> str:
-    if len(text) > width:
-        head = (width - 1) // 2
-        text = f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
-    return text.ljust(width) if name in _WORDS else text.rjust(width)
+    """The rows as lines. When these are too long, long notes and sites are cut, then numbers left out."""
+    if not several_ranks:
+        rows = [{name: cell for name, cell in row.items() if name != "rank"} for row in rows]
+    grid = Grid(_WORDS, droppable, _LEAST, _LEAST_OF_ALL)
+    head, *body = grid.lines(rows, width, lambda name, cell: cell if name else paint(cell.rstrip(), RED))
+    return [paint(head, DIM), *body]

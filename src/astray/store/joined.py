@@ -6,13 +6,11 @@ Any library that takes the Arrow C stream interface takes this object: pyarrow, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import nanoarrow as na
 import numpy as np
-from nanoarrow.c_array_stream import CArrayStream
 
+from astray.store.arrow import PIECE_ROWS, batch_of, stream_of
 from astray.store.columns import BoolArray, Coded, Column, Table
 from astray.store.native.batches import arrow_schema
 from astray.store.native.schema import CALLS, TENSORS
@@ -20,8 +18,6 @@ from astray.store.native.schema import Column as ColumnType
 
 if TYPE_CHECKING:
     from astray.store.run import RankRun
-
-PIECE_ROWS = 1 << 16
 
 RANK = ColumnType("rank", "int32")
 OF_CALL = tuple(column._replace(nullable=True) for column in CALLS[1:])  # null where a killed run lost the call
@@ -53,8 +49,7 @@ class Joined:
             for rank in self._ranks.values()
             for start in range(0, len(rank.tensors), PIECE_ROWS)
         ]
-        stream = CArrayStream.from_c_arrays(pieces, schema, move=True, validate=False)
-        return stream.__arrow_c_stream__(requested_schema=requested_schema)
+        return stream_of(schema, pieces, requested_schema)
 
     def __repr__(self) -> str:
         takers = "pyarrow.table, polars.DataFrame and duckdb take it"
@@ -72,8 +67,7 @@ def _piece(schema: Any, rank: RankRun, part: slice) -> Any:
         *((calls[column.name], calls.valid(column.name) & known) for column in OF_CALL),
         *((tensors[column.name], tensors.valid(column.name)) for column in TENSORS[1:]),
     ]
-    arrays = [_array(schema.child(i), column, valid) for i, (column, valid) in enumerate(sources)]
-    return na.c_array_from_buffers(schema, count, [None], children=arrays)
+    return batch_of(schema, count, sources)
 
 
 def _one_null_row(table: Table) -> Table:
@@ -83,22 +77,3 @@ def _one_null_row(table: Table) -> Table:
         coded = isinstance(column, Coded)
         null[name] = Coded(np.array([-1], np.int32), []) if coded else np.zeros(1, table.numbers(name).dtype)
     return Table(null)
-
-
-def _array(schema: Any, column: Column, valid: BoolArray) -> Any:
-    """A column as an Arrow array; of any type, but always with a bitmap that says which rows are null."""
-    bitmap = np.packbits(valid, bitorder="little")
-    if isinstance(column, np.ndarray):
-        data = np.packbits(column, bitorder="little") if column.dtype == np.bool_ else np.ascontiguousarray(column)
-        return na.c_array_from_buffers(schema, len(column), [bitmap, data])
-    codes = np.where(valid, column.codes, len(column.values))  # one past the last stands for null
-    lists = schema.n_children == 1
-    choices: list[Any] = [*column.values, ()] if lists else [*(value.encode() for value in column.values), b""]
-    cells = [choices[code] for code in codes.tolist()]
-    lengths = np.array([len(choice) for choice in choices])[codes]
-    offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
-    if not lists:
-        return na.c_array_from_buffers(schema, len(codes), [bitmap, offsets, b"".join(cells)])
-    items = np.fromiter(chain.from_iterable(cells), np.int64, int(offsets[-1]))
-    child = na.c_array_from_buffers(schema.child(0), len(items), [None, items])
-    return na.c_array_from_buffers(schema, len(codes), [bitmap, offsets], children=[child])

@@ -1,0 +1,35 @@
+"""`astray map`: drafts what the modules of one run are called in another."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "map",
+        help="draft which modules of two models belong together",
+        description="Drafts a mapping for `astray compare --map`, for two models whose modules have different names.",
+        epilog="Read the draft before you use it: it pairs modules by their parameters' shapes and their order.",
+    )
+    parser.add_argument("reference", metavar="REFERENCE", help="the run that is right")
+    parser.add_argument("candidate", metavar="CANDIDATE", help="the run in question")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write it into this file instead of printing it")
+    parser.set_defaults(main=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    from astray.cli.terminal import say
+    from astray.compare.draft import draft
+    from astray.store import open_run
+
+    found = draft(open_run(options.reference), open_run(options.candidate))
+    if options.output is None:
+        say(str(found))
+    else:
+        Path(options.output).write_text(f"{found}\n", encoding="utf-8")
+        print(f"written   {options.output}", file=sys.stderr)
+    return 0

@@ -1,0 +1,156 @@
+"""Which call of one run is which of the other, where their numbers do not tell.
+
+`call` in a key counts the calls of one site within a micro step. When one run has a call more of a function, the
+numbers of all that follow are off by one, and keys would pair what does not belong together. Such sites are paired in
+order of execution instead, by `stream`: together with everything else that was called in the same modules, so that
+neighbours show where the additional call is. Asked to, all calls are paired that way, whatever they are called.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from astray.compare.keys import one_key
+from astray.compare.rows import Bools, Floats, Ints, Rows
+from astray.compare.stream import Stream, pair_streams
+
+SCOPE = ("step", "micro", "phase", "again")
+"""Calls of different scopes are never paired."""
+
+COUNTED = ("function", "op", "collective")
+"""Kinds of calls whose sites are called again and again within one call of their module."""
+
+
+class Words(NamedTuple):
+    """The values behind the codes of some columns."""
+
+    kind: list[str]
+    site: list[str]
+
+
+class Calls(NamedTuple):
+    """The calls that rows belong to, in order of execution, and which of them each row belongs to."""
+
+    columns: dict[str, Ints]
+    of_row: Ints
+    detail: Ints
+    size: Floats
+
+    @classmethod
+    def of(cls, rows: Rows) -> Calls:
+        """Calls are rows of a table in the order in which they began."""
+        call_rows, first, of_row = np.unique(rows.call_row, return_index=True, return_inverse=True)
+        columns = {name: rows.columns[name][first] for name in (*SCOPE, "kind", "site", "type", "call")}
+        count = len(call_rows)
+        return cls(columns, of_row, _details(rows, of_row, count), _sizes(rows, of_row, count))
+
+    def __len__(self) -> int:
+        return len(self.detail)
+
+
+def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -> tuple[Ints, Ints]:
+    """A number for each row that its partner's call has too; 0 where the key is to decide.
+
+    Calls that are to be paired by order and have no partner get a number that nobody else has.
+    """
+    nothing = np.zeros(len(reference), np.int64), np.zeros(len(candidate), np.int64)
+    if not len(reference) or not len(candidate):
+        return nothing
+    left, right = Calls.of(reference), Calls.of(candidate)
+    scopes = _together([left.columns[name] for name in SCOPE], [right.columns[name] for name in SCOPE])
+    if everything:
+        meant = streams = np.ones(len(left), np.bool_), np.ones(len(right), np.bool_)
+    else:
+        meant = _uneven(left, right, scopes, words)
+        streams = _in_their_modules(left, right, meant, scopes, _modules(words.site))
+    numbers = np.zeros(len(left), np.int64), np.zeros(len(right), np.int64)
+    for scope in np.unique(scopes[0][streams[0]]).tolist():
+        at = [np.flatnonzero(taken & (of == scope)) for taken, of in zip(streams, scopes, strict=True)]
+        first, second = pair_streams(_stream(left, at[0], words), _stream(right, at[1], words))
+        first, second = at[0][first], at[1][second]
+        if not everything:  # names decide: the stream only says which of several calls of one site it is
+            same = left.columns["site"][first] == right.columns["site"][second]
+            same &= meant[0][first] & meant[1][second]
+            first, second = first[same], second[same]
+        numbers[0][first] = numbers[1][second] = first + 1
+    lone = [taken & (number == 0) for taken, number in zip(meant, numbers, strict=True)]
+    numbers[0][lone[0]] = len(left) + 1 + np.flatnonzero(lone[0])
+    numbers[1][lone[1]] = 2 * len(left) + 1 + np.flatnonzero(lone[1])
+    return numbers[0][left.of_row], numbers[1][right.of_row]
+
+
+def _stream(calls: Calls, at: Ints, words: Words) -> Stream:
+    """A function or op is what the last part of its site says, and its name is the site.
+
+    A module may be of any class, for who ports a model writes classes of his own; its name is the class.
+    """
+    columns = {name: column[at].astype(np.int64) for name, column in calls.columns.items()}
+    functions: dict[str, int] = {}
+    codes = np.array([functions.setdefault(site.rpartition("/")[2], len(functions)) for site in words.site], np.int64)
+    by_name = np.isin(columns["kind"], _codes(words.kind, COUNTED))
+    kind = np.where(by_name, codes[columns["site"]], len(codes)) * len(words.kind) + columns["kind"]
+    name = np.where(by_name, columns["site"], len(words.site) + columns["type"])
+    return Stream(kind, calls.detail[at], name, calls.size[at])
+
+
+def _codes(words: list[str], wanted: tuple[str, ...]) -> list[int]:
+    return [code for code, word in enumerate(words) if word in wanted]
+
+
+def _modules(sites: list[str]) -> Ints:
+    """The number of the module that each site lies in."""
+    names: dict[str, int] = {}
+    return np.array([names.setdefault(site.partition("/")[0], len(names)) for site in sites], np.int64)
+
+
+def _uneven(left: Calls, right: Calls, scopes: tuple[Ints, Ints], words: Words) -> tuple[Bools, Bools]:
+    """Calls of sites that both sides have, but not equally often in one scope."""
+    groups = _together([scopes[0], left.columns["site"]], [scopes[1], right.columns["site"]])
+    most = int(max(groups[0].max(), groups[1].max())) + 1
+    counts = [np.bincount(group, minlength=most) for group in groups]
+    uneven = (counts[0] != counts[1]) & (counts[0] > 0) & (counts[1] > 0)
+    counted = _codes(words.kind, COUNTED)
+    return (
+        uneven[groups[0]] & np.isin(left.columns["kind"], counted),
+        uneven[groups[1]] & np.isin(right.columns["kind"], counted),
+    )
+
+
+def _in_their_modules(
+    left: Calls, right: Calls, meant: tuple[Bools, Bools], scopes: tuple[Ints, Ints], modules: Ints
+) -> tuple[Bools, Bools]:
+    """All calls in the modules of those that are meant: their neighbours."""
+    within = _together([scopes[0], modules[left.columns["site"]]], [scopes[1], modules[right.columns["site"]]])
+    wanted = np.union1d(within[0][meant[0]], within[1][meant[1]])
+    return np.isin(within[0], wanted), np.isin(within[1], wanted)
+
+
+def _together(left: list[Ints], right: list[Ints]) -> tuple[Ints, Ints]:
+    """One number for each combination of values, the same on both sides."""
+    keys = one_key([np.concatenate([one, other]) for one, other in zip(left, right, strict=True)])
+    _, number = np.unique(keys, return_inverse=True)
+    return number[: len(left[0])], number[len(left[0]) :]
+
+
+def _details(rows: Rows, of_row: Ints, calls: int) -> Ints:
+    """A number for the shapes and dtypes of a call's tensors."""
+    factors = {"role": 0x9E3779B1, "path": 0x85EBCA77, "dtype": 0xC2B2AE3D, "shape": 0x27D4EB2F}
+    mixed = np.zeros(len(rows), np.uint64)
+    for name, factor in factors.items():
+        mixed = (mixed ^ rows.columns[name].astype(np.int64).astype(np.uint64)) * np.uint64(factor)
+        mixed ^= mixed >> np.uint64(31)
+    found = np.zeros(calls, np.uint64)
+    np.add.at(found, of_row, mixed)
+    return found.view(np.int64)
+
+
+def _sizes(rows: Rows, of_row: Ints, calls: int) -> Floats:
+    """The logarithm of the norm of a call's last tensor: its result, where it has one."""
+    assert rows.run is not None, "a rank that is not there has no rows to ask for"
+    last = np.zeros(calls, np.int64)
+    last[of_row] = np.arange(len(rows))
+    norm = rows.statistic("l2", last)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log(np.where(norm > 0, norm, np.nan))

@@ -1,0 +1,139 @@
+"""A Comparison as JUnit XML, which every continuous integration shows as a page of test results.
+
+A test case is a site. The site where the runs part fails, with the answer; so does one that has tensors in one run
+only. What else is wrong is skipped: nothing can be said of it until the first divergence is mended, and the page shows
+one failure and not hundreds. Where there are many sites, cases are groups of them: the modules around.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+
+from astray.compare.comparison import Comparison
+from astray.compare.divergence import Divergence, Place
+from astray.compare.rows import Ints
+from astray.compare.verdict import BAD, Verdict
+from astray.report import figures
+from astray.report.text import render
+
+MOST_CASES = 300
+"""More than that, and a page of results is a list that nobody reads."""
+
+_UNMATCHED = (Verdict.ONLY_IN_REFERENCE, Verdict.ONLY_IN_CANDIDATE)
+_FORBIDDEN = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML cannot hold, not even escaped."""
+
+
+def write_junit(comparison: Comparison, file: Path) -> Path:
+    """Write the results; gives the path."""
+    name = f"{comparison.reference.path} → {comparison.candidate.path}"
+    suite = ElementTree.Element("testsuite", name=_plain(name))
+    properties = ElementTree.SubElement(suite, "properties")
+    for label, value in _facts(comparison):
+        ElementTree.SubElement(properties, "property", name=label, value=_plain(value))
+    for case in _cases(comparison):
+        suite.append(case)
+    ElementTree.SubElement(suite, "system-out").text = _plain(render(comparison))
+    return _write(suite, file)
+
+
+def write_failure(reference: str, candidate: str, why: str, file: Path) -> Path:
+    """Write that the runs could not be compared: one case, with an error."""
+    suite = ElementTree.Element("testsuite", name=_plain(f"{reference} → {candidate}"))
+    case = ElementTree.SubElement(suite, "testcase", classname="astray", name="compare")
+    ElementTree.SubElement(case, "error", message=_plain(why), type="could not be compared")
+    return _write(suite, file)
+
+
+def _write(suite: ElementTree.Element, file: Path) -> Path:
+    cases = suite.findall("testcase")
+    kinds = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    counts = {name: str(sum(case.find(tag) is not None for case in cases)) for name, tag in kinds.items()}
+    suite.attrib |= {"tests": str(len(cases)), **counts}
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    ElementTree.ElementTree(suites).write(file, encoding="utf-8", xml_declaration=True)
+    return file
+
+
+def _facts(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    yield from ((label, str(count)) for label, count in comparison.counts.items() if count)
+    yield from (("note", problem) for problem in comparison.problems)
+
+
+def _cases(comparison: Comparison) -> Iterator[ElementTree.Element]:
+    """A case for each group of sites, in order of first appearance."""
+    sites, verdicts = comparison.pairs.coded("site"), comparison.pairs.coded("verdict").codes
+    group_of = grouped(sites.values, MOST_CASES)
+    names = list(dict.fromkeys(group_of.values()))
+    number = {name: i for i, name in enumerate(names)}
+    groups = np.array([number[group_of[site]] for site in sites.values])[sites.codes]
+    culprits = {number[group_of[first.site]]: first for first in reversed(comparison.firsts)}
+    found, begin = np.unique(groups, return_index=True)
+    for group in found[np.argsort(begin)].tolist():
+        rows = np.flatnonzero(groups == group)
+        yield _case(comparison, names[group], rows, verdicts[rows], culprits.get(group))
+
+
+def _case(
+    comparison: Comparison, name: str, rows: Ints, verdicts: Ints, first: Divergence | None
+) -> ElementTree.Element:
+    case = ElementTree.Element("testcase", classname="astray", name=_plain(name))
+    wrong, unmatched = (rows[np.isin(verdicts, kinds)] for kinds in (BAD, _UNMATCHED))
+    if first is not None:
+        text = f"First divergence{_on_rank(comparison, first)}: {first.place.full}. {first.evidence[0]}"
+        _add(case, "failure", text, first.verdict)
+    elif len(unmatched):
+        place = Place.of(comparison.pairs, int(unmatched[0]))
+        counted = f"{figures.counted(len(unmatched), 'tensor')} in one run only"
+        _add(case, "failure", f"{counted}, first {place} ({place.verdict}).", place.verdict)
+    elif len(wrong):
+        place = Place.of(comparison.pairs, int(wrong[0]))
+        text = f"{figures.counted(len(wrong), 'tensor')} wrong, first {place} ({place.verdict}"
+        text += ")" if math.isnan(place.error) else f", {figures.error(place.error)})"
+        if comparison.first is None:
+            _add(case, "failure", f"{text}.", place.verdict)
+        else:
+            _add(case, "skipped", f"{text}, which the first divergence may explain.", place.verdict)
+    elif np.all(verdicts == Verdict.UNKNOWN):
+        place = Place.of(comparison.pairs, int(rows[0]))
+        _add(case, "skipped", f"Could not be compared: {place.reason}.", place.verdict)
+    return case
+
+
+def _add(case: ElementTree.Element, tag: str, message: str, kind: str) -> None:
+    found = ElementTree.SubElement(case, tag, message=_plain(message), type=kind)
+    if tag == "failure":  # some pages show the text only
+        found.text = _plain(message)
+
+
+def _on_rank(comparison: Comparison, first: Divergence) -> str:
+    return f" on rank {first.rank}" if len(comparison.reference.ranks) > 1 else ""
+
+
+def grouped(sites: list[str], most: int) -> Mapping[str, str]:
+    """The group of each site: itself; or, when there are too many, the module it lies in; or a module further out.
+
+    >>> grouped(["h.0.fc", "h.0.fc/gelu", "h.1.fc"], most=2)
+    {'h.0.fc': 'h.0.fc', 'h.0.fc/gelu': 'h.0.fc', 'h.1.fc': 'h.1.fc'}
+    """
+    found = {site: site for site in sites}
+    if len(found) > most:
+        found = {site: site.split("/")[0] or site for site in sites}
+    depth = max((group.count(".") for group in found.values()), default=0)
+    while len(set(found.values())) > most and depth > 0:
+        found = {site: ".".join(group.split(".")[:depth]) for site, group in found.items()}
+        depth -= 1
+    return found if len(set(found.values())) <= most else dict.fromkeys(sites, "all sites")
+
+
+def _plain(text: str) -> str:
+    return _FORBIDDEN.sub("�", text)

@@ -1,0 +1,235 @@
+"""A Comparison as a workbook: a summary, the first divergence of each rank, and the rows, ready to be filtered.
+
+Rows go to disk as they are written (XlsxWriter's constant memory), so millions of them take little memory. A sheet
+holds 1,048,576 rows; what is more goes on in the next, and the summary says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from astray.compare.columns import Cells
+from astray.compare.comparison import Comparison
+from astray.compare.divergence import Divergence, Side
+from astray.compare.evidence import Progress
+from astray.compare.pairs import Pairs
+from astray.compare.verdict import AGREEING, BAD, LABELS, Verdict
+from astray.errors import UsageError
+from astray.report import figures
+from astray.report.csv import word
+from astray.report.summary import HEAD, summary
+from astray.store import Coded
+from astray.wording import counted
+
+SHEET_ROWS = 1_048_576
+"""The most a sheet can have, its head included; Excel's limit."""
+
+_PIECE = 1 << 12
+_WIDTHS = {
+    "site": 32,
+    "type": 16,
+    "path": 12,
+    "verdict": 16,
+    "source": 14,
+    "reason": 30,
+    "fingerprint": 18,
+    "shape": 14,
+}
+_COLOURS = {
+    **{LABELS[verdict]: "#C6EFCE" for verdict in AGREEING},
+    **{LABELS[verdict]: "#FFC7CE" for verdict in BAD},
+    **{LABELS[verdict]: "#FFEB9C" for verdict in Verdict if verdict not in (*AGREEING, *BAD)},
+}
+
+
+def write_xlsx(comparison: Comparison, file: Path, pairs: Pairs, progress: Progress | None = None) -> Path:
+    """Write the workbook; gives its path."""
+    library = writer()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("wb") as output:  # opened here, so that a path that cannot be written fails before the work
+        options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
+        book = library.Workbook(output, options)
+        _Workbook(book, comparison, pairs).write(progress)
+        book.close()
+    return file
+
+
+def writer() -> Any:
+    """The library that writes workbooks, which is not everywhere."""
+    try:
+        import xlsxwriter
+    except ImportError:
+        raise UsageError(
+            "A workbook needs XlsxWriter, which is not installed: pip install 'astray[xlsx]'. "
+            "The same rows can be had as CSV without it."
+        ) from None
+    return xlsxwriter
+
+
+def spread(rows: int) -> list[range]:
+    """Which rows each sheet has, besides its head.
+
+    >>> spread(1_100_000)
+    [range(0, 1048575), range(1048575, 1100000)]
+    """
+    each = SHEET_ROWS - 1
+    return [range(begin, min(begin + each, rows)) for begin in range(0, max(rows, 1), each)]
+
+
+def sheet_name(number: int) -> str:
+    return "pairs" if number == 0 else f"pairs {number + 1}"
+
+
+class _Workbook:
+    def __init__(self, book: Any, comparison: Comparison, pairs: Pairs) -> None:
+        self.book = book
+        self.comparison = comparison
+        self.pairs = pairs
+        self.head = book.add_format({"bold": True, "bottom": 1})
+        self.wrapped = book.add_format({"text_wrap": True, "valign": "top"})
+        self.small = book.add_format({"num_format": "0.0E+00"})
+        self.hidden = [name for name in pairs.names if not pairs[name].known.any()] if len(pairs) else []
+
+    def write(self, progress: Progress | None) -> None:
+        self._summary(self.book.add_worksheet("summary"))
+        self._first(self.book.add_worksheet("first divergence"))
+        for number, rows in enumerate(spread(len(self.pairs))):
+            self._rows(self.book.add_worksheet(sheet_name(number)), rows, progress)
+
+    def _summary(self, sheet: Any) -> None:
+        comparison = self.comparison
+        first = comparison.first
+        answer = f"First divergence: {first.place.full}" if first else "No divergence"
+        facts: list[tuple[str, Any]] = [
+            ("answer", answer if first or comparison.same else f"{answer}, but some tensors are only in one run"),
+            ("reference", str(comparison.reference.path)),
+            ("candidate", str(comparison.candidate.path)),
+            ("steps", len(comparison.steps)),
+            ("ranks", len(comparison.reference.ranks)),
+            ("calls", comparison.calls),
+            ("tensors", len(comparison.pairs)),
+            *((f"compared by {source}", count) for source, count in comparison.sources.items()),
+            *(("note", text) for text in (*comparison.problems, *self._notes())),
+        ]
+        sheet.set_column(0, 0, 24)
+        sheet.set_column(1, len(HEAD) - 1, 14)
+        at = self._lines(sheet, 0, facts) + 1
+        self._line(sheet, at, HEAD, self.head)
+        rows = list(summary(comparison.pairs))
+        for number, row in enumerate(rows, at + 1):
+            self._line(sheet, number, row)
+
+    def _notes(self) -> Iterator[str]:
+        if self.pairs.asked:
+            yield f"The rows are {self.pairs.described}, of {len(self.comparison.pairs):,} in all."
+        sheets = [sheet_name(number) for number in range(len(spread(len(self.pairs))))]
+        if len(sheets) > 1:
+            rows = counted(len(self.pairs), "row")
+            yield f"{rows} are more than a sheet can hold ({SHEET_ROWS:,}): they go on in {', '.join(sheets[1:])}."
+        if self.hidden:
+            yield f"Columns in which nothing is known are hidden: {', '.join(self.hidden)}."
+
+    def _first(self, sheet: Any) -> None:
+        firsts = self.comparison.firsts
+        sheet.set_column(0, 0, 24)
+        sheet.set_column(1, max(len(firsts), 1), 70)
+        if not firsts:
+            sheet.write_string(0, 0, "No divergence.")
+            return
+        told = [dict(_facts(first)) for first in firsts]
+        for at, name in enumerate(dict.fromkeys(name for facts in told for name in facts)):
+            self._line(sheet, at, [name, *(facts.get(name) for facts in told)], self.wrapped)
+        sheet.freeze_panes(0, 1)
+
+    def _rows(self, sheet: Any, rows: range, progress: Progress | None) -> None:
+        names = self.pairs.names
+        sheet.freeze_panes(1, 0)
+        sheet.autofilter(0, 0, len(rows), len(names) - 1)
+        for at, name in enumerate(names):
+            style = self.small if name in ("error", "limit") else None
+            sheet.set_column(at, at, _width(name), style, {"hidden": name in self.hidden})
+        verdict = names.index("verdict")
+        for label, colour in _COLOURS.items():
+            style = self.book.add_format({"bg_color": colour})
+            rule = {"type": "cell", "criteria": "==", "value": f'"{label}"', "format": style}
+            sheet.conditional_format(1, verdict, max(len(rows), 1), verdict, rule)
+        self._line(sheet, 0, names, self.head)
+        for begin in range(rows.start, rows.stop, _PIECE):
+            numbers = self.pairs.rows[begin : min(begin + _PIECE, rows.stop)]
+            columns = [_cells(self.pairs.columns.at(name, numbers)) for name in names]
+            for at, row in enumerate(zip(*columns, strict=True), begin - rows.start + 1):
+                self._line(sheet, at, row)
+            if progress is not None:
+                progress(begin + len(numbers), len(self.pairs))
+
+    def _lines(self, sheet: Any, at: int, rows: list[tuple[str, Any]]) -> int:
+        """Write names and what belongs to them; gives the next free row."""
+        for name, value in rows:
+            self._line(sheet, at, [name, value])
+            at += 1
+        return at
+
+    @staticmethod
+    def _line(sheet: Any, at: int, cells: Sequence[Any], style: Any = None) -> None:
+        for column, cell in enumerate(cells):
+            if isinstance(cell, str):
+                sheet.write_string(at, column, cell, style)
+            elif isinstance(cell, bool):
+                sheet.write_boolean(at, column, cell, style)
+            elif cell is not None and math.isfinite(cell):
+                sheet.write_number(at, column, cell, style)
+            elif cell is not None and not math.isnan(cell):  # a sheet has no infinite number, but a word for it
+                sheet.write_string(at, column, str(cell), style)
+
+
+def _width(name: str) -> int:
+    stem = name.removesuffix("_reference").removesuffix("_candidate")
+    return _WIDTHS.get(stem, max(9, min(len(name) + 3, 20)))  # three for the arrow of the filter
+
+
+def _cells(cells: Cells) -> list[Any]:
+    """A column in plain objects, what is not known as None."""
+    column = cells.column
+    if isinstance(column, Coded):
+        words = [*map(word, column.values), None]
+        return [words[code] for code in column.codes.tolist()]
+    found: list[Any] = column.tolist()
+    if column.dtype.kind == "u":
+        found = [f"{cell:016x}" for cell in found]
+    return [cell if known else None for cell, known in zip(found, cells.known.tolist(), strict=True)]
+
+
+def _facts(first: Divergence) -> Iterator[tuple[str, str | int | float | None]]:
+    """What is known of a divergence, a line each."""
+    yield "rank", first.rank
+    yield "place", first.place.full
+    yield "cause", first.cause
+    yield from ((f"evidence {at}", text) for at, text in enumerate(first.evidence, 1))
+    yield "verdict", first.verdict
+    for name in ("error", "limit", "magnitude"):
+        yield name, getattr(first, name)
+    yield "measured by", first.measured_by
+    if first.frame is not None:
+        yield "line", f"{first.frame.file}:{first.frame.line} in {first.frame.function}"
+        yield "code", first.frame.code
+    yield "inside", " › ".join(f"{site} ({kind})" if kind else site for site, kind in first.enclosing)
+    if first.previous is not None:
+        yield "before it", f"{first.previous}: {first.previous.verdict}"
+    yield "wrong rows after it", first.victims
+    yield from ((f"error at step {step}", error) for step, error in first.growth)
+    for label, side in (("reference", first.reference), ("candidate", first.candidate)):
+        yield from ((f"{name}, {label}", value) for name, value in _side(side))
+    yield from first.metrics.items()
+
+
+def _side(side: Side) -> Iterator[tuple[str, str | int | float | None]]:
+    yield "dtype", side.dtype
+    yield "shape", figures.shape(side.shape)
+    yield "device", side.device
+    if side.statistics is not None:
+        yield from side.statistics._asdict().items()
+    if side.fingerprint is not None:
+        yield "fingerprint", f"{side.fingerprint:016x}"

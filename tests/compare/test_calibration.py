@@ -1,0 +1,84 @@
+"""Who decides what is rounding: a tolerance before a second recording before the model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from astray.compare.calibration import MARGIN, Tolerances
+from astray.compare.comparison import compare
+from astray.errors import CompareError
+
+
+def run(runs, off: dict[str, float], steps: int = 2, keep: str = "stats,fingerprint", dtype: type = np.float32):
+    """Each site gives ones, off by so much; `a@1` is off in step 1 only."""
+    builder = runs.Builder(keep=keep)
+    for step in range(steps):
+        for site in ("a", "b"):
+            wrong = off.get(f"{site}@{step}", off.get(site, 0.0))
+            builder.tensor(builder.call(site, step=step), "output", "out", np.array([1, 2, 3 + 3 * wrong], dtype))
+    return builder.run
+
+
+def verdicts(found) -> dict[str, list[tuple[str, str]]]:
+    rows = zip(found.pairs["site"], found.pairs["verdict"], found.pairs["rule"], strict=True)
+    sites: dict[str, list[tuple[str, str]]] = {}
+    for site, verdict, rule in rows:
+        sites.setdefault(site, []).append((verdict, rule))
+    return sites
+
+
+def test_the_model_decides_when_nobody_else_does(runs):
+    found = verdicts(compare(run(runs, {}), run(runs, {"a": 1e-7, "b": 1e-3})))
+    assert found == {"a": [("rounding", "model")] * 2, "b": [("diverged", "model")] * 2}
+    assert verdicts(compare(run(runs, {}), run(runs, {})))["a"] == [("identical", "bits")] * 2
+
+
+def test_a_second_recording_gives_each_tensor_its_own_floor(runs):
+    reference, again = run(runs, {}), run(runs, {"a@1": 1e-3})
+    candidate = run(runs, {"a": 0.9 * MARGIN * 1e-3, "b": 1e-3})
+    found = compare(reference, candidate, noise=again)
+    assert verdicts(found) == {"a": [("drifting", "noise run")] * 2, "b": [("diverged", "noise run")] * 2}
+    assert found.pairs["limit"][0] == pytest.approx(MARGIN * 1e-3, rel=1e-4)
+    beyond = compare(reference, run(runs, {"a": 1.1 * MARGIN * 1e-3}), noise=again)
+    assert verdicts(beyond)["a"] == [("diverged", "noise run")] * 2
+
+
+def test_what_the_second_recording_has_not_is_left_to_the_model(runs):
+    reference = run(runs, {})
+    builder = runs.Builder()
+    builder.tensor(builder.call("a"), "output", "out", np.array([1, 2, 3], np.float32))
+    found = verdicts(compare(reference, run(runs, {"a": 1e-7, "b": 1e-7}), noise=builder.run))
+    assert {rule for _, rule in found["a"]} == {"noise run"}
+    assert {rule for _, rule in found["b"]} == {"model"}
+
+
+def test_a_tolerance_wins_both_ways(runs):
+    reference, candidate = run(runs, {}), run(runs, {"a": 1e-2, "b": 1e-7})
+    found = verdicts(compare(reference, candidate, tolerances={"^a$": 0.02, "^b$": 1e-9}, noise=candidate))
+    assert found == {"a": [("rounding", "tolerance")] * 2, "b": [("diverged", "tolerance")] * 2}
+    found = verdicts(compare(reference, candidate, tolerances={"float32": 0.02, "b": 0.0}))
+    assert found == {"a": [("rounding", "tolerance")] * 2, "b": [("diverged", "tolerance")] * 2}
+
+
+def test_a_tolerance_is_for_integers_too(runs):
+    sides = [run(runs, off, dtype=np.int64, keep="stats,tensors") for off in ({}, {"a": 1.0})]
+    assert verdicts(compare(*sides))["a"] == [("diverged", "model")] * 2
+    assert verdicts(compare(*sides, tolerances={"a": 2.0}))["a"] == [("rounding", "tolerance")] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"a": -1.0}, "The tolerance of 'a' is -1.0; it is a relative error"),
+        ({"a": math.inf}, "The tolerance of 'a' is inf"),
+        ({"a": "1e-3"}, "The tolerance of 'a' is '1e-3'"),
+        ({"(": 1e-3}, "'(' is neither a dtype nor a regular expression for sites"),
+    ],
+)
+def test_what_is_no_tolerance_is_told(given, said):
+    with pytest.raises(CompareError) as caught:
+        Tolerances.check(given)
+    assert said in str(caught.value)
