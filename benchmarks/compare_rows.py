@@ -80,7 +80,7 @@ def measure(reference: Path, candidate: Path) -> tuple[dict[str, float], str]:
             assert len(rank.call_rows) == len(rank.tensors)
         return run
 
-    stages = ("read_rows", "align", "judge", "_table", "_first_of_each", "problems")
+    stages = ("read_rows", "align", "judge", "_table", "_divergences", "problems")
     for stage in stages:
         setattr(comparison, stage, watch.timed(stage.strip("_"), getattr(comparison, stage)))
     start = time.perf_counter()

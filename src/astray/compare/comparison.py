@@ -23,7 +23,7 @@ from astray.compare.columns import Columns
 from astray.compare.divergence import Divergence
 from astray.compare.evidence import Evidence, Progress, ReadValues, explain
 from astray.compare.filter import Filter
-from astray.compare.first import find_first
+from astray.compare.first import find_divergences
 from astray.compare.kept import is_partial, labelled, with_part
 from astray.compare.matching import Asked, Matching
 from astray.compare.metrics import BOUNDS, METRICS
@@ -93,10 +93,10 @@ def compare(
     if not any(np.any(rank.judged.verdict < Verdict.ONLY_IN_REFERENCE) for rank in compared):
         raise CompareError(nothing_comparable(matched))
     pairs = _table(compared, vocabularies)
-    firsts = _first_of_each(compared, pairs)
+    firsts, others = _divergences(compared, pairs)
     sides = sum(len(one.reference) for one in compared), sum(len(one.candidate) for one in compared)
     notes = [*little_shared(*sides, matched), *own.problems, *problems(left, right, matching)]
-    return Comparison(left, right, pairs, tuple(firsts), tuple(notes), matching.steps)
+    return Comparison(left, right, pairs, tuple(firsts), tuple(notes), matching.steps, tuple(others))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +106,7 @@ class Comparison:
     pairs: one row for each tensor of either run, in order of observation; docs/metrics.md names its columns.
     firsts: the first divergence of each rank that has one, the earliest first.
     problems: what limits the comparison, a sentence each.
+    others: divergences after the first of their rank that are not its victims: their inputs agree.
     """
 
     reference: Run
@@ -114,6 +115,7 @@ class Comparison:
     firsts: tuple[Divergence, ...]
     problems: tuple[str, ...] = ()
     selected: Steps = field(default=Steps())
+    others: tuple[Divergence, ...] = ()
 
     @property
     def first(self) -> Divergence | None:
@@ -398,14 +400,20 @@ def _reasons(flags: Ints) -> Coded[str]:
     return Coded(number[flags], [explain(flag) for flag in found.tolist()])
 
 
-def _first_of_each(ranks: list[_Rank], pairs: Table) -> list[Divergence]:
-    """The first divergence of every rank, the earliest in step and order first."""
+def _divergences(ranks: list[_Rank], pairs: Table) -> tuple[list[Divergence], list[Divergence]]:
+    """The first divergence of every rank, and all others, each the earliest in step and order first."""
     firsts: list[Divergence] = []
+    others: list[Divergence] = []
     begin = 0
     for rank in ranks:
         end = begin + len(rank.pairs.reference)
         if rank.reference.run is not None and rank.candidate.run is not None:
-            found = find_first(pairs.take(slice(begin, end)), rank.rank, rank.reference.run, rank.candidate.run)
-            firsts += [found] if found is not None else []
+            found = find_divergences(pairs.take(slice(begin, end)), rank.rank, rank.reference.run, rank.candidate.run)
+            firsts += found[:1]
+            others += found[1:]
         begin = end
-    return sorted(firsts, key=lambda first: (*first.order, first.rank))
+    return sorted(firsts, key=_when), sorted(others, key=_when)
+
+
+def _when(divergence: Divergence) -> tuple[int, int, int]:
+    return (*divergence.order, divergence.rank)

@@ -22,29 +22,57 @@ from astray.compare import clues, noise, weights
 from astray.compare.divergence import Cause, Divergence, Place, Side
 from astray.compare.metrics import BOUNDS, METRICS
 from astray.compare.nesting import Nesting
+from astray.compare.origins import find_origins
 from astray.compare.rows import Bools, Ints
 from astray.compare.verdict import AGREEING, BAD
 from astray.compare.weights import GIVEN, Others, has_role
-from astray.record import Frame, Statistics
+from astray.record import ROOT, Frame, Statistics
 from astray.store import RankRun, Table
 
 RESULTS = ("output", "gradient")
 SLIGHT = 10
 """A tensor off by less than so many times what is allowed may be the victim of a fault that stayed below its own."""
 
+MOST_ORIGINS = 20
+"""So many further divergences are told of a rank."""
+
 SAME_TENSOR = ("micro", "site", "call", "phase", "recompute", "role", "path")
 
 
-def find_first(pairs: Table, rank: int, reference: RankRun, candidate: RankRun) -> Divergence | None:
-    """The first divergence of one rank; None when no pair is wrong. `pairs` are those of this rank alone."""
+def find_divergences(pairs: Table, rank: int, reference: RankRun, candidate: RankRun) -> list[Divergence]:
+    """The first divergence of one rank, and after it those that are not its victims; none when no pair is wrong.
+
+    `pairs` are those of this rank alone.
+    """
     bad = np.isin(pairs.coded("verdict").codes, BAD)
-    return _Search(pairs, rank, reference, candidate, bad).found() if bad.any() else None
+    if not bad.any():
+        return []
+    found = [_Search(pairs, rank, reference, candidate, bad, int(np.argmax(bad))).found()]
+    for row in find_origins(pairs, bad, reference).tolist():
+        place = Place.of(pairs, row)
+        # What was wrong in one step is so in the next: the same fault, there or in what is around it.
+        known = any(place.phase == one.place.phase and related(place.site, one.place.site) for one in found)
+        if not known and len(found) <= MOST_ORIGINS:
+            found.append(_Search(pairs, rank, reference, candidate, bad, row).found())
+    return found
+
+
+def related(site: str, other: str) -> bool:
+    """Whether two sites are the same, or one lies in the other.
+
+    >>> related("h.2", "h.2.mlp/gelu"), related("<root>", "h.2"), related("h.2", "h.20"), related("/sum", "/mean")
+    (True, True, False, False)
+    """
+    if ROOT in (site, other):
+        return True
+    inner, outer = (site, other) if len(site) > len(other) else (other, site)
+    return inner.startswith(outer) and (len(inner) == len(outer) or inner[len(outer)] in "./")
 
 
 class _Search:
     """The state of one search: where wrongness starts, whose fault it is, and what is known about it."""
 
-    def __init__(self, pairs: Table, rank: int, reference: RankRun, candidate: RankRun, bad: Bools) -> None:
+    def __init__(self, pairs: Table, rank: int, reference: RankRun, candidate: RankRun, bad: Bools, start: int) -> None:
         self.pairs = pairs
         self.rank = rank
         self.reference = reference
@@ -53,7 +81,7 @@ class _Search:
         self.matched: Bools = (pairs["row_reference"] >= 0) & (pairs["row_candidate"] >= 0)
         self.nesting = Nesting(reference)
         self.calls: Ints = pairs.numbers("call_reference")
-        self.start = int(np.argmax(bad))  # the earliest wrong tensor
+        self.start = start  # the earliest wrong tensor, or another that nothing before it explains
         self.cause, self.culprit, self.entry = self._blame()
         self.headline = self._headline()
         self.own = int(self.calls[self.headline]) == self.culprit  # whether the tensor shown is one of the culprit

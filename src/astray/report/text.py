@@ -41,6 +41,7 @@ def render(comparison: Comparison, *, width: int = WIDTH, colour: bool = False) 
     if comparison.first is not None:
         _divergence(page, comparison.first, several=len(comparison.reference.ranks) > 1)
         _other_ranks(page, comparison.firsts[1:])
+        _others(page, comparison)
     else:
         _agreement(page, comparison)
     _summary(page, comparison)
@@ -259,6 +260,20 @@ def _other_ranks(page: _Page, others: tuple[Divergence, ...]) -> None:
         page.entry("other ranks", shown)
         if len(others) > _MOST_NOTES:
             page.entry("", f"and {len(others) - _MOST_NOTES:,} more")
+        page.line()
+
+
+def _others(page: _Page, comparison: Comparison) -> None:
+    """What went wrong by itself after the first divergence."""
+    if comparison.others:
+        several = len(comparison.reference.ranks) > 1
+        shown = [
+            f"{other.place}{f', on rank {other.rank}' if several else ''} ({figures.error(other.place.error)})"
+            for other in comparison.others[:_MOST_NOTES]
+        ]
+        if len(comparison.others) > _MOST_NOTES:
+            shown.append(f"and {len(comparison.others) - _MOST_NOTES:,} more")
+        page.entry("by itself", ["These are not its victims, for their inputs agree:", *shown])
         page.line()
 
 
