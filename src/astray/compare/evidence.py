@@ -35,6 +35,13 @@ STATISTICS = ("min", "max", "mean", "std", "l2", "absmax")
 COUNTS = ("nan", "inf")
 
 
+MIXED = 0.1
+"""The least share of pairs with different dtypes in runs of different precision. Less may be an accident."""
+
+GIVEN = ("parameter", "state")
+"""The roles of what a call starts from besides its inputs."""
+
+
 class Reason(IntFlag):
     """What a reader should know about how a pair was judged."""
 
@@ -56,6 +63,9 @@ class Reason(IntFlag):
     SLICED = 32768
     ELSEWHERE = 65536
     WEIGHT_ROUNDING = 131072
+    AMPLIFIED = 262144
+    COARSE = 524288
+    INHERITED = 1048576
 
 
 SENTENCES = {
@@ -68,6 +78,9 @@ SENTENCES = {
     Reason.ZERO_REFERENCE: "the reference is all zeros, so that a relative error has no scale",
     Reason.NEGLIGIBLE: "both sides are below the rounding of the numbers they came from",
     Reason.WEIGHT_ROUNDING: "the difference is below the rounding of the weight that it was added to",
+    Reason.AMPLIFIED: "a few elements differ: an optimizer moves those by its step size whose gradient is rounding",
+    Reason.INHERITED: "no further off than weights that an optimizer moved",
+    Reason.COARSE: "judged by the precision of what it was computed from",
     Reason.EMPTY: "no elements",
     Reason.NONFINITE_BOTH: "NaN or Inf on both sides; judged by the other elements",
     Reason.NONFINITE_ONE: "NaN or Inf where the other side has a number",
@@ -134,6 +147,33 @@ class Evidence:
         """The coarser of the two sides' epsilons."""
         left, right = self.sides("dtype", at)
         return np.asarray(np.maximum(self.precisions[left], self.precisions[right]))
+
+    def noise_eps(self, at: Ints) -> Floats:
+        """The epsilon of the coarsest numbers that these may have come from.
+
+        A float32 sum of bfloat16 products has bfloat16's noise, if those differ at all. So the coarsest dtype counts of
+        all that came before and is not bit-identical. Weights of the first step came from nothing, and go by their own.
+        """
+        return np.maximum(self.eps(at), np.where(self.eps(at) > 0, self._carried[at], 0.0))
+
+    @cached_property
+    def _carried(self) -> Floats:
+        found = np.zeros(len(self.pairs.reference))
+        matched = np.flatnonzero(self.pairs.matched)
+        if not len(matched):
+            return found
+        given = np.isin(
+            self.sides("role", matched)[0], [self.roles.index(role) for role in GIVEN if role in self.roles]
+        )
+        mixed = np.not_equal(*self.sides("dtype", matched))
+        brings = (self.bits[matched] != 1) & ~given
+        if mixed.mean() < MIXED:  # where a few calls have another dtype, that may be the fault
+            brings &= ~mixed
+        found[matched] = np.where(brings, self.eps(matched), 0.0)
+        found = np.maximum.accumulate(found)
+        step = self.reference.columns["step"][self.pairs.reference[matched]]
+        found[matched[given & (step == step.min())]] = 0.0
+        return found
 
     @cached_property
     def bits(self) -> npt.NDArray[np.int8]:

@@ -22,7 +22,7 @@ from astray.compare import clues, noise, weights
 from astray.compare.divergence import Cause, Divergence, Place, Side
 from astray.compare.metrics import BOUNDS, METRICS
 from astray.compare.nesting import Nesting
-from astray.compare.origins import find_origins
+from astray.compare.origins import find_origins, healed
 from astray.compare.rows import Bools, Ints
 from astray.compare.verdict import AGREEING, BAD
 from astray.compare.weights import GIVEN, Others, has_role
@@ -45,6 +45,7 @@ def find_divergences(pairs: Table, rank: int, reference: RankRun, candidate: Ran
     `pairs` are those of this rank alone.
     """
     bad = np.isin(pairs.coded("verdict").codes, BAD)
+    bad &= ~healed(pairs, bad, reference)
     if not bad.any():
         return []
     found = [_Search(pairs, rank, reference, candidate, bad, int(np.argmax(bad))).found()]

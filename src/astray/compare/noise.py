@@ -22,6 +22,8 @@ ROUNDINGS_COARSE = 4
 FLOAT32_EPS = 2.0**-23
 UPDATE_ROUNDINGS = 4
 """How often a weight is rounded in its update, over both runs: once for its decay, and once for what is added."""
+AMPLIFIED = 100
+"""How much further than the whole of a weight a few of its elements may be off, once an optimizer has moved them."""
 LARGEST_DRIFT = 0.5
 """A tensor that is off by more than half of itself has not drifted, whatever its precision."""
 

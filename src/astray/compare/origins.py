@@ -12,7 +12,7 @@ import numpy as np
 
 from astray.compare.keys import one_key
 from astray.compare.rows import Bools, Ints
-from astray.compare.verdict import Verdict
+from astray.compare.verdict import AGREEING, Verdict
 from astray.compare.weights import GIVEN
 from astray.record import ROOT
 from astray.store import RankRun, Table
@@ -26,6 +26,26 @@ SURE = (Verdict.IDENTICAL, Verdict.ROUNDING)
 def find_origins(pairs: Table, bad: Bools, run: RankRun) -> Ints:
     """The rows of results that went wrong by themselves, in order of observation; `pairs` are those of one rank."""
     return _Calls(pairs, bad, run).origins()
+
+
+def healed(pairs: Table, bad: Bools, run: RankRun) -> Bools:
+    """Wrong rows inside a forward call that computes the same result in another way, as other shapes or calls show."""
+    calls = _Calls(pairs, bad, run)
+    verdict = pairs.coded("verdict").codes
+    agrees = calls.has(calls.is_result & np.isin(verdict, AGREEING)) & ~calls.has(bad & calls.is_result)
+    otherwise = calls.has(np.isin(verdict, (Verdict.SHAPE, Verdict.ONLY_IN_REFERENCE)))
+    agrees &= calls.around(np.flatnonzero(otherwise & ~calls.backward)) & ~calls.backward
+    inside = np.zeros(calls.count, np.bool_)
+    outer, at = calls.parent.copy(), np.flatnonzero(~calls.backward)
+    while len(at):
+        at = at[outer[at] >= 0]
+        inside[at] |= agrees[outer[at]]
+        at = at[~inside[at]]
+        outer[at] = calls.parent[outer[at]]
+    known = calls.of_row >= 0
+    found = np.zeros(len(bad), np.bool_)
+    found[known] = inside[calls.of_row[known]]
+    return found & bad & ~calls.is_given
 
 
 class _Calls:
@@ -46,9 +66,9 @@ class _Calls:
     def origins(self) -> Ints:
         far = self._far() & self.is_result & (self.of_row >= 0)
         unsure = ~np.isin(self.pairs.coded("verdict").codes, SURE)
-        fed_well = ~self._any(unsure & self.is_input) & self._any(self.is_input)
+        fed_well = ~self.has(unsure & self.is_input) & self.has(self.is_input)
         fed_well[self.is_gradient] = True  # the gradient of a parameter has no inputs: its module answers for it
-        candidates = self._any(far) & fed_well
+        candidates = self.has(far) & fed_well
         rows = np.flatnonzero(far)
         rows = rows[(candidates & ~self._explained(candidates))[self.of_row[rows]]]
         _, first = np.unique(self.of_row[rows], return_index=True)
@@ -61,22 +81,22 @@ class _Calls:
 
     def _explained(self, candidates: Bools) -> Bools:
         """Calls that are wrong because another one is: one inside, or in backward the forward."""
-        wrong, given = self._any(self.bad), self._any(self.bad & self.is_given)
+        wrong, given = self.has(self.bad), self.has(self.bad & self.is_given)
         forward = np.where(self.backward & ~self.is_gradient, self.parent, np.arange(self.count))
         forward[self.is_gradient] = self._owners()
         at = np.maximum(forward, 0)
         ahead, back = ~self.backward, self.backward & ~self.is_gradient
         explained = self._site_is_given_wrong() | (forward < 0)
-        explained |= ahead & self._around(np.flatnonzero((candidates | given) & ahead))
-        explained |= back & self._around(forward[candidates & back])[at]
+        explained |= ahead & self.around(np.flatnonzero((candidates | given) & ahead))
+        explained |= back & self.around(forward[candidates & back])[at]
         # In backward everything of the forward must be right, and for a weight's gradient its module's backward too.
         explained |= self.backward & self._with_around(np.flatnonzero(wrong & ahead))[at]
         return explained | (self.is_gradient & self._with_around(forward[wrong & back])[at])
 
     def _with_around(self, calls: Ints) -> Bools:
-        return self._mark(calls) | self._around(calls)
+        return self._mark(calls) | self.around(calls)
 
-    def _around(self, calls: Ints) -> Bools:
+    def around(self, calls: Ints) -> Bools:
         """The forward calls around some, without themselves."""
         found = np.zeros(self.count, np.bool_)
         calls = np.unique(calls[calls >= 0])
@@ -96,7 +116,7 @@ class _Calls:
         """Calls of a site that had a wrong weight in the same step: it is recorded with the first of them only."""
         calls = self.run.calls
         place = one_key([calls.numbers("step"), calls.coded("site").codes])
-        return np.isin(place, place[self._any(self.bad & self.is_given)])
+        return np.isin(place, place[self.has(self.bad & self.is_given)])
 
     def _owners(self) -> Ints:
         """For each gradient of a parameter the forward call of its module in that step, −1 where there is none."""
@@ -111,7 +131,7 @@ class _Calls:
             found.append(known.get((codes.get(module, -1), int(steps[row])), -1))
         return np.array(found, np.int64)
 
-    def _any(self, rows: Bools) -> Bools:
+    def has(self, rows: Bools) -> Bools:
         """Calls that have one of these rows."""
         return self._mark(self.of_row[rows & (self.of_row >= 0)])
 

@@ -113,6 +113,7 @@ def judge(evidence: Evidence, progress: Progress | None = None) -> Judgement:
     _judge_values(evidence, remaining[source >= Source.SAMPLE], judged, progress)
     _forgive_negligible(evidence, judged)
     _forgive_rounded_updates(evidence, judged)
+    _forgive_amplified(evidence, judged)
     return judged
 
 
@@ -149,7 +150,7 @@ def _judge_bits(at: Ints, judged: Judgement) -> None:
 
 def _judge_statistics(evidence: Evidence, at: Ints, judged: Judgement) -> None:
     if len(at):
-        eps = evidence.eps(at)
+        eps = evidence.noise_eps(at)
         eps = np.where(eps > 0, np.maximum(eps, STATISTICS_EPS), 0)
         _settle(at, measure_statistics(evidence, at), eps, evidence, judged)
 
@@ -162,7 +163,7 @@ def _judge_values(evidence: Evidence, at: Ints, judged: Judgement, progress: Pro
     _fall_back(evidence, np.setdiff1d(at, read), judged)
     if is_partial(judged.source[read]).any():
         found = _with_statistics(found, judged.source[read], judged.verdict[read], judged.error[read])
-    _settle(read, found, evidence.eps(read), evidence, judged)
+    _settle(read, found, evidence.noise_eps(read), evidence, judged)
 
 
 def _with_statistics(found: Measured, source: Ints, verdict: Ints, error: Floats) -> Measured:
@@ -207,6 +208,8 @@ def _settle(at: Ints, found: Measured, eps: Floats, evidence: Evidence, judged: 
     judged.limit[at] = drifting
     judged.rule[at] = np.where(found.equal, Rule.BITS, rule)
     judged.reason[at] |= found.reason | np.where(found.nonfinite, Reason.NONFINITE_ONE, 0)
+    coarser = (eps > np.maximum(evidence.eps(at), STATISTICS_EPS)) & ~found.equal
+    judged.reason[at] |= np.where(coarser, Reason.COARSE, 0)
     judged.keep_metrics(at, found.metrics)
 
 
@@ -234,3 +237,33 @@ def _forgive_rounded_updates(evidence: Evidence, judged: Judgement) -> None:
     small = at[(rounding > 0) & (judged.error[at] <= judged.limit[at])]
     judged.verdict[small] = Verdict.ROUNDING
     judged.reason[small] |= Reason.WEIGHT_ROUNDING
+
+
+def _forgive_amplified(evidence: Evidence, judged: Judgement) -> None:
+    """Take back `diverged` where a few elements of a weight are off by no more than an optimizer may move them.
+
+    Adam moves every element by about its learning rate, also one whose gradient is nothing but rounding, and then in
+    any direction. The weight as a whole is right all the same; and what is computed with it may be as far off as it is.
+    That does not hold for weights that were never updated.
+    """
+    at = _forgivable(judged)
+    at = at[judged.source[at] >= Source.SAMPLE]
+    if not len(at) or "parameter" not in evidence.roles:
+        return
+    rows, columns = evidence.pairs.reference[at], evidence.reference.columns
+    moved = (columns["role"][rows] == evidence.roles.index("parameter")) & (
+        columns["step"][rows] > columns["step"].min()
+    )
+    whole, limit = judged.metrics["rel_l2"][at], judged.limit[at]
+    few = moved & (whole <= limit) & (judged.error[at] <= noise.AMPLIFIED * limit)
+    inherited = np.zeros(len(judged.error))
+    inherited[at[few]] = judged.error[at[few]]
+    excused = at[few | (judged.error[at] <= np.maximum.accumulate(inherited)[at])]
+    # Behind anything that has no excuse all is its victim, and nothing is excused any more.
+    guilty = np.setdiff1d(np.flatnonzero(np.isin(judged.verdict, BAD)), excused)
+    excused = excused[excused < guilty[0]] if len(guilty) else excused
+    weights = excused[inherited[excused] > 0]
+    judged.verdict[excused] = Verdict.DRIFTING
+    judged.verdict[weights] = Verdict.ROUNDING
+    judged.reason[excused] |= Reason.INHERITED
+    judged.reason[weights] ^= Reason.INHERITED | Reason.AMPLIFIED

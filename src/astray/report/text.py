@@ -18,7 +18,7 @@ from astray.compare.comparison import Comparison
 from astray.compare.divergence import Divergence, Place, Side
 from astray.compare.evidence import SENTENCES, Reason
 from astray.compare.metrics import SUMMING
-from astray.compare.verdict import AGREEING, Verdict
+from astray.compare.verdict import AGREEING, BAD, Verdict
 from astray.record import Statistics
 from astray.report import figures
 
@@ -288,7 +288,12 @@ def _agreement(page: _Page, comparison: Comparison) -> None:
     if comparison.same:
         page.line(page.paint(f"✓ {text}", GREEN))
     else:
-        page.line(page.paint(f"≠ {text} Some are only in one run.", YELLOW))
+        lone = any(counts[verdict.label] for verdict in (Verdict.ONLY_IN_REFERENCE, Verdict.ONLY_IN_CANDIDATE))
+        text += " Some are only in one run." if lone else ""
+        page.line(page.paint(f"≠ {text}", YELLOW))
+        wrong = sum(counts[verdict.label] for verdict in BAD)
+        if wrong:
+            page.entry("inside", f"{figures.counted(wrong, 'tensor')} differ inside calls whose results agree.")
     if counts[Verdict.ROUNDING.label] or counts[Verdict.DRIFTING.label]:
         page.entry("largest", f"{figures.error(_largest(comparison).error)} at {_largest(comparison)}")
         page.entry("begins", f"the first tensor that is not identical is at {_first_with(comparison, *AGREEING[1:])}")
