@@ -128,8 +128,9 @@ class Onset(NamedTuple):
 
 
 def onset(pairs: Table, before: int) -> Onset | None:
-    """The first tensor that is not bit-identical, if every one before it was and there were some."""
+    """The first tensor that is not bit-identical, if all before it were that both runs have, and there were some."""
     codes: Ints = pairs.coded("verdict").codes[:before]
+    codes = np.where(np.isin(codes, (Verdict.ONLY_IN_REFERENCE, Verdict.ONLY_IN_CANDIDATE)), Verdict.IDENTICAL, codes)
     found = np.flatnonzero((codes == Verdict.ROUNDING) | (codes == Verdict.DRIFTING))
     if not len(found) or found[0] == 0 or np.any(codes[: found[0]] != Verdict.IDENTICAL):
         return None

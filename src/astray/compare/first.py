@@ -30,6 +30,8 @@ from astray.record import ROOT, Frame, Statistics
 from astray.store import RankRun, Table
 
 RESULTS = ("output", "gradient")
+STEADY = 5
+"""So many results must be bit-identical before two runs count as the same program on the same machine."""
 SLIGHT = 10
 """A tensor off by less than so many times what is allowed may be the victim of a fault that stayed below its own."""
 
@@ -48,7 +50,7 @@ def find_divergences(pairs: Table, rank: int, reference: RankRun, candidate: Ran
     bad &= ~healed(pairs, bad, reference)
     if not bad.any():
         return []
-    found = [_Search(pairs, rank, reference, candidate, bad, int(np.argmax(bad))).found()]
+    found = [_first(pairs, rank, reference, candidate, bad)]
     for row in find_origins(pairs, bad, reference).tolist():
         place = Place.of(pairs, row)
         # What was wrong in one step is so in the next: the same fault, there or in what is around it.
@@ -56,6 +58,21 @@ def find_divergences(pairs: Table, rank: int, reference: RankRun, candidate: Ran
         if not known and len(found) <= MOST_ORIGINS:
             found.append(_Search(pairs, rank, reference, candidate, bad, row).found())
     return found
+
+
+def _first(pairs: Table, rank: int, reference: RankRun, candidate: RankRun, bad: Bools) -> Divergence:
+    """The earliest that is wrong; or, if that is so by little, where the bits of the runs begin to differ.
+
+    A program that gave the same bits all along and then does not was changed there, however small the difference.
+    """
+    search = _Search(pairs, rank, reference, candidate, bad, int(np.argmax(bad)))
+    onset = clues.onset(pairs, search.start)
+    if onset is None or not search.is_slight() or not search.made(onset):
+        return search.found()
+    sure = bad.copy()
+    sure[onset.row] = True
+    earlier = _Search(pairs, rank, reference, candidate, sure, onset.row)
+    return earlier.found(beyond=search.place())
 
 
 def related(site: str, other: str) -> bool:
@@ -87,14 +104,15 @@ class _Search:
         self.headline = self._headline()
         self.own = int(self.calls[self.headline]) == self.culprit  # whether the tensor shown is one of the culprit
 
-    def found(self) -> Divergence:
+    def found(self, beyond: Place | None = None) -> Divergence:
+        """With what is known. `beyond` is what follows from it and is beyond rounding, if it is not itself."""
         entry = Place.of(self.pairs, self.entry)
         parameter = entry if self.cause == "parameter" else None
         others = self._others() if parameter else Others(0, 0)
         onset = clues.onset(self.pairs, self.start)
         return Divergence(
             rank=self.rank,
-            place=self._place(),
+            place=self.place(),
             cause=self.cause,
             limit=float(self.pairs["limit"][self.headline]),
             magnitude=self._magnitude(),
@@ -110,7 +128,7 @@ class _Search:
             other_buffers=others.buffers,
             previous=self._previous(),
             onset=None if onset is None else onset.place,
-            evidence=tuple(self._evidence(entry, others, onset)),
+            evidence=tuple(self._evidence(entry, others, onset, beyond)),
             victims=int(self.bad.sum() - self.bad[self.calls == self.culprit].sum()) - (not self.own),
             growth=self._growth(),
             order=(entry.step, int(np.sum(self.pairs["step"][: self.start] == entry.step))),
@@ -140,7 +158,7 @@ class _Search:
         results = np.flatnonzero(self.bad & (self.calls == self.culprit) & self._has_role(*RESULTS))
         return int(results[0]) if len(results) else self.entry
 
-    def _place(self) -> Place:
+    def place(self) -> Place:
         """The tensor to show, at the call to blame."""
         place = Place.of(self.pairs, self.headline)
         if self.own:
@@ -203,7 +221,7 @@ class _Search:
 
     # -- sentences -----------------------------------------------------------------------------------------------
 
-    def _evidence(self, entry: Place, others: Others, onset: clues.Onset | None) -> list[str]:
+    def _evidence(self, entry: Place, others: Others, onset: clues.Onset | None, beyond: Place | None) -> list[str]:
         inputs, given = self._places(self.culprit, "input"), self._places(self.culprit, *GIVEN)
         if self.cause == "input":
             sentences = [self._about_input(entry)]
@@ -211,22 +229,28 @@ class _Search:
             sentences = [weights.sentence(self.pairs, self.entry, inputs, others, self.reference)]
         else:
             sentences = [self._about_computation(entry, inputs, given)]
-        earlier = onset is not None and self._is_slight() and self._computed(onset)
-        if onset is not None and earlier:
+        hint = onset is not None and beyond is None and self.is_slight() and self._computed(onset)
+        if onset is not None and hint:
             sentences[0] += (
                 f" But it is hardly beyond rounding. Everything is bit-identical until {onset.place} "
                 f"({clues.verdict_of(onset.place)}), what that call was given included: the same machine and program "
                 "would stay so; look there first."
             )
+        if beyond is not None:
+            sentences.append(
+                "That is no more than rounding, but everything before it is bit-identical, what it was given included, "
+                f"and {beyond} is not rounding any more ({clues.verdict_of(beyond)}): the same machine and program "
+                "would have stayed identical."
+            )
         sentences += clues.suspicious([*inputs, *given])
         until = max(self.start, self.headline)
         sentences += clues.arguments(self.pairs, until, [self.culprit], self.reference, self.candidate)
         sentences += clues.unmatched(self.pairs, self.start)
-        if onset is not None and not earlier:
+        if onset is not None and not hint:
             sentences.append(f"The runs are bit-identical until {onset.place} ({clues.verdict_of(onset.place)}).")
         return sentences
 
-    def _is_slight(self) -> bool:
+    def is_slight(self) -> bool:
         """Whether the tensor shown is wrong by so little that a fault before it may have stayed below its limit."""
         error, limit = float(self.pairs["error"][self.headline]), float(self.pairs["limit"][self.headline])
         return error <= SLIGHT * limit or self._is_small()
@@ -241,6 +265,18 @@ class _Search:
         absmax = [run.tensors.numbers("absmax")[self.pairs.numbers(row)] for run, row in sides]
         size = np.maximum(absmax[0][self.headline], absmax[1][self.headline])
         return bool(noise.negligible(size, SLIGHT * np.nanmax(absmax[0][rows]), np.array(noise.FLOAT32_EPS)))
+
+    def made(self, onset: clues.Onset) -> bool:
+        """Whether something else than the culprit made that tensor out of what is bit-identical, as all before it is.
+
+        And whether that was enough to know that the two runs are the same program on the same machine.
+        """
+        steady = int(np.sum(self._has_role(*RESULTS)[: onset.row] & self.matched[: onset.row]))
+        if steady < STEADY:
+            return False
+        if onset.place.role == "input":  # made by the code around it
+            return self.nesting.enclosing(int(self.calls[onset.row])) is not None
+        return self._computed(onset)
 
     def _computed(self, onset: clues.Onset) -> bool:
         """Whether the call of that tensor made it from recorded inputs that are bit-identical, as all before it is."""
