@@ -24,7 +24,7 @@ from astray.compare.metrics import BOUNDS, METRICS
 from astray.compare.nesting import Nesting
 from astray.compare.origins import find_origins, healed
 from astray.compare.rows import Bools, Ints
-from astray.compare.verdict import AGREEING, BAD
+from astray.compare.verdict import AGREEING, BAD, Verdict
 from astray.compare.weights import GIVEN, Others, has_role
 from astray.record import ROOT, Frame, Statistics
 from astray.store import RankRun, Table
@@ -108,7 +108,7 @@ class _Search:
         """With what is known. `beyond` is what follows from it and is beyond rounding, if it is not itself."""
         entry = Place.of(self.pairs, self.entry)
         parameter = entry if self.cause == "parameter" else None
-        others = self._others() if parameter else Others(0, 0)
+        others = self._others() if parameter and self.matched[self.entry] else Others(0, 0)
         onset = clues.onset(self.pairs, self.start)
         return Divergence(
             rank=self.rank,
@@ -141,7 +141,8 @@ class _Search:
         if role in GIVEN:
             return "parameter", call, entry
         if role != "input":
-            return "computation", call, entry
+            lone = self._lone_given(call, int(self.pairs["call_candidate"][self.start]))
+            return ("computation", call, entry) if lone is None else ("parameter", call, lone)
         while True:
             outer = self.nesting.enclosing(call)
             if outer is None:
@@ -150,6 +151,14 @@ class _Search:
             if not len(given):
                 return "computation", outer, entry
             call, entry = outer, int(given[0])
+
+    def _lone_given(self, call: int, other: int) -> int | None:
+        """A parameter, buffer or state of a call that only one of the runs has; `other` is the candidate's call."""
+        verdict = self.pairs.coded("verdict").codes
+        lone = (verdict == Verdict.ONLY_IN_REFERENCE) & (self.calls == call)
+        lone |= (verdict == Verdict.ONLY_IN_CANDIDATE) & (self.pairs.numbers("call_candidate") == other)
+        rows = np.flatnonzero(lone & self._has_role(*GIVEN))
+        return int(rows[0]) if len(rows) else None
 
     def _headline(self) -> int:
         """The tensor to show: the culprit's first wrong result, or what entered it wrong where it has none."""
@@ -179,7 +188,7 @@ class _Search:
 
     def _stack(self) -> list[Frame]:
         """Where the call with the wrong tensor was made: for a wrong input of a submodule, a line of the culprit."""
-        call: int | None = int(self.calls[self.entry])
+        call: int | None = int(self.calls[self.entry]) if self.calls[self.entry] >= 0 else self.culprit
         if self.reference.calls["kind"][call] == "parameter":
             call = self.nesting.owner(int(self.calls[self.entry]))
         stack = -1 if call is None else int(self.reference.calls["stack"][call])
@@ -225,6 +234,9 @@ class _Search:
         inputs, given = self._places(self.culprit, "input"), self._places(self.culprit, *GIVEN)
         if self.cause == "input":
             sentences = [self._about_input(entry)]
+        elif self.cause == "parameter" and not self.matched[self.entry]:
+            agree = clues.agreement([("input", inputs)])
+            sentences = [self._about_lone(entry) + (f" {agree}." if agree else "")]
         elif self.cause == "parameter":
             sentences = [weights.sentence(self.pairs, self.entry, inputs, others, self.reference)]
         else:
@@ -282,6 +294,10 @@ class _Search:
         """Whether the call of that tensor made it from recorded inputs that are bit-identical, as all before it is."""
         call = int(self.calls[onset.row])
         return onset.place.role in RESULTS and call != self.culprit and bool(self._places(call, "input", *GIVEN))
+
+    def _about_lone(self, entry: Place) -> str:
+        which = entry.verdict.removeprefix("only in ")
+        return f"Its {entry.tensor} is there only in the {which}: the other run computed without it."
 
     def _about_input(self, entry: Place) -> str:
         if entry.phase == "backward" and entry.recompute:

@@ -293,7 +293,8 @@ def _agreement(page: _Page, comparison: Comparison) -> None:
         page.line(page.paint(f"≠ {text}", YELLOW))
         wrong = sum(counts[verdict.label] for verdict in BAD)
         if wrong:
-            page.entry("inside", f"{figures.counted(wrong, 'tensor')} differ inside calls whose results agree.")
+            differ = "differs" if wrong == 1 else "differ"
+            page.entry("inside", f"{figures.counted(wrong, 'tensor')} {differ} inside calls whose results agree.")
     if counts[Verdict.ROUNDING.label] or counts[Verdict.DRIFTING.label]:
         page.entry("largest", f"{figures.error(_largest(comparison).error)} at {_largest(comparison)}")
         page.entry("begins", f"the first tensor that is not identical is at {_first_with(comparison, *AGREEING[1:])}")
