@@ -19,7 +19,7 @@ import astray
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
-EXACT_AT_LEAST = {"modules": 45, "functions": 45, "tensors": 47, "updates": 42, "noise": 45, "noise-tensors": 32}
+EXACT_AT_LEAST = {"modules": 48, "functions": 46, "tensors": 48, "updates": 47, "noise": 46, "noise-tensors": 47}
 """Of 50 faults, at each setting. Raise a number when the comparison gets better."""
 
 
@@ -205,7 +205,5 @@ def test_the_whole_benchmark(tmp_path: Path) -> None:
         scores = [one["score"] for one in results if one["setting"] == setting and "score" in one]
         assert len(scores) == 50
         assert scores.count("exact") >= least, setting
-    quiet = [one["name"] for one in results if one["setting"] == "modules" and one.get("alarm") is False]
-    assert {"rerun", "threads", "blocking", "batch-split", "norms-in-float64", "fused-optimizer", "float64"} <= set(
-        quiet
-    )
+    assert [(one["name"], one["setting"]) for one in results if one.get("alarm")] == []
+    assert sum("alarm" in one for one in results) > 40

@@ -105,6 +105,7 @@ def compare(
     *,
     noise: Path | Run | None = None,
     tolerances: dict[str, float] | None = None,
+    exact: bool = False,
     metrics: Sequence[str | Callable[..., float]] | None = None,
     progress: Callable[[int, int], None] | None = None,
     **asked: Unpack[Asked],
@@ -121,13 +122,21 @@ def compare(
     mapping, by, shapes, offset: how tensors are paired when the two models differ; docs/alignment.md explains each.
     noise: a second recording of the reference: how far apart two runs get that are both right.
     tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype: {"attn": 1e-3}.
+    exact: the runs should be bit-identical, and whatever is not has diverged.
     metrics: what to measure besides, of kept values: "kl", "file.py:function", or a function of two arrays.
     progress: called now and then with (done, total) while values are read.
     """
     from astray.compare.comparison import compare
 
     return compare(
-        reference, candidate, noise=noise, tolerances=tolerances, metrics=metrics, progress=progress, **asked
+        reference,
+        candidate,
+        noise=noise,
+        tolerances=tolerances,
+        exact=exact,
+        metrics=metrics,
+        progress=progress,
+        **asked,
     )
 
 

@@ -82,3 +82,14 @@ def test_what_is_no_tolerance_is_told(given, said):
     with pytest.raises(CompareError) as caught:
         Tolerances.check(given)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", ["fingerprint", "stats,fingerprint", "stats,fingerprint,tensors", "stats,tensors"])
+def test_exact_means_every_bit(runs, keep):
+    reference, candidate = run(runs, {}, keep=keep), run(runs, {"b@1": 1e-7}, keep=keep)
+    found = compare(reference, candidate, exact=True)
+    assert (found.first.step, found.first.site) == (1, "b")
+    assert found.counts["diverged"] == 1
+    assert found.pairs["rule"][3] == "bits"
+    assert compare(reference, run(runs, {}, keep=keep), exact=True).same
+    assert (compare(reference, candidate).first is None) == (keep != "fingerprint")

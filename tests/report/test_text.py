@@ -186,3 +186,21 @@ def test_colour_only_when_asked_and_never_in_the_text(runs):
     plain, coloured = render(diff), render(diff, colour=True)
     assert "\x1b" not in plain
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({1}, "rank 1 alone is off; ranks 0, 2 agree"),
+        ({0, 2}, "2 ranks are off; rank 1 agrees"),
+        ({0, 1, 2}, None),
+    ],
+)
+def test_which_ranks_agree(runs, wrong, said):
+    one, other = runs.Builder(world_size=3), runs.Builder("runs/bad", world_size=3)
+    for rank in range(3):
+        runs.program(one, rank=rank)
+        runs.program(other, rank=rank, **({"proj": 1.5} if rank in wrong else {}))
+    text = str(compare(one.run, other.run))
+    assert ("agree" in text.partition("ranks  ")[2].partition("\n")[0]) == (said is not None)
+    assert said is None or said in text

@@ -35,6 +35,7 @@ def add(commands: Any) -> None:
     judging.add_argument(
         "--tolerance", action="append", metavar="WHAT=ERROR", help="allow this error, by site (a regex) or dtype"
     )
+    judging.add_argument("--exact", action="store_true", help="the runs should be bit-identical: nothing is rounding")
     judging.add_argument(
         "--metric", action="append", metavar="NAME", help="also measure this of kept values: kl, or file.py:function"
     )
@@ -91,6 +92,7 @@ def main(options: argparse.Namespace) -> int:
                 options.candidate,
                 noise=options.noise,
                 tolerances=_tolerances(options.tolerance),
+                exact=options.exact,
                 metrics=options.metric,
                 progress=progress,
                 **_asked(options),

@@ -58,6 +58,7 @@ def compare(
     *,
     noise: AnyPath | Run | None = None,
     tolerances: dict[str, float] | None = None,
+    exact: bool = False,
     metrics: Sequence[str | Metric] | None = None,
     progress: Progress | None = None,
     **asked: Unpack[Asked],
@@ -71,6 +72,7 @@ def compare(
     asked: what to compare and how to pair it: steps, ranks, sites, mapping, by, shapes and offset, as `Asked` has them.
     noise: a second recording of the reference, which shows how far apart two runs get that are both right.
     tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype.
+    exact: the runs should be bit-identical, and whatever is not has diverged.
     metrics: what to measure besides, where both runs kept values: "kl", "file.py:function", a function of two arrays.
     progress: called with (done, total) after each pair whose values had to be read, in each rank anew.
 
@@ -84,7 +86,9 @@ def compare(
     vocabularies: Vocabularies = defaultdict(Vocabulary)
     readings = matching.of_reference(), matching.of_candidate(right)
     compared = [
-        _compare_rank(rank, left, right, vocabularies, readings, matching, _Judging(own, allowed, floor, progress))
+        _compare_rank(
+            rank, left, right, vocabularies, readings, matching, _Judging(own, allowed, floor, exact, progress)
+        )
         for rank in matching.ranks_of(left, right)
     ]
     matched = sum(int(np.sum(rank.pairs.matched)) for rank in compared)
@@ -273,6 +277,7 @@ class _Judging(NamedTuple):
     own: OwnMetrics
     allowed: Tolerances
     floor: Floor | None
+    exact: bool
     progress: Progress | None
 
 
@@ -316,7 +321,7 @@ def _compare_rank(
             floors(reference, pairs.reference, (judging.floor or {}).get(rank)),
         ),
     )
-    return _Rank(rank, reference, candidate, pairs, judge(evidence, judging.progress))
+    return _Rank(rank, reference, candidate, pairs, judge(evidence, judging.progress, judging.exact))
 
 
 def _reader(run: RankRun | None) -> ReadValues:

@@ -94,8 +94,18 @@ class Judgement:
             self.metrics[name][at] = column
 
 
-def judge(evidence: Evidence, progress: Progress | None = None) -> Judgement:
-    """Judge every pair of one rank."""
+def judge(evidence: Evidence, progress: Progress | None = None, exact: bool = False) -> Judgement:
+    """Judge every pair of one rank. With `exact`, whatever is not identical has diverged."""
+    judged = _judge(evidence, progress)
+    if exact:
+        other = np.isin(judged.verdict, (Verdict.ROUNDING, Verdict.DRIFTING))
+        judged.verdict[other] = Verdict.DIVERGED
+        judged.rule[other] = Rule.BITS
+        judged.limit[other | (judged.verdict == Verdict.DIVERGED)] = 0.0
+    return judged
+
+
+def _judge(evidence: Evidence, progress: Progress | None) -> Judgement:
     pairs = evidence.pairs
     judged = Judgement.of_nothing(len(pairs.reference), evidence.own.names)
     judged.verdict[pairs.candidate < 0] = Verdict.ONLY_IN_REFERENCE

@@ -13,6 +13,7 @@ The document is one object:
     first         the first divergence, or null: the fields of `Divergence`, with `place` spread into it; where none of
                   the call's own tensors is wrong, `role` and `path` are empty and the numbers are those of `seen`
     firsts        the same for every rank that diverged, the earliest first
+    others        those after the first of their rank that are not its victims
     differences   the rows that do not agree, in order, at most 1,000: key, verdict, error, source, reason
     differences_total           how many there are in all; pairs.csv has every one
 
@@ -63,6 +64,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "problems": comparison.problems,
         "first": firsts[0] if firsts else None,
         "firsts": firsts,
+        "others": [_divergence(other) for other in comparison.others],
         "differences": [_difference(comparison, row) for row in differing[:MOST_DIFFERENCES].tolist()],
         "differences_total": len(differing),
     }

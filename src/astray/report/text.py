@@ -18,6 +18,7 @@ from astray.compare.comparison import Comparison
 from astray.compare.divergence import Divergence, Place, Side
 from astray.compare.evidence import SENTENCES, Reason
 from astray.compare.metrics import SUMMING
+from astray.compare.problems import span
 from astray.compare.verdict import AGREEING, BAD, Verdict
 from astray.record import Statistics
 from astray.report import figures
@@ -40,7 +41,7 @@ def render(comparison: Comparison, *, width: int = WIDTH, colour: bool = False) 
     _header(page, comparison)
     if comparison.first is not None:
         _divergence(page, comparison.first, several=len(comparison.reference.ranks) > 1)
-        _other_ranks(page, comparison.firsts[1:])
+        _other_ranks(page, comparison)
         _others(page, comparison)
     else:
         _agreement(page, comparison)
@@ -254,7 +255,17 @@ def _after(first: Divergence) -> str:
     return f"{victims}; the same tensor is off by {', '.join(texts)}"
 
 
-def _other_ranks(page: _Page, others: tuple[Divergence, ...]) -> None:
+def _other_ranks(page: _Page, comparison: Comparison) -> None:
+    """Which ranks agree, and where those went wrong that do not."""
+    others = comparison.firsts[1:]
+    wrong = {first.rank for first in comparison.firsts}
+    agreeing = sorted({*np.unique(comparison.pairs.numbers("rank")[comparison.matched]).tolist()} - wrong)
+    if agreeing and comparison.first is not None:
+        agree = f"rank {agreeing[0]} agrees" if len(agreeing) == 1 else f"ranks {span(agreeing)} agree"
+        alone = f"rank {comparison.first.rank} alone is off" if not others else f"{len(wrong)} ranks are off"
+        page.entry("ranks", f"{alone}; {agree}")
+        if not others:
+            page.line()
     if others:
         shown = [f"rank {first.rank}: {first.place} ({first.cause})" for first in others[:_MOST_NOTES]]
         page.entry("other ranks", shown)
