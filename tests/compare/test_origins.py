@@ -11,6 +11,7 @@ from torch import nn
 
 import astray
 from astray.compare.comparison import compare
+from astray.report.json import document
 
 ONES = np.ones(4, np.float32)
 
@@ -145,3 +146,7 @@ def test_a_real_model_with_two_faults(tmp_path, level):
     assert [other.site.partition("/")[0] for other in found.others] == ["image.2"]
     assert "by itself" in str(found)
     assert "image.2" in str(found)
+    file = found.to_junit(tmp_path / "found.xml").read_text()
+    assert "First divergence: step 0, forward, call 0 of text.1" in file
+    assert "Wrong by itself: step 0, forward, call 0 of image.2" in file
+    assert [other["site"].partition("/")[0] for other in document(found)["others"]] == ["image.2"]

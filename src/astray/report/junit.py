@@ -76,7 +76,8 @@ def _cases(comparison: Comparison) -> Iterator[ElementTree.Element]:
     names = list(dict.fromkeys(group_of.values()))
     number = {name: i for i, name in enumerate(names)}
     groups = np.array([number[group_of[site]] for site in sites.values])[sites.codes]
-    culprits = {number[group_of[first.site]]: first for first in reversed(comparison.firsts)}
+    found_wrong = (*comparison.firsts, *comparison.others)  # the earliest comes first, and is told of its site
+    culprits = {number[group_of[one.site]]: one for one in reversed(found_wrong)}
     found, begin = np.unique(groups, return_index=True)
     for group in found[np.argsort(begin)].tolist():
         rows = np.flatnonzero(groups == group)
@@ -89,7 +90,8 @@ def _case(
     case = ElementTree.Element("testcase", classname="astray", name=_plain(name))
     wrong, unmatched = (rows[np.isin(verdicts, kinds)] for kinds in (BAD, _UNMATCHED))
     if first is not None:
-        text = f"First divergence{_on_rank(comparison, first)}: {first.place.full}. {first.evidence[0]}"
+        what = "First divergence" if first in comparison.firsts else "Wrong by itself"
+        text = f"{what}{_on_rank(comparison, first)}: {first.place.full}. {first.evidence[0]}"
         _add(case, "failure", text, first.verdict)
     elif len(unmatched):
         place = Place.of(comparison.pairs, int(unmatched[0]))
