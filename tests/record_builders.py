@@ -50,7 +50,8 @@ class Rank:
             kept = np.ascontiguousarray(array if part is None else Part.parse(part).cut(array))
             sampled = None if "tensors" in keep else sample_positions(kept.size, 4)
             self._values[row] = kept if sampled is None else kept.reshape(-1)[sampled]
-            rest["blob"] = Blob(0, 0, self._values[row].nbytes, None if sampled is None else len(sampled), part)
+            place = 4096 * row  # each has its own, as on a disk
+            rest["blob"] = Blob(0, place, self._values[row].nbytes, None if sampled is None else len(sampled), part)
         self._tensors.append(
             Tensor(
                 seq, role, path, memory.dtype, memory.shape, memory.stride, "cpu", False,

@@ -6,10 +6,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import astray
+from astray.compare import evidence
 from astray.compare.comparison import compare
 from astray.compare.kept import Kept, Selection, Source, labelled, shared, with_part
-from astray.stats.kernels import sample_positions
+from astray.stats.kernels import contrast, sample_positions
 
 RIGHT = np.arange(1, 25, dtype=np.float32).reshape(2, 3, 4)
 PART = "0:1, ..., :2"
@@ -208,3 +212,31 @@ def test_labels_are_in_order_from_the_worst():
     assert found.tolist() == ["values", "values of the slice :2", "sample of the slice 1:", "none", "sample"]
     assert found.values == ["none", "sample", "sample of the slice 1:", "values of the slice :2", "values"]
     assert labelled(np.empty(0, np.int32), []).values == []
+
+
+def test_values_that_are_stored_once_are_measured_once(tmp_path, monkeypatch):
+    for name in ("good", "bad"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        with torch.no_grad():
+            model[0].weight.mul_(1.001 if name == "bad" else 1)
+        with astray.record(tmp_path / name, model, keep="tensors", phases="forward") as rec:
+            model(torch.ones(2, 4))
+            rec.step()
+    calls = []
+    monkeypatch.setattr(evidence, "contrast", lambda *sides: calls.append(1) or contrast(*sides))
+    found = compare(tmp_path / "good", tmp_path / "bad")
+    rows = found.pairs
+    # What differs: a weight, and the results of three modules, of which one is also the root's and two are inputs.
+    assert list(rows["source"]).count("values") == 1 + 3 + 1 + 2
+    assert len(calls) == 1 + 3
+    of = {(site, role): row for row, (site, role) in enumerate(zip(rows["site"], rows["role"], strict=True))}
+    for one, other in ((("0", "output"), ("1", "input")), (("2", "output"), ("<root>", "output"))):
+        assert rows["rmse"][of[one]] == rows["rmse"][of[other]] > 0
+    run = astray.open(tmp_path / "good").ranks[0], astray.open(tmp_path / "bad").ranks[0]
+    for row in np.flatnonzero([source == "values" for source in rows["source"]]).tolist():
+        sides = [
+            side.values(int(rows[f"row_{name}"][row]))
+            for side, name in zip(run, ("reference", "candidate"), strict=True)
+        ]
+        assert rows["max_abs"][row] == np.abs(sides[0].astype(np.float64) - sides[1].astype(np.float64)).max()

@@ -7,7 +7,7 @@ fingerprint, which says only whether the bits are the same. Values are read for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import cached_property
@@ -199,6 +199,14 @@ class Evidence:
         seq: Ints = run.calls.numbers("seq")[self.reference.call_row[self.pairs.reference[at]]]
         return seq
 
+    def places(self, at: Ints) -> Iterator[tuple[int, ...]]:
+        """For each pair where the values of both sides lie, and all else that a measurement of them depends on."""
+        names = ("blob_file", "blob_offset", "blob_bytes", "sampled")
+        columns = [column for name in names for column in self.numbers(name, at)]
+        columns += [column for name in ("dtype", "part", "shape") for column in self.sides(name, at)]
+        columns.append(self.bits[at])
+        return zip(*(column.tolist() for column in columns), strict=True)
+
     def kept_values(self, at: Ints) -> tuple[npt.NDArray[np.int8], Bools]:
         """What can be compared of the kept values; and where both sides kept some, but none that the other did."""
         source, apart = np.zeros(len(at), np.int8), np.zeros(len(at), np.bool_)
@@ -274,32 +282,62 @@ def measure_statistics(evidence: Evidence, at: Ints) -> Measured:
     )
 
 
+class _Found(NamedTuple):
+    """What was measured of the values of a pair."""
+
+    error: float
+    equal: bool
+    differs: bool
+    nonfinite: bool
+    reason: int
+    metrics: list[float]
+
+
 def measure_values(evidence: Evidence, at: Ints, progress: Progress | None) -> tuple[Ints, Measured]:
-    """Measure the kept values pair by pair. Gives the pairs that could be read, and what was found."""
-    rows: list[tuple[int, float, bool, bool, bool, int]] = []
-    columns: list[list[float]] = []
-    for done, pair in enumerate(at.tolist(), 1):
-        both = _read(evidence, pair)
-        if both is not None:
-            found = contrast(both.reference, both.candidate)
-            off = metrics.error_of_values(found, both.absmax, both.rms)
-            flags = (both.equal, found.different > 0, found.nonfinite_mismatch > 0)
-            rows.append((pair, off, *flags, _reason(found, both.rms)))
-            own = evidence.own(*both.arrays, (both.reference.dtype, both.candidate.dtype))
-            columns.append([*(metric(found) for metric in metrics.METRICS.values()), *own])
+    """Measure the kept values pair by pair. Gives the pairs that could be read, and what was found.
+
+    One call's output is the next one's input, and its values are stored once: what is known of two places on the disk
+    is not measured again.
+    """
+    known: dict[tuple[int, ...], _Found | None] = {}
+    pairs: list[int] = []
+    found: list[_Found] = []
+    for done, (pair, place) in enumerate(zip(at.tolist(), evidence.places(at), strict=True), 1):
+        if place not in known:
+            known[place] = _measure(evidence, pair)
+        one = known[place]
+        if one is not None:
+            pairs.append(pair)
+            found.append(one)
         if progress is not None:
             progress(done, len(at))
-    pairs, error, equal, differs, nonfinite, reason = np.array(rows, np.float64).reshape(-1, 6).T
     names = (*metrics.METRICS, *evidence.own.names)
-    measured = np.array(columns).reshape(-1, len(names)).T
-    return pairs.astype(np.int64), Measured(
-        error=error,
-        equal=equal.astype(np.bool_),
-        differs=differs.astype(np.bool_),
+    measured = np.array([one.metrics for one in found]).reshape(-1, len(names)).T
+    return np.array(pairs, np.int64), Measured(
+        error=np.array([one.error for one in found], np.float64),
+        equal=np.array([one.equal for one in found], np.bool_),
+        differs=np.array([one.differs for one in found], np.bool_),
         hidden=np.zeros(len(pairs), np.bool_),
-        nonfinite=nonfinite.astype(np.bool_),
-        reason=reason.astype(np.int32),
+        nonfinite=np.array([one.nonfinite for one in found], np.bool_),
+        reason=np.array([one.reason for one in found], np.int32),
         metrics=dict(zip(names, measured, strict=True)),
+    )
+
+
+def _measure(evidence: Evidence, pair: int) -> _Found | None:
+    """None when the values of a side cannot be read."""
+    both = _read(evidence, pair)
+    if both is None:
+        return None
+    found = contrast(both.reference, both.candidate)
+    own = evidence.own(*both.arrays, (both.reference.dtype, both.candidate.dtype))
+    return _Found(
+        error=metrics.error_of_values(found, both.absmax, both.rms),
+        equal=both.equal,
+        differs=found.different > 0,
+        nonfinite=found.nonfinite_mismatch > 0,
+        reason=_reason(found, both.rms),
+        metrics=[*(metric(found) for metric in metrics.METRICS.values()), *own],
     )
 
 
