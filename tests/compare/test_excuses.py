@@ -112,6 +112,16 @@ def test_a_few_elements_of_a_weight_that_was_updated(runs, off, expected):
     assert verdicts(one, other) == expected
 
 
+@pytest.mark.parametrize(("start", "verdict"), [(0.0, "rounding"), (1.0, "diverged")])
+@pytest.mark.parametrize("keep", ["stats,fingerprint", "stats,fingerprint,tensors"])
+def test_a_weight_that_began_at_zero_is_made_of_moves_alone(runs, keep, start, verdict):
+    one, other = runs.Builder(keep=keep), runs.Builder(keep=keep)
+    for builder, off in ((one, 1.0), (other, 1.0001)):
+        for step, value in ((0, start), (1, (start + 0.01) * off)):
+            builder.tensor(builder.call("fc", step=step), "parameter", "bias", ONES * np.float32(value))
+    assert verdicts(one, other) == ["identical", verdict]
+
+
 # ---- another way to the same result ----------------------------------------------------------------------------------
 
 
@@ -187,3 +197,12 @@ def test_a_parameter_that_only_one_run_has_is_the_cause(runs, turned):
         f"Its parameter `bias` is there only in the {side}: the other run computed without it."
     )
     assert "bias" in str(compare(*sides))
+
+
+def test_runs_of_two_programs_are_not_the_same_until_then(runs):
+    """What only one run has elsewhere says that another program was run, of which nobody expects the same bits."""
+    one, other = runs.Builder(), runs.Builder()
+    one.tensor(one.call("mask"), "output", "out", ONES)
+    chain(one, *[1.0] * 6, 1.0, 1.0)
+    chain(other, *[1.0] * 6, 1 + 2.0**-21, 1 + 2.0**-16)
+    assert compare(one.run, other.run).first.site == "site7"

@@ -284,11 +284,18 @@ class _Search:
         And whether that was enough to know that the two runs are the same program on the same machine.
         """
         steady = int(np.sum(self._has_role(*RESULTS)[: onset.row] & self.matched[: onset.row]))
-        if steady < STEADY:
+        if steady < STEADY or not self._is_one_program(onset):
             return False
         if onset.place.role == "input":  # made by the code around it
             return self.nesting.enclosing(int(self.calls[onset.row])) is not None
         return self._computed(onset)
+
+    def _is_one_program(self, onset: clues.Onset) -> bool:
+        """Whether both runs made the same calls until then, but for the module where the bits begin to differ."""
+        module = onset.place.site.partition("/")[0]
+        lone = np.flatnonzero(~self.matched[: onset.row])
+        sites = {str(self.pairs["site"][row]) for row in lone.tolist()}
+        return all(site == module or site.startswith((f"{module}.", f"{module}/")) for site in sites)
 
     def _computed(self, onset: clues.Onset) -> bool:
         """Whether the call of that tensor made it from recorded inputs that are bit-identical, as all before it is."""

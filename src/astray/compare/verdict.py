@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.compare import noise
-from astray.compare.calibration import Rule
+from astray.compare.calibration import SAME_TENSOR, Rule
 from astray.compare.evidence import Evidence, Measured, Progress, Reason, measure_statistics, measure_values
 from astray.compare.kept import Source, is_partial
+from astray.compare.keys import one_key
 from astray.compare.metrics import BOUNDS, METRICS
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.scale import rounding_of_updates, scales
@@ -254,10 +255,10 @@ def _forgive_amplified(evidence: Evidence, judged: Judgement) -> None:
 
     Adam moves every element by about its learning rate, also one whose gradient is nothing but rounding, and then in
     any direction. The weight as a whole is right all the same; and what is computed with it may be as far off as it is.
-    That does not hold for weights that were never updated.
+    That does not hold for weights that were never updated. One that began at zero is made of nothing but such moves, so
+    that it may be off as a whole.
     """
     at = _forgivable(judged)
-    at = at[judged.source[at] >= Source.SAMPLE]
     if not len(at) or "parameter" not in evidence.roles:
         return
     rows, columns = evidence.pairs.reference[at], evidence.reference.columns
@@ -265,7 +266,8 @@ def _forgive_amplified(evidence: Evidence, judged: Judgement) -> None:
         columns["step"][rows] > columns["step"].min()
     )
     whole, limit = judged.metrics["rel_l2"][at], judged.limit[at]
-    few = moved & (whole <= limit) & (judged.error[at] <= noise.AMPLIFIED * limit)
+    mostly_right = (judged.source[at] >= Source.SAMPLE) & (whole <= limit)
+    few = moved & (mostly_right | _began_at_zero(evidence, rows)) & (judged.error[at] <= noise.AMPLIFIED * limit)
     inherited = np.zeros(len(judged.error))
     inherited[at[few]] = judged.error[at[few]]
     excused = at[few | (judged.error[at] <= np.maximum.accumulate(inherited)[at])]
@@ -277,3 +279,12 @@ def _forgive_amplified(evidence: Evidence, judged: Judgement) -> None:
     judged.verdict[weights] = Verdict.ROUNDING
     judged.reason[excused] |= Reason.INHERITED
     judged.reason[weights] ^= Reason.INHERITED | Reason.AMPLIFIED
+
+
+def _began_at_zero(evidence: Evidence, rows: Ints) -> npt.NDArray[np.bool_]:
+    """Of some rows of the reference, those whose tensor was all zeros in the first step."""
+    columns = evidence.reference.columns
+    key = one_key([columns[name] for name in SAME_TENSOR])
+    first = np.flatnonzero(columns["step"] == columns["step"].min())
+    zero = first[evidence.reference.statistic("absmax", first) == 0]
+    return np.isin(key[rows], key[zero])
