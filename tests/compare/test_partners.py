@@ -35,6 +35,22 @@ def test_an_additional_function_call_does_not_shift_those_behind_it(runs):
     assert paired(compare(one.run, other.run)) == [(-1, 0), (-1, 1), (0, 2), (1, 3), (2, 4), (3, 5)]
 
 
+def test_as_many_calls_in_another_order_are_paired_by_their_neighbours_and_shapes(runs):
+    """Attention as three functions, and as one: the second transpose of each is another one."""
+    one, other = runs.Builder(), runs.Builder()
+    program(one, "a/split", "a/transpose:8", "a/transpose:9", "a/bmm:9", "a/softmax:9", "a/transpose:12", "a/view")
+    program(other, "a/split", "a/transpose:8", "a/attention:12", "a/transpose:12", "a/view", "a/transpose:99")
+    found = compare(one.run, other.run)
+    assert [pair for pair in paired(found) if min(pair) >= 0] == [(0, 0), (1, 1), (5, 3), (6, 4)]
+
+
+def test_a_shape_that_is_wrong_between_calls_that_are_right_is_a_pair(runs):
+    one, other = runs.Builder(), runs.Builder()
+    program(one, "a/split", "a/mask:8", "a/add")
+    program(other, "a/relu", "a/split", "a/mask:9", "a/add")
+    assert paired(compare(one.run, other.run)) == [(-1, 0), (0, 1), (1, 2), (2, 3)]
+
+
 def test_other_modules_and_modules_themselves_are_paired_by_number(runs):
     one, other = runs.Builder(), runs.Builder()
     program(one, "a/matmul", "b/matmul")

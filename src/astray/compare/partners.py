@@ -1,9 +1,9 @@
 """Which call of one run is which of the other, where their numbers do not tell.
 
 `call` in a key counts the calls of one site within a micro step. When one run has a call more of a function, the
-numbers of all that follow are off by one, and keys would pair what does not belong together. Such sites are paired in
-order of execution instead, by `stream`: together with everything else that was called in the same modules, so that
-neighbours show where the additional call is. Asked to, all calls are paired that way, whatever they are called.
+numbers of all that follow are off by one, and keys would pair what does not belong together. Where a module does not
+call the same in the same order, its calls are paired in order of execution instead, by `stream`, so that neighbours
+show what is additional. Asked to, all calls are paired that way, whatever they are called.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -
     if everything:
         meant = streams = np.ones(len(left), np.bool_), np.ones(len(right), np.bool_)
     else:
-        meant = _uneven(left, right, scopes, words)
+        meant = _unlike(left, right, scopes, words)
         streams = _in_their_modules(left, right, meant, scopes, _modules(words.site))
     numbers = np.zeros(len(left), np.int64), np.zeros(len(right), np.int64)
     for scope in np.unique(scopes[0][streams[0]]).tolist():
@@ -72,7 +72,7 @@ def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -
         first, second = at[0][first], at[1][second]
         if not everything:  # names decide: the stream only says which of several calls of one site it is
             same = left.columns["site"][first] == right.columns["site"][second]
-            same &= meant[0][first] & meant[1][second]
+            same &= meant[0][first] & meant[1][second] & _sure(left, right, first, second)
             first, second = first[same], second[same]
         numbers[0][first] = numbers[1][second] = first + 1
     lone = [taken & (number == 0) for taken, number in zip(meant, numbers, strict=True)]
@@ -105,17 +105,35 @@ def _modules(sites: list[str]) -> Ints:
     return np.array([names.setdefault(site.partition("/")[0], len(names)) for site in sites], np.int64)
 
 
-def _uneven(left: Calls, right: Calls, scopes: tuple[Ints, Ints], words: Words) -> tuple[Bools, Bools]:
-    """Calls of sites that both sides have, but not equally often in one scope."""
-    groups = _together([scopes[0], left.columns["site"]], [scopes[1], right.columns["site"]])
-    most = int(max(groups[0].max(), groups[1].max())) + 1
+def _unlike(left: Calls, right: Calls, scopes: tuple[Ints, Ints], words: Words) -> tuple[Bools, Bools]:
+    """Calls in modules that both sides have, and in which they do not call the same in the same order."""
+    modules, counted = _modules(words.site), _codes(words.kind, COUNTED)
+    sides = []
+    for calls, scope in zip((left, right), scopes, strict=True):
+        at = np.flatnonzero(np.isin(calls.columns["kind"], counted))
+        sides.append((at, scope[at], modules[calls.columns["site"][at]], calls.columns["site"][at]))
+    groups = _together(*([side[1], side[2]] for side in sides))
+    order = [np.argsort(group, kind="stable") for group in groups]
+    most = int(max(group.max(initial=-1) for group in groups)) + 1
     counts = [np.bincount(group, minlength=most) for group in groups]
-    uneven = (counts[0] != counts[1]) & (counts[0] > 0) & (counts[1] > 0)
-    counted = _codes(words.kind, COUNTED)
-    return (
-        uneven[groups[0]] & np.isin(left.columns["kind"], counted),
-        uneven[groups[1]] & np.isin(right.columns["kind"], counted),
-    )
+    unlike = (counts[0] != counts[1]) & (counts[0] > 0) & (counts[1] > 0)
+    even = [np.flatnonzero((counts[0] == counts[1])[group[one]]) for group, one in zip(groups, order, strict=True)]
+    sites = [side[3][one[kept]] for side, one, kept in zip(sides, order, even, strict=True)]
+    unlike[np.unique(groups[0][order[0][even[0]]][sites[0] != sites[1]])] = True
+    found = []
+    for calls, side, group in zip((left, right), sides, groups, strict=True):
+        mask = np.zeros(len(calls), np.bool_)
+        mask[side[0]] = unlike[group]
+        found.append(mask)
+    return found[0], found[1]
+
+
+def _sure(left: Calls, right: Calls, first: Ints, second: Ints) -> Bools:
+    """Pairs of equal shapes, and others between two such pairs: there a shape is wrong, elsewhere the pair is."""
+    same = left.detail[first] == right.detail[second]
+    following = (np.diff(first) == 1) & (np.diff(second) == 1)
+    before, after = np.append(False, same[:-1] & following), np.append(same[1:] & following, False)
+    return np.asarray(same | (before & after))
 
 
 def _in_their_modules(
@@ -135,8 +153,8 @@ def _together(left: list[Ints], right: list[Ints]) -> tuple[Ints, Ints]:
 
 
 def _details(rows: Rows, of_row: Ints, calls: int) -> Ints:
-    """A number for the shapes and dtypes of a call's tensors."""
-    factors = {"role": 0x9E3779B1, "path": 0x85EBCA77, "dtype": 0xC2B2AE3D, "shape": 0x27D4EB2F}
+    """A number for the shapes of a call's tensors. Not for their dtypes: those may be what the runs differ in."""
+    factors = {"role": 0x9E3779B1, "path": 0x85EBCA77, "shape": 0x27D4EB2F}
     mixed = np.zeros(len(rows), np.uint64)
     for name, factor in factors.items():
         mixed = (mixed ^ rows.columns[name].astype(np.int64).astype(np.uint64)) * np.uint64(factor)

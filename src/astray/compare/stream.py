@@ -41,7 +41,7 @@ LONG_RUN = 16
 class Stream(NamedTuple):
     """Calls in order of execution. Equal numbers mean the same on both sides.
 
-    kind: what was called; calls of different kinds are never paired. detail: shapes and dtypes. name: where it was
+    kind: what was called; calls of different kinds are never paired. detail: its shapes. name: where it was
     called, as far as names can be compared. size: the logarithm of how large its numbers are, NaN where unknown.
     """
 
