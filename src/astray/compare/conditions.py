@@ -177,7 +177,7 @@ def _against(name: str, columns: Columns, sign: str, wanted: Literal) -> BoolArr
 
 def _text_against(name: str, column: Coded[Any], sign: str, wanted: Literal) -> BoolArray:
     if sign == "~":
-        pattern = _pattern(wanted.text)
+        pattern = regular_expression(wanted.text)
         fits = [pattern.search(_text(value)) is not None for value in column.values]
     elif sign == "==":
         text = _meant(name, wanted.text)
@@ -220,7 +220,8 @@ def _number(name: str, cells: Cells, wanted: Literal, columns: Columns) -> float
         raise UsageError(f"{name} can be compared with {what} or a column, not with {wanted.text!r}.{guess}") from None
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def regular_expression(text: str) -> re.Pattern[str]:
+    """What a user typed as a regular expression. Raises UsageError with what is wrong with it."""
     try:
         return re.compile(text)
     except re.error as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from astray.compare.conditions import regular_expression
 from astray.compare.mapping import NOTHING, Mapping, check_use, read_mapping
 from astray.compare.rows import Reading
 from astray.errors import CompareError
@@ -70,15 +71,11 @@ class Matching:
         for name, value, known in (("by", by, BY), ("shapes", shapes, SHAPES)):
             if value not in known:
                 raise CompareError(f"{name} is {value!r}; it is one of {', '.join(known)}.{did_you_mean(value, known)}")
-        try:
-            pattern = None if sites is None else re.compile(sites)
-        except re.error as error:
-            raise CompareError(f"sites is {sites!r}, which is no regular expression: {error}.") from None
         given = mapping if isinstance(mapping, Mapping) or mapping is None else read_mapping(Path(mapping))
         return cls(
             steps=Steps.parse(steps),
             ranks=None if ranks is None else (ranks,) if isinstance(ranks, int) else tuple(ranks),
-            sites=pattern,
+            sites=None if sites is None else regular_expression(sites),
             mapping=given or NOTHING,
             file=str(mapping) if isinstance(mapping, str | os.PathLike) else None,
             by=by,

@@ -5,7 +5,6 @@ Takes a Run and what the reader wants to see of it, and gives text. Only the row
 
 from __future__ import annotations
 
-import re
 import textwrap
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from astray.compare.conditions import regular_expression
 from astray.errors import UsageError
 from astray.report import figures
 from astray.report.grid import Grid
@@ -145,7 +145,7 @@ def _chosen(rank: RankRun, wanted: Wanted) -> npt.NDArray[np.bool_]:
         steps, places = np.unique(calls.numbers("step"), return_inverse=True)
         fitting &= np.array([int(step) in wanted.steps for step in steps], np.bool_)[places]
     if wanted.match is not None:
-        pattern = _pattern(wanted.match)
+        pattern = regular_expression(wanted.match)
         sites = calls.coded("site")
         fitting &= np.array([*(bool(pattern.search(site)) for site in sites.values), False], np.bool_)[sites.codes]
     if wanted.phase is not None:
@@ -156,15 +156,6 @@ def _chosen(rank: RankRun, wanted: Wanted) -> npt.NDArray[np.bool_]:
     if wanted.role is not None:
         chosen &= rank.tensors.coded("role").codes == rank.tensors.coded("role").code(wanted.role)
     return chosen
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise UsageError(
-            f"{text!r} is not a regular expression: {error}. Put a backslash before ( ) [ ] . * +"
-        ) from None
 
 
 def _described(wanted: Wanted) -> str:
