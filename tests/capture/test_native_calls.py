@@ -73,6 +73,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"scope": ("layers.0", "layers.1")},
     {"phases": ["backward"]},
+    {"phases": ["forward"]},
     {"match": ["layers.1"], "steps": "1:3"},
 )
 RUNS = [(f"{i}-{j}", level, more) for i, level in enumerate(LEVELS) for j, more in enumerate(SETTINGS)]
@@ -105,6 +106,25 @@ def test_both_make_the_same_recording(folder: Path, name: str) -> None:
     assert here[0]
     assert repr(here) == repr(there)  # as text, for a NaN is not equal to itself
     assert missed(folder / "native" / name) == missed(folder / "python" / name)
+
+
+@pytest.mark.parametrize("phases", [("forward", "backward"), ("forward",)])
+def test_gradients_nobody_asked_for_are_followed_through_the_outermost_call_alone(
+    phases: tuple[str, ...], tmp_path: Path
+) -> None:
+    model, found = nn.Sequential(nn.Sequential(nn.Linear(2, 2))), []
+    recorder = astray.record(tmp_path / "run", model, phases=phases)
+
+    def look(*_: object) -> None:
+        engine = recorder._engine
+        found.append(engine.follows_gradients(engine.enclosing))
+
+    for module in model.modules():
+        module.register_forward_pre_hook(look)
+    with recorder:
+        model(torch.ones(1, 2))
+    inside = "backward" in phases
+    assert found == [True, inside, inside]
 
 
 @pytest.mark.skipif(calls.native is None, reason="the native taps are not in use")

@@ -203,6 +203,14 @@ class Calls:
         open_calls = self._open_calls()
         return open_calls[-1] if open_calls else None
 
+    def follows_gradients(self, call: OpenCall) -> bool:
+        """Whether somebody should see the gradients that come to a forward call, where gradients are on.
+
+        If nobody asked for backward, only an outermost call's: what checkpointing runs again inside that belongs to
+        the micro step of the one through which the backward pass came last.
+        """
+        return call.parent is None or "backward" in self._phases
+
     def backward(self, forward: OpenCall) -> int:
         """The backward of a forward call starts; returns its number."""
         site = forward.site

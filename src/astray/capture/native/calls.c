@@ -407,6 +407,16 @@ static PyObject *get_enclosing(PyObject *self, void *Py_UNUSED(closure)) {
     return last;
 }
 
+int calls_follow_gradients(Calls *self, const OpenCall *call) {
+    return call->parent == Py_None ? 1 : PySequence_Contains(self->phases, s_backward);
+}
+
+static PyObject *py_follows_gradients(PyObject *self, PyObject *call) {
+    if (Py_TYPE(call) != open_call_type) return PyErr_Format(PyExc_TypeError, "%R is no open call.", call);
+    const int follows = calls_follow_gradients((Calls *)self, (OpenCall *)call);
+    return follows < 0 ? NULL : PyBool_FromLong(follows);
+}
+
 static PyObject *py_backward(PyObject *object, PyObject *given) {
     Calls *self = (Calls *)object;
     if (Py_TYPE(given) != open_call_type) return PyErr_Format(PyExc_TypeError, "%R is no open call.", given);
@@ -546,6 +556,7 @@ static PyMethodDef kMethods[] = {
     {"begin", py_begin, METH_VARARGS, NULL},
     {"leave", py_leave, METH_O, NULL},
     {"innermost", py_innermost, METH_O, NULL},
+    {"follows_gradients", py_follows_gradients, METH_O, NULL},
     {"backward", py_backward, METH_O, NULL},
     {"event", (PyCFunction)(void (*)(void))py_event, METH_VARARGS | METH_KEYWORDS, NULL},
     {"_number", py_number, METH_VARARGS, NULL},

@@ -72,6 +72,8 @@ int calls_begin(Calls *self, OpenCall *call, PyObject *args);
 int calls_leave(Calls *self, OpenCall *call);
 // Whether the settings ask for a site; -1 with an error set.
 int calls_want(Calls *self, Site *site);
+// The same as `follows_gradients`.
+int calls_follow_gradients(Calls *self, const OpenCall *call);
 // Tells the engine that something went wrong, takes the error off and goes on. -1 when it is no Exception but, say,
 // a KeyboardInterrupt: then it stays set.
 int calls_failed(Calls *self, const char *doing, PyObject *of);

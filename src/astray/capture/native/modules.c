@@ -232,13 +232,14 @@ static int enter(Modules *self, Site *site, PyObject *module, PyObject *args, Py
     if (call->has_row && (calls_begin(self->engine, call, skeleton) < 0 || observe_all(self, call, s_input, inputs) < 0 ||
                           observe_state(self, site, module, call) < 0))
         goto end;
-    const int enabled = is_grad_enabled();
-    if (enabled > 0) {
+    int followed = calls_follow_gradients(self->engine, call);
+    if (followed > 0) followed = is_grad_enabled();
+    if (followed > 0) {
         PyObject *edges = PyObject_CallFunctionObjArgs(self->edges, inputs, NULL);
         if (!edges) goto end;
         put(&call->adapter, edges);
     }
-    failed = enabled < 0 ? -1 : 0;
+    failed = followed < 0 ? -1 : 0;
 end:
     Py_XDECREF(inputs);
     Py_XDECREF(skeleton);

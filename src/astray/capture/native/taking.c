@@ -246,7 +246,9 @@ static PyObject *or_empty(PyObject *kwargs) { return kwargs ? Py_NewRef(kwargs) 
 // Takes the inputs of a call that is recorded. -1 with an error set.
 static int take_inputs(Taking *self, OpenCall *call, PyObject *callee, PyObject *args, PyObject *kwargs, int *is) {
     int watched = 0;
-    if (self->gradients != Py_None && PyUnicode_Compare(call->phase, s_forward) == 0) watched = is_grad_enabled();
+    if (self->gradients != Py_None && PyUnicode_Compare(call->phase, s_forward) == 0)
+        watched = calls_follow_gradients(self->engine, call);
+    if (watched > 0) watched = is_grad_enabled();
     if (watched < 0 || (!watched && !call->has_row)) return watched;
     if ((*is = nature(self, callee, kwargs)) < 0) return -1;
     PyObject *inputs = NULL, *skeleton = NULL, *unread = Py_NewRef(kNothing);

@@ -272,7 +272,7 @@ class ModuleCapture:
                 engine.tensors.observe(call.seq, "input", path, tensor)
             if module._parameters or module._buffers or is_compiled(module):
                 self._observe_state(site, module, call.seq)
-        if torch.is_grad_enabled():
+        if engine.follows_gradients(call) and torch.is_grad_enabled():
             call.adapter = InputEdges(inputs)
 
     def _filled(self, gathered: Gathered) -> None:

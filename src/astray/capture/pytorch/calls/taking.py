@@ -111,7 +111,8 @@ class Taking:
                 if call is None or not call.recorded:
                     return call
                 has_row = call.seq != NOT_WRITTEN
-                watched = self._gradients is not None and call.phase == "forward" and torch.is_grad_enabled()
+                watched = self._gradients is not None and call.phase == "forward"
+                watched = watched and engine.follows_gradients(call) and torch.is_grad_enabled()
                 if has_row or watched:
                     plain = callee.is_plain and "out" not in kwargs
                     found = self.flat.arguments(args, kwargs) if plain else callee.inputs(self.flat, args, kwargs)
