@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+import astray.capture.pytorch  # noqa: F401 - decides how calls are taken: before `counting` says in Python
 from astray.device.devices import Devices
 from astray.stats import DTYPES, Strided
 
