@@ -28,6 +28,7 @@ EVERYTHING: dict[str, Any] = {
     "slice": "0, ..., :64",
     "optimizer": "weight,update",
     "compiled": "modules",
+    "perturb": 5,
     "steps": "0:10:2",
     "ranks": [0, 3],
     "match": [r"h\.0", "attn,proj"],
@@ -56,6 +57,7 @@ def test_what_is_given_becomes_values() -> None:
     assert settings.slice == Part.parse("0, ..., :64")
     assert settings.optimizer == {"weight", "update"}
     assert settings.compiled == {"modules"}
+    assert settings.perturb == 5
     assert settings.steps == Steps.parse("0:10:2")
     assert [rank for rank in range(5) if rank in settings.ranks] == [0, 3]
     assert settings.match == (r"h\.0", "attn,proj")  # a comma may be part of a regular expression
@@ -108,6 +110,8 @@ def test_sizes(written: Any, size: int) -> None:
         ({"roles": "inputs"}, "Did you mean 'input'?"),
         ({"optimizer": "weights"}, "Did you mean 'weight'?"),
         ({"optimizer": True}, "optimizer=True is no word."),
+        ({"perturb": -1}, "perturb=-1 is no seed. It is True, or a whole number from 0 to 4,294,967,295."),
+        ({"perturb": "yes"}, "perturb='yes' is no seed."),
         ({"steps": "3:1"}, "steps='3:1' selects no step. Write begin:end"),
         ({"steps": True}, "steps=True is not a selection of steps."),
         ({"ranks": "a"}, "ranks='a' is not a selection of ranks."),
@@ -136,6 +140,12 @@ def test_sizes(written: Any, size: int) -> None:
 def test_what_is_wrong_is_answered_in_words(given: dict[str, Any], said: str) -> None:
     with pytest.raises(RecordError, match=f"^{re.escape(said)}|{re.escape(said)}$"):
         Settings.check(**given)
+
+
+def test_a_seed_may_be_left_to_us() -> None:
+    assert Settings.check(perturb=True).perturb == 0
+    assert Settings.check(perturb=False).perturb is None
+    assert Settings.check(perturb=2**32 - 1).perturb == 2**32 - 1
 
 
 def test_statistics_are_left_out_for_fingerprints_alone() -> None:

@@ -46,6 +46,30 @@ def test_a_second_recording_gives_each_tensor_its_own_floor(runs):
     assert verdicts(beyond)["a"] == [("diverged", "noise run")] * 2
 
 
+def test_a_tensor_that_was_lucky_in_a_noisy_recording_is_left_to_the_model(runs):
+    reference, candidate = run(runs, {}, steps=40), run(runs, {"a": 1e-7, "b": 8e-6}, steps=40)
+    strict = verdicts(compare(reference, candidate, noise=run(runs, {}, steps=40)))
+    assert strict["b"] == [("diverged", "noise run")] * 40
+    noisy = verdicts(compare(reference, candidate, noise=run(runs, {"a": 1e-7}, steps=40)))
+    model = verdicts(compare(reference, candidate))
+    assert [verdict for verdict, _ in noisy["b"]] == [verdict for verdict, _ in model["b"]]
+    assert noisy["b"][-1] == ("drifting", "noise run")
+
+
+def test_a_perturbed_run_is_taken_for_noise_and_warned_of_elsewhere(runs):
+    reference, perturbed = run(runs, {}), run(runs, {"a": 1e-3})
+    perturbed.info.settings = {"perturb": 4}
+    found = compare(reference, run(runs, {"a": 2e-3}), noise=perturbed)
+    assert verdicts(found)["a"] == [("drifting", "noise run")] * 2
+    assert found.problems == ()
+    advice = "Compare a run of the program as it is, and give this one as --noise."
+    for sides in ((perturbed, reference), (reference, perturbed)):
+        side = "reference" if sides[0] is perturbed else "candidate"
+        assert compare(*sides).problems == (
+            f"The {side} {perturbed.path} was recorded with perturbed inputs (seed 4). {advice}",
+        )
+
+
 def test_what_the_second_recording_has_not_is_left_to_the_model(runs):
     reference = run(runs, {})
     builder = runs.Builder()

@@ -48,6 +48,17 @@ def test_settings_and_command_are_shown(runs):
     ]
 
 
+def test_a_perturbed_run_says_so(runs):
+    builder = runs.Builder()
+    builder.tensor(builder.call("layer"), "output", "out", ONES)
+    run = builder.run
+    run.info.settings = {"level": "module", "perturb": 3}
+    assert render(run, Wanted()).splitlines()[2:4] == [
+        "  perturbed  its inputs, by roundings (seed 3): for astray compare --noise",
+        "  settings   level module",
+    ]
+
+
 def test_what_was_missed_and_what_is_wrong_is_shown(runs):
     builder = runs.Builder()
     builder.tensor(builder.call("layer"), "output", "out", ONES)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from astray.capture.function_list import FunctionList
+from astray.capture.seeding import LARGEST
 from astray.errors import RecordError, UsageError
 from astray.part import Part
 from astray.steps import Steps
@@ -86,6 +87,16 @@ def whole(least: int) -> Check:
         return number
 
     return check
+
+
+def seed(name: str, given: Any) -> int | None:
+    """A seed; True stands for the first of them, and False for none."""
+    if isinstance(given, bool):
+        return 0 if given else None
+    number = _number(given)
+    if number is None or not 0 <= number <= LARGEST:
+        raise RecordError(f"{name}={given!r} is no seed. It is True, or a whole number from 0 to {LARGEST:,}.")
+    return number
 
 
 def size(least: int) -> Check:

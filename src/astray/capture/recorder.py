@@ -51,6 +51,7 @@ class Recorder:
     slice: keep the values of this part only: "0:1, ..., :64". The statistics stay those of the whole tensor.
     optimizer: after `optimizer.step()`, of each parameter: "gradient", "weight", "state", "update", or several.
     compiled: "modules" shows the calls inside what torch.compile has compiled; docs/compile.md says at what price.
+    perturb: True, or a seed: change the model's inputs by roundings, for `astray compare --noise`; docs/verdict.md.
 
     Which part of it, everything by default:
 

@@ -44,6 +44,7 @@ class Given(TypedDict, total=False):
     slice: str | int | slice | Sequence[str | int | slice | EllipsisType] | Part | None
     optimizer: Words | None
     compiled: Words | None
+    perturb: bool | int | None
     steps: Numbers | None
     ranks: Numbers | None
     match: str | Sequence[str] | None
@@ -78,6 +79,7 @@ class Settings:
     slice: Part | None = _setting(None, checks.part)
     optimizer: frozenset[str] = _setting(frozenset(), checks.words(OPTIMIZER, none=True))
     compiled: frozenset[str] = _setting(frozenset(), checks.words(COMPILED, none=True))
+    perturb: int | None = _setting(None, checks.seed)
     steps: Steps = _setting(Steps(), checks.steps("step"))
     ranks: Steps = _setting(Steps(), checks.steps("rank"))
     match: tuple[str, ...] = _setting((), checks.patterns)

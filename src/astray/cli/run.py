@@ -64,6 +64,15 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         "--optimizer", metavar="WORDS", help=f"of each parameter after an update: {', '.join(OPTIMIZER)} (default none)"
     )
     what.add_argument("--compiled", metavar="WORDS", help="what is seen inside compiled code: modules (default none)")
+    what.add_argument(
+        "--perturb",
+        nargs="?",
+        type=int,
+        metavar="SEED",
+        help="change the model's inputs by roundings, for `astray compare --noise`; a seed (default 0) comes behind an "
+        "equals sign",
+    )
+    _let_the_script_follow(parser, "--perturb", "--perturb=0")
 
     which = parser.add_argument_group("which part of it", "Everything, unless one of these says otherwise.")
     which.add_argument("--steps", metavar="B:E:S", help="only these steps, such as 0:10:2 or 3,7")
@@ -92,6 +101,12 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help=f"what may wait for the disk before the program does (default {usual.queue_bytes >> 20} MiB)",
     )
+
+
+def _let_the_script_follow(parser: argparse.ArgumentParser, bare: str, meant: str) -> None:
+    """Has an option take a value behind an equals sign alone. Else argparse would take the next word: the script."""
+    parse = parser._parse_optional
+    vars(parser)["_parse_optional"] = lambda word: parse(meant if word == bare else word)
 
 
 def _given(options: argparse.Namespace) -> Given:

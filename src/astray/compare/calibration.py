@@ -114,10 +114,15 @@ class Allowance(NamedTuple):
     floor: Floats
 
     def limits(self, at: Ints, rounding: Floats, drifting: Floats) -> tuple[Floats, Floats, npt.NDArray[np.int8]]:
-        """The model's two limits, or better ones, and which rule it was."""
+        """The model's two limits, or better ones, and which rule it was.
+
+        A tensor may have been lucky in a second recording that shows noise anywhere. So none is held to less than the
+        model allows, unless the whole recording is bit-identical.
+        """
         tolerance, floor = self.tolerance[at], self.floor[at]
         rule = np.where(np.isnan(floor), Rule.MODEL, Rule.NOISE)
-        drifting = np.where(np.isnan(floor), drifting, np.maximum(rounding, MARGIN * floor))
+        least = drifting if np.nanmax(self.floor, initial=0.0) > 0 else rounding
+        drifting = np.where(np.isnan(floor), drifting, np.maximum(least, MARGIN * floor))
         said = ~np.isnan(tolerance)
         rule = np.where(said, Rule.TOLERANCE, rule).astype(np.int8)
         return np.where(said, tolerance, rounding), np.where(said, tolerance, drifting), rule

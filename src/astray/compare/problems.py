@@ -25,7 +25,8 @@ def nothing_shared(reference: Run, candidate: Run, matching: Matching) -> str:
     """Why not one tensor of the two runs could be paired, and what to do."""
     for side, run in (("reference", reference), ("candidate", candidate)):
         if not any(len(rank.tensors) for rank in run.ranks.values()):
-            return f"There is nothing to compare: the {side} {run.path} holds no tensors. Record it again."
+            why = run.problems[0] if run.problems else f"What it was asked to record is in {run.path / 'run.json'}."
+            return f"There is nothing to compare: the {side} {run.path} holds no tensors. {why} Record it again."
     have = "; ".join(f"{side} {_contents(run)}" for side, run in (("reference", reference), ("candidate", candidate)))
     return f"There is nothing to compare: no tensor has the same key in both runs. They have: {have}. " + _advice(
         reference, candidate, matching
@@ -87,6 +88,11 @@ def _different_ranks(reference: Run, candidate: Run, matching: Matching) -> Iter
 
 
 def _of_run(side: str, run: Run) -> Iterator[str]:
+    if run.info.perturbed is not None:
+        yield (
+            f"The {side} {run.path} was recorded with perturbed inputs (seed {run.info.perturbed}). Compare a run of "
+            "the program as it is, and give this one as --noise."
+        )
     for problem in run.problems:
         yield f"In the {side}: {problem}"
     for number, rank in run.ranks.items():

@@ -86,6 +86,8 @@ def _header(run: Run, width: int, paint: _Paint) -> list[str]:
     about = [("recorded", f"{info.created} with {info.framework or 'no framework'} {version}".rstrip())]
     if info.command:
         about.append(("command", " ".join(info.command)))
+    if info.perturbed is not None:
+        about.append(("perturbed", f"its inputs, by roundings (seed {info.perturbed}): for astray compare --noise"))
     chosen = [f"{name} {_plain(value)}" for name, value in info.settings.items() if _is_telling(name, value)]
     if chosen:
         about.append(("settings", ", ".join(chosen)))
@@ -97,8 +99,8 @@ def _header(run: Run, width: int, paint: _Paint) -> list[str]:
 
 
 _ALWAYS = ("level", "keep", "steps")
-_UNTOLD = {"samples", "queue_bytes", "phases", "roles", "ranks"}
-"""Settings that say little about a run, or that its rows show better."""
+_UNTOLD = {"samples", "queue_bytes", "phases", "roles", "ranks", "perturb"}
+"""Settings that say little about a run, or that its rows show better, or that have a line of their own."""
 
 
 def _is_telling(name: str, value: object) -> bool:

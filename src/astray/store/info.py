@@ -38,6 +38,12 @@ class RunInfo(msgspec.Struct, kw_only=True):
     world_size: int = 1
     settings: dict[str, Any] = {}  # level, keep, selection, as the user gave them
 
+    @property
+    def perturbed(self) -> int | None:
+        """The seed by which the inputs were changed by roundings; None when they were as the program made them."""
+        seed = self.settings.get("perturb")
+        return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
+
     @classmethod
     def here(cls, **known: Any) -> RunInfo:
         """Describe this process; `known` adds or replaces fields.

@@ -8,4 +8,5 @@ update/        what optimizers do to parameters
 compiled/      torch.compile
 program/       a program that knows nothing of astray: its models and its steps
 experiments/   what users try with a suspect
+perturbing/    inputs changed by roundings, to calibrate a comparison
 """

@@ -27,6 +27,7 @@ from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.calls.ops import OpMode
 from astray.capture.pytorch.calls.places import Places
 from astray.capture.pytorch.calls.saved import SavedValues
+from astray.capture.pytorch.perturbing.inputs import PerturbedInputs
 from astray.capture.pytorch.program.discovery import Discovery
 from astray.capture.pytorch.tensors import TorchReader
 from astray.capture.pytorch.update.optimizers import OptimizerCapture
@@ -45,6 +46,7 @@ class PyTorchAdapter:
         self._models = models
         self._capture: ModuleCapture | None = None
         self._discovery: Discovery | None = None
+        self._perturbed: PerturbedInputs | None = None
         self._unseen_told = False
 
     def versions(self) -> dict[str, str]:
@@ -84,6 +86,9 @@ class PyTorchAdapter:
         # Before `Discovery`, which ends the step in a hook of the same kind: hooks are called in their order.
         everything = self._models is None
         self._optimizers = OptimizerCapture(engine, self._capture.parameters, self._modes, everything=everything)
+        seed = engine.settings.perturb
+        if seed is not None:  # before `Discovery` too, which records the first call of a model with what it is given
+            self._perturbed = PerturbedInputs(engine, self._capture, seed, everything=everything)
         if self._models is None:
             self._discovery = Discovery(engine, self._capture, end_step, self.listen)
         else:
@@ -116,6 +121,8 @@ class PyTorchAdapter:
         self._underway.look()
         self._note_unseen()
         self._origins.clear()
+        if self._perturbed is not None:
+            self._perturbed.next_step()
         if self._capture is not None:
             self._capture.next_step()
 
@@ -135,6 +142,8 @@ class PyTorchAdapter:
     def stop(self) -> None:
         if self._discovery is not None:
             self._discovery.remove()
+        if self._perturbed is not None:
+            self._perturbed.remove()
         if self._capture is not None:
             self._replays.stop()
             self._optimizers.remove()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -39,12 +40,12 @@ class Trip:
 
     def there(self, values: Any) -> Any:
         """The same arguments with their tensors elsewhere."""
-        return _mapped(values, self._take)
+        return mapped(values, self._take)
 
     def back(self, result: Any) -> Any:
         """The same result at home, after what was written elsewhere."""
         self._write_back()
-        return _mapped(result, self._bring)
+        return mapped(result, self._bring)
 
     @contextmanager
     def state(self, module: nn.Module) -> Iterator[None]:
@@ -148,24 +149,24 @@ def _tensors(slots: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
     return [(name, value) for name, value in slots.items() if isinstance(value, torch.Tensor)]
 
 
-def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The same structure with its tensors changed; the very same object where nothing in it changes."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, PackedSequence):  # whose lengths stay on the CPU, wherever its data is
         return value._replace(data=change(value.data), **_indices(value, change))
     if isinstance(value, list | tuple):
-        items = [_mapped(item, change) for item in value]
+        items = [mapped(item, change) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         make = getattr(value, "_make", type(value))  # a named tuple takes its items one by one otherwise
         return make(items)
-    if isinstance(value, dict):
-        entries = {key: _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, dict | UserDict):
+        entries = {key: mapped(item, change) for key, item in value.items()}
         return value if _same(entries, value) else _with_entries(value, entries)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         old = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-        new = {name: _mapped(item, change) for name, item in old.items()}
+        new = {name: mapped(item, change) for name, item in old.items()}
         return value if _same(new, old) else _with_fields(value, new)
     return value
 
@@ -175,11 +176,11 @@ def _indices(value: PackedSequence, change: Callable[[torch.Tensor], torch.Tenso
     return {name: change(tensor) for name, tensor in named.items() if tensor is not None}
 
 
-def _same(new: dict[Any, Any], old: dict[Any, Any]) -> bool:
+def _same(new: dict[Any, Any], old: Mapping[Any, Any]) -> bool:
     return all(item is old[key] for key, item in new.items())
 
 
-def _with_entries(value: dict[Any, Any], entries: dict[Any, Any]) -> dict[Any, Any]:
+def _with_entries(value: MutableMapping[Any, Any], entries: dict[Any, Any]) -> MutableMapping[Any, Any]:
     changed = copy.copy(value)  # of its own class, which may have more than entries
     for key, item in entries.items():
         changed[key] = item
