@@ -244,3 +244,23 @@ def test_the_first_recording_of_a_process_launches_natively(tmp_path: Path) -> N
     # The ring itself is asked for the first of a step, and for every 64th; the parameters have a kernel to themselves.
     assert 1 <= int(done.stdout) < 10
     assert len([row for row in rows(astray.open(tmp_path / "run")) if row["step"] == 2]) > 200
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_inputs_are_perturbed_as_they_are_on_the_cpu_and_no_random_number_is_drawn(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    class Identity(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 0
+
+    data = torch.linspace(-3, 3, 1000, dtype=torch.float64).to(dtype).view(50, 20)
+    before = torch.cuda.get_rng_state()
+    results = []
+    for device in ("cpu", "cuda"):
+        model = Identity()
+        with astray.record(tmp_path / device, model, perturb=True):
+            results.append(model(data.to(device)).cpu())
+    assert torch.equal(results[0].view(torch.uint8), results[1].view(torch.uint8))
+    assert not torch.equal(results[0], data)
+    assert torch.equal(before, torch.cuda.get_rng_state())
