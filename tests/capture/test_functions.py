@@ -265,6 +265,14 @@ def test_what_only_tells_about_a_tensor_is_no_call(tmp_path: Path) -> None:
     assert calls(astray.open(tmp_path / "run")) == ["function /sum forward"]
 
 
+@pytest.mark.parametrize("level", [["function"], ["op"], ["function", "op"]])
+def test_marks_for_a_profiler_are_no_calls(level: list[str], tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with astray.record(tmp_path / "run", model, level=level), torch.profiler.record_function("mine"):
+        model(torch.ones(1, 2))
+    assert [one for one in calls(astray.open(tmp_path / "run")) if "record_function" in one] == []
+
+
 def test_random_numbers_are_outputs_of_the_function_that_draws_them(tmp_path: Path) -> None:
     with astray.record(tmp_path / "run", nn.Linear(2, 2), level="function"):
         torch.manual_seed(3)

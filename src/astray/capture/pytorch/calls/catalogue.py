@@ -55,6 +55,9 @@ _BUFFERS = frozenset(
 )
 """What they return is often filled by a kernel that no version counter knows of."""
 
+NOT_MATHS = frozenset({"prim", "prims", "profiler"})
+"""Namespaces of ops that compute nothing."""
+
 _FIRST = ("input", "tensor", "self")  # what torch calls the first argument, when it is given by name
 
 _HOMES = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torch.Tensor": torch.Tensor}
@@ -143,6 +146,8 @@ class Catalogue:
         category, name = place(full)
         if category == "aten":
             return None  # called by hand, or by what a compiler made: the op level sees it
+        if full.startswith("torch.ops.") and full.split(".")[2] in NOT_MATHS:
+            return None
         last = name.rpartition(".")[2]
         by_default = last not in _TELLING and last not in _UNFILLED
         if by_default if self._listed is None else self._listed.wants(category, name, by_default):

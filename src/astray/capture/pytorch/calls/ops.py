@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.engine import Engine
 from astray.capture.function_list import FunctionList
-from astray.capture.pytorch.calls.catalogue import Unfilled, is_buffer_maker
+from astray.capture.pytorch.calls.catalogue import NOT_MATHS, Unfilled, is_buffer_maker
 from astray.capture.pytorch.calls.collectives import FunctionalCollective, describe_op
 from astray.capture.pytorch.calls.places import Places
 from astray.capture.pytorch.calls.taking import Taking, Told
@@ -42,8 +42,6 @@ _UNFILLED = frozenset(
 
 _WORKSPACES = {"aten.mkldnn_rnn_layer": "out.3", "aten.mkldnn_rnn_layer_backward": "22"}
 """What an op leaves for its own backward, in memory that is not all filled."""
-
-_NOT_MATHS = frozenset({"prim", "prims", "profiler"})
 
 
 class Op:
@@ -173,7 +171,7 @@ class OpMode(Told, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
             return collective if wanted else None
         op = Op(func)
         namespace, _, name = op.name.partition(".")
-        wanted = op.name not in _SILENT and op.name not in _UNFILLED and namespace not in _NOT_MATHS
+        wanted = op.name not in _SILENT and op.name not in _UNFILLED and namespace not in NOT_MATHS
         if self._listed is not None and namespace == "aten":
             wanted = self._listed.wants(namespace, name, wanted)
         if wanted:
