@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import warnings
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +321,30 @@ def test_two_forwards_before_two_backwards_keep_their_micro_steps(
     ]  # fmt: skip
     gradients = [row["micro"] for row in rows(run, site="inner.weight", path="grad")]
     assert gradients == ([0, 1] if "backward" in phases else [])
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(3), nn.InstanceNorm1d(3, track_running_stats=True)])
+@pytest.mark.parametrize("level", ["module", "function", "op"])
+def test_running_statistics_are_read_again_after_each_training_call(
+    level: str, norm: nn.Module, tmp_path: Path
+) -> None:
+    model, now = nn.Sequential(deepcopy(norm)), []
+    with astray.record(tmp_path / "run", model, level=level):
+        for i in range(4):
+            model.train(i != 3)
+            now.append(model[0].running_var.max().item())
+            model(torch.randn(2, 3, 5) * (i + 2))
+    run = astray.open(tmp_path / "run")
+    if level == "module":
+        found = rows(run, role="state", path="running_var")
+    elif level == "function":
+        given = [row for row in rows(run, role="input") if row["type"].startswith("torch.nn.functional")]
+        found = [row for row in given if row["path"] in ("2", "kwargs.running_var")]
+    else:  # an instance norm repeats its statistics before
+        found = [row for row in rows(run, role="input", path="4") if "native_batch_norm" in row["type"]]
+    assert len(found) == len(set(now)) == 4
+    if level != "op" or isinstance(norm, nn.BatchNorm1d):
+        assert [row["max"] for row in found] == now
 
 
 def test_a_buffer_whose_changes_cannot_be_told_is_recorded_each_time(tmp_path: Path) -> None:

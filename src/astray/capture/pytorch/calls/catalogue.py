@@ -55,6 +55,15 @@ _BUFFERS = frozenset(
 )
 """What they return is often filled by a kernel that no version counter knows of."""
 
+RUNNING = ("running_mean", "running_var")
+"""The arguments of a normalisation that its kernel writes to without their version counters knowing."""
+
+_NORMALISATIONS = {
+    "torch.nn.functional.batch_norm": 1, "torch.nn.functional.instance_norm": 1, "torch.batch_norm": 3,
+    "torch.instance_norm": 3, "torch.native_batch_norm": 3,
+}  # fmt: skip
+"""Functions with such arguments, and the place of the first."""
+
 NOT_MATHS = frozenset({"prim", "prims", "profiler"})
 """Namespaces of ops that compute nothing."""
 
@@ -68,10 +77,14 @@ class Unfilled:
 
 
 class Function:
-    """A function of torch, as its calls are recorded. `returns_first`: its result is its first argument, changed."""
+    """A function of torch, as its calls are recorded. `returns_first`: its result is its first argument, changed.
+
+    `running` is the place of the running statistics of a normalisation among the arguments.
+    """
 
     __slots__ = (
-        "in_place", "is_only_view", "is_plain", "is_view", "kind", "makes_buffers", "name", "returns_first", "type",
+        "in_place", "is_only_view", "is_plain", "is_view", "kind", "makes_buffers", "name", "returns_first", "running",
+        "type",
     )  # fmt: skip
 
     def __init__(self, name: str, type: str) -> None:
@@ -82,7 +95,8 @@ class Function:
         self.makes_buffers = is_buffer_maker(name)
         self.is_view = name in _VIEWS
         self.in_place = self.returns_first or (name.endswith("_") and not name.endswith("__")) or _is_augmented(type)
-        self.is_plain = not self.is_view and not self.in_place
+        self.running = _NORMALISATIONS.get(type)
+        self.is_plain = not self.is_view and not self.in_place and self.running is None
         self.is_only_view = self.is_view and not self.in_place
 
     def inputs(
@@ -104,10 +118,18 @@ class Function:
         """The tensors that a call does not read: it writes into them, or only looks at them in another way."""
         if self.is_view:
             return [one for one in args[:1] if isinstance(one, torch.Tensor)]
-        return self.written(args, kwargs)
+        return self._overwritten(args, kwargs)
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors a call writes into."""
+        written = self._overwritten(args, kwargs)
+        if self.running is not None:
+            given = [*args[self.running : self.running + len(RUNNING)], *(kwargs.get(name) for name in RUNNING)]
+            written += [one for one in given if isinstance(one, torch.Tensor)]
+        return written
+
+    def _overwritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Those that it does not read."""
         written: list[torch.Tensor] = []
         if not self.in_place and "out" not in kwargs:
             return written

@@ -24,6 +24,7 @@ from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
 from astray.capture.pytorch.backward.origins import Origins
 from astray.capture.pytorch.backward.parameters import ParameterCapture
+from astray.capture.pytorch.calls.catalogue import RUNNING
 from astray.capture.pytorch.calls.fast_paths import FastPaths
 from astray.capture.pytorch.calls.fsdp import Gathered, Gatherings
 from astray.capture.pytorch.calls.hooks import Hook, watch_compilers
@@ -58,6 +59,7 @@ class ModuleCapture:
         self._hooks: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
         self.parameters = ParameterCapture(engine)
         self._states: dict[str, list[Any]] = {}
+        self._moving: set[str] = set()  # sites whose running statistics their last call has moved
         self._fast_paths = FastPaths(modes, self._put_hooks, self._take_hooks, self._note_fast_path)
         self._gatherings = Gatherings(engine, self._put_hooks, self._take_hooks, self._filled)
         self._called = False
@@ -286,8 +288,9 @@ class ModuleCapture:
     def _observe_state(self, site: Site, module: nn.Module, seq: int) -> None:
         """The module's own parameters and buffers, at its first call of a step and whenever they have changed."""
         state = state_of(module, self._taps is not None)
+        moved = self._moved(site, module)
         now = [(id(tensor), self._key(tensor)) for _, _, tensor in state]
-        if self._states.get(site.name) == now and all(key is not None for _, key in now):
+        if not moved and self._states.get(site.name) == now and all(key is not None for _, key in now):
             return
         self._states[site.name] = now
         prefix = "" if site.name == ROOT else f"{site.name}."
@@ -297,6 +300,19 @@ class ModuleCapture:
             if role == "parameter" and not self._gatherings.is_gathered(tensor):
                 full_name = prefix + name
                 self.parameters.watch(tensor, full_name, full_name.rpartition(".")[0] or ROOT, site.root)
+
+    def _moved(self, site: Site, module: nn.Module) -> bool:
+        """Whether its last call has moved running statistics, of which their version counters do not know."""
+        running = [module._buffers[name] for name in RUNNING if name in module._buffers]
+        moved = bool(running) and site.name in self._moving
+        if moved:
+            self._moving.discard(site.name)
+            for tensor in running:
+                if tensor is not None:
+                    self._engine.tensors.changed(tensor)
+        if running and module.training:
+            self._moving.add(site.name)
+        return moved
 
     def _key(self, tensor: torch.Tensor) -> Hashable:
         """Whether a tensor is still the same, without holding on to its memory; None when that cannot be told."""

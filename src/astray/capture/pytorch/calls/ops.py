@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.engine import Engine
 from astray.capture.function_list import FunctionList
-from astray.capture.pytorch.calls.catalogue import NOT_MATHS, Unfilled, is_buffer_maker
+from astray.capture.pytorch.calls.catalogue import NOT_MATHS, RUNNING, Unfilled, is_buffer_maker
 from astray.capture.pytorch.calls.collectives import FunctionalCollective, describe_op
 from astray.capture.pytorch.calls.places import Places
 from astray.capture.pytorch.calls.taking import Taking, Told
@@ -45,13 +45,13 @@ _WORKSPACES = {"aten.mkldnn_rnn_layer": "out.3", "aten.mkldnn_rnn_layer_backward
 
 
 class Op:
-    """An operation, as its calls are recorded. `writes` are the arguments it changes, `fills` those of them
-    that are no inputs, such as `out`.
+    """An operation, as its calls are recorded. `writes` are the arguments it says it changes, `fills` those of them
+    that are no inputs, such as `out`. `moves` are those it reads, and changes though it does not say so.
     """
 
     __slots__ = (
-        "fills", "is_only_view", "is_plain", "is_view", "kind", "makes_buffers", "name", "returns", "type", "workspace",
-        "writes",
+        "fills", "is_only_view", "is_plain", "is_view", "kind", "makes_buffers", "moves", "name", "returns", "type",
+        "workspace", "writes",
     )  # fmt: skip
 
     def __init__(self, op: OpOverload[..., Any]) -> None:
@@ -64,9 +64,11 @@ class Op:
         self.is_view = bool(arguments and arguments[0].alias_info and not arguments[0].alias_info.is_write)
         self.writes = [(i, one.name) for i, one in written]
         self.fills = tuple(f"kwargs.{one.name}" for _, one in written if one.kwarg_only)
+        silent = [(i, one.name) for i, one in enumerate(arguments) if not one.alias_info and one.name in RUNNING]
+        self.moves = [] if self.name.endswith("backward") else silent
         self.returns = bool(op._schema.returns)
         self.workspace = _WORKSPACES.get(self.name)
-        self.is_plain = not self.is_view and not self.writes and self.workspace is None
+        self.is_plain = not self.is_view and not self.writes and not self.moves and self.workspace is None
         self.is_only_view = self.is_view and not self.writes and self.workspace is None and self.returns
 
     def inputs(
@@ -82,24 +84,30 @@ class Op:
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> list[tuple[str, torch.Tensor]]:
         """The tensors a call gives, or has changed when it returns nothing."""
-        found = flat.result(result if self.returns else self._changed(args, kwargs))
+        found = flat.result(result if self.returns else _given(self.writes, args, kwargs))
         return [one for one in found if one[0] != self.workspace] if self.workspace else found
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors a call writes into."""
-        found: list[torch.Tensor] = []
-        if not self.writes:
-            return found
-        for one in self._changed(args, kwargs):
-            found += [one] if isinstance(one, torch.Tensor) else one or []
-        return found
+        return self._tensors(self.writes, args, kwargs) + self._tensors(self.moves, args, kwargs)
 
     def not_read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call does not read: it writes into them, or only looks at them in another way."""
-        return [one for one in args[:1] if is_tensor(one)] if self.is_view else self.written(args, kwargs)
+        if self.is_view:
+            return [one for one in args[:1] if is_tensor(one)]
+        return self._tensors(self.writes, args, kwargs)
 
-    def _changed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        return [args[i] if i < len(args) else kwargs.get(name) for i, name in self.writes]
+    def _tensors(
+        self, which: list[tuple[int, str]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for one in _given(which, args, kwargs) if which else ():
+            found += [one] if isinstance(one, torch.Tensor) else one or []
+        return found
+
+
+def _given(which: list[tuple[int, str]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    return [args[i] if i < len(args) else kwargs.get(name) for i, name in which]
 
 
 class OpMode(Told, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
