@@ -19,6 +19,7 @@ import numpy as np
 
 from astray.compare import comparison
 from astray.compare.comparison import compare
+from astray.compare.ranks import rank
 from astray.record import Call, Statistics, Tensor
 from astray.store import RunInfo, RunWriter, open_run
 
@@ -26,11 +27,11 @@ STEPS = 100
 TENSORS = (("input", "0"), ("parameter", "weight"), ("parameter", "bias"), ("output", "out"), ("gradient", ""))
 
 
-def write_run(path: Path, rows: int, different: float) -> None:
-    """Record `rows` tensors in 100 steps, five to a call, with numbers that depend on the row alone."""
-    random = np.random.default_rng(0)
+def write_run(path: Path, rows: int, different: float, rank: int = 0, world_size: int = 1) -> None:
+    """Record `rows` tensors in 100 steps, five to a call, with numbers that depend on rank and row alone."""
+    random = np.random.default_rng(rank)
     calls = rows // STEPS // len(TENSORS)
-    with RunWriter(path, info=RunInfo.here()) as writer:
+    with RunWriter(path, rank, info=RunInfo.here(world_size=world_size)) as writer:
         row = 0
         for step in range(STEPS):
             numbers = random.normal(size=(calls * len(TENSORS), 2)).tolist()
@@ -76,13 +77,14 @@ def measure(reference: Path, candidate: Path) -> tuple[dict[str, float], str]:
 
     def read(path: Path) -> Any:
         run = open_run(path)
-        for rank in run.ranks.values():
-            assert len(rank.call_rows) == len(rank.tensors)
+        for one in run.ranks.values():
+            assert len(one.call_rows) == len(one.tensors)
         return run
 
-    stages = ("read_rows", "align", "judge", "_table", "_divergences", "problems")
-    for stage in stages:
-        setattr(comparison, stage, watch.timed(stage.strip("_"), getattr(comparison, stage)))
+    stages = {rank: ("read_rows", "align", "judge", "find_divergences"), comparison: ("table", "problems")}
+    for module, names in stages.items():
+        for stage in names:
+            setattr(module, stage, watch.timed(stage, getattr(module, stage)))
     start = time.perf_counter()
     timed_read = watch.timed("read the files", read)
     result = compare(timed_read(reference), timed_read(candidate))

@@ -108,6 +108,7 @@ def compare(
     exact: bool = False,
     metrics: Sequence[str | Callable[..., float]] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    processes: int | None = None,
     **asked: Unpack[Asked],
 ) -> Comparison:
     """Compares two runs and finds the first divergence.
@@ -119,12 +120,13 @@ def compare(
 
     reference, candidate: paths, or runs that are open already.
     steps, ranks, sites: compare only these: steps="0:10:2", ranks=[0, 3], sites="attn".
-    mapping, by, shapes, offset: how tensors are paired when the two models differ; docs/alignment.md explains each.
+    mapping, by, shapes, micro, offset: how tensors are paired when two models differ; docs/alignment.md explains each.
     noise: a second recording of the reference: how far apart two runs get that are both right.
     tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype: {"attn": 1e-3}.
     exact: the runs should be bit-identical, and whatever is not has diverged.
     metrics: what to measure besides, of kept values: "kl", "file.py:function", or a function of two arrays.
     progress: called now and then with (done, total) while values are read.
+    processes: how many ranks to compare at once; one for each core by default, where that saves time.
     """
     from astray.compare.comparison import compare
 
@@ -136,6 +138,7 @@ def compare(
         exact=exact,
         metrics=metrics,
         progress=progress,
+        processes=processes,
         **asked,
     )
 

@@ -1,4 +1,4 @@
-"""The progress bar: silent where nobody looks, and right about work in several parts."""
+"""The progress bar: silent where nobody looks, and right about the time that is left."""
 
 from __future__ import annotations
 
@@ -71,12 +71,11 @@ def test_quick_work_needs_no_bar(clock):
     assert screen.getvalue() == ""
 
 
-def test_the_time_left_is_that_of_the_part(clock):
+def test_the_total_may_change_as_more_is_known(clock):
     screen = Screen()
     with Progress("reading", screen) as progress:
         clock.now += 8
-        progress(10, 10)
-        progress(0, 20)  # the next rank begins
+        progress(10, 20)
         clock.now += 1
-        progress(5, 20)
-    assert drawn(screen) == ["reading 10 of 10, 0 s left", "reading (part 2) 5 of 20, 3 s left", ""]
+        progress(15, 60)  # the next rank begins, and has more to do
+    assert drawn(screen) == ["reading 10 of 20, 8 s left", "reading 15 of 60, 27 s left", ""]

@@ -77,3 +77,17 @@ def test_rows_that_were_asked_for(runs):
     assert "absmax ref" in page.texts["th"]
     assert len(re.findall("<tr>", diff.table()._repr_html_())) == 26
     assert "table" not in Page(diff.select("error > 9e9")._repr_html_()).tags
+
+
+def test_what_went_wrong_by_itself_is_there_too(runs):
+    made = []
+    for factor in (1.0, 1.5):
+        builder = runs.Builder()
+        for site in ("left", "right"):
+            seq = builder.call(site)
+            builder.tensor(seq, "input", "0", np.ones(4, np.float32))
+            builder.tensor(seq, "output", "out", np.full(4, factor, np.float32))
+        made.append(builder.run)
+    html = compare(*made)._repr_html_()
+    assert "These are not its victims, for their inputs agree:" in html
+    assert html.index("call 0 of left (Linear)") < html.index("step 0, forward, right (Linear), output (0.50)")

@@ -142,3 +142,22 @@ def test_without_xlsxwriter_there_is_a_sentence(diff, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"needs XlsxWriter, which is not installed: pip install 'astray\[xlsx\]'"):
         diff.to_xlsx(tmp_path / "diff.xlsx")
     assert not (tmp_path / "diff.xlsx").exists()
+
+
+def test_what_went_wrong_by_itself_has_a_sheet_of_its_own(runs, tmp_path):
+    made = []
+    for factor in (1.0, 1.5):
+        builder = runs.Builder()
+        for site, off in (("left", factor), ("right", factor), ("fine", 1.0)):
+            seq = builder.call(site)
+            builder.tensor(seq, "input", "0", ONES)
+            builder.tensor(seq, "output", "out", ONES * np.float32(off))
+        made.append(builder.run)
+    diff = compare(*made)
+    assert [other.site for other in diff.others] == ["right"]
+    book = openpyxl.load_workbook(diff.to_xlsx(tmp_path / "diff.xlsx"))
+    assert book.sheetnames == ["summary", "first divergence", "wrong by itself", "pairs"]
+    assert facts(book["first divergence"])["place"] == "step 0, forward, call 0 of left (Linear), output"
+    assert facts(book["wrong by itself"])["place"] == "step 0, forward, call 0 of right (Linear), output"
+    assert facts(book["wrong by itself"])["evidence 1"] == diff.others[0].evidence[0]
+    assert facts(book["summary"])["wrong by itself"] == "step 0, forward, call 0 of right (Linear), output"

@@ -30,8 +30,15 @@ def add(commands: Any) -> None:
     parser.add_argument("--steps", metavar="B:E:S", help="compare only these steps, such as 0:10:2 or 3,7")
     parser.add_argument("--ranks", metavar="N,N", help="compare only these ranks, such as 0,3")
     parser.add_argument("--sites", metavar="REGEX", help="compare only sites in whose name this is found")
+    parser.add_argument(
+        "--processes", type=int, metavar="N", help="compare so many ranks at once (default: one for each core)"
+    )
     judging = parser.add_argument_group("judging", "What may be rounding. docs/verdict.md has the rules.")
-    judging.add_argument("--noise", metavar="RUN", help="a second recording of the reference: its errors are no errors")
+    judging.add_argument(
+        "--noise",
+        metavar="RUN",
+        help="a second recording of the reference, as by `astray run --perturb`: its errors are no errors",
+    )
     judging.add_argument(
         "--tolerance", action="append", metavar="WHAT=ERROR", help="allow this error, by site (a regex) or dtype"
     )
@@ -49,6 +56,12 @@ def add(commands: Any) -> None:
         choices=("judged", "same", "loose"),
         default="judged",
         help="pair tensors of any shape, of the same shape only, or take dimensions of size 1 for nothing",
+    )
+    pairing.add_argument(
+        "--micro",
+        choices=("paired", "joined"),
+        default="paired",
+        help="compare micro steps one by one, or joined along the batch: one run may have more and smaller ones",
     )
     pairing.add_argument("--offset", type=int, default=0, metavar="N", help="add this to the candidate's step numbers")
     rows = parser.add_argument_group("rows", "List rows beneath the answer. docs/reports.md has the columns.")
@@ -95,6 +108,7 @@ def main(options: argparse.Namespace) -> int:
                 exact=options.exact,
                 metrics=options.metric,
                 progress=progress,
+                processes=options.processes,
                 **_asked(options),
             )
     except AstrayError as error:
@@ -118,6 +132,7 @@ def _check(options: argparse.Namespace) -> None:
     """What cannot be understood or is not installed is said before the work, not after."""
     from astray.compare.filter import Filter
     from astray.compare.pairs import sort_keys
+    from astray.report.draft import check_place
     from astray.report.xlsx import writer
 
     if options.filter is not None:
@@ -125,6 +140,9 @@ def _check(options: argparse.Namespace) -> None:
     sort_keys(options.sort)
     if options.xlsx:
         writer()
+    files = [options.xlsx, options.json, options.junit, options.csv and Path(options.csv) / "pairs.csv"]
+    for file in filter(None, files):
+        check_place(Path(file))
 
 
 def _replicas(options: argparse.Namespace) -> int:
@@ -176,6 +194,7 @@ def _asked(options: argparse.Namespace) -> Asked:
         "mapping": options.map,
         "by": options.by,
         "shapes": options.shapes,
+        "micro": options.micro,
         "offset": options.offset,
     }
 

@@ -40,31 +40,26 @@ class Progress:
     >>> with Progress("reading") as progress:
     ...     progress(10, 100)
 
-    Work in several parts, such as the ranks of a run, counts from the start in each; the time left is that of the part.
+    The total may change while the work goes on, as it does until all ranks of a run have begun.
     """
 
     def __init__(self, doing: str, stream: TextIO | None = None) -> None:
         self._doing = doing
         self._stream = stream or sys.stderr
-        self._started = self._part_started = self._drawn = time.monotonic()
-        self._part = self._done = 0
+        self._started = self._drawn = time.monotonic()
         self._shown = False
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if done < self._done:
-            self._part, self._part_started = self._part + 1, now
-        self._done = done
         if not self._is_terminal() or now - self._started < _PATIENCE or now - self._drawn < _REDRAW:
             return
         self._drawn = now
         self._shown = True
         share = done / total if total else 1.0
         filled = round(share * 30)
-        left = (now - self._part_started) * (1 - share) / share if share else 0.0
+        left = (now - self._started) * (1 - share) / share if share else 0.0
         bar = "█" * filled + "░" * (30 - filled)
-        part = f" (part {self._part + 1})" if self._part else ""
-        self._stream.write(f"\r\x1b[K{self._doing}{part} {bar} {done:,} of {total:,}, {left:.0f} s left")
+        self._stream.write(f"\r\x1b[K{self._doing} {bar} {done:,} of {total:,}, {left:.0f} s left")
         self._stream.flush()
 
     def _is_terminal(self) -> bool:

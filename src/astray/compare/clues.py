@@ -66,6 +66,8 @@ def suspicious(places: list[Place]) -> Iterator[str]:
                 f"Its {place.tensor} has other bits but the same statistics: a tiny change, or the same values in "
                 "another order. Record with keep='tensors' to tell."
             )
+        elif SENTENCES[Reason.VARIES] in place.reason and place.verdict in _AGREEING:
+            yield f"Its {place.tensor} changes between micro steps: that the first of them saw the same is all we know."
         elif place.verdict == Verdict.UNKNOWN.label:
             yield f"Its {place.tensor} could not be compared: {place.reason}."
 

@@ -1,48 +1,46 @@
 """Compares two runs: the one entry point of this package, and the `Comparison` it gives.
 
-Ranks are compared one after another: rows → align → evidence → verdict → first. Everything stays in columns; Python
-objects are made only for what a report shows.
+Each rank is compared by itself (`rank`), large ones in processes of their own (`workers`), and `table` puts them
+together. Everything stays in columns; Python objects are made only for what a report shows.
 """
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from astray.compare.align import Alignment, align
-from astray.compare.calibration import RULES, Allowance, Tolerances, floors
+from astray.compare.calibration import Tolerances
 from astray.compare.columns import Columns
 from astray.compare.divergence import Divergence
-from astray.compare.evidence import Evidence, Progress, ReadValues, explain
+from astray.compare.evidence import Progress
 from astray.compare.filter import Filter
-from astray.compare.first import find_divergences
-from astray.compare.kept import is_partial, labelled, with_part
 from astray.compare.matching import Asked, Matching
 from astray.compare.metrics import BOUNDS, METRICS
-from astray.compare.own_metrics import Metric, OwnMetrics, find_metrics
+from astray.compare.micro.batches import about_micro_steps, join
+from astray.compare.own_metrics import Failures, Metric, failed, find_metrics
 from astray.compare.pairs import Order, Pairs
-from astray.compare.partners import Words
 from astray.compare.problems import little_shared, nothing_comparable, nothing_shared, problems
-from astray.compare.rows import CALL_COLUMNS, WORDS, Floats, Ints, Reading, Rows, Vocabularies, Vocabulary, read_rows
-from astray.compare.verdict import AGREEING, BAD, LABELS, Judgement, Verdict, judge
-from astray.errors import CompareError, RunError
+from astray.compare.ranks.rank import Judging, Tally
+from astray.compare.ranks.schedule import Runs, compare_ranks, job_of
+from astray.compare.ranks.table import table
+from astray.compare.rows import CALL_COLUMNS
+from astray.compare.verdict import AGREEING, BAD, LABELS, Verdict
+from astray.errors import CompareError
 from astray.steps import Steps
-from astray.store import Coded, RankRun, Run, Table, open_run
+from astray.store import Run, Table, open_run
 
 if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
 AnyPath = str | os.PathLike[str]
-Floor = dict[int, tuple[Ints, Floats]]
 
 SIDES = ("dtype", "shape", "row", "call")
 COLUMNS = (
@@ -61,6 +59,7 @@ def compare(
     exact: bool = False,
     metrics: Sequence[str | Metric] | None = None,
     progress: Progress | None = None,
+    processes: int | None = None,
     **asked: Unpack[Asked],
 ) -> Comparison:
     """Compare a run that is right with one that may be wrong.
@@ -69,38 +68,68 @@ def compare(
     >>> diff.first.site, diff.first.step, diff.first.cause
     ('h.2.mlp.proj', 3, 'parameter')
 
-    asked: what to compare and how to pair it: steps, ranks, sites, mapping, by, shapes and offset, as `Asked` has them.
+    asked: what to compare and how to pair it: steps, ranks, sites, mapping, by, shapes, micro and offset: see `Asked`.
     noise: a second recording of the reference, which shows how far apart two runs get that are both right.
     tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype.
     exact: the runs should be bit-identical, and whatever is not has diverged.
     metrics: what to measure besides, where both runs kept values: "kl", "file.py:function", a function of two arrays.
-    progress: called with (done, total) after each pair whose values had to be read, in each rank anew.
+    progress: called with (done, total) as pairs whose values had to be read are done; total is a guess until all ranks
+        have begun.
+    processes: how many ranks to compare at once. As many as there are cores by default, if that saves time; fewer take
+        less memory. Runs that are open already and metrics that are functions stay here, whatever is said.
 
     Raises CompareError when the runs have no tensor in common, or kept nothing of them that can be compared.
     """
-    left = reference if isinstance(reference, Run) else open_run(reference)
-    right = candidate if isinstance(candidate, Run) else open_run(candidate)
+    runs = Runs(_opened(reference), _opened(candidate), None if noise is None else _opened(noise))
     matching = Matching.check(**asked)
-    own, allowed = find_metrics(metrics, COLUMNS), Tolerances.check(tolerances)
-    floor = None if noise is None else _floor(left, noise, matching)
-    vocabularies: Vocabularies = defaultdict(Vocabulary)
-    readings = matching.of_reference(), matching.of_candidate(right)
-    compared = [
-        _compare_rank(
-            rank, left, right, vocabularies, readings, matching, _Judging(own, allowed, floor, exact, progress)
-        )
-        for rank in matching.ranks_of(left, right)
+    if exact and matching.micro == "joined":
+        raise CompareError("A batch and its parts are not computed alike, to the bit: --exact needs --micro paired.")
+    judging = Judging(find_metrics(metrics, COLUMNS), Tolerances.check(tolerances), exact)
+    matching.check_mapping(runs.candidate)
+    job = job_of((reference, candidate, noise), matching, judging, metrics)
+    recorded = runs
+    if matching.micro == "joined":
+        runs = Runs(*join(runs.reference, runs.candidate, matching), runs.noise)
+    ranks = compare_ranks(runs, matching, judging, job, processes, progress)
+    if runs.noise is not None:
+        _check([one.noise for one in ranks if one.noise], runs.reference, runs.noise, matching)
+    tally = _check([one.tally for one in ranks], recorded.reference, recorded.candidate, matching)
+    failures = sum((one.failures for one in ranks), Failures())
+    pairs = table([one.pairs for one in ranks])
+    notes = [
+        *about_micro_steps(runs.reference, runs.candidate, matching, pairs),
+        *little_shared(*tally[:3]),
+        *failed(failures),
+        *problems(runs.reference, runs.candidate, matching),
     ]
-    matched = sum(int(np.sum(rank.pairs.matched)) for rank in compared)
-    if not matched:
-        raise CompareError(nothing_shared(left, right, matching))
-    if not any(np.any(rank.judged.verdict < Verdict.ONLY_IN_REFERENCE) for rank in compared):
-        raise CompareError(nothing_comparable(matched))
-    pairs = _table(compared, vocabularies)
-    firsts, others = _divergences(compared, pairs)
-    sides = sum(len(one.reference) for one in compared), sum(len(one.candidate) for one in compared)
-    notes = [*little_shared(*sides, matched), *own.problems, *problems(left, right, matching)]
-    return Comparison(left, right, pairs, tuple(firsts), tuple(notes), matching.steps, tuple(others))
+    return Comparison(
+        runs.reference,
+        runs.candidate,
+        pairs,
+        tuple(sorted((found for one in ranks for found in one.divergences[:1]), key=_when)),
+        tuple(notes),
+        matching.steps,
+        tuple(sorted((found for one in ranks for found in one.divergences[1:]), key=_when)),
+    )
+
+
+def _opened(run: AnyPath | Run) -> Run:
+    return run if isinstance(run, Run) else open_run(run)
+
+
+def _check(tallies: Sequence[Tally], reference: Run, candidate: Run, matching: Matching) -> Tally:
+    """What all ranks have together. Raises CompareError when nothing of it can be compared."""
+    tally = Tally(*(sum(counts) for counts in zip(*tallies, strict=True))) if tallies else Tally(0, 0, 0, 0)
+    if not tally.matched:
+        raise CompareError(nothing_shared(reference, candidate, matching))
+    if not tally.comparable:
+        raise CompareError(nothing_comparable(tally.matched))
+    return tally
+
+
+def _when(divergence: Divergence) -> tuple[int, int, int]:
+    """The earliest in step and order first."""
+    return (*divergence.order, divergence.rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,166 +288,3 @@ class Comparison:
         wrong = sum(self.counts[verdict.label] for verdict in BAD)
         where = f"first divergence at {self.first.place}" if self.first else "no divergence"
         return f"<Comparison of {len(self.pairs):,} tensors: {wrong:,} wrong, {where}>"
-
-
-class _Rank(NamedTuple):
-    """One rank, compared."""
-
-    rank: int
-    reference: Rows
-    candidate: Rows
-    pairs: Alignment
-    judged: Judgement
-
-
-class _Judging(NamedTuple):
-    """What all ranks are judged with."""
-
-    own: OwnMetrics
-    allowed: Tolerances
-    floor: Floor | None
-    exact: bool
-    progress: Progress | None
-
-
-def _floor(reference: Run, noise: AnyPath | Run, matching: Matching) -> Floor:
-    """What a second recording of the reference shows: for each rank some rows of the reference, and their errors."""
-    again = compare(reference, noise, steps=matching.steps, ranks=matching.ranks)
-    pairs, seen = again.pairs, again.matched & ~np.isnan(again.pairs.numbers("error"))
-    ranks = pairs.numbers("rank")
-    found: Floor = {}
-    for rank in np.unique(ranks).tolist():
-        at = np.flatnonzero(seen & (ranks == rank))
-        found[rank] = pairs.numbers("row_reference")[at], pairs.numbers("error")[at]
-    return found
-
-
-def _compare_rank(
-    rank: int,
-    left: Run,
-    right: Run,
-    vocabularies: Vocabularies,
-    readings: tuple[Reading, Reading],
-    matching: Matching,
-    judging: _Judging,
-) -> _Rank:
-    reference = read_rows(left.ranks.get(rank), vocabularies, readings[0])
-    candidate = read_rows(right.ranks.get(rank), vocabularies, readings[1])
-    words = Words(vocabularies["kind"].words, vocabularies["site"].words)
-    pairs = align(reference, candidate, words, in_order=matching.by == "order", same_shape=matching.shapes == "same")
-    evidence = Evidence(
-        reference,
-        candidate,
-        pairs,
-        dtypes=vocabularies["dtype"].words,
-        roles=vocabularies["role"].words,
-        parts=vocabularies["part"].words,
-        read_reference=_reader(reference.run),
-        read_candidate=_reader(candidate.run),
-        own=judging.own,
-        allowance=Allowance(
-            judging.allowed.column(reference, pairs.reference, words.site, vocabularies["dtype"].words),
-            floors(reference, pairs.reference, (judging.floor or {}).get(rank)),
-        ),
-    )
-    return _Rank(rank, reference, candidate, pairs, judge(evidence, judging.progress, judging.exact))
-
-
-def _reader(run: RankRun | None) -> ReadValues:
-    """Reads kept values, or gives None for those that should be there and are not."""
-
-    def read(row: int) -> npt.NDArray[Any] | None:
-        try:
-            return None if run is None else run.values(row)
-        except RunError:
-            return None
-
-    return read
-
-
-def _table(ranks: list[_Rank], vocabularies: Vocabularies) -> Table:
-    """The pairs of all ranks as one table."""
-    parts = [_columns(rank) for rank in ranks]
-    joined = {
-        name: np.concatenate([part[name] for part in parts]) if len(parts) > 1 else parts[0][name] for name in parts[0]
-    }
-    columns: dict[str, Any] = {}
-    for name, column in joined.items():
-        word = name.removesuffix("_reference").removesuffix("_candidate")
-        columns[name] = vocabularies[word].decode(column) if word in WORDS else column
-    columns["recompute"] = columns["recompute"].astype(np.bool_)
-    columns["verdict"] = Coded(columns["verdict"].astype(np.int32), LABELS)
-    columns["source"] = labelled(columns["source"], vocabularies["part"].words)
-    columns["rule"] = Coded(columns["rule"].astype(np.int32), RULES)
-    columns["reason"] = _reasons(columns["reason"])
-    return Table(columns)
-
-
-def _columns(rank: _Rank) -> dict[str, Any]:
-    """The columns of one rank's pairs, strings as codes."""
-    pairs, judged = rank.pairs, rank.judged
-    columns: dict[str, Any] = {"rank": np.full(len(pairs.reference), rank.rank, np.int32)}
-    for name in (*CALL_COLUMNS, "role", "path"):
-        columns[name] = _of_either(rank.reference.columns[name], rank.candidate.columns[name], pairs)
-    columns |= {"verdict": judged.verdict, "error": judged.error, "limit": judged.limit}
-    columns |= {"source": _source(rank), "rule": judged.rule, "reason": judged.reason}
-    for name in ("dtype", "shape"):
-        columns[f"{name}_reference"] = _at(rank.reference.columns[name], pairs.reference)
-        columns[f"{name}_candidate"] = _at(rank.candidate.columns[name], pairs.candidate)
-    for name, left, right in (
-        ("row", rank.reference.tensor, rank.candidate.tensor),
-        ("call", rank.reference.call_row, rank.candidate.call_row),
-    ):
-        columns[f"{name}_reference"] = _at(left, pairs.reference)
-        columns[f"{name}_candidate"] = _at(right, pairs.candidate)
-    return columns | judged.metrics
-
-
-def _source(rank: _Rank) -> Ints:
-    """What each pair was judged by, with the slice where it was one."""
-    source, pairs = rank.judged.source.astype(np.int32), rank.pairs
-    at = np.flatnonzero(is_partial(source))
-    if len(at):
-        left, right = rank.reference.columns["part"], rank.candidate.columns["part"]
-        source[at] = with_part(source[at], np.maximum(left[pairs.reference[at]], right[pairs.candidate[at]]))
-    return source
-
-
-def _of_either(left: Ints, right: Ints, pairs: Alignment) -> Ints:
-    """A column of the key: the same on both sides, or only on one."""
-    if len(left) == len(pairs.reference):  # every pair has a reference row, and they are in its order
-        return left
-    return np.where(pairs.reference >= 0, _at(left, pairs.reference), _at(right, pairs.candidate))
-
-
-def _at(column: Ints, rows: Ints) -> Ints:
-    """The column at some rows, −1 where the row is −1."""
-    return np.append(column, np.array(-1, column.dtype))[rows]
-
-
-def _reasons(flags: Ints) -> Coded[str]:
-    """Every combination of reasons that occurs, in words."""
-    found = np.flatnonzero(np.bincount(flags, minlength=1))
-    found = found[found > 0]  # no reason is null
-    number = np.full(int(flags.max(initial=0)) + 1, -1, np.int32)
-    number[found] = np.arange(len(found))
-    return Coded(number[flags], [explain(flag) for flag in found.tolist()])
-
-
-def _divergences(ranks: list[_Rank], pairs: Table) -> tuple[list[Divergence], list[Divergence]]:
-    """The first divergence of every rank, and all others, each the earliest in step and order first."""
-    firsts: list[Divergence] = []
-    others: list[Divergence] = []
-    begin = 0
-    for rank in ranks:
-        end = begin + len(rank.pairs.reference)
-        if rank.reference.run is not None and rank.candidate.run is not None:
-            found = find_divergences(pairs.take(slice(begin, end)), rank.rank, rank.reference.run, rank.candidate.run)
-            firsts += found[:1]
-            others += found[1:]
-        begin = end
-    return sorted(firsts, key=_when), sorted(others, key=_when)
-
-
-def _when(divergence: Divergence) -> tuple[int, int, int]:
-    return (*divergence.order, divergence.rank)

@@ -20,6 +20,7 @@ from astray.compare import kept, metrics
 from astray.compare.align import Alignment
 from astray.compare.calibration import Allowance
 from astray.compare.kept import Kept, Selection, Source
+from astray.compare.micro.pieces import Pieces, contrast_pieces
 from astray.compare.own_metrics import OwnMetrics
 from astray.compare.rows import Bools, Floats, Ints, Rows
 from astray.stats.dtypes import DTYPES
@@ -27,6 +28,9 @@ from astray.stats.kernels import Contrast, Strided, contrast, measure
 
 ReadValues = Callable[[int], npt.NDArray[Any] | None]
 """Gives the kept values of a tensor row, or None when they cannot be read."""
+
+ReadPieces = Callable[[int], Pieces | None]
+"""Gives the values of a row that was joined from several, piece by piece, or None when it was not or they are lost."""
 
 Progress = Callable[[int, int], None]
 """Told after each pair of values: how many are done, and how many there are."""
@@ -37,6 +41,9 @@ COUNTS = ("nan", "inf")
 
 MIXED = 0.1
 """The least share of pairs with different dtypes in runs of different precision. Less may be an accident."""
+
+SHUFFLED = 0.01
+"""Numbers in another order are further off than this."""
 
 GIVEN = ("parameter", "state")
 """The roles of what a call starts from besides its inputs."""
@@ -66,6 +73,13 @@ class Reason(IntFlag):
     AMPLIFIED = 262144
     COARSE = 524288
     INHERITED = 1048576
+    ADDED = 1 << 21
+    MEAN = 1 << 22
+    SUM = 1 << 23
+    VARIES = 1 << 24
+    NO_BATCH = 1 << 25
+    NO_SUM = 1 << 26
+    OTHER_PART = 1 << 27
 
 
 SENTENCES = {
@@ -90,7 +104,17 @@ SENTENCES = {
     Reason.UNREADABLE: "the kept values could not be read",
     Reason.NOTHING_KEPT: "the two sides kept nothing that can be compared",
     Reason.REORDERED: "the same values in another order, by the statistics: bits differ, every statistic is equal",
+    Reason.ADDED: "the sum over micro steps",
+    Reason.MEAN: "taken for the mean over micro steps",
+    Reason.SUM: "taken for the sum over micro steps",
+    Reason.VARIES: "it changes between micro steps; what the first of them saw was compared",
+    Reason.NO_BATCH: "each micro step has its own, which is no part of the batch: what the whole would have is unknown",
+    Reason.NO_SUM: "each micro step gives a share, and statistics do not tell their sum: record with keep='tensors'",
+    Reason.OTHER_PART: "the slices or samples kept of micro steps are not those of the batch: they were not compared",
 }
+
+UNDECIDED = Reason.NO_BATCH | Reason.NO_SUM
+"""Why nothing can be said of what micro steps make up together."""
 
 
 def explain(reason: int) -> str:
@@ -112,6 +136,7 @@ class Evidence:
     read_candidate: ReadValues
     own: OwnMetrics
     allowance: Allowance
+    pieces: tuple[ReadPieces, ReadPieces] | None = None  # where micro steps were joined
 
     def sides(self, name: str, at: Ints) -> tuple[Ints, Ints]:
         """A column of keys or forms on both sides."""
@@ -131,6 +156,25 @@ class Evidence:
         """The six statistics and the non-finite counts on both sides."""
         both = {name: self.numbers(name, at) for name in (*STATISTICS, *COUNTS)}
         return {name: left for name, (left, _) in both.items()}, {name: right for name, (_, right) in both.items()}
+
+    @cached_property
+    def remarks(self) -> Ints:
+        """For each pair what there is to say of how its rows were made of several: reasons, 0 for recorded rows."""
+        return self._of_joined("remark")
+
+    @cached_property
+    def merged(self) -> Bools:
+        """For each pair whether statistics of a side were put together from those of its parts."""
+        return self._of_joined("merged") > 0
+
+    def _of_joined(self, name: str) -> Ints:
+        """A column that only the rows of joined micro steps have, of both sides together; 0 for all others."""
+        found = np.zeros(len(self.pairs.reference), np.int32)
+        for rows, at in ((self.reference, self.pairs.reference), (self.candidate, self.pairs.candidate)):
+            if rows.run is not None and name in rows.run.tensors:
+                column = rows.run.tensors.numbers(name)[rows.tensor]
+                found |= np.append(column, 0).astype(np.int32)[at]
+        return found
 
     @cached_property
     def kinds(self) -> Ints:
@@ -260,7 +304,9 @@ def measure_statistics(evidence: Evidence, at: Ints) -> Measured:
     eps = evidence.eps(at)
     count, zeros = evidence.numbers("count", at)[0], evidence.numbers("zeros", at)
     # Bits that differ while nothing else does may be 0 against −0, the payload of a NaN, or a change too small to show.
-    alike = bits_differ & metrics.equal_but_for_order(reference, candidate) & np.equal(*zeros)
+    but_for_order = metrics.equal_but_for_order(reference, candidate) & np.equal(*zeros)
+    alike = bits_differ & but_for_order
+    summed_alike = evidence.merged[at] & but_for_order  # parts were added up in another order than the whole
     telling = (count > 1) & (zeros[0] == 0) & (reference["nan"] == 0) & metrics.rounding_shows(eps, count)
     reordered = alike & telling & (eps > 0)
     reason = (
@@ -271,10 +317,11 @@ def measure_statistics(evidence: Evidence, at: Ints) -> Measured:
         | np.where(count == 0, Reason.EMPTY, 0)
     )
     same_dtype = np.equal(*evidence.sides("dtype", at))
+    nothing_off = np.isnan(error) | alike | summed_alike  # NaN: no finite element, so nothing that could be off
     return Measured(
-        error=np.where(np.isnan(error) | alike, 0.0, error),  # NaN: no finite element, so nothing that could be off
-        equal=same & same_dtype & ~bits_differ,
-        differs=~same | bits_differ,
+        error=np.where(nothing_off, 0.0, error),
+        equal=same & same_dtype & ~bits_differ & ~evidence.merged[at],
+        differs=(~same & ~summed_alike) | bits_differ,
         hidden=reordered | (alike & (eps == 0)),
         nonfinite=nonfinite,
         reason=reason.astype(np.int32),
@@ -326,6 +373,13 @@ def measure_values(evidence: Evidence, at: Ints, progress: Progress | None) -> t
 
 def _measure(evidence: Evidence, pair: int) -> _Found | None:
     """None when the values of a side cannot be read."""
+    pieces = _pieces(evidence, pair)
+    if pieces is not None:
+        plain = _measure_pieces(evidence, pair, *pieces)
+        inside = [side.samples_last() for side in pieces] if plain.error > SHUFFLED else []
+        if len(inside) == 2 and inside[0] is not None and inside[1] is not None and inside[0].fits(inside[1]):
+            return min(plain, _measure_pieces(evidence, pair, inside[0], inside[1]), key=lambda found: found.error)
+        return plain
     both = _read(evidence, pair)
     if both is None:
         return None
@@ -337,6 +391,39 @@ def _measure(evidence: Evidence, pair: int) -> _Found | None:
         differs=found.different > 0,
         nonfinite=found.nonfinite_mismatch > 0,
         reason=_reason(found, both.rms),
+        metrics=[*(metric(found) for metric in metrics.METRICS.values()), *own],
+    )
+
+
+def _pieces(evidence: Evidence, pair: int) -> tuple[Pieces, Pieces] | None:
+    """Both sides of a pair in pieces, if one of them is; None where some values only were kept."""
+    if evidence.pieces is None or evidence.selections(pair) != (kept.ALL, kept.ALL):
+        return None
+    left, right = int(evidence.pairs.reference[pair]), int(evidence.pairs.candidate[pair])
+    here = evidence.pieces[0](int(evidence.reference.tensor[left]))
+    there = evidence.pieces[1](int(evidence.candidate.tensor[right]))
+    if here is None or there is None or max(len(here.parts), len(there.parts)) < 2:
+        return None
+    dim = here.dim if len(here.parts) > 1 else there.dim
+    one, other = here._replace(dim=dim), there._replace(dim=dim)
+    return (one, other) if one.fits(other) else None
+
+
+def _measure_pieces(evidence: Evidence, pair: int, here: Pieces, there: Pieces) -> _Found:
+    left, right = int(evidence.pairs.reference[pair]), int(evidence.pairs.candidate[pair])
+    codes = (evidence.reference.columns["dtype"][left], evidence.candidate.columns["dtype"][right])
+    dtypes = evidence.dtypes[codes[0]], evidence.dtypes[codes[1]]
+    found, equal = contrast_pieces(here, there, dtypes)
+    own = evidence.own(here.whole, there.whole, dtypes) if evidence.own.names else []
+    absmax = float(evidence.reference.statistic("absmax", np.array([left]))[0])
+    if np.isnan(absmax):
+        absmax = float(np.fmax.reduce([_absmax(Strided.from_numpy(part, dtypes[0])) for part in here.parts]))
+    return _Found(
+        error=metrics.error_of_values(found, absmax),
+        equal=equal,
+        differs=found.different > 0,
+        nonfinite=found.nonfinite_mismatch > 0,
+        reason=_reason(found, 0.0),
         metrics=[*(metric(found) for metric in metrics.METRICS.values()), *own],
     )
 
@@ -369,12 +456,16 @@ def _read(evidence: Evidence, pair: int) -> _Both | None:
     candidate = Strided.from_numpy(there, evidence.dtypes[dtypes[1]])
     absmax = float(evidence.reference.statistic("absmax", np.array([left]))[0])
     if np.isnan(absmax):
-        statistics = measure(reference, fingerprint=False).statistics
-        absmax = metrics.known(statistics.absmax if statistics is not None else None)
+        absmax = _absmax(reference)
     # The bits are compared only where no fingerprint has told already that they differ.
     equal = reference.dtype == candidate.dtype and evidence.bits[pair] != 0 and here.tobytes() == there.tobytes()
     rms = 0.0 if common.part is None else _rms(evidence.reference, left)
     return _Both(reference, candidate, absmax, rms, equal, (here, there))
+
+
+def _absmax(tensor: Strided) -> float:
+    statistics = measure(tensor, fingerprint=False).statistics
+    return metrics.known(statistics.absmax if statistics is not None else None)
 
 
 def _rms(rows: Rows, row: int) -> float:

@@ -21,6 +21,8 @@ import numpy as np
 from astray.compare import clues, noise, weights
 from astray.compare.divergence import Cause, Divergence, Place, Side
 from astray.compare.metrics import BOUNDS, METRICS
+from astray.compare.micro import clues as micro_clues
+from astray.compare.micro.joined import JoinedRank
 from astray.compare.nesting import Nesting
 from astray.compare.origins import find_origins, healed
 from astray.compare.rows import Bools, Ints
@@ -98,6 +100,8 @@ class _Search:
         self.bad = bad
         self.matched: Bools = (pairs["row_reference"] >= 0) & (pairs["row_candidate"] >= 0)
         self.nesting = Nesting(reference)
+        # A batch is not computed like its parts, so that bits which begin to differ say nothing.
+        self.alike = not isinstance(reference, JoinedRank)
         self.calls: Ints = pairs.numbers("call_reference")
         self.start = start  # the earliest wrong tensor, or another that nothing before it explains
         self.cause, self.culprit, self.entry = self._blame()
@@ -241,7 +245,7 @@ class _Search:
             sentences = [weights.sentence(self.pairs, self.entry, inputs, others, self.reference)]
         else:
             sentences = [self._about_computation(entry, inputs, given)]
-        hint = onset is not None and beyond is None and self.is_slight() and self._computed(onset)
+        hint = self.alike and onset is not None and beyond is None and self.is_slight() and self._computed(onset)
         if onset is not None and hint:
             sentences[0] += (
                 f" But it is hardly beyond rounding. Everything is bit-identical until {onset.place} "
@@ -258,6 +262,10 @@ class _Search:
         until = max(self.start, self.headline)
         sentences += clues.arguments(self.pairs, until, [self.culprit], self.reference, self.candidate)
         sentences += clues.unmatched(self.pairs, self.start)
+        if isinstance(self.reference, JoinedRank) and isinstance(self.candidate, JoinedRank):
+            one, other = (int(self.pairs[f"row_{side}"][self.headline]) for side in ("reference", "candidate"))
+            limit = float(self.pairs["limit"][self.headline])
+            sentences += micro_clues.sentences(self.reference, self.candidate, one, other, limit)
         if onset is not None and not hint:
             sentences.append(f"The runs are bit-identical until {onset.place} ({clues.verdict_of(onset.place)}).")
         return sentences
@@ -283,6 +291,8 @@ class _Search:
 
         And whether that was enough to know that the two runs are the same program on the same machine.
         """
+        if not self.alike:
+            return False
         steady = int(np.sum(self._has_role(*RESULTS)[: onset.row] & self.matched[: onset.row]))
         if steady < STEADY or not self._is_one_program(onset):
             return False

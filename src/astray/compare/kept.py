@@ -69,6 +69,10 @@ class Selection(NamedTuple):
         return values
 
 
+ALL = Selection(None, -1)
+"""Every value."""
+
+
 def is_partial(source: Ints) -> Bools:
     """Where a pair was judged by some of its values and not all."""
     return np.isin(source, (Source.SAMPLE, Source.SLICE))

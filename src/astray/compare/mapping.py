@@ -18,6 +18,7 @@ from astray.record import ROOT
 from astray.wording import did_you_mean
 
 SECTIONS = ("sites", "patterns", "types", "functions")
+DRAFT = "Draft one with: astray map REFERENCE CANDIDATE"
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,13 @@ def read_mapping(file: str | Path) -> Mapping:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CompareError(f"The mapping {path} cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise CompareError(f"The mapping {path} is no YAML: {reason}.") from None
+        raise CompareError(f"The mapping {path} cannot be read: {error.strerror}. {DRAFT}") from None
+    except UnicodeDecodeError as error:
+        raise CompareError(f"The mapping {path} is no text: byte {error.start} is not UTF-8. {DRAFT}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = f"{error.problem} in line {mark.line + 1}" if mark else " ".join(str(error).split())  # type: ignore[attr-defined]
+        raise CompareError(f"The mapping {path} is no YAML: {reason}. {DRAFT}") from None
     if not isinstance(content, dict) or not content:
         raise CompareError(f"The mapping {path} is empty. It has sections, such as: sites: {{h.0: layers.0}}")
     for name in content:
@@ -121,6 +125,5 @@ def check_use(mapping: Mapping, file: str | Path, sites: Sequence[str]) -> None:
     if mapping != NOTHING and sites and all(mapping.site(site) == site for site in sites) and not mapping.types:
         raise CompareError(
             f"The mapping {file} maps nothing: no rule fits a site of the candidate, such as "
-            f"{sites[len(sites) // 2]!r}. Its names on the left are those of the candidate; draft one with: astray map "
-            "REFERENCE CANDIDATE"
+            f"{sites[len(sites) // 2]!r}. Its names on the left are those of the candidate. {DRAFT}"
         )

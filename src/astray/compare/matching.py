@@ -19,6 +19,7 @@ from astray.wording import did_you_mean
 
 BY = ("key", "order")
 SHAPES = ("judged", "same", "loose")
+MICRO = ("paired", "joined")
 
 
 class Asked(TypedDict, total=False):
@@ -30,6 +31,8 @@ class Asked(TypedDict, total=False):
     by: "key", or "order": pair calls by the order of execution and what was called, whatever their sites' names.
     shapes: "judged": tensors of different shapes are a pair with the verdict `shape`; "same": they are no pair;
         "loose": dimensions of size 1 do not count.
+    micro: "paired": micro steps are compared one by one; "joined": all of a step are laid end to end along the batch,
+        for runs that cut the same batch into different numbers of them.
     offset: what to add to the candidate's step numbers to get the reference's.
     """
 
@@ -39,6 +42,7 @@ class Asked(TypedDict, total=False):
     mapping: str | os.PathLike[str] | Mapping | None
     by: str
     shapes: str
+    micro: str
     offset: int
 
 
@@ -53,6 +57,7 @@ class Matching:
     file: str | None = None
     by: str = "key"
     shapes: str = "judged"
+    micro: str = "paired"
     offset: int = 0
 
     @classmethod
@@ -65,12 +70,18 @@ class Matching:
         mapping: str | os.PathLike[str] | Mapping | None = None,
         by: str = "key",
         shapes: str = "judged",
+        micro: str = "paired",
         offset: int = 0,
     ) -> Matching:
         """Raises CompareError with what is wrong with an argument."""
-        for name, value, known in (("by", by, BY), ("shapes", shapes, SHAPES)):
+        for name, value, known in (("by", by, BY), ("shapes", shapes, SHAPES), ("micro", micro, MICRO)):
             if value not in known:
                 raise CompareError(f"{name} is {value!r}; it is one of {', '.join(known)}.{did_you_mean(value, known)}")
+        if micro == "joined" and by == "order":
+            raise CompareError(
+                "Micro steps are joined by the names of their calls, and --by order says that names mean nothing. "
+                "Draft what belongs together with `astray map REFERENCE CANDIDATE`, and give it with --map."
+            )
         given = mapping if isinstance(mapping, Mapping) or mapping is None else read_mapping(Path(mapping))
         return cls(
             steps=Steps.parse(steps),
@@ -80,6 +91,7 @@ class Matching:
             file=str(mapping) if isinstance(mapping, str | os.PathLike) else None,
             by=by,
             shapes=shapes,
+            micro=micro,
             offset=offset,
         )
 
@@ -94,8 +106,18 @@ class Matching:
     def of_reference(self) -> Reading:
         return Reading(self.steps, self.sites, self.shapes != "loose")
 
-    def of_candidate(self, run: Run) -> Reading:
-        """With the mapping and the offset. Raises CompareError if the mapping maps nothing."""
-        sites = sorted({site for rank in run.ranks.values() for site in rank.calls.coded("site").values})
-        check_use(self.mapping, self.file or "that was given", sites)
+    def of_candidate(self) -> Reading:
+        """With the mapping and the offset."""
         return Reading(self.steps, self.sites, self.shapes != "loose", self.mapping, self.offset)
+
+    def check_mapping(self, candidate: Run) -> None:
+        """Raises CompareError if the mapping maps nothing. Reads no more ranks than it takes to know."""
+        if self.mapping == NOTHING or self.mapping.types:
+            return
+        sites: set[str] = set()
+        for rank in candidate.ranks.values():
+            named = rank.calls.coded("site").values
+            if any(self.mapping.site(site) != site for site in named):
+                return
+            sites.update(named)
+        check_use(self.mapping, self.file or "that was given", sorted(sites))

@@ -49,12 +49,20 @@ def kl(reference: Array, candidate: Array) -> float:
 OURS: dict[str, Metric] = {"kl": kl}
 
 
+Failures = Counter[tuple[str, str]]
+"""How often each metric failed, and with what."""
+
+
 class OwnMetrics:
     """The metrics that were asked for, by name, and what went wrong with them."""
 
     def __init__(self, metrics: dict[str, Metric]) -> None:
         self._metrics = metrics
-        self._failures: Counter[tuple[str, str]] = Counter()
+        self.failures: Failures = Counter()
+
+    def anew(self) -> OwnMetrics:
+        """The same metrics, of which none has failed yet."""
+        return OwnMetrics(self._metrics)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,13 +82,13 @@ class OwnMetrics:
         try:
             return float(self._metrics[name](reference.copy(), candidate.copy()))
         except Exception as error:  # noqa: BLE001 - the user's code may fail in any way, and the rest is wanted
-            self._failures[name, f"{type(error).__name__}: {error}"] += 1
+            self.failures[name, f"{type(error).__name__}: {error}"] += 1
             return math.nan
 
-    @property
-    def problems(self) -> list[str]:
-        """What went wrong, a sentence each."""
-        return [f"The metric {name} failed for {count:,} pairs: {why}" for (name, why), count in self._failures.items()]
+
+def failed(failures: Failures) -> list[str]:
+    """What went wrong, a sentence each."""
+    return [f"The metric {name} failed for {count:,} pairs: {why}" for (name, why), count in failures.items()]
 
 
 def find_metrics(wanted: Sequence[str | Metric] | None, taken: Sequence[str]) -> OwnMetrics:

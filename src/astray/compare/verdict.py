@@ -15,7 +15,15 @@ import numpy.typing as npt
 
 from astray.compare import noise
 from astray.compare.calibration import SAME_TENSOR, Rule
-from astray.compare.evidence import Evidence, Measured, Progress, Reason, measure_statistics, measure_values
+from astray.compare.evidence import (
+    UNDECIDED,
+    Evidence,
+    Measured,
+    Progress,
+    Reason,
+    measure_statistics,
+    measure_values,
+)
 from astray.compare.kept import Source, is_partial
 from astray.compare.keys import one_key
 from astray.compare.metrics import BOUNDS, METRICS
@@ -111,7 +119,9 @@ def _judge(evidence: Evidence, progress: Progress | None) -> Judgement:
     judged = Judgement.of_nothing(len(pairs.reference), evidence.own.names)
     judged.verdict[pairs.candidate < 0] = Verdict.ONLY_IN_REFERENCE
     judged.verdict[pairs.reference < 0] = Verdict.ONLY_IN_CANDIDATE
-    remaining = _judge_form(evidence, np.flatnonzero(pairs.matched), judged)
+    judged.reason |= evidence.remarks
+    decided = (evidence.remarks & UNDECIDED) == 0
+    remaining = _judge_form(evidence, np.flatnonzero(pairs.matched & decided), judged)
     if not len(remaining):
         return judged
     kept, apart = evidence.kept_values(remaining)
@@ -125,6 +135,7 @@ def _judge(evidence: Evidence, progress: Progress | None) -> Judgement:
     _forgive_negligible(evidence, judged)
     _forgive_rounded_updates(evidence, judged)
     _forgive_amplified(evidence, judged)
+    _doubt_reduced(evidence, judged)
     return judged
 
 
@@ -136,7 +147,7 @@ def _judge_form(evidence: Evidence, at: Ints, judged: Judgement) -> Ints:
     kinds_differ = evidence.kinds[dtypes[0]] != evidence.kinds[dtypes[1]]
     shapes_differ = np.not_equal(*evidence.sides("form", at))
     same_bits = evidence.bits[at] == 1
-    judged.reason[at] = (
+    judged.reason[at] |= (
         np.where(dtypes[0] != dtypes[1], np.where(kinds_differ, Reason.KINDS, Reason.DTYPES), 0)
         | np.where(shapes_differ, Reason.SHAPES, 0)
         | np.where(shapes_differ & same_bits, Reason.RESHAPED, 0)
@@ -222,6 +233,14 @@ def _settle(at: Ints, found: Measured, eps: Floats, evidence: Evidence, judged: 
     coarser = (eps > np.maximum(evidence.eps(at), STATISTICS_EPS)) & ~found.equal
     judged.reason[at] |= np.where(coarser, Reason.COARSE, 0)
     judged.keep_metrics(at, found.metrics)
+
+
+def _doubt_reduced(evidence: Evidence, judged: Judgement) -> None:
+    """Say nothing of micro steps' numbers of which neither the mean nor the sum is the batch's: it may be another."""
+    reduced = (evidence.remarks & (Reason.MEAN | Reason.SUM)) > 0
+    other = reduced & (judged.verdict == Verdict.DIVERGED) & (judged.rule != Rule.TOLERANCE)
+    judged.verdict[other] = Verdict.UNKNOWN
+    judged.reason[other] |= Reason.NO_BATCH
 
 
 def _forgivable(judged: Judgement) -> Ints:

@@ -15,6 +15,7 @@ from astray.compare.columns import Cells
 from astray.compare.comparison import Comparison
 from astray.compare.evidence import Progress
 from astray.compare.pairs import Pairs
+from astray.report.draft import drafted
 from astray.report.summary import HEAD, summary
 from astray.store import Coded
 
@@ -23,10 +24,10 @@ PIECE = 1 << 14
 
 def write_csv(comparison: Comparison, folder: Path, pairs: Pairs, progress: Progress | None = None) -> list[Path]:
     """Write both files into the folder, which is made if needed; gives their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "pairs.csv", folder / "summary.csv"]
-    _write(files[0], pairs.names, _rows(pairs, progress))
-    _write(files[1], HEAD, ([_text(cell) for cell in row] for row in summary(comparison.pairs)))
+    with drafted(files[0]) as rows, drafted(files[1]) as sums:  # both or none
+        _write(rows, pairs.names, _rows(pairs, progress))
+        _write(sums, HEAD, ([_text(cell) for cell in row] for row in summary(comparison.pairs)))
     return files
 
 

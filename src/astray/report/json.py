@@ -34,6 +34,7 @@ import numpy as np
 from astray.compare.comparison import Comparison
 from astray.compare.divergence import Divergence, Place
 from astray.compare.verdict import AGREEING
+from astray.report.draft import drafted
 
 SCHEMA = 1
 MOST_DIFFERENCES = 1000
@@ -41,9 +42,9 @@ MOST_DIFFERENCES = 1000
 
 def write_json(comparison: Comparison, file: Path) -> Path:
     """Write the document; gives its path."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(document(comparison), indent=2, ensure_ascii=False, allow_nan=False)
-    file.write_text(text + "\n", encoding="utf-8")
+    with drafted(file) as draft:
+        draft.write_text(text + "\n", encoding="utf-8")
     return file
 
 

@@ -20,6 +20,7 @@ from astray.compare.divergence import Divergence, Place
 from astray.compare.rows import Ints
 from astray.compare.verdict import BAD, Verdict
 from astray.report import figures
+from astray.report.draft import drafted
 from astray.report.text import render
 
 MOST_CASES = 300
@@ -59,8 +60,8 @@ def _write(suite: ElementTree.Element, file: Path) -> Path:
     suites = ElementTree.Element("testsuites")
     suites.append(suite)
     ElementTree.indent(suites)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    ElementTree.ElementTree(suites).write(file, encoding="utf-8", xml_declaration=True)
+    with drafted(file) as draft:
+        ElementTree.ElementTree(suites).write(draft, encoding="utf-8", xml_declaration=True)
     return file
 
 

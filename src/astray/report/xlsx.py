@@ -1,25 +1,30 @@
-"""A Comparison as a workbook: a summary, the first divergence of each rank, and the rows, ready to be filtered.
+"""A Comparison as a workbook: a summary, the divergences, and the rows, ready to be filtered.
 
-Rows go to disk as they are written (XlsxWriter's constant memory), so millions of them take little memory. A sheet
-holds 1,048,576 rows; what is more goes on in the next, and the summary says so.
+Rows go to disk beside the workbook as they are written (XlsxWriter's constant memory), so millions of them take little
+memory. A sheet holds 1,048,576 rows; what is more goes on in the next, and the summary says so.
 """
 
 from __future__ import annotations
 
+import gc
 import math
+import sys
+import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from astray.compare.columns import Cells
 from astray.compare.comparison import Comparison
-from astray.compare.divergence import Divergence, Side
+from astray.compare.divergence import Divergence
 from astray.compare.evidence import Progress
 from astray.compare.pairs import Pairs
 from astray.compare.verdict import AGREEING, BAD, LABELS, Verdict
 from astray.errors import UsageError
-from astray.report import figures
 from astray.report.csv import word
+from astray.report.draft import drafted
+from astray.report.facts import facts_of
 from astray.report.summary import HEAD, summary
 from astray.store import Coded
 from astray.wording import counted
@@ -48,13 +53,35 @@ _COLOURS = {
 def write_xlsx(comparison: Comparison, file: Path, pairs: Pairs, progress: Progress | None = None) -> Path:
     """Write the workbook; gives its path."""
     library = writer()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("wb") as output:  # opened here, so that a path that cannot be written fails before the work
-        options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
-        book = library.Workbook(output, options)
-        _Workbook(book, comparison, pairs).write(progress)
-        book.close()
+    with drafted(file) as draft:
+        try:
+            _write(library, comparison, draft, pairs, progress)
+        except (OSError, library.exceptions.FileCreateError) as error:
+            cause = error if isinstance(error, OSError) else error.args[0]
+            _let_go(error)
+            raise cause from None
     return file
+
+
+def _write(library: Any, comparison: Comparison, file: Path, pairs: Pairs, progress: Progress | None) -> None:
+    options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
+    book = library.Workbook(str(file), options | {"tmpdir": str(file.parent)})
+    _Workbook(book, comparison, pairs).write(progress)
+    book.close()
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Drop the open files of a library that failed. They try to write once more as they go, which is no news."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            while error is not None:
+                traceback.clear_frames(error.__traceback__)
+                error = error.__context__
+            gc.collect()
+    finally:
+        sys.unraisablehook = hook
 
 
 def writer() -> Any:
@@ -95,7 +122,9 @@ class _Workbook:
 
     def write(self, progress: Progress | None) -> None:
         self._summary(self.book.add_worksheet("summary"))
-        self._first(self.book.add_worksheet("first divergence"))
+        self._divergences(self.book.add_worksheet("first divergence"), self.comparison.firsts)
+        if self.comparison.others:
+            self._divergences(self.book.add_worksheet("wrong by itself"), self.comparison.others)
         for number, rows in enumerate(spread(len(self.pairs))):
             self._rows(self.book.add_worksheet(sheet_name(number)), rows, progress)
 
@@ -111,6 +140,7 @@ class _Workbook:
             ("ranks", len(comparison.reference.ranks)),
             ("calls", comparison.calls),
             ("tensors", len(comparison.pairs)),
+            *(("wrong by itself", other.place.full) for other in comparison.others),
             *((f"compared by {source}", count) for source, count in comparison.sources.items()),
             *(("note", text) for text in (*comparison.problems, *self._notes())),
         ]
@@ -132,14 +162,14 @@ class _Workbook:
         if self.hidden:
             yield f"Columns in which nothing is known are hidden: {', '.join(self.hidden)}."
 
-    def _first(self, sheet: Any) -> None:
-        firsts = self.comparison.firsts
+    def _divergences(self, sheet: Any, found: Sequence[Divergence]) -> None:
+        """A column for each."""
         sheet.set_column(0, 0, 24)
-        sheet.set_column(1, max(len(firsts), 1), 70)
-        if not firsts:
+        sheet.set_column(1, max(len(found), 1), 70)
+        if not found:
             sheet.write_string(0, 0, "No divergence.")
             return
-        told = [dict(_facts(first)) for first in firsts]
+        told = [dict(facts_of(one)) for one in found]
         for at, name in enumerate(dict.fromkeys(name for facts in told for name in facts)):
             self._line(sheet, at, [name, *(facts.get(name) for facts in told)], self.wrapped)
         sheet.freeze_panes(0, 1)
@@ -200,36 +230,3 @@ def _cells(cells: Cells) -> list[Any]:
     if column.dtype.kind == "u":
         found = [f"{cell:016x}" for cell in found]
     return [cell if known else None for cell, known in zip(found, cells.known.tolist(), strict=True)]
-
-
-def _facts(first: Divergence) -> Iterator[tuple[str, str | int | float | None]]:
-    """What is known of a divergence, a line each."""
-    yield "rank", first.rank
-    yield "place", first.place.full
-    yield "cause", first.cause
-    yield from ((f"evidence {at}", text) for at, text in enumerate(first.evidence, 1))
-    yield "verdict", first.verdict
-    for name in ("error", "limit", "magnitude"):
-        yield name, getattr(first, name)
-    yield "measured by", first.measured_by
-    if first.frame is not None:
-        yield "line", f"{first.frame.file}:{first.frame.line} in {first.frame.function}"
-        yield "code", first.frame.code
-    yield "inside", " › ".join(f"{site} ({kind})" if kind else site for site, kind in first.enclosing)
-    if first.previous is not None:
-        yield "before it", f"{first.previous}: {first.previous.verdict}"
-    yield "wrong rows after it", first.victims
-    yield from ((f"error at step {step}", error) for step, error in first.growth)
-    for label, side in (("reference", first.reference), ("candidate", first.candidate)):
-        yield from ((f"{name}, {label}", value) for name, value in _side(side))
-    yield from first.metrics.items()
-
-
-def _side(side: Side) -> Iterator[tuple[str, str | int | float | None]]:
-    yield "dtype", side.dtype
-    yield "shape", figures.shape(side.shape)
-    yield "device", side.device
-    if side.statistics is not None:
-        yield from side.statistics._asdict().items()
-    if side.fingerprint is not None:
-        yield "fingerprint", f"{side.fingerprint:016x}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,14 @@ class RankSource(Protocol):
         """The bytes of a tensor, None when they were not kept. Raises RunError when they should be there."""
 
 
+class Account(NamedTuple):
+    """What the tables of a rank say of it as a whole: the steps in them, and what is not there or cannot be read."""
+
+    steps: list[int]
+    problems: list[str]
+    torn: bool  # whether a file could not be read in full
+
+
 class RankRun:
     """One rank of a run."""
 
@@ -74,18 +82,24 @@ class RankRun:
         return self._source.end
 
     @cached_property
-    def problems(self) -> list[str]:
-        """What is not there or could not be read, a sentence each."""
+    def account(self) -> Account:
+        """What the tables say of the rank. Another process that has read them may say it instead: it can be set."""
         lost = int((self.call_rows < 0).sum())
         orphans = (
             [f"{lost:,} of {len(self.tensors):,} tensors belong to calls whose rows are not there."] if lost else []
         )
-        return [*self._source.problems, *self._calls[1], *self._tensors[1], *orphans]
+        torn = [*self._calls[1], *self._tensors[1]]
+        return Account(np.unique(self.calls.numbers("step")).tolist(), [*torn, *orphans], bool(torn))
+
+    @property
+    def problems(self) -> list[str]:
+        """What is not there or could not be read, a sentence each."""
+        return [*self._source.problems, *self.account.problems]
 
     @property
     def complete(self) -> bool:
         """Whether the recording ended by itself and all of it could be read."""
-        return self.end is not None and self.end.complete and not self._calls[1] and not self._tensors[1]
+        return self.end is not None and self.end.complete and not self.account.torn
 
     @cached_property
     def call_rows(self) -> npt.NDArray[np.int64]:
@@ -149,6 +163,10 @@ class Run:
         self.ranks = ranks
         self._problems = problems or []
 
+    def with_ranks(self, ranks: dict[int, RankRun]) -> Run:
+        """The same run with other ranks in place of its own."""
+        return Run(self.path, self.info, ranks, self._problems)
+
     @cached_property
     def problems(self) -> list[str]:
         """What is not there or could not be read, a sentence each."""
@@ -163,8 +181,7 @@ class Run:
     @cached_property
     def steps(self) -> list[int]:
         """The steps recorded by any rank, in order."""
-        found = [np.unique(rank.calls.numbers("step")) for rank in self.ranks.values()]
-        return [int(step) for step in np.unique(np.concatenate(found))] if found else []
+        return sorted({step for rank in self.ranks.values() for step in rank.account.steps})
 
     def values(self, rank: int, row: int) -> npt.NDArray[Any] | None:
         """The values of a row of `ranks[rank].tensors` as they were stored; None when they were not kept."""

@@ -1,0 +1,241 @@
+"""Compares one rank of two runs: rows → align → evidence → verdict → first.
+
+Feeds `table`, which puts ranks together. A rank depends on no other, not even for the numbers of its words: so it does
+not matter which process compares it, or after which. What comes of it is a few columns that are quickly sent about.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.compare.align import Alignment, align
+from astray.compare.calibration import Allowance, Tolerances, floors
+from astray.compare.divergence import Divergence
+from astray.compare.evidence import Evidence, Progress, ReadPieces, ReadValues
+from astray.compare.first import find_divergences
+from astray.compare.kept import is_partial
+from astray.compare.matching import Matching
+from astray.compare.micro.batches import join_ranks
+from astray.compare.micro.joined import JoinedRank
+from astray.compare.micro.pieces import Pieces
+from astray.compare.own_metrics import Failures, OwnMetrics
+from astray.compare.partners import Words
+from astray.compare.ranks.table import RankPairs, table
+from astray.compare.rows import CALL_COLUMNS, Floats, Ints, Rows, Vocabularies, Vocabulary, read_rows
+from astray.compare.verdict import Judgement, Verdict, judge
+from astray.errors import RunError
+from astray.store import RankRun
+from astray.store.run import Account
+
+
+class Sides(NamedTuple):
+    """One rank as each run has it; None where it has not."""
+
+    reference: RankRun | None
+    candidate: RankRun | None
+    noise: RankRun | None = None  # of a second recording of the reference
+
+
+class Judging(NamedTuple):
+    """What all ranks are judged with."""
+
+    own: OwnMetrics
+    allowed: Tolerances = Tolerances()
+    exact: bool = False
+
+
+class Tally(NamedTuple):
+    """How many rows either side has, how many pairs they make, and how many of those could be compared."""
+
+    reference: int
+    candidate: int
+    matched: int
+    comparable: int
+
+
+class Compared(NamedTuple):
+    """One rank, compared.
+
+    noise: how much could be compared of the second recording.
+    accounts: what the tables of reference and candidate say of themselves.
+    """
+
+    rank: int
+    pairs: RankPairs
+    tally: Tally
+    noise: Tally | None
+    divergences: list[Divergence]
+    failures: Failures
+    accounts: tuple[Account | None, Account | None]
+
+
+def compare_rank(
+    rank: int, sides: Sides, matching: Matching, judging: Judging, progress: Progress | None = None
+) -> Compared:
+    """Pair, judge and blame. `progress` is called with (done, total) after each pair whose values had to be read."""
+    judging = judging._replace(own=judging.own.anew())
+    recorded = sides.reference.recorded if isinstance(sides.reference, JoinedRank) else sides.reference
+    if matching.micro == "joined":
+        left, right = join_ranks(sides.reference, sides.candidate, matching)
+        sides = sides._replace(reference=left, candidate=right)
+    again = None
+    if sides.noise is not None:  # its names and steps are those of the reference, whatever the candidate's are
+        plain = Matching(steps=matching.steps)
+        again = _judge(rank, recorded, sides.noise, plain, Judging(OwnMetrics({})), None)
+    found = _judge(rank, sides.reference, sides.candidate, matching, judging, progress, again)
+    words = {name: vocabulary.words for name, vocabulary in found.vocabularies.items()}
+    pairs = RankPairs(len(found.pairs.reference), _columns(found), words)
+    divergences = []
+    if sides.reference is not None and sides.candidate is not None:
+        own = table([pairs._replace(columns=dict(pairs.columns))])
+        divergences = find_divergences(own, rank, sides.reference, sides.candidate)
+    return Compared(
+        rank,
+        pairs,
+        _tally(found),
+        None if again is None else _tally(again),
+        divergences,
+        judging.own.failures,
+        (_account(sides.reference), _account(sides.candidate)),
+    )
+
+
+class _Judged(NamedTuple):
+    rank: int
+    reference: Rows
+    candidate: Rows
+    vocabularies: Vocabularies
+    pairs: Alignment
+    judgement: Judgement
+
+
+def _judge(
+    rank: int,
+    left: RankRun | None,
+    right: RankRun | None,
+    matching: Matching,
+    judging: Judging,
+    progress: Progress | None,
+    again: _Judged | None = None,
+) -> _Judged:
+    """Two sides of a rank, judged; `again` is the reference beside its second recording."""
+    vocabularies: Vocabularies = defaultdict(Vocabulary)
+    reference = read_rows(left, vocabularies, matching.of_reference())
+    candidate = read_rows(right, vocabularies, matching.of_candidate())
+    words = Words(vocabularies["kind"].words, vocabularies["site"].words)
+    pairs = align(reference, candidate, words, in_order=matching.by == "order", same_shape=matching.shapes == "same")
+    evidence = Evidence(
+        reference,
+        candidate,
+        pairs,
+        dtypes=vocabularies["dtype"].words,
+        roles=vocabularies["role"].words,
+        parts=vocabularies["part"].words,
+        read_reference=_reader(left),
+        read_candidate=_reader(right),
+        own=judging.own,
+        allowance=Allowance(
+            judging.allowed.column(reference, pairs.reference, words.site, vocabularies["dtype"].words),
+            floors(reference, pairs.reference, None if again is None else _errors(again, left)),
+        ),
+        pieces=None if not isinstance(left, JoinedRank) else (_pieces(left), _pieces(right)),
+    )
+    return _Judged(rank, reference, candidate, vocabularies, pairs, judge(evidence, progress, judging.exact))
+
+
+def _reader(run: RankRun | None) -> ReadValues:
+    """Reads kept values, or gives None for those that should be there and are not."""
+
+    def read(row: int) -> npt.NDArray[Any] | None:
+        try:
+            return None if run is None else run.values(row)
+        except RunError:
+            return None
+
+    return read
+
+
+def _pieces(run: RankRun | None) -> ReadPieces:
+    """Reads the values of joined micro steps one by one, or gives None for those that are not there."""
+
+    def read(row: int) -> Pieces | None:
+        try:
+            return run.pieces(row) if isinstance(run, JoinedRank) else None
+        except RunError:
+            return None
+
+    return read
+
+
+def _errors(again: _Judged, reference: RankRun | None) -> tuple[Ints, Floats]:
+    """Rows of the reference, and how far off each was in the second recording."""
+    seen = np.flatnonzero(again.pairs.matched & ~np.isnan(again.judgement.error))
+    rows, errors = again.reference.tensor[again.pairs.reference[seen]], again.judgement.error[seen]
+    return reference.largest(rows, errors) if isinstance(reference, JoinedRank) else (rows, errors)
+
+
+def _tally(found: _Judged) -> Tally:
+    comparable = int(np.sum(found.judgement.verdict < Verdict.ONLY_IN_REFERENCE))
+    return Tally(len(found.reference), len(found.candidate), int(np.sum(found.pairs.matched)), comparable)
+
+
+def _account(run: RankRun | None) -> Account | None:
+    return None if run is None else run.account
+
+
+def _columns(found: _Judged) -> dict[str, npt.NDArray[Any]]:
+    """The columns of a rank's pairs, texts as codes."""
+    pairs, judged = found.pairs, found.judgement
+    columns: dict[str, npt.NDArray[Any]] = {"rank": np.full(len(pairs.reference), found.rank, np.int32)}
+    for name in (*CALL_COLUMNS, "role", "path"):
+        columns[name] = _of_either(found.reference.columns[name], found.candidate.columns[name], pairs)
+    columns |= {"verdict": judged.verdict, "error": judged.error, "limit": judged.limit}
+    columns |= {"source": judged.source, "part": _part(found), "rule": judged.rule, "reason": judged.reason}
+    for name in ("dtype", "shape"):
+        columns[f"{name}_reference"] = _at(found.reference.columns[name], pairs.reference)
+        columns[f"{name}_candidate"] = _at(found.candidate.columns[name], pairs.candidate)
+    for name, left, right in (
+        ("row", found.reference.tensor, found.candidate.tensor),
+        ("call", found.reference.call_row, found.candidate.call_row),
+    ):
+        columns[f"{name}_reference"] = _at(left, pairs.reference)
+        columns[f"{name}_candidate"] = _at(right, pairs.candidate)
+    columns |= {name: column if any(column.strides) else _NOTHING for name, column in judged.metrics.items()}
+    return {name: _short(column) for name, column in columns.items()}
+
+
+_NOTHING = np.array([np.nan])
+"""What was measured of no pair."""
+
+
+def _short(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A single entry where all pairs have the same."""
+    same = len(column) > 1 and column[0] == column[-1] and bool(np.all(column == column[0]))
+    return column[:1].copy() if same else column
+
+
+def _part(found: _Judged) -> Ints:
+    """The slice that each pair was judged by, −1 where it was none."""
+    at = np.flatnonzero(is_partial(found.judgement.source))
+    if not len(at):
+        return np.array([-1], np.int32)
+    part = np.full(len(found.pairs.reference), -1, np.int32)
+    left, right = found.reference.columns["part"], found.candidate.columns["part"]
+    part[at] = np.maximum(left[found.pairs.reference[at]], right[found.pairs.candidate[at]])
+    return part
+
+
+def _of_either(left: Ints, right: Ints, pairs: Alignment) -> Ints:
+    """A column of the key: the same on both sides, or only on one."""
+    if len(left) == len(pairs.reference):  # every pair has a reference row, and they are in its order
+        return left
+    return np.where(pairs.reference >= 0, _at(left, pairs.reference), _at(right, pairs.candidate))
+
+
+def _at(column: Ints, rows: Ints) -> Ints:
+    """The column at some rows, −1 where the row is −1."""
+    return np.append(column, np.array(-1, column.dtype))[rows]
