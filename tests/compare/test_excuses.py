@@ -122,6 +122,17 @@ def test_a_weight_that_began_at_zero_is_made_of_moves_alone(runs, keep, start, v
     assert verdicts(one, other) == ["identical", verdict]
 
 
+@pytest.mark.parametrize(("start", "verdict"), [(0.0, "rounding"), (1.0, "diverged")])
+def test_the_moves_of_a_weight_that_began_at_zero_may_have_other_signs(runs, start, verdict):
+    one, other = runs.Builder(), runs.Builder()
+    signs = np.tile(np.array([1, -1], np.float32), 32)
+    for builder, sign in ((one, 1), (other, -1)):
+        builder.tensor(builder.call("fc"), "parameter", "bias", ONES * np.float32(start))
+        moved = np.float32(start) + np.float32(0.01) * sign * signs
+        builder.tensor(builder.call("fc", step=1), "parameter", "bias", moved)
+    assert verdicts(one, other) == ["identical", verdict]
+
+
 # ---- another way to the same result ----------------------------------------------------------------------------------
 
 
@@ -131,6 +142,24 @@ def inner(builder: Any, shape: tuple[int, ...], result: float = 1.0, inside: flo
     seq = builder.call("q/linear", "linear", kind="function", parent=outer)
     builder.tensor(seq, "output", "out", np.full(shape, inside, np.float32))
     builder.tensor(outer, "output", "out", ONES * np.float32(result))
+
+
+@pytest.mark.parametrize(
+    ("phase", "shape", "factor", "verdict"),
+    [
+        ("backward", (8, 8), 1.0, "drifting"),
+        ("backward", (8, 8), 1.000001, "drifting"),
+        ("backward", (8, 8), 1.01, "shape"),
+        ("backward", (8, 4), 1.0, "shape"),
+        ("forward", (8, 8), 1.0, "shape"),
+    ],
+)
+def test_a_gradient_may_come_by_another_view(runs, phase, shape, factor, verdict):
+    one, other = runs.Builder(), runs.Builder()
+    values = np.linspace(-1, 1, 64, dtype=np.float32)
+    for builder, made in ((one, values), (other, (np.float32(factor) * values)[: np.prod(shape)].reshape(shape))):
+        builder.tensor(builder.call("a/view", "view", kind="function", phase=phase), "output", "0", made)
+    assert verdicts(one, other) == [verdict]
 
 
 def test_what_is_computed_otherwise_inside_is_no_divergence_if_the_result_agrees(runs):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from astray.compare.divergence import Place
-from astray.compare.evidence import SENTENCES, Reason
+from astray.compare.reasons import SENTENCES, Reason
 from astray.compare.rows import Ints, Vocabulary
 from astray.compare.verdict import AGREEING, Verdict
 from astray.store import RankRun, Table

@@ -1,6 +1,6 @@
 """How large a difference rounding alone can make. The boundary between `rounding`, `drifting` and `diverged`.
 
-Everything `verdict` knows about noise is in the two functions here, so that a better model replaces only this file.
+Everything `judge` knows about noise is in the two functions here, so that a better model replaces only this file.
 
 One rounding changes a number by at most half an epsilon. A float32 or float64 call sums many products in its own
 precision, which costs about √k roundings for k terms: 32 covers sums of a thousand terms. A call in a coarser dtype
@@ -20,6 +20,8 @@ from astray.compare.rows import Floats, Ints
 ROUNDINGS_FINE = 32
 ROUNDINGS_COARSE = 4
 FLOAT32_EPS = 2.0**-23
+STATISTICS_EPS = 2.0**-45
+"""Statistics are exact to about 1e-12 and depend on the order of summing, so they cannot judge float64 any closer."""
 UPDATE_ROUNDINGS = 4
 """How often a weight is rounded in its update, over both runs: once for its decay, and once for what is added."""
 AMPLIFIED = 100

@@ -16,9 +16,9 @@ import numpy as np
 from astray.compare.clues import NEGLIGIBLE, is_negligible
 from astray.compare.comparison import Comparison
 from astray.compare.divergence import Divergence, Place, Side
-from astray.compare.evidence import SENTENCES, Reason
 from astray.compare.metrics import SUMMING
 from astray.compare.problems import span
+from astray.compare.reasons import SENTENCES, Reason
 from astray.compare.verdict import AGREEING, BAD, Verdict
 from astray.record import Statistics
 from astray.report import figures

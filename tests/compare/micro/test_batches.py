@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from astray.compare.comparison import compare
-from astray.compare.evidence import SENTENCES, Reason
 from astray.compare.micro.cuts import APART, NO_BATCH, Along, along
 from astray.compare.micro.joined import JoinedRank, encode
+from astray.compare.reasons import SENTENCES, Reason
 from astray.errors import CompareError
 from astray.record import Call, Tensor
 from astray.stats import dtypes

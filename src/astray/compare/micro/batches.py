@@ -15,12 +15,12 @@ from functools import cached_property
 
 import numpy as np
 
-from astray.compare.evidence import Reason
 from astray.compare.keys import one_key
 from astray.compare.matching import Matching
 from astray.compare.micro.groups import Groups, Members, Way, group, micro_steps
 from astray.compare.micro.joined import JoinedRank, Tables
 from astray.compare.micro.joining import Numbers, join_rows
+from astray.compare.reasons import Reason
 from astray.compare.rows import Ints, Reading, Rows, Vocabularies, Vocabulary, read_rows
 from astray.steps import Steps
 from astray.store import RankRun, Run, Table

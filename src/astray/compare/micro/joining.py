@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.compare.evidence import Reason
 from astray.compare.keys import number_repeats, one_key
 from astray.compare.micro.groups import STATISTICS, Groups, Members, Way, distinct_lines
 from astray.compare.micro.joined import Tables, add_values, can_encode
 from astray.compare.micro.merging import COUNTS, Columns, merge_statistics
+from astray.compare.reasons import Reason
 from astray.compare.rows import Bools, Floats, Ints
 from astray.part import Part
 from astray.stats.kernels import Strided, measure

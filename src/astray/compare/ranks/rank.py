@@ -17,6 +17,7 @@ from astray.compare.calibration import Allowance, Tolerances, floors
 from astray.compare.divergence import Divergence
 from astray.compare.evidence import Evidence, Progress, ReadPieces, ReadValues
 from astray.compare.first import find_divergences
+from astray.compare.judge import judge
 from astray.compare.kept import is_partial
 from astray.compare.matching import Matching
 from astray.compare.micro.batches import join_ranks
@@ -26,7 +27,7 @@ from astray.compare.own_metrics import Failures, OwnMetrics
 from astray.compare.partners import Words
 from astray.compare.ranks.table import RankPairs, table
 from astray.compare.rows import CALL_COLUMNS, Floats, Ints, Rows, Vocabularies, Vocabulary, read_rows
-from astray.compare.verdict import Judgement, Verdict, judge
+from astray.compare.verdict import Judgement, Verdict
 from astray.errors import RunError
 from astray.store import RankRun
 from astray.store.run import Account
@@ -134,6 +135,7 @@ def _judge(
         pairs,
         dtypes=vocabularies["dtype"].words,
         roles=vocabularies["role"].words,
+        phases=vocabularies["phase"].words,
         parts=vocabularies["part"].words,
         read_reference=_reader(left),
         read_candidate=_reader(right),

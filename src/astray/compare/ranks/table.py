@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.compare.calibration import RULES
-from astray.compare.evidence import explain
 from astray.compare.kept import labelled, with_part
+from astray.compare.reasons import explain
 from astray.compare.rows import WORDS, Ints, Vocabularies, Vocabulary
 from astray.compare.verdict import LABELS
 from astray.store import Coded, Table
