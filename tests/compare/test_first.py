@@ -442,3 +442,16 @@ def test_an_unknown_error_stays_unknown(runs):
     first = first_of(runs, "fingerprint", proj=1.001)
     assert math.isnan(first.error)
     assert first.reference.statistics is None
+
+
+@pytest.mark.parametrize(("factor", "site"), [(1.05, "a"), (1.5, "c")])
+@pytest.mark.parametrize("phase", ["forward", "update"])
+def test_of_weights_that_differ_at_once_the_one_that_stands_out_is_named(runs, phase, factor, site):
+    one, other = runs.Builder(), runs.Builder()
+    values = np.linspace(1, 2, 64, dtype=np.float32)
+    role, path = ("parameter", "weight") if phase == "forward" else ("input", "grad")
+    for builder, scales in ((one, (1, 1, 1)), (other, (1.01, 1.01, factor))):
+        for name, scale in zip("abc", scales, strict=True):
+            seq = builder.call(name, phase=phase)
+            builder.tensor(seq, role, path, values * np.float32(scale))
+    assert compare(one.run, other.run).first.site == site

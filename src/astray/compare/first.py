@@ -37,6 +37,9 @@ STEADY = 5
 SLIGHT = 10
 """A tensor off by less than so many times what is allowed may be the victim of a fault that stayed below its own."""
 
+OUTSTANDING = 10
+"""Of weights that differ at once, one that is so many times further off than the first is taken for the cause."""
+
 MOST_ORIGINS = 20
 """So many further divergences are told of a rank."""
 
@@ -67,7 +70,7 @@ def _first(pairs: Table, rank: int, reference: RankRun, candidate: RankRun, bad:
 
     A program that gave the same bits all along and then does not was changed there, however small the difference.
     """
-    search = _Search(pairs, rank, reference, candidate, bad, int(np.argmax(bad)))
+    search = _Search(pairs, rank, reference, candidate, bad, _start(pairs, bad))
     onset = clues.onset(pairs, search.start)
     if onset is None or not search.is_slight() or not search.made(onset):
         return search.found()
@@ -75,6 +78,25 @@ def _first(pairs: Table, rank: int, reference: RankRun, candidate: RankRun, bad:
     sure[onset.row] = True
     earlier = _Search(pairs, rank, reference, candidate, sure, onset.row)
     return earlier.found(beyond=search.place())
+
+
+def _start(pairs: Table, bad: Bools) -> int:
+    """The earliest wrong row; or the one that stands out among those that were wrong at the same time.
+
+    The weights that a step starts with, and the gradients that its optimizer is given, all are what they are before
+    the first of them is looked at. A gradient that is too large makes clipping scale all others down a little.
+    """
+    first = int(np.argmax(bad))
+    role, phase = pairs.coded("role"), pairs.coded("phase")
+    of_update = phase.codes[first] == phase.code("update") and role.codes[first] == role.code("input")
+    if not of_update and role.codes[first] != role.code("parameter"):
+        return first
+    together = bad.copy()
+    for codes in (pairs.numbers("step"), phase.codes, role.codes, *([pairs.coded("path").codes] if of_update else [])):
+        together &= codes == codes[first]
+    verdict = pairs.coded("verdict").codes
+    error = np.where(together, np.where(verdict == Verdict.NON_FINITE, np.inf, pairs["error"]), np.nan)
+    return int(np.nanargmax(error)) if np.nanmax(error, initial=0.0) >= OUTSTANDING * error[first] else first
 
 
 def related(site: str, other: str) -> bool:
