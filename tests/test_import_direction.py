@@ -16,13 +16,16 @@ MAY_IMPORT = {
     "part": {"errors"},
     "wording": set(),
     "stats": {"record", "errors"},
-    "store": {"record", "errors", "stats", "steps", "part", "wording"},
+    "store": {"record", "errors", "stats", "steps", "part", "wording", "alarms", "risk"},
     "device": {"record", "stats", "store"},
     "capture": {"device", "record", "errors", "stats", "store", "steps", "part", "wording"},
     "compare": {"record", "errors", "stats", "store", "steps", "part", "wording", "report"},
-    "report": {"record", "errors", "store", "stats", "compare", "steps", "part", "wording"},
+    "alarms": {"record", "errors", "stats", "store", "steps", "part", "wording", "report"},
+    "risk": {"record", "errors", "stats", "store", "steps", "part", "wording", "report"},
+    "report": {"record", "errors", "store", "stats", "compare", "alarms", "risk", "steps", "part", "wording"},
 }
-"""Who may import whom. `report` renders what `compare` found; `Comparison` reaches back for it only inside methods."""
+"""Who may import whom. `report` renders what `compare`, `alarms` and `risk` found; these reach back for it only inside
+methods, and so does `Run` for the last two."""
 
 
 def imports(path: Path) -> set[str]:

@@ -6,7 +6,10 @@ import argparse
 import sys
 from typing import Any
 
+from astray.errors import UsageError
+
 SORTABLE = ("absmax", "l2", "max", "min", "mean", "std", "nan", "inf", "zeros", "count")
+RISKS = ("absmax", "headroom", "growth", "zeros", "subnormal", "unmoved", "update", "gradient")
 
 
 def add(commands: Any) -> None:
@@ -23,12 +26,38 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--role", choices=("input", "output", "parameter", "gradient", "state"), help="only tensors in this role"
     )
-    parser.add_argument("--sort", choices=SORTABLE, help="largest magnitude first, instead of the order of observation")
+    parser.add_argument(
+        "--sort",
+        choices=(*SORTABLE, *(name for name in RISKS if name not in SORTABLE)),
+        metavar="COLUMN",
+        help=f"largest magnitude first, instead of the order of observation: {', '.join(SORTABLE)}",
+    )
+    parser.add_argument(
+        "--alarms", action="store_true", help="where NaN and infinity come from, and what they reached (docs/guard.md)"
+    )
     parser.add_argument("--top", type=int, default=25, metavar="N", help="how many rows (default 25; 0 for all)")
+    risk = parser.add_argument_group(
+        "risk",
+        "How close the numbers come to trouble, from the statistics of all steps and ranks. docs/risk.md has more.",
+    )
+    risk.add_argument("--risk", action="store_true", help=f"rank the sites by it, or with --sort by {', '.join(RISKS)}")
+    risk.add_argument(
+        "--as",
+        dest="what_if",
+        action="append",
+        metavar="DTYPE",
+        help="what would become of them in this dtype, such as float16,bfloat16 or float8_e4m3fn (with --risk)",
+    )
     parser.set_defaults(main=main)
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.alarms:
+        return _alarms(options)
+    if options.risk or options.what_if:
+        return _risk(options)
+    if options.sort is not None and options.sort not in SORTABLE:
+        raise UsageError(f"--sort {options.sort} goes with --risk. Tensors are sorted by {', '.join(SORTABLE)}.")
     from astray.cli.terminal import say, wants_colour, width
     from astray.report.listing import Wanted, render
     from astray.steps import Steps
@@ -44,4 +73,34 @@ def main(options: argparse.Namespace) -> int:
         top=options.top,
     )
     say(render(open_run(options.run), wanted, width=width(), colour=wants_colour(sys.stdout)))
+    return 0
+
+
+def _alarms(options: argparse.Namespace) -> int:
+    from astray.cli.terminal import say, wants_colour, width
+    from astray.report.alarms import render
+    from astray.store import open_run
+
+    found = open_run(options.run).alarms(rank=options.rank, steps=options.steps)
+    say(render(found, width=width(), colour=wants_colour(sys.stdout)))
+    return 1 if found else 0
+
+
+def _risk(options: argparse.Namespace) -> int:
+    from astray.cli.terminal import say, wants_colour, width
+    from astray.report.risk import Wanted, render
+    from astray.risk.risk import risk
+    from astray.steps import Steps
+    from astray.store import open_run
+
+    if options.sort is not None and options.sort not in RISKS:
+        raise UsageError(f"--sort {options.sort} does not go with --risk. Sites are sorted by {', '.join(RISKS)}.")
+    found = risk(
+        open_run(options.run),
+        steps=Steps.parse(options.steps),
+        ranks=None if options.rank is None else [options.rank],
+        what_if=",".join(options.what_if or ()),
+    )
+    wanted = Wanted(match=options.match, phase=options.phase, role=options.role, sort=options.sort, top=options.top)
+    say(render(found, wanted, width=width(), colour=wants_colour(sys.stdout)))
     return 0

@@ -11,8 +11,9 @@ from html import escape
 
 from astray.compare.comparison import Comparison
 from astray.compare.pairs import Pairs
+from astray.report.page import BOLD, DIM, GREEN, RED, YELLOW
 from astray.report.rows import MOST, cells, texts
-from astray.report.text import BOLD, DIM, GREEN, RED, YELLOW, render
+from astray.report.text import render
 
 WIDTH = 100
 MOST_WRONG = 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePath
 
 import numpy as np
@@ -22,22 +22,17 @@ from astray.compare.reasons import SENTENCES, Reason
 from astray.compare.verdict import AGREEING, BAD, Verdict
 from astray.record import Statistics
 from astray.report import figures
+from astray.report.page import BOLD, DIM, GREEN, LABEL, MARGIN, RED, WIDTH, YELLOW, Page
 
-WIDTH = 100
-_MARGIN = 4
-_LABEL = 13  # the widest label and two spaces
 _MOST_STEPS = 4
 _MOST_NOTES = 8
-_LEAST_CODE = 20  # characters of a line of code that are worth showing
 
 _Row = tuple[str, str, str, str]
-
-RED, GREEN, YELLOW, BOLD, DIM = "31;1", "32;1", "33;1", "1", "2"
 
 
 def render(comparison: Comparison, *, width: int = WIDTH, colour: bool = False) -> str:
     """The report as text. `colour` adds ANSI colours; set it when writing to a terminal."""
-    page = _Page(width, colour)
+    page = Page(width, colour)
     _header(page, comparison)
     if comparison.first is not None:
         _divergence(page, comparison.first, several=len(comparison.reference.ranks) > 1)
@@ -49,48 +44,7 @@ def render(comparison: Comparison, *, width: int = WIDTH, colour: bool = False) 
     return page.text()
 
 
-class _Page:
-    """Lines of text, and how to lay them out."""
-
-    def __init__(self, width: int, colour: bool) -> None:
-        self.width = max(width, 60)
-        self.colour = colour
-        self.lines: list[str] = []
-
-    def line(self, text: str = "") -> None:
-        self.lines.append(text.rstrip())
-
-    def paint(self, text: str, code: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self.colour else text
-
-    def entry(self, label: str, texts: str | Iterable[str], margin: int = _MARGIN) -> None:
-        """A label and beside it a text folded at the width; further texts below it."""
-        for text in [texts] if isinstance(texts, str) else texts:
-            indent = margin + _LABEL
-            for line in self.folded(text, self.width - indent) or [""]:
-                self.line(" " * margin + self.paint(label.ljust(_LABEL), DIM) + line)
-                label = ""
-
-    def folded(self, text: str, width: int | None = None, later_indent: str = "") -> list[str]:
-        """A text in lines that fit; names are never broken, however long."""
-        return textwrap.wrap(
-            text,
-            width or self.width,
-            subsequent_indent=later_indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-
-    def clip(self, text: str, used: int) -> str:
-        """A text that must stay on its line."""
-        room = max(self.width - used, 20)
-        return text if len(text) <= room else text[: room - 1] + "…"
-
-    def text(self) -> str:
-        return "\n".join(self.lines).rstrip()
-
-
-def _header(page: _Page, comparison: Comparison) -> None:
+def _header(page: Page, comparison: Comparison) -> None:
     facts = [figures.counted(len(comparison.steps), "step")]
     if len(comparison.reference.ranks) > 1:
         facts.append(figures.counted(len(comparison.reference.ranks), "rank"))
@@ -108,17 +62,13 @@ def _header(page: _Page, comparison: Comparison) -> None:
     page.line()
 
 
-def _divergence(page: _Page, first: Divergence, several: bool) -> None:
+def _divergence(page: Page, first: Divergence, several: bool) -> None:
     where = f"{first.place.full}" + (f", on rank {first.rank}" if several else "")
-    for line in page.folded(f"✗ First divergence: {where}", later_indent=" " * _MARGIN):
+    for line in page.folded(f"✗ First divergence: {where}", later_indent=" " * MARGIN):
         page.line(page.paint(line, RED))
     if first.frame is not None:
         at = f"{PurePath(first.frame.file).name}:{first.frame.line} in {first.frame.function}"
-        line = f"{' ' * _MARGIN}{at}    "
-        if page.width - len(line) < min(_LEAST_CODE, len(first.frame.code)):
-            page.line(line)
-            line = " " * (_MARGIN + _LABEL)
-        page.line(line + page.paint(page.clip(first.frame.code, len(line)), BOLD))
+        page.code(at, first.frame.code)
     if first.enclosing:
         page.entry("inside", " › ".join(f"{site} ({kind})" if kind else site for site, kind in first.enclosing))
     whose = f"{first.seen.tensor} of {first.seen.module}: " if first.seen is not None and not first.role else ""
@@ -181,7 +131,7 @@ def _metrics(first: Divergence) -> Iterator[str]:
         yield f"{figures.counted(int(first.metrics['different']), 'element')} differ"
 
 
-def _sides(page: _Page, first: Divergence) -> None:
+def _sides(page: Page, first: Divergence) -> None:
     """Both tensors side by side."""
     left, right = first.reference, first.candidate
     rows = [
@@ -189,14 +139,14 @@ def _sides(page: _Page, first: Divergence) -> None:
         *_statistics(left.statistics, right.statistics),
     ]
     head = ("", "reference", "candidate", "difference" if any(gap for *_, gap in rows) else "")
-    rows, wide = _fitting(head, rows, page.width - _MARGIN - _LABEL)
+    rows, wide = _fitting(head, rows, page.width - MARGIN - LABEL)
     head = head if any(gap for *_, gap in rows) else (*head[:3], "")
     page.line()
-    page.line(" " * (_MARGIN + _LABEL) + page.paint(f"{head[1]:<{wide[1]}}{head[2]:<{wide[2]}}{head[3]}", DIM))
+    page.line(" " * (MARGIN + LABEL) + page.paint(f"{head[1]:<{wide[1]}}{head[2]:<{wide[2]}}{head[3]}", DIM))
     for name, one, other, gap in rows:
         shown = f"{other:<{wide[2]}}{gap}"
         shown = shown if one == other else page.paint(shown, YELLOW)
-        page.line(" " * _MARGIN + page.paint(name.ljust(_LABEL), DIM) + f"{one:<{wide[1]}}{shown}")
+        page.line(" " * MARGIN + page.paint(name.ljust(LABEL), DIM) + f"{one:<{wide[1]}}{shown}")
     page.line()
 
 
@@ -255,7 +205,7 @@ def _after(first: Divergence) -> str:
     return f"{victims}; the same tensor is off by {', '.join(texts)}"
 
 
-def _other_ranks(page: _Page, comparison: Comparison) -> None:
+def _other_ranks(page: Page, comparison: Comparison) -> None:
     """Which ranks agree, and where those went wrong that do not."""
     others = comparison.firsts[1:]
     wrong = {first.rank for first in comparison.firsts}
@@ -274,7 +224,7 @@ def _other_ranks(page: _Page, comparison: Comparison) -> None:
         page.line()
 
 
-def _others(page: _Page, comparison: Comparison) -> None:
+def _others(page: Page, comparison: Comparison) -> None:
     """What went wrong by itself after the first divergence."""
     if comparison.others:
         several = len(comparison.reference.ranks) > 1
@@ -288,7 +238,7 @@ def _others(page: _Page, comparison: Comparison) -> None:
         page.line()
 
 
-def _agreement(page: _Page, comparison: Comparison) -> None:
+def _agreement(page: Page, comparison: Comparison) -> None:
     """The report when no tensor is wrong."""
     counts = comparison.counts
     agreeing = {verdict.label: counts[verdict.label] for verdict in AGREEING if counts[verdict.label]}
@@ -320,7 +270,7 @@ def _first_with(comparison: Comparison, *verdicts: Verdict) -> Place:
     return Place.of(comparison.pairs, int(np.argmax(np.isin(comparison.pairs.coded("verdict").codes, verdicts))))
 
 
-def _summary(page: _Page, comparison: Comparison) -> None:
+def _summary(page: Page, comparison: Comparison) -> None:
     counts = {label: count for label, count in comparison.counts.items() if count}
     page.entry("verdicts", " · ".join(f"{label} {count:,}" for label, count in counts.items()), margin=0)
     notes = [*_notes(comparison), *comparison.problems]

@@ -6,9 +6,10 @@ first asked for and kept. What could not be read is a sentence in `problems`, an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,10 @@ from astray.store.info import End, RunInfo
 from astray.store.joined import Joined
 from astray.store.lookup import describe, find
 from astray.wording import counted
+
+if TYPE_CHECKING:
+    from astray.alarms.findings import Findings
+    from astray.risk.risk import Risk
 
 
 class RankSource(Protocol):
@@ -210,6 +215,38 @@ class Run:
         9120
         """
         return Joined(self.ranks)
+
+    def risk(
+        self,
+        *,
+        steps: str | Sequence[int] | None = None,
+        ranks: Sequence[int] | None = None,
+        what_if: str | Sequence[str] = (),
+    ) -> Risk:
+        """How close the numbers of the run come to overflow, to zero, and to no longer moving; the worst place first.
+
+        >>> run.risk(what_if="float16")
+        <Risk of runs/a: 1 non-finite, 2 overflow, 3 tight, 210 calm>
+
+        steps, ranks: look only at these: steps="0:10:2", ranks=[0, 3].
+        what_if: other dtypes to imagine the tensors in.
+        """
+        from astray.risk.risk import risk  # what is made of runs stands on them, so it is fetched only here
+
+        return risk(self, steps=steps, ranks=ranks, what_if=what_if)
+
+    def alarms(self, *, rank: int | None = None, steps: str | int | Sequence[int] | None = None) -> Findings:
+        """Where NaN and infinity come from, and what they reached.
+
+        >>> found = run.alarms()
+        >>> found[0].origin.site, found[0].kind.word
+        ('h.2.attn/softmax', 'fully masked')
+
+        rank, steps: look only at these.
+        """
+        from astray.alarms.findings import alarms
+
+        return alarms(self, rank, steps)
 
     def __repr__(self) -> str:
         calls = sum(len(rank.calls) for rank in self.ranks.values())

@@ -1,0 +1,267 @@
+"""Follows NaN and infinity through the calls of one step: which event each tensor that holds any got them from.
+
+One pass over those tensors in the order of observation. A tensor that was seen before, by its bits, has them from
+there. What a call gives out it has from what it took in, a backward call also from what its forward call saw. Where
+nothing explains them, something has just happened, and that is an `Event`: the possible origins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from astray.alarms.step_rows import NO_ROW, StepRows
+
+EventKind = Literal["produced", "converted", "intended", "input", "weight", "memory", "inside", "outside"]
+
+_INFINITE_CONSTANT = re.compile(r'"-?inf"')
+_KEEPS_INFINITY = frozenset({"masked", "mask", "attn_mask", "attention_mask"})
+
+
+class Event(NamedTuple):
+    """Something that brought NaN or infinity into the step.
+
+    produced: a call made them though all it took was finite. converted: a call made NaN of infinities, or let those
+    that were meant to be there reach a result. intended: infinities that are there on purpose. input, weight, memory:
+    they came with a tensor that no recorded call has made. inside: made by code of a module between the calls that were
+    recorded. outside: a gradient came so from code that was not recorded.
+    """
+
+    kind: EventKind
+    call: int
+    row: int  # the tensor in which they show first
+    sources: tuple[int, ...] = ()  # the tensors that a call converted
+
+
+Events = frozenset[Event]
+
+
+class Flow:
+    """`events` has, for each tensor with NaN or infinity, what brought them; `before`, the tensors it has them from."""
+
+    def __init__(self, rows: StepRows) -> None:
+        self.rows = rows
+        self.events: dict[int, Events] = {}
+        self.before: dict[int, tuple[int, ...]] = {}
+        self._sightings: dict[Hashable, int] = {}
+        self._likes: dict[Hashable, int] = {}
+        self._bad: defaultdict[int, list[int]] = defaultdict(list)  # of each call, those seen so far
+        self._last_of: dict[tuple[str, str], int] = {}  # by module and phase, the last one seen
+        self._given: list[int] = []  # outputs and gradients, those seen so far
+        self._gradients: list[int] = []  # those of parameters
+        for row in rows.bad:
+            self._see(row)
+
+    def _see(self, row: int) -> None:
+        goes_in = self.rows.goes_in(row)
+        event = self._entering(row) if goes_in else self._leaving(row)
+        if event is not None:
+            self.events[row] = frozenset((event,))
+            self.before[row] = event.sources
+        identity = self.rows.identity(row)
+        if identity is not None:
+            self._sightings[identity] = row
+        self._likes[self.rows.likeness(row)] = row
+        call = self.rows.call_of[row]
+        self._bad[call].append(row)
+        if self.rows.kinds[call] != "parameter":
+            self._last_of[self.rows.module(call), self.rows.phases[call]] = row
+        if not goes_in:
+            self._given.append(row)
+        if self.rows.roles[row] == "gradient":
+            self._gradients.append(row)
+
+    def _carry(self, row: int, sources: Iterable[int]) -> None:
+        """The tensor has what these have."""
+        self.before[row] = tuple(sources)
+        self.events[row] = frozenset().union(*(self.events[source] for source in self.before[row]))
+
+    # What a call takes.
+
+    def _entering(self, row: int) -> Event | None:
+        seen = self._seen(row)
+        if seen is None and self.rows.phases[self.rows.call_of[row]] == "backward":
+            return self._gradient_entering(row)
+        if seen is None and not self.rows.fine:
+            seen = self._unrecorded(row)
+        if seen is None:
+            return self._from_outside(row)
+        self._carry(row, [seen])
+        return None
+
+    def _seen(self, row: int) -> int | None:
+        """The last sighting of this tensor, or of one with the same numbers in another order."""
+        identity = self.rows.identity(row)
+        seen = self._sightings.get(identity) if identity is not None else None
+        return self._likes.get(self.rows.likeness(row)) if seen is None else seen
+
+    def _unrecorded(self, row: int) -> int | None:
+        """Between modules anything may be computed unseen: the last of what such code could have started from."""
+        if self.rows.roles[row] != "input":
+            return None
+        outer = self.rows.enclosing(self.rows.call_of[row])
+        inside = (given for given in reversed(self._given) if self._lies_in(given, outer))
+        return next(inside, next(iter(self._bad[outer]), None))
+
+    def _lies_in(self, row: int, outer: int) -> bool:
+        call = self.rows.call_of[row]
+        return self.rows.phases[call] != "backward" and (outer < 0 or self.rows.is_inside(call, outer))
+
+    def _gradient_entering(self, row: int) -> Event | None:
+        """Gradients of a tensor that is used several times are added up unseen, and so is what the loss does."""
+        rows, call = self.rows, self.rows.call_of[row]
+        forward = rows.parents[call] if rows.kinds[call] != "op" else NO_ROW
+        spoilt = [seen for seen in self._bad[forward] if not rows.goes_in(seen)] if forward >= 0 else []
+        outer = rows.enclosing(call)
+        around = self._bad[rows.parents[outer]] if outer >= 0 and not rows.fine else []
+        arrived = self._arrived(forward) or spoilt or self._last_backward() or around[-1:]
+        if arrived:
+            self._carry(row, arrived)
+            return None
+        return Event("inside", outer, row) if outer >= 0 and not rows.fine else Event("outside", call, row)
+
+    def _arrived(self, forward: int) -> list[int]:
+        """What the backward calls of those who used a forward call's results gave back to it."""
+        rows = self.rows
+        users = self._users(forward) if forward >= 0 else []
+        backward = [(rows.backward_of[call], path) for call, path in users if call in rows.backward_of]
+        return [
+            seen
+            for call, path in backward
+            for seen in self._bad[call]
+            if not rows.goes_in(seen) and rows.paths[seen] == path
+        ]
+
+    def _users(self, forward: int) -> list[tuple[int, str]]:
+        rows = self.rows
+        given = {rows.identity(row) for row in rows.rows_of.get(forward, ()) if not rows.goes_in(row)} - {None}
+        level = rows.level(forward)
+        return [
+            (rows.call_of[row], rows.paths[row])
+            for identity in given
+            for row in self._takers.get(identity, ())
+            if rows.level(rows.call_of[row]) == level
+        ]
+
+    @cached_property
+    def _takers(self) -> dict[Hashable, list[int]]:
+        """All forward inputs by their bits, whoever takes them."""
+        takers: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for row, call in enumerate(self.rows.call_of):
+            if call >= 0 and self.rows.roles[row] == "input" and self.rows.phases[call] == "forward":
+                takers[self.rows.identity(row)].append(row)
+        return dict(takers)
+
+    def _last_backward(self) -> list[int]:
+        """The last gradient that a call gave."""
+        found = (row for row in reversed(self._given) if self.rows.phases[self.rows.call_of[row]] == "backward")
+        return [row for row in [next(found, None)] if row is not None]
+
+    def _from_outside(self, row: int) -> Event | None:
+        """An event for a tensor that no recorded call has made."""
+        rows, call = self.rows, self.rows.call_of[row]
+        if rows.phases[call] == "update" and (gradients := self._gradients_of(call, row)):
+            self._carry(row, gradients)  # it was clipped or unscaled since it was recorded
+            return None
+        if rows.roles[row] == "input" and rows.enclosing(call) >= 0 and not rows.fine:
+            return Event("inside", rows.enclosing(call), row)
+        if self._is_mask(row):
+            return Event("intended", call, row)
+        if rows.roles[row] in ("parameter", "state") or bool(rows.tensors.numbers("requires_grad")[row]):
+            return Event("weight", call, row)
+        if rows.roles[row] == "input" and rows.enclosing(call) >= 0:
+            return Event("memory", call, row)
+        return Event("input", call, row)
+
+    def _gradients_of(self, call: int, row: int) -> list[int]:
+        sized = [seen for seen in self._gradients if self.rows.sizes[seen] == self.rows.sizes[row]]
+        return self._gradients_at(self.rows.sites[call]) or sized[-1:]
+
+    def _gradients_at(self, parameter: str) -> list[int]:
+        return [seen for seen in self._gradients if self.rows.sites[self.rows.call_of[seen]] == parameter][-1:]
+
+    def _is_mask(self, row: int) -> bool:
+        """Whether the infinities of a tensor that came from outside are there on purpose.
+
+        A mask holds zeros besides them, or nothing at all, or it says in its name that it is one, and nobody trains
+        it. A buffer with infinities is a mask or a running extreme.
+        """
+        rows = self.rows
+        if rows.nan[row] or bool(rows.tensors.numbers("requires_grad")[row]):
+            return False
+        words = set(re.split(r"[.\d]+", rows.paths[row]))
+        only_zeros = rows.statistics(row).absmax in (None, 0.0)
+        return only_zeros or rows.roles[row] == "state" or bool(words & _KEEPS_INFINITY)
+
+    # What a call gives.
+
+    def _leaving(self, row: int) -> Event | None:
+        rows, call = self.rows, self.rows.call_of[row]
+        twin = self._sightings.get(rows.identity(row))
+        if twin is not None and self._made_inside(twin, call):
+            self._carry(row, [twin])
+            return None
+        sources = self._taken(call)
+        if sources:
+            return self._passing(row, sources)
+        inner = self._last_inside(call)
+        if inner is not None:
+            self._carry(row, [inner])
+            return None
+        written = not rows.nan[row] and _INFINITE_CONSTANT.search(rows.calls["args"][call] or "")
+        return Event("intended" if written else "produced", call, row)
+
+    def _made_inside(self, twin: int, call: int) -> bool:
+        """Whether an earlier sighting was the result of a call inside this one: then that one made it."""
+        rows, other = self.rows, self.rows.call_of[twin]
+        if rows.kinds[call] == "custom":
+            return True
+        if rows.goes_in(twin) or rows.phases[other] != rows.phases[call]:
+            return False
+        finer = rows.level(other) < rows.level(call)  # backward ops do not say which function's backward they are in
+        return rows.is_inside(other, call) or (finer and rows.phases[call] != "forward")
+
+    def _taken(self, call: int) -> list[int]:
+        """All that a call started from and that was not finite, as far as it is known by now."""
+        rows = self.rows
+        taken = [row for row in self._bad[call] if rows.goes_in(row)]
+        if rows.kinds[call] == "parameter":
+            return self._gradient_of(call)
+        if rows.kinds[call] == "optimizer" and not taken:
+            return self._gradients_at(rows.sites[call])
+        if rows.phases[call] == "backward" and rows.kinds[call] != "op" and not taken:
+            taken = list(self._bad[rows.parents[call]])  # what autograd has saved of the forward call
+        return taken
+
+    def _gradient_of(self, call: int) -> list[int]:
+        """Where the gradient of a parameter comes from: its module's backward, or else the last backward of any."""
+        owner = self.rows.module(call)
+        known = (self._last_of.get((owner, phase)) for phase in ("backward", "forward"))
+        nearest = next((row for row in known if row is not None), None)
+        return self._last_backward() if nearest is None else [nearest]
+
+    def _passing(self, row: int, sources: list[int]) -> Event | None:
+        """What a call gives that took infinities or NaN: the same, or something new."""
+        rows = self.rows
+        wanted = rows.nan if rows.nan[row] else rows.inf
+        chosen = [source for source in sources if wanted[source]] or sources
+        self._carry(row, chosen)
+        meant = all(event.kind == "intended" for event in self.events[row])
+        converted = bool(rows.nan[row]) and not any(rows.nan[source] for source in chosen)
+        reduced = meant and rows.sizes[row] == 1 and any(rows.sizes[source] > 1 for source in chosen)
+        reached_gradients = meant and rows.phases[rows.call_of[row]] == "backward"
+        if converted or reduced or reached_gradients:
+            return Event("converted", rows.call_of[row], row, tuple(chosen))
+        return None
+
+    def _last_inside(self, call: int) -> int | None:
+        """The last result of a call inside this one, where it is not the very tensor that this one gives."""
+        rows = self.rows
+        for row in reversed(self._given):
+            other = rows.call_of[row]
+            if rows.phases[other] == rows.phases[call] and rows.is_inside(other, call):
+                return row
+        return None

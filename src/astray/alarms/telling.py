@@ -1,0 +1,225 @@
+"""Makes alarms of the origins of one step: looks up the stacks, the numbers and the values that speak for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.alarms.alarm import Alarm, Caller, Element, Seen
+from astray.alarms.case import Case, arguments
+from astray.alarms.flow import Event
+from astray.alarms.kinds import kind_of
+from astray.alarms.naming import function_of, joined
+from astray.alarms.origins import Origins, Trace
+from astray.alarms.step_rows import NO_ROW, StepRows
+from astray.record import Frame
+from astray.stats import dtypes
+
+Stacks = Callable[[int], list[Frame]]
+Values = Callable[[int], npt.NDArray[Any] | None]
+"""The values of a row of the step's tensors as they were stored; None when they were not kept."""
+
+MOST_CALLS = 8
+"""So many calls of a chain are told: those next to the origin and those next to where it surfaced."""
+
+_FLUSHING = frozenset({"mul", "pow", "square", "exp", "half", "to", "div", "softmax", "sigmoid", "type", "bfloat16"})
+
+
+def tell(origins: Origins, rank: int, stacks: Stacks | None, values: Values | None) -> list[Alarm]:
+    """One alarm for each origin of a step, the earliest first."""
+    teller = _Teller(origins, stacks, values)
+    return [teller.alarm(trace, rank) for trace in origins.traces]
+
+
+class _Teller:
+    def __init__(self, origins: Origins, stacks: Stacks | None, values: Values | None) -> None:
+        self.origins, self.rows = origins, origins.rows
+        self._stacks, self._values = stacks, values
+
+    def alarm(self, trace: Trace, rank: int) -> Alarm:
+        rows, event = self.rows, trace.event
+        calls = rows.calls
+        chain = self._chain(event, trace.surfaces[0][0])
+        head, tail = MOST_CALLS // 2, MOST_CALLS - MOST_CALLS // 2
+        skipped = max(len(chain) - MOST_CALLS, 0)
+        offenders = tuple(self._seen(row) for row in self._spoilt(event))
+        given = tuple(self._given(event))
+        return Alarm(
+            step=int(calls.numbers("step")[event.call]),
+            micro=int(calls.numbers("micro")[event.call]),
+            rank=rank,
+            ranks=(rank,),
+            origin=self._caller(event.call, self._line(event)),
+            kind=kind_of(self._case(event, offenders, given)),
+            offenders=offenders,
+            given=given,
+            chain=tuple(self._caller(call) for call in (chain[:head] + chain[-tail:] if skipped else chain)),
+            skipped=skipped,
+            surfaced=tuple(dict.fromkeys(surfaced for _, surfaced in trace.surfaces)),
+            enclosing=tuple(self._enclosing(event.call)),
+        )
+
+    def _case(self, event: Event, offenders: tuple[Seen, ...], given: tuple[Seen, ...]) -> Case:
+        rows, forward = self.rows, self._forward(event.call)
+        return Case(
+            event=event.kind,
+            function=function_of(rows.types[event.call]),
+            phase=rows.phases[event.call],
+            given=[one for one in given if not one.forward],
+            forward=[one for one in given if one.forward],
+            made=offenders,
+            args=rows.calls["args"][event.call if forward == NO_ROW else forward],
+            flushed=self._flushed(event.call) if event.kind == "produced" else "",
+            weight=self._weight(event) if event.kind == "weight" else "",
+        )
+
+    def _weight(self, event: Event) -> str:
+        """The name of a weight. A function's argument is the parameter of its module that has the same shape."""
+        rows = self.rows
+        module, path = rows.module(event.call), rows.paths[event.row]
+        if rows.roles[event.row] != "input":
+            return joined(module, path)
+        shapes = rows.tensors["shape"]
+        names = {
+            rows.sites[call]
+            for row, call in enumerate(rows.call_of)
+            if call >= 0
+            and rows.kinds[call] == "parameter"
+            and rows.module(call) == module
+            and shapes[row] == shapes[event.row]
+        }
+        return names.pop() if len(names) == 1 else ""
+
+    def _spoilt(self, event: Event) -> list[int]:
+        """The tensors of the origin that show it: what it gave, or what it was given where that is the matter."""
+        if event.kind in ("produced", "converted"):
+            rows = [row for row in self.rows.rows_of[event.call] if not self.rows.goes_in(row) and self._is_bad(row)]
+            return [event.row, *(row for row in rows if row != event.row)]
+        return [event.row]
+
+    def _is_bad(self, row: int) -> bool:
+        return bool(self.rows.nan[row] > 0 or self.rows.inf[row] > 0)
+
+    def _given(self, event: Event) -> Iterator[Seen]:
+        """What the origin worked with; for a backward call that includes what its forward call saw."""
+        for row in self.rows.rows_of.get(event.call, ()):
+            if self.rows.goes_in(row) and row != event.row:
+                yield self._seen(row)
+        for row in self.rows.rows_of.get(self._forward(event.call), ()):
+            yield self._seen(row, forward=True)
+
+    def _forward(self, call: int) -> int:
+        if self.rows.phases[call] != "backward" or self.rows.kinds[call] == "op":
+            return NO_ROW
+        return self.rows.parents[call]
+
+    def _seen(self, row: int, forward: bool = False) -> Seen:
+        tensors = self.rows.tensors
+        return Seen(
+            role=self.rows.roles[row],
+            path=self.rows.paths[row],
+            dtype=tensors["dtype"][row],
+            shape=tensors["shape"][row],
+            statistics=self.rows.statistics(row),
+            forward=forward,
+            first=self._first(row) if self._is_bad(row) else None,
+        )
+
+    def _first(self, row: int) -> Element | None:
+        """The first element that is no finite number, where every value of the tensor was kept."""
+        tensors = self.rows.tensors
+        partial = tensors.valid("part")[row] or int(tensors.numbers("sampled")[row]) >= 0
+        raw = self._values(row) if self._values is not None and not partial else None
+        if raw is None:
+            return None
+        name = str(tensors["dtype"][row])
+        values = raw if raw.dtype.kind in "fc" else dtypes.decode(raw, name)
+        wrong = np.flatnonzero(~np.isfinite(values))
+        if not len(wrong):
+            return None
+        value = values.reshape(-1)[wrong[0]]
+        index = np.unravel_index(int(wrong[0]), values.shape)
+        return Element(tuple(int(one) for one in index), float(value.real if value.dtype.kind == "c" else value))
+
+    def _caller(self, call: int, stack: tuple[Frame, ...] | None = None) -> Caller:
+        rows = self.rows
+        return Caller(
+            site=rows.sites[call],
+            type=rows.types[call],
+            call=int(rows.calls.numbers("call")[call]),
+            phase=rows.phases[call],
+            kind=rows.kinds[call],
+            stack=self._stack(call) if stack is None else stack,
+            args=rows.calls["args"][call],
+        )
+
+    def _stack(self, call: int) -> tuple[Frame, ...]:
+        number = int(self.rows.calls.numbers("stack")[call])
+        return tuple(self._stacks(number)) if self._stacks is not None and number >= 0 else ()
+
+    def _line(self, event: Event) -> tuple[Frame, ...]:
+        """The stack of the origin; of a backward op that of the function whose backward it is part of, if known."""
+        rows = self.rows
+        if rows.phases[event.call] == "backward" and rows.kinds[event.call] == "op":
+            for row in rows.bad:  # a function's gradients are seen right after the ops that computed them
+                call = rows.call_of[row]
+                ends = rows.kinds[call] == "function" and rows.phases[call] == "backward" and not rows.goes_in(row)
+                if ends and row > event.row and event in self.origins.origins_of(row):
+                    return self._stack(call)
+        return self._stack(event.call)
+
+    def _enclosing(self, call: int) -> Iterator[tuple[str, str]]:
+        rows = self.rows
+        outer = rows.parents[call]
+        if rows.phases[call] == "backward" and outer >= 0 and rows.kinds[call] != "op":
+            outer = rows.parents[outer]
+        found = []
+        while outer >= 0:
+            found.append((rows.sites[outer], rows.types[outer]))
+            outer = rows.parents[outer]
+        yield from reversed(found)
+
+    def _chain(self, event: Event, row: int) -> list[int]:
+        """The calls on the way from an origin to where it surfaced, both included, each once."""
+        calls = (self.rows.call_of[one] for one in self.origins.path(event, row))
+        return list(dict.fromkeys([event.call, *calls]))
+
+    def _flushed(self, call: int) -> str:
+        """A sentence about an input that was rounded to zero by the call that made it."""
+        rows = self.rows
+        for row in rows.rows_of.get(call, ()):
+            if not rows.goes_in(row) or not rows.statistics(row).zeros:
+                continue
+            maker = self._maker(row)
+            sources = [one for one in rows.rows_of.get(maker, ()) if rows.goes_in(one)]
+            if maker < 0 or not sources or function_of(rows.types[maker]) not in _FLUSHING:
+                continue
+            if 0 in arguments(rows.calls["args"][maker]):
+                continue  # times zero: that is no rounding
+            whole = [rows.statistics(one) for one in sources]
+            if all(one.absmax and not one.zeros for one in whole):
+                return _underflow(rows, maker, row, self._stack(maker))
+        return ""
+
+    def _maker(self, row: int) -> int:
+        """The call that made an input, finite or not."""
+        rows, identity = self.rows, self.rows.identity(row)
+        if identity is None:
+            return NO_ROW
+        prints, shapes = rows.tensors.numbers("fingerprint"), rows.sizes
+        same = np.flatnonzero((prints[:row] == prints[row]) & (shapes[:row] == shapes[row]))
+        makers = (rows.call_of[one] for one in same[::-1].tolist() if not rows.goes_in(one))
+        return next((call for call in makers if call >= 0), NO_ROW)
+
+
+def _underflow(rows: StepRows, maker: int, row: int, stack: tuple[Frame, ...]) -> str:
+    name, dtype = rows.sites[maker], rows.tensors["dtype"][row]
+    smallest = dtypes.find(dtype).tiny * dtypes.find(dtype).eps
+    line = f" (line {stack[0].line})" if stack else ""
+    return (
+        f"{name}{line} made them of numbers that were not zero, for what it computes is below {smallest:.3g},"
+        f" the smallest {dtype}."
+    )
