@@ -273,6 +273,26 @@ def test_marks_for_a_profiler_are_no_calls(level: list[str], tmp_path: Path) -> 
     assert [one for one in calls(astray.open(tmp_path / "run")) if "record_function" in one] == []
 
 
+def test_functions_that_return_nothing_give_what_they_have_written(tmp_path: Path) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with astray.record(tmp_path / "run", model, level="function") as rec:
+        for factor in (1e30, 1.0):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(1, 2)).sum() * factor).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            rec.step()
+    found = rows(astray.open(tmp_path / "run"), site="/_amp_foreach_non_finite_check_and_unscale_", role="output")
+    assert [(row["step"], row["path"], row["shape"]) for row in found] == [
+        (step, path, shape) for step in (0, 1) for path, shape in (("out.0", (2, 2)), ("out.1", (2,)), ("out.2", ()))
+    ]
+    assert [row["max"] for row in found if row["shape"] == ()] == [1, 0]  # whether infinity was found
+    assert [row["max"] for row in found if row["shape"] == (2,)] == [None, 1]  # unscaled gradients
+
+
 def test_random_numbers_are_outputs_of_the_function_that_draws_them(tmp_path: Path) -> None:
     with astray.record(tmp_path / "run", nn.Linear(2, 2), level="function"):
         torch.manual_seed(3)

@@ -20,7 +20,7 @@ _TELLING = frozenset(
     """
     size dim ndimension stride storage_offset numel nelement element_size itemsize nbytes is_contiguous
     is_floating_point is_complex is_signed is_nonzero is_same_size is_set_to is_shared is_pinned is_inference
-    is_coalesced is_conj is_neg is_tensor is_storage is_distributed has_names get_device data_ptr storage
+    is_coalesced is_conj is_neg is_tensor device is_storage is_distributed has_names get_device data_ptr storage
     untyped_storage storage_type typed_storage tolist item numpy equal allclose __len__ __bool__ __float__
     __int__ __index__ __complex__ __contains__ __repr__ __str__ __format__ __hash__ __dir__ __deepcopy__
     __reduce__ __reduce_ex__ __setstate__ __array__ __array_wrap__ __dlpack__ __dlpack_device__
@@ -67,6 +67,9 @@ _NORMALISATIONS = {
 NOT_MATHS = frozenset({"prim", "prims", "profiler"})
 """Namespaces of ops that compute nothing."""
 
+_WRITTEN_TOO = {"_amp_foreach_non_finite_check_and_unscale_": 1, "_amp_update_scale_": 1}
+"""Functions that write to another argument besides the first: its place."""
+
 _FIRST = ("input", "tensor", "self")  # what torch calls the first argument, when it is given by name
 
 _HOMES = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torch.Tensor": torch.Tensor}
@@ -109,10 +112,12 @@ class Function:
         return found, skeleton
 
     def outputs(
-        self, flat: Flattener, args: tuple[Any, ...], _kwargs: dict[str, Any], result: Any
+        self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> list[tuple[str, torch.Tensor]]:
-        """The tensors a call gives."""
-        return flat.result(args[0] if self.returns_first else result)
+        """The tensors a call gives, or has changed when it returns nothing."""
+        if self.returns_first:
+            return flat.result(args[0])
+        return flat.result(self._overwritten(args, kwargs) if result is None and self.in_place else result)
 
     def not_read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call does not read: it writes into them, or only looks at them in another way."""
@@ -134,7 +139,9 @@ class Function:
         if not self.in_place and "out" not in kwargs:
             return written
         first = args[0] if args else next((kwargs[name] for name in _FIRST if name in kwargs), None)
-        for value in (first if self.in_place else None, kwargs.get("out")):
+        second = _WRITTEN_TOO.get(self.name)
+        also = None if second is None or second >= len(args) else args[second]
+        for value in (first if self.in_place else None, also, kwargs.get("out")):
             if isinstance(value, torch.Tensor):
                 written.append(value)
             elif isinstance(value, list | tuple):  # such as of `torch._foreach_add_`
