@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.selection import Scope, Selection
 from astray.record import Kind, Phase
-from astray.store import RunWriter
+from astray.store import Intake
 
 Walk = Callable[[FrameType | None, FrameType | None, int | None], int | None]
 """The id of the stack from a frame out to another whose stack is known; see `Stacks.capture`."""
@@ -88,7 +88,7 @@ class Calls:
     still taken. Whatever depends on the settings is decided by the engine, which this is a part of.
     """
 
-    def __init__(self, writer: RunWriter, walk: Walk, local: threading.local, seq: Iterator[int]) -> None:
+    def __init__(self, writer: Intake, walk: Walk, local: threading.local, seq: Iterator[int]) -> None:
         self._writer = writer
         self._walk = walk
         self._local = local

@@ -22,7 +22,7 @@ from astray.capture.selection import Scope, Selection
 from astray.capture.settings import Settings
 from astray.capture.stacks import Stacks
 from astray.record import Call, Kind
-from astray.store import RunWriter
+from astray.store import Intake
 
 logger = logging.getLogger("astray")
 
@@ -44,7 +44,7 @@ class Engine(Calls):
     and updates are still taken.
     """
 
-    def __init__(self, writer: RunWriter, settings: Settings, reader: TensorReader, internal: tuple[str, ...]) -> None:
+    def __init__(self, writer: Intake, settings: Settings, reader: TensorReader, internal: tuple[str, ...]) -> None:
         super().__init__(writer, Stacks(writer.stack, internal).capture, threading.local(), itertools.count())
         self.tensors = Observer(writer, reader, settings)
         self._passed_over: dict[str, None] = {}  # a few sites that the settings did not ask for

@@ -20,7 +20,7 @@ from astray.part import Part
 from astray.record import Role
 from astray.stats import Strided, gather, measure, pack, sample_positions
 from astray.stats.dtypes import DTYPES
-from astray.store import RunWriter, Values
+from astray.store import Intake, Values
 
 NOT_WRITTEN = -1
 """The number of a call that has no row, because it was not asked for."""
@@ -51,7 +51,7 @@ class Observer:
     changed: Callable[[Any], None]
     """A call wrote into this tensor, perhaps without its version counter knowing."""
 
-    def __init__(self, writer: RunWriter, reader: TensorReader, settings: Settings) -> None:
+    def __init__(self, writer: Intake, reader: TensorReader, settings: Settings) -> None:
         self.reader = reader
         self.forgotten = 0  # how often everything known of memory was
         self.quota = Quota(settings)

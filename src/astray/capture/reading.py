@@ -15,7 +15,7 @@ import numpy.typing as npt
 from astray.capture.sightings import Sighting, Unfilled
 from astray.record import Role
 from astray.stats import Shard, Strided
-from astray.store import Late, RunWriter, Source
+from astray.store import Intake, Late, Source
 
 
 class Identity(NamedTuple):
@@ -62,7 +62,7 @@ class Twin(NamedTuple):
     changed: Callable[[Any], None]
     first: Callable[[Any, Identity, int, Role, str], Sighting]  # measures, and keeps values
     unfilled: Unfilled
-    writer: RunWriter
+    writer: Intake
 
 
 class Taker(Protocol):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from astray import stats
 from astray.capture.adapters import Adapter, adapter_for
@@ -22,11 +22,19 @@ from astray.capture.engine import NOTHING, Engine, logger
 from astray.capture.ranks import rank_and_world_size
 from astray.capture.settings import Given, Settings
 from astray.errors import RecordError
-from astray.store import RunInfo, RunWriter
+from astray.store import Intake, Late, RunInfo, RunWriter
 from astray.wording import counted, sized
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class Opens(Protocol):
+    """Makes what takes the rows of one rank: `RunWriter`, or something in its place."""
+
+    def __call__(
+        self, path: Path, rank: int, *, info: RunInfo, overwrite: bool, queue_bytes: int, late: Late | None
+    ) -> Intake: ...
 
 
 class Recorder:
@@ -42,6 +50,7 @@ class Recorder:
     path: the folder of the run. In a distributed program every rank gives the same one.
     model: a module, or a dict of modules whose names come in front of their sites.
     overwrite: replace a run that is there already.
+    writer: what takes the rows; by default they are written into the run as they come.
 
     What is recorded (docs/recording.md explains all settings with examples):
 
@@ -82,6 +91,7 @@ class Recorder:
         model: Any,
         *,
         overwrite: bool = False,
+        writer: Opens = RunWriter,
         **settings: Unpack[Given],
     ) -> None:
         self.path = Path(path)
@@ -90,17 +100,24 @@ class Recorder:
         self.settings = Settings.check(**settings) if self._live is None else self._live.settings
         self._adapter: Adapter = adapter_for(model) if not isinstance(model, _Chosen) else model.adapter
         self._overwrite = overwrite
+        self._open_writer = writer
         self._started = False
-        self._writer: RunWriter | None = None
+        self._writer: Intake | None = None
         self._engine: Engine | None = None
         self._failure_told = False
 
     @classmethod
     def discovering(
-        cls, path: str | os.PathLike[str], adapter: Adapter, *, overwrite: bool = False, **settings: Unpack[Given]
+        cls,
+        path: str | os.PathLike[str],
+        adapter: Adapter,
+        *,
+        overwrite: bool = False,
+        writer: Opens = RunWriter,
+        **settings: Unpack[Given],
     ) -> Recorder:
         """A recorder for a program whose models and steps the adapter finds by itself."""
-        return cls(path, _Chosen(adapter), overwrite=overwrite, **settings)
+        return cls(path, _Chosen(adapter), overwrite=overwrite, writer=writer, **settings)
 
     def start(self) -> Recorder:
         """Opens the run and puts the hooks in place. Does nothing on a rank that was not asked for."""
@@ -115,9 +132,9 @@ class Recorder:
                 "astray was installed without a compiler, so measuring tensors takes many times as long. "
                 "Install it again where there is one."
             )
-        self._writer = RunWriter(
+        self._writer = self._open_writer(
             self.path,
-            rank=rank,
+            rank,
             info=self._info(world_size),
             overwrite=self._overwrite,
             queue_bytes=self.settings.queue_bytes,

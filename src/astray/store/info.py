@@ -22,6 +22,16 @@ FORMAT = 2
 """The format version this astray writes. docs/format.md has the history."""
 
 
+class Flight(msgspec.Struct, kw_only=True):
+    """That a run was held in memory and then written, by the first rank that had a reason to."""
+
+    why: str
+    rank: int
+    written: str  # UTC, ISO 8601
+    remember: int  # how many steps were held
+    max_bytes: int  # and how many bytes of them at most
+
+
 class RunInfo(msgspec.Struct, kw_only=True):
     """What ran, where, and with which settings. `RunInfo.here()` fills in what the process knows of itself."""
 
@@ -37,6 +47,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
     seed: int | None = None
     world_size: int = 1
     settings: dict[str, Any] = {}  # level, keep, selection, as the user gave them
+    flight: Flight | None = None  # of a flight recording
 
     @property
     def perturbed(self) -> int | None:
@@ -82,6 +93,7 @@ class End(msgspec.Struct, kw_only=True):
     value_bytes: int = 0
     waited_seconds: float = 0.0  # how long the program stood still because the disk was slower
     missed: list[Missed] = []  # what was not observed, why, how often
+    why: str | None = None  # of a flight recording: why this rank wrote it
 
 
 Document = TypeVar("Document", bound=msgspec.Struct)
@@ -111,8 +123,11 @@ def read_json(path: Path, kind: type[Document]) -> Document:
         raise RunError(f"{path} ({len(content)} bytes) is not whole JSON: {error}.") from None
 
 
-def write_json(path: Path, document: msgspec.Struct) -> None:
-    """Write a JSON file so that it is either there in full or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+def write_json(path: Path, document: msgspec.Struct, writer: str | None = None) -> None:
+    """Write a JSON file so that it is either there in full or not at all.
+
+    `writer` is who writes, where others may write the same file from other machines.
+    """
+    draft = path.with_name(f".{path.name}.{writer or os.getpid()}")
     draft.write_bytes(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=2) + b"\n")
     draft.replace(path)

@@ -607,6 +607,18 @@ static PyObject *get_open(PyObject *self, void *closure) {
     return PyBool_FromLong(((Rows *)self)->open);
 }
 
+// The bytes of memory that the rows take, without the objects among them.
+static PyObject *get_nbytes(PyObject *object, void *closure) {
+    (void)closure;
+    const Rows *self = (const Rows *)object;
+    size_t bytes = sizeof *self;
+    for (int i = 0; i < self->column_count; ++i) {
+        const Column *column = &self->columns[i];
+        bytes += (value_size(column) + (column->nullable ? 1 : 0)) * (size_t)self->room + column->room;
+    }
+    return PyLong_FromSize_t(bytes);
+}
+
 static int set_open(PyObject *self, PyObject *value, void *closure) {
     (void)closure;
     const int open = value ? PyObject_IsTrue(value) : -1;
@@ -622,7 +634,11 @@ static PyMethodDef kMethods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyGetSetDef kGetSet[] = {{"open", get_open, set_open, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef kGetSet[] = {
+    {"open", get_open, set_open, NULL, NULL},
+    {"nbytes", get_nbytes, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
 
 static PyType_Slot kSlots[] = {
     {Py_tp_methods, kMethods}, {Py_tp_getset, kGetSet},        {Py_sq_length, (void *)rows_length},

@@ -16,6 +16,7 @@ from astray.store.native.batches import MOST_ROWS
 from astray.store.native.files import Stack
 from astray.store.native.rows import Row, Rows, call_rows, tensor_rows
 from astray.store.native.values import Values
+from astray.store.native.wake import Wake
 
 BATCH_ROWS = MOST_ROWS  # so many are written at once
 QUEUE_ROWS = 4 * BATCH_ROWS
@@ -37,7 +38,7 @@ class Backlog:
     """The queues. The program's threads put, the writer's takes, answers and in the end drops."""
 
     def __init__(self, most_bytes: int) -> None:
-        self.wake = threading.Event()  # there is something to write now
+        self.wake = Wake()  # there is something to write now
         self.waited_seconds = 0.0
         self.stacks: list[Stack] = []
         self.calls = call_rows()
@@ -67,8 +68,13 @@ class Backlog:
         """Have a lane emptied that holds a batch; wait when it is too long."""
         self.wake.set()
         if len(lane) >= QUEUE_ROWS:
+            self.wait_for(lambda: len(lane) < QUEUE_ROWS)
+
+    def wait_for(self, has_room: Callable[[], bool]) -> None:
+        """Wait until there is room, of whatever kind; `make_room` is when it is looked for."""
+        if not has_room():
             with self._room:
-                self._wait(lambda: len(lane) < QUEUE_ROWS)
+                self._wait(has_room)
 
     def put_values(self, values: Values) -> None:
         """Append values; wait when they are too many bytes. A tensor larger than the limit gets in alone."""
@@ -133,10 +139,18 @@ class Backlog:
             left -= count
             yield _take(self._values, count)
 
-    def make_room(self) -> None:
-        """Let those go on who wait for what was taken."""
-        with self._room:
-            self._room.notify_all()
+    def make_room(self, size: int = 0, patience: float = -1) -> bool:
+        """Let those go on who wait for what was taken, among it values of so much memory.
+
+        False when that was not possible within `patience` seconds: a thread that a signal has interrupted may hold
+        the lock, and wait in the handler for the one that asks.
+        """
+        if not self._room.acquire(timeout=patience):
+            return False
+        self._held -= size
+        self._room.notify_all()
+        self._room.release()
+        return True
 
     def answer(self) -> None:
         """Tell those who asked for a flush that it is done."""

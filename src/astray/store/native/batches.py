@@ -9,7 +9,7 @@ done a column at a time.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,31 @@ def _redeemed(
     return [*found], Listed(notes)
 
 
+def in_batches(columns: Sequence[Column], cells: Sequence[AnyCells]) -> Iterator[tuple[int, list[Encoded]]]:
+    """Rows, given as columns, as one batch, or as several when they do not fit in one: how many, and their buffers."""
+    count = len(cells[0])
+    encoded = _encode(columns, cells) if count <= MOST_ROWS else None
+    if encoded is not None:
+        yield count, encoded
+    elif count == 1:
+        raise ValueError(f"A row has more than {OFFSET_LIMIT:,} bytes of text, which an Arrow column cannot hold.")
+    else:
+        size = MOST_ROWS if count > MOST_ROWS else count // 2
+        for start in range(0, count, size):
+            yield from in_batches(columns, [column.part(slice(start, start + size)) for column in cells])
+
+
+def _encode(columns: Sequence[Column], cells: Sequence[AnyCells]) -> list[Encoded] | None:
+    """The buffers of every column; None when one of them holds too much for a batch."""
+    found: list[Encoded] = []
+    for column, each in zip(columns, cells, strict=True):
+        encoded = each.encode(column, OFFSET_LIMIT)
+        if encoded is None:
+            return None
+        found.append(encoded)
+    return found
+
+
 class BatchFile:
     """One table's file, open for appending."""
 
@@ -100,28 +125,10 @@ class BatchFile:
             raise
 
     def append(self, cells: Sequence[AnyCells]) -> None:
-        """Write rows, given as columns, as one batch, or as several when they do not fit in one."""
-        count = len(cells[0])
-        encoded = self._encode(cells) if count <= MOST_ROWS else None
-        if encoded is not None:
+        """Write rows, given as columns."""
+        for count, encoded in in_batches(self._columns, cells):
             self._write(record_batch(count, encoded))
             self.rows += count
-        elif count == 1:
-            raise ValueError(f"A row has more than {OFFSET_LIMIT:,} bytes of text, which an Arrow column cannot hold.")
-        else:
-            size = MOST_ROWS if count > MOST_ROWS else count // 2
-            for start in range(0, count, size):
-                self.append([column.part(slice(start, start + size)) for column in cells])
-
-    def _encode(self, cells: Sequence[AnyCells]) -> list[Encoded] | None:
-        """The buffers of every column; None when one of them holds too much for a batch."""
-        columns: list[Encoded] = []
-        for column, found in zip(self._columns, cells, strict=True):
-            encoded = found.encode(column, OFFSET_LIMIT)
-            if encoded is None:
-                return None
-            columns.append(encoded)
-        return columns
 
     def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
         try:

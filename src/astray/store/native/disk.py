@@ -120,9 +120,7 @@ class Hands:
             self._changed.notify()
             needed = len(self._threads) < min(self._left, self._count)
         if needed:
-            thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._add_thread()
 
     def close(self) -> None:
         """Wait for the jobs given, and end the threads."""
@@ -134,18 +132,37 @@ class Hands:
         self._threads.clear()
         self._open = True
 
+    def _add_thread(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # none can be started any more, such as by an exit handler from Python 3.12 on
+            if not self._threads:
+                self._work_here()
+        else:
+            self._threads.append(thread)
+
     def _work(self) -> None:
-        bounce = np.frombuffer(mmap.mmap(-1, BOUNCE_BYTES), np.uint8)  # pages it is never given take no memory
+        bounce = _bounce()
         while (job := self._next()) is not None:
-            self._do(job, bounce)
-            with self._changed:
-                self._left -= 1
-                if not job.direct:
-                    self._busy.discard(job.file)
-                self._changed.notify()
-            self.done.put(job)
-            self.wake()
+            self._finish(job, bounce)
             del job  # a thread that waits for the next one should hold nobody's memory
+
+    def _work_here(self) -> None:
+        """Do the jobs that are there, in the thread that gave them."""
+        bounce = _bounce()
+        while self._jobs and (job := self._next()) is not None:
+            self._finish(job, bounce)
+
+    def _finish(self, job: Job, bounce: Bytes) -> None:
+        self._do(job, bounce)
+        with self._changed:
+            self._left -= 1
+            if not job.direct:
+                self._busy.discard(job.file)
+            self._changed.notify()
+        self.done.put(job)
+        self.wake()
 
     def _next(self) -> Job | None:
         with self._changed:
@@ -179,6 +196,10 @@ class Hands:
         with self._changed:
             self._active += change
             return self._active
+
+
+def _bounce() -> Bytes:
+    return np.frombuffer(mmap.mmap(-1, BOUNCE_BYTES), np.uint8)  # pages it is never given take no memory
 
 
 def _fetch(job: Job, values: Values | None, piece: Piece) -> memoryview:

@@ -8,6 +8,7 @@ are enough for a batch or somebody asks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from astray.record import Blob, Frame
+from astray.record import Blob, Frame, Missed
+from astray.store.info import End, now, write_json
 from astray.store.late import Late
 from astray.store.native.batches import BatchFile, call_columns, tensor_columns
 from astray.store.native.cells import Cells, numbers
+from astray.store.native.folder import END_FILE
 from astray.store.native.rows import STEP, TICKET, VALUES, Rows, call_rows, tensor_rows
 from astray.store.native.schema import CALLS, TENSORS
 from astray.store.native.values import Values
@@ -78,15 +81,23 @@ class RankFiles:
         stacks, self._stacks = self._stacks, []
         calls = self._calls.take()
         tensors = self._tensors.take(self._due())
+        self.write_stacks(stacks)
+        if len(calls):
+            self.write_calls(call_columns(calls))
+        if len(tensors):
+            self.tensors.append(tensor_columns(tensors, self._blobs(tensors), self._late))
+
+    def write_stacks(self, stacks: Sequence[Stack]) -> None:
+        """Write stacks, before the calls that refer to them."""
         if stacks:
             self._stack_file.write(b"".join(map(_line, stacks)))
             self._stack_file.flush()
             self.stacks += len(stacks)
-        if len(calls):
-            self.calls.append(call_columns(calls))
-            self.steps.update(_steps(calls))
-        if len(tensors):
-            self.tensors.append(tensor_columns(tensors, self._blobs(tensors), self._late))
+
+    def write_calls(self, columns: Sequence[Cells]) -> None:
+        """Write the rows of calls, given as columns."""
+        self.calls.append(columns)
+        self.steps.update(np.unique(numbers(columns[STEP], CALLS[STEP]).data).tolist())
 
     def _due(self) -> int:
         """How many of the tensors can be written now."""
@@ -111,6 +122,42 @@ class RankFiles:
             for file in (self._stack_file, self.values, self.calls, self.tensors):
                 closing.callback(file.close)
 
+    def abandon(self, error: Exception) -> str:
+        """Keep of the rows taken what can still be written, and say in a sentence what happened."""
+        for save in (self.values.abandon, self.write_rows, self.close):
+            with contextlib.suppress(Exception):
+                save()
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        return (
+            f"Recording into {self.folder} stopped: {reason}. The program goes on; {self.calls.rows:,} calls and "
+            f"{self.tensors.rows:,} tensors before that can be read. {_remedy(error)}"
+        )
+
+    def account(self, ended: str, failure: str | None, waited_seconds: float, missed: list[Missed]) -> End:
+        """How the recording ended, and what was written."""
+        return End(
+            complete=failure is None,
+            ended=ended,
+            finished=now(),
+            failure=failure,
+            steps=len(self.steps),
+            calls=self.calls.rows,
+            tensors=self.tensors.rows,
+            stacks=self.stacks,
+            values=self.values.count,
+            value_bytes=self.values.nbytes,
+            waited_seconds=round(waited_seconds, 3),
+            missed=missed,
+        )
+
+    def write_end(self, end: End) -> str | None:
+        """Write `end.json`; gives a sentence when that is impossible."""
+        try:
+            write_json(self.folder / END_FILE, end)
+        except OSError as error:
+            return f"{self.folder / END_FILE} could not be written: {error.strerror}."
+        return None
+
 
 def _line(stack: Stack) -> bytes:
     return json.dumps({"id": stack.id, "frames": stack.frames}).encode() + b"\n"
@@ -123,6 +170,6 @@ def _joined(rows: Rows, more: Rows) -> Rows:
     return more
 
 
-def _steps(calls: Rows) -> list[int]:
-    steps: list[int] = np.unique(numbers(Cells(calls, STEP, 0, len(calls)), CALLS[STEP]).data).tolist()
-    return steps
+def _remedy(error: Exception) -> str:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return "Make room, or record into another folder." if full else "Record into another folder."

@@ -11,6 +11,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from astray.errors import RunError, RunExists
 from astray.store.info import RunInfo, read_json, write_json
@@ -34,6 +35,36 @@ def claim(path: Path, rank: int, info: RunInfo, overwrite: bool) -> Path:
                     _clear(stale)
             write_json(path / RUN_FILE, info)
     return folder
+
+
+def join(path: Path, rank: int, info: RunInfo, overwrite: bool) -> Path:
+    """Like `claim`, for a flight recording, which each rank writes when it has a reason to.
+
+    Whoever comes first writes `run.json`; the ranks that come later find it, and add their folders.
+    """
+    folder = path / f"rank{rank}"
+    with recordable(path):
+        _refuse_foreign(path)
+        is_there = (path / RUN_FILE).exists()  # asked before what it says: other ranks write at this moment
+        is_ours = is_there and _is_of_this_launch(path / RUN_FILE, info)
+        if not overwrite and (folder.exists() or (is_there and not is_ours)):
+            _refuse_as_taken(path)
+        _clear(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        if not is_ours:
+            write_json(path / RUN_FILE, info, f"rank{rank}")
+        folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _is_of_this_launch(file: Path, info: RunInfo) -> bool:
+    """Whether another rank of this launch has written a `run.json`: after this one began to record."""
+    try:
+        known = read_json(file, RunInfo)
+    except RunError:
+        return False
+    is_after = known.flight is not None and known.flight.written >= info.created
+    return is_after and known.world_size == info.world_size
 
 
 def release(path: Path, rank: int) -> None:
@@ -92,10 +123,14 @@ def _refuse_run(path: Path, rank: int) -> None:
     if not taken and known.exists():
         taken = read_json(known, RunInfo).world_size <= rank  # of another launch: it has no such rank
     if taken:
-        raise RunExists(
-            f"{path} already holds a run{_contents(path)}. Choose another folder, or pass overwrite=True (--force on "
-            "the command line)."
-        )
+        _refuse_as_taken(path)
+
+
+def _refuse_as_taken(path: Path) -> NoReturn:
+    raise RunExists(
+        f"{path} already holds a run{_contents(path)}. Choose another folder, or pass overwrite=True (--force on "
+        "the command line)."
+    )
 
 
 def _contents(path: Path) -> str:

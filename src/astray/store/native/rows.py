@@ -23,6 +23,10 @@ Pair = tuple[str, bool]
 """A column: its type, and whether it may be None."""
 
 
+_ROW_BYTES = 1000
+"""What a tensor's row takes: a tuple with three others in it, and a score of numbers. A call's takes less."""
+
+
 class PythonRows:
     """What the native `Rows` are, in Python.
 
@@ -43,6 +47,11 @@ class PythonRows:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of memory that the rows take, roughly."""
+        return _ROW_BYTES * len(self._rows)
 
     def append(self, row: Row) -> None:
         """Append a row."""

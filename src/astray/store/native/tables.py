@@ -7,7 +7,7 @@ every row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,8 @@ from nanoarrow.ipc import InputStream
 from astray.stats.kernels import factorize
 from astray.store.columns import Coded, Column, Table
 from astray.store.native import schema
-from astray.store.native.batches import arrow_schema
+from astray.store.native.batches import arrow_schema, in_batches
+from astray.store.native.cells import AnyCells
 from astray.store.native.ipc import Batch, Bytes, Gathered, Stream, gather
 
 Mask = npt.NDArray[np.bool_] | None
@@ -78,12 +79,30 @@ def decode(
     absent: Absent = frozenset(),
 ) -> Table:
     """Read batches and join them, column by column. Those that are `absent` from the file become nulls."""
-    widths = [0 if column in absent else BUFFERS.get(column.type, 2) for column in columns]
-    found = gather(file, batches, sum(widths))
+    return _joined(gather(file, batches, sum(_widths(columns, absent))), columns, absent)
+
+
+def in_memory(parts: Sequence[Sequence[AnyCells]], columns: tuple[schema.Column, ...]) -> Table:
+    """The table of rows that are in no file, given in parts, each as columns."""
+    batches = [batch for part in parts if len(part[0]) for batch in in_batches(columns, part)]
+    rows = np.array([count for count, _ in batches], np.int64)
+    each = [[np.frombuffer(buffer, np.uint8) for _, found in encoded for buffer in found] for _, encoded in batches]
+    if not each:
+        return empty_table(columns)
+    sizes = np.array([[len(buffer) for buffer in buffers] for buffers in each], np.int64)
+    return _joined(Gathered(rows, sizes, [np.concatenate(same) for same in zip(*each, strict=True)]), columns)
+
+
+def _widths(columns: tuple[schema.Column, ...], absent: Absent) -> list[int]:
+    return [0 if column in absent else BUFFERS.get(column.type, 2) for column in columns]
+
+
+def _joined(found: Gathered, columns: tuple[schema.Column, ...], absent: Absent = frozenset()) -> Table:
+    """The table that buffers hold, those of all columns that are not `absent`."""
     decoded: dict[str, Column] = {}
     masks: dict[str, npt.NDArray[np.bool_]] = {}
     first = 0
-    for column, width in zip(columns, widths, strict=True):
+    for column, width in zip(columns, _widths(columns, absent), strict=True):
         mask = np.zeros(found.rows.sum(), np.bool_) if column in absent else _present(found, first)
         if mask is None or mask.any():
             decoded[column.name] = _decode_column(column, found, first + 1, mask)
