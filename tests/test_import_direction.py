@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "compare": {"record", "errors", "stats", "store", "steps", "part", "wording", "report"},
     "alarms": {"record", "errors", "stats", "store", "steps", "part", "wording", "report"},
     "risk": {"record", "errors", "stats", "store", "steps", "part", "wording", "report"},
+    "guard": {"record", "errors", "stats", "store", "capture", "alarms", "wording"},
     "report": {"record", "errors", "store", "stats", "compare", "alarms", "risk", "steps", "part", "wording"},
 }
 """Who may import whom. `report` renders what `compare`, `alarms` and `risk` found; these reach back for it only inside

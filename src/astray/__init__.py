@@ -6,6 +6,7 @@ its inputs were still right.
     with astray.record("runs/a", model) as rec: ...     record; `Recorder` is what it returns
     astray.open("runs/a")                               a `Run`; a `Key` names one of its tensors
     astray.compare("runs/a", "runs/b")                  a `Comparison`; its `first` is a `Divergence`
+    with astray.guard(model): ...                       NaN and infinity, named at their origin; `Tripped` is raised
     astray.seed_all(), without_dropout(), elsewhere()   experiments: docs/experiments.md
 
 Importing astray imports no framework, patches nothing, and loads the parts when they are first used.
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 # Loaded now, because loading a submodule binds its name here: later, that would hide the functions of the same names.
 import astray.compare as _compare_package  # noqa: F401
+import astray.guard as _guard_package  # noqa: F401
 import astray.record as _record_module  # noqa: F401
 from astray.errors import AstrayError, CompareError, RecordError, RunError, RunExists
 from astray.record import Key
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from astray.compare.comparison import Comparison
     from astray.compare.divergence import Divergence
     from astray.compare.matching import Asked
+    from astray.guard.guard import Guard, On
+    from astray.guard.lookout import Condition
+    from astray.guard.trip import Trip, Tripped
     from astray.store import Run
 
 __all__ = [
@@ -40,14 +45,18 @@ __all__ = [
     "CompareError",
     "Comparison",
     "Divergence",
+    "Guard",
     "Key",
     "RecordError",
     "Recorder",
     "Run",
     "RunError",
     "RunExists",
+    "Trip",
+    "Tripped",
     "compare",
     "elsewhere",
+    "guard",
     "open",
     "record",
     "seed_all",
@@ -57,8 +66,11 @@ __all__ = [
 _HOMES = {
     "Comparison": "astray.compare.comparison",
     "Divergence": "astray.compare.divergence",
+    "Guard": "astray.guard.guard",
     "Recorder": "astray.capture.recorder",
     "Run": "astray.store",
+    "Trip": "astray.guard.trip",
+    "Tripped": "astray.guard.trip",
     "elsewhere": "astray.capture.experiments",
     "seed_all": "astray.capture.seeding",
     "without_dropout": "astray.capture.experiments",
@@ -85,6 +97,33 @@ def record(path: Path, model: Any, *, overwrite: bool = False, **settings: Unpac
     from astray.capture.recorder import Recorder
 
     return Recorder(path, model, overwrite=overwrite, **settings).start()
+
+
+def guard(
+    model: Any,
+    *,
+    on: On = "raise",
+    exact: bool = False,
+    remember: int = 5,
+    path: Path | None = None,
+    spike: float | None = None,
+    when: Condition | None = None,
+    **settings: Unpack[Given],
+) -> Guard:
+    """Watches `model` for NaN and infinity, and names the call they come from.
+
+    >>> with astray.guard(model):
+    ...     for batch in loader:
+    ...         loss = model(batch)
+    ...         loss.backward()
+    ...         optimizer.step()
+
+    `Guard` explains what can be given; docs/guard.md has examples. The last steps stay in memory and are written as a
+    run only when something is wrong.
+    """
+    from astray.guard.guard import Guard
+
+    return Guard(model, on=on, exact=exact, remember=remember, path=path, spike=spike, when=when, **settings).start()
 
 
 def open(path: Path) -> Run:

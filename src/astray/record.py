@@ -16,6 +16,9 @@ Role = Literal["input", "output", "parameter", "gradient", "state"]
 ROOT = "<root>"
 """The site of the outermost module itself, whose qualified name is empty."""
 
+SKIPPED_UPDATE = "astray/skipped update"
+"""The site of a note that a GradScaler has left an update out, because gradients had overflowed."""
+
 
 class Call(NamedTuple):
     """One observed call.

@@ -29,10 +29,14 @@ class Trace:
 
 
 class Origins:
-    """The origins of a step; `harmless` are the events that never surfaced, without those that were intended."""
+    """The origins of a step; `harmless` are the events that never surfaced, without those that were intended.
 
-    def __init__(self, rows: StepRows) -> None:
+    `stopped`: the program went no further than the last tensor that is bad, which counts as surfaced.
+    """
+
+    def __init__(self, rows: StepRows, stopped: bool = False) -> None:
         self.rows = rows
+        self._last = rows.bad[-1] if stopped and len(rows.bad) else NO_ROW
         self.flow = Flow(rows)
         self._resolved: dict[Event, frozenset[Event]] = {}
 
@@ -96,7 +100,7 @@ class Origins:
             return Surfaced("state" if path.startswith("state") else "update", rows.sites[call], path)
         if phase == "forward" and not rows.goes_in(row) and self._is_result(row, call):
             return Surfaced("loss" if rows.sizes[row] == 1 else "output", rows.sites[call], path)
-        return None
+        return Surfaced("output", rows.sites[call], path) if row == self._last else None
 
     def _is_result(self, row: int, call: int) -> bool:
         rows = self.rows

@@ -9,6 +9,7 @@ from astray.alarms.naming import function_of
 from astray.alarms.origins import Origins
 from astray.alarms.step_rows import StepRows
 from astray.alarms.telling import Stacks, Values, tell
+from astray.record import SKIPPED_UPDATE
 from astray.store import Table
 
 Collective = tuple[int, str, int]
@@ -41,25 +42,33 @@ class StepFindings:
 
 
 def step_alarms(
-    calls: Table, tensors: Table, *, rank: int = 0, stacks: Stacks | None = None, values: Values | None = None
+    calls: Table,
+    tensors: Table,
+    *,
+    rank: int = 0,
+    stacks: Stacks | None = None,
+    values: Values | None = None,
+    stopped: bool = False,
 ) -> StepFindings:
     """What is wrong in one step of one rank, given its rows alone, tensors in the order of observation.
 
     stacks: gives the stack of a number, innermost frame first. values: gives the values of a row of `tensors` as they
-    are stored, None where they were not kept.
+    are stored, None where they were not kept. stopped: the program went no further than the last of the rows.
     """
-    return findings_of(StepRows(calls, tensors), rank, stacks, values)
+    return findings_of(StepRows(calls, tensors), rank, stacks, values, stopped)
 
 
-def findings_of(rows: StepRows, rank: int, stacks: Stacks | None, values: Values | None) -> StepFindings:
+def findings_of(
+    rows: StepRows, rank: int, stacks: Stacks | None, values: Values | None, stopped: bool = False
+) -> StepFindings:
     """The same, of rows that were taken up already."""
-    origins = Origins(rows)
+    origins = Origins(rows, stopped)
     return StepFindings(
         step=int(rows.calls.numbers("step")[0]) if len(rows.calls) else 0,
         rank=rank,
         alarms=tuple(tell(origins, rank, stacks, values)),
         harmless=len(origins.harmless),
-        scaled=any(function_of(type_) in _OF_SCALERS for type_ in set(rows.types)),
+        scaled=SKIPPED_UPDATE in rows.sites or any(function_of(type_) in _OF_SCALERS for type_ in set(rows.types)),
         updated="update" in rows.phases,
         given_away=frozenset(_given_away(rows)),
     )

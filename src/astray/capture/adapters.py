@@ -47,12 +47,15 @@ class Adapter(Protocol):
     def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:
         """Records a value of the program's own, and the gradients that arrive at its tensors."""
 
+    def let_program_pace(self) -> None:
+        """The program says from now on where its steps end: `end_step` is not called any more."""
+
     def stop(self) -> None:
         """Removes every hook."""
 
 
-def adapter_for(model: Any) -> Adapter:
-    """The adapter for a model, or for a dict of models by name."""
+def adapter_for(model: Any, *, paced: bool = False) -> Adapter:
+    """The adapter for a model, or for a dict of models by name. `paced`: it finds out by itself where steps end."""
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     for name in models:
         if not isinstance(name, str) or not name.isprintable() or (not name and isinstance(model, Mapping)):
@@ -66,7 +69,7 @@ def adapter_for(model: Any) -> Adapter:
             raise RecordError(f"{what}, which cannot be recorded. Pass a torch.nn.Module, or a dict of them by name.")
     from astray.capture.pytorch.adapter import PyTorchAdapter
 
-    return PyTorchAdapter(models)
+    return PyTorchAdapter(models, paced=paced)
 
 
 def discovering_adapter(framework: str) -> Adapter:

@@ -26,7 +26,7 @@ from astray.store import Intake, Late, RunInfo, RunWriter
 from astray.wording import counted, sized
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
 
 class Opens(Protocol):
@@ -115,7 +115,7 @@ class Recorder:
         overwrite: bool = False,
         writer: Opens = RunWriter,
         **settings: Unpack[Given],
-    ) -> Recorder:
+    ) -> Self:
         """A recorder for a program whose models and steps the adapter finds by itself."""
         return cls(path, _Chosen(adapter), overwrite=overwrite, writer=writer, **settings)
 

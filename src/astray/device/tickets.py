@@ -90,6 +90,10 @@ class Tickets:
         self._segments: dict[int, Segment] = {}
         self._rings: list[Ring] = []
 
+    @property
+    def is_used(self) -> bool:
+        return bool(self._rings)
+
     def add(self, ring: Ring) -> None:
         self._rings.append(ring)
 

@@ -29,6 +29,10 @@ class Redeemed(NamedTuple):
 class Late(Protocol):
     """Whoever gave the tickets. Its methods raise nothing; any thread may call them."""
 
+    @property
+    def is_used(self) -> bool:
+        """Whether there has been a ticket yet."""
+
     def settle(self, own_thread: bool = False) -> None:
         """Sends for the measurements of all tickets given so far, without waiting.
 

@@ -505,11 +505,12 @@ int calls_failed(Calls *self, const char *doing, PyObject *of) {
 
 // ---- as Python sees it ---------------------------------------------------------------------------------------------
 
-// Where rows of calls wait to be written.
+// Where rows of calls wait to be written, unless the writer wants to be asked each time.
 static int find_lane(Calls *self, PyObject *writer) {
     PyObject *lanes = PyObject_GetAttr(writer, s_lanes), *calls, *tensors;
-    const int found = lanes && PyArg_ParseTuple(lanes, "OOn", &calls, &tensors, &self->batch);
-    if (found) {
+    const int asks = lanes == Py_None;
+    const int found = asks || (lanes && PyArg_ParseTuple(lanes, "OOn", &calls, &tensors, &self->batch));
+    if (found && !asks) {
         replace(&self->lane, calls);
         self->appending = find_appending(calls);
     }

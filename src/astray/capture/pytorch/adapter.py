@@ -29,6 +29,7 @@ from astray.capture.pytorch.calls.places import Places
 from astray.capture.pytorch.calls.saved import SavedValues
 from astray.capture.pytorch.perturbing.inputs import PerturbedInputs
 from astray.capture.pytorch.program.discovery import Discovery
+from astray.capture.pytorch.program.pace import Pace
 from astray.capture.pytorch.tensors import TorchReader
 from astray.capture.pytorch.update.optimizers import OptimizerCapture
 from astray.capture.reading import TensorReader
@@ -36,16 +37,21 @@ from astray.capture.settings import Settings
 
 
 class PyTorchAdapter:
-    """Records PyTorch models. Without models, it finds those of the program by itself."""
+    """Records PyTorch models. Without models, it finds those of the program by itself, and where its steps end.
+
+    `paced`: it finds out where steps end though models are given.
+    """
 
     framework = "torch"
     internal: tuple[str, ...] = (str(Path(torch.__file__).parent),)
 
-    def __init__(self, models: Mapping[str, nn.Module] | None) -> None:
+    def __init__(self, models: Mapping[str, nn.Module] | None, *, paced: bool = False) -> None:
         self.reader: TensorReader = TorchReader()
         self._models = models
         self._capture: ModuleCapture | None = None
         self._discovery: Discovery | None = None
+        self._paced = paced
+        self._pace: Pace | None = None
         self._perturbed: PerturbedInputs | None = None
         self._unseen_told = False
 
@@ -94,6 +100,7 @@ class PyTorchAdapter:
         else:
             for label, model in self._models.items():
                 self._capture.attach(model, label)
+            self._pace = Pace(engine, end_step) if self._paced else None
         self.apply(engine.settings)
 
     def apply(self, settings: Settings) -> None:
@@ -139,9 +146,17 @@ class PyTorchAdapter:
         with DisableTorchFunction(), torch._C._DisableTorchDispatch():  # what is done here is no part of the program
             self._saved.save(name, value, gradient, frame)
 
+    def let_program_pace(self) -> None:
+        """From now on the program says where steps end."""
+        for pace in (self._discovery, self._pace):
+            if pace is not None:
+                pace.let_program_pace()
+
     def stop(self) -> None:
         if self._discovery is not None:
             self._discovery.remove()
+        if self._pace is not None:
+            self._pace.remove()
         if self._perturbed is not None:
             self._perturbed.remove()
         if self._capture is not None:

@@ -84,6 +84,11 @@ class FlightRecorder(Intake):
         """The bytes that are held, without the rows of which the recorder's thread has not heard yet."""
         return self._memory.nbytes
 
+    @property
+    def is_late(self) -> bool:
+        """Whether measurements come from a device, for which the program would have to wait."""
+        return self._late is not None and self._late.is_used
+
     def has_seen(self, step: int) -> bool:
         """Whether a step, counted from 0, is over and was looked at."""
         return step < self._seen

@@ -115,8 +115,11 @@ class Intake(ABC):
             self._backlog.put_row(self._backlog.tensors, row)
 
     @property
-    def lanes(self) -> tuple[Rows, Rows, int]:
-        """Where `call_row` and `tensor_row` put rows, and from how many on they must be asked: for native code."""
+    def lanes(self) -> tuple[Rows, Rows, int] | None:
+        """Where `call_row` and `tensor_row` put rows, and from how many on they must be asked: for native code.
+
+        None where they must always be asked.
+        """
         return self._backlog.calls, self._backlog.tensors, backlog.BATCH_ROWS
 
     def values(

@@ -45,6 +45,9 @@ class Discovery:
         """Whether the program has called a module yet."""
         return bool(self._roots)
 
+    def let_program_pace(self) -> None:
+        self._pace.let_program_pace()
+
     def remove(self) -> None:
         self._handle.remove()
         self._no_warning.remove()

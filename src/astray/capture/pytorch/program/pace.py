@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from astray.capture.engine import Engine
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.update.closures import is_inner
+from astray.record import SKIPPED_UPDATE
 
 
 class Pace:
@@ -39,6 +40,10 @@ class Pace:
         self._scaler_step = GradScaler.step
         self._cover = _covering(self._scaler_step, self)
         GradScaler.step = self._cover  # type: ignore[method-assign]
+
+    def let_program_pace(self) -> None:
+        """The program says by itself where steps end."""
+        self._end_step = _nothing
 
     def remove(self) -> None:
         self._handle.remove()
@@ -59,6 +64,12 @@ class Pace:
         if not is_inner(sys._getframe(1), optimizer):
             self.stepped(optimizer)
 
+    def skipped(self, optimizer: Any) -> None:
+        """An optimizer would have stepped, had not gradients overflowed."""
+        if self._engine.belongs_here() and self._engine.listening:
+            self._engine.note(SKIPPED_UPDATE, {"optimizer": type(optimizer).__name__})
+        self.stepped(optimizer)
+
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped, or would have."""
         if not self._engine.belongs_here():
@@ -77,7 +88,7 @@ def _covering(scaler_step: Callable[..., Any], pace: Pace) -> Callable[..., Any]
         before = pace.seen
         result = scaler_step(self, optimizer, *args, **kwargs)
         if pace.seen == before:
-            pace.stepped(getattr(optimizer, "optimizer", optimizer))  # one that wraps another is not the one that steps
+            pace.skipped(getattr(optimizer, "optimizer", optimizer))  # one that wraps another is not the one that steps
         return result
 
     return step

@@ -1,0 +1,50 @@
+"""Where the last steps of a program are written when a guard trips: the same folder for all ranks of the program.
+
+Ranks do not talk to each other for this. One that trips makes the run; the others look, at the end of each of their
+steps, whether there is one of which they are no part yet.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from astray.errors import RecordError
+
+HOME = "astray-guard"
+
+
+class Places:
+    """The runs of one guard, all in one folder, which is made at the first trip."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, rank: int, world_size: int) -> None:
+        self.folder = Path(path) if path is not None else Path(HOME, _name(world_size))
+        self._several = world_size > 1
+        self._written: set[str] = set()
+        if rank == 0 and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            raise RecordError(f"{self.folder} is there already. Choose another path for what this guard may find.")
+
+    def run(self, step: int, what: str) -> Path:
+        """Where to write what was found in a step."""
+        name = f"step{step}-{what}"
+        self._written.add(name)
+        return self.folder / name
+
+    def of_others(self) -> list[Path]:
+        """The runs of other ranks of which this one is no part yet."""
+        if not self._several or not self.folder.is_dir():
+            return []
+        names = sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
+        found = [name for name in names if name not in self._written]
+        self._written.update(found)
+        return [self.folder / name for name in found]
+
+
+def _name(world_size: int) -> str:
+    """A name that no other program has, and that all ranks of this one come to by themselves."""
+    if world_size == 1:
+        return f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}"
+    run, port = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.environ.get("MASTER_PORT", "0")
+    on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(world_size)
+    return "-".join([run, port, *([str(os.getppid())] if on_one_machine else [])])

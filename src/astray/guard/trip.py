@@ -1,0 +1,52 @@
+"""What made a guard trip, and the error that a program is stopped with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from astray.errors import AstrayError
+
+if TYPE_CHECKING:
+    from astray.alarms.alarm import Alarm
+
+What = Literal["non-finite", "spike", "condition", "exception", "signal", "rank"]
+
+
+@dataclass(frozen=True)
+class Trip:
+    """One thing that went wrong.
+
+    step, rank: where it was found.
+    what: NaN or infinity that reached something that matters, a loss or gradient norm out of all proportion, a
+        condition of yours, an exception, a signal, or another rank of the program that has tripped.
+    text: the same in words; for NaN and infinity a screen of them.
+    alarm: the origin of NaN or infinity.
+    path: the run into which the last steps were written; None when that could not be done.
+    """
+
+    step: int
+    rank: int
+    what: What
+    text: str
+    alarm: Alarm | None = None
+    path: Path | None = None
+
+    def at(self, path: Path | None) -> Trip:
+        """The same, with the last steps written there."""
+        return replace(self, path=path)
+
+    def __str__(self) -> str:
+        if self.path is None:
+            return self.text
+        look = "--alarms" if self.alarm is not None else "--risk"
+        return f"{self.text}\n\nThe last steps are in {self.path}: astray show {self.path} {look}"
+
+
+class Tripped(AstrayError):  # noqa: N818 - reads as the fact it states
+    """A guard has found something wrong. `trip` has what."""
+
+    def __init__(self, trip: Trip) -> None:
+        super().__init__(str(trip))
+        self.trip = trip
