@@ -176,3 +176,14 @@ def test_a_rank_that_is_cut_is_compared_as_far_as_it_goes(home, capsys, table, w
     else:
         assert told[1] == f"b/rank1/{table}.arrows has 0 {table}; 6 were recorded."
     assert len(told) == (2 if table == "tensors" else 3)  # tensors whose calls are lost are told of too
+
+
+def test_another_framework(home, capsys):
+    for name, framework in (("a", "torch"), ("b", "paddle")):
+        about = json.loads((home / name / "run.json").read_text())
+        (home / name / "run.json").write_text(json.dumps(about | {"framework": framework}))
+    said = "Runs are of different frameworks: reference torch, candidate paddle. Where their names differ"
+    assert main(["compare", "a", "b"]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    (home / "map.yaml").write_text("sites:\n  fc: other\n")
+    assert said in refused(capsys, "a", "b", "--map", "map.yaml")

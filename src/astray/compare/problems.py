@@ -14,6 +14,7 @@ _MOST = 5
 def problems(reference: Run, candidate: Run, matching: Matching) -> list[str]:
     """Everything about the two runs that limits what the comparison can say."""
     return [
+        *_different_frameworks(reference, candidate),
         *_different_steps(reference, candidate, matching),
         *_different_ranks(reference, candidate, matching),
         *_of_run("reference", reference),
@@ -64,6 +65,15 @@ def span(numbers: Sequence[int]) -> str:
         return f"{numbers[0]}–{numbers[-1]}"
     rest = f" … {numbers[-1]}" if len(numbers) > _MOST else ""
     return ", ".join(map(str, numbers[:_MOST])) + rest
+
+
+def _different_frameworks(reference: Run, candidate: Run) -> Iterator[str]:
+    left, right = reference.info.framework, candidate.info.framework
+    if left and right and left != right:
+        yield (
+            f"Runs are of different frameworks: reference {left}, candidate {right}. Where their names differ, draft "
+            "what belongs together with `astray map REFERENCE CANDIDATE`."
+        )
 
 
 def _different_steps(reference: Run, candidate: Run, matching: Matching) -> Iterator[str]:
@@ -127,6 +137,8 @@ def _advice(reference: Run, candidate: Run, matching: Matching) -> str:
         if matching.steps and shared:
             return f"They share no step among --steps {matching.steps}: choose from {span(shared)}."
         return "They share no step: record the same steps, or shift the candidate's with --offset."
+    if (frameworks := next(_different_frameworks(reference, candidate), None)) is not None:
+        return frameworks
     if not set(_sites(reference)) & {matching.mapping.site(site) for site in _sites(candidate)}:
         return (
             "They share no site: was the model wrapped or renamed? Draft what belongs together with `astray map "
