@@ -21,6 +21,9 @@ _LOGITS = (
 )
 _BEFORE = "Add an epsilon inside, or replace these elements before the call: a `where` behind it does not help here."
 _RANGE = "Scale the inputs down first, or compute this call in bfloat16 or float32."
+_RUNAWAY = "Numbers of this size have run away before: look at how they grew in the steps before, and at the step size."
+_WIDE = ("bfloat16", "float32", "float64")
+"""With a range that only what has gone wrong already exceeds."""
 
 
 def _division(case: Case) -> Kind | None:
@@ -147,7 +150,7 @@ def cast(case: Case) -> Kind | None:
         size = one.statistics.absmax
         if one.dtype != case.result.dtype and is_float(one) and size is not None and size > case.limit:
             largest = f"the largest {case.result.dtype} is {case.limit:.6g}"
-            return Kind("overflow", f"Its {one.name} reaches {size:.6g} in {one.dtype}, and {largest}.", _RANGE)
+            return Kind("overflow", f"Its {one.name} reaches {size:.6g} in {one.dtype}, and {largest}.", _advice(case))
     return None
 
 
@@ -175,5 +178,9 @@ def overflow(case: Case) -> Kind | None:
         "overflow",
         f"The largest {case.result.dtype} is {case.limit:.6g}. What it is given reaches {inputs}, and what it makes of"
         f" that does not fit: {counts(case.result)}.{doubt}",
-        _RANGE,
+        _advice(case),
     )
+
+
+def _advice(case: Case) -> str:
+    return _RUNAWAY if case.result.dtype in _WIDE else _RANGE
