@@ -1,4 +1,5 @@
-"""`make demo`: trains a small GPT twice, the second time with a planted fault, and lets astray find it.
+"""`make demo`: trains a small GPT twice, the second time with a planted fault, and lets astray find it; then once more,
+until its loss is infinite.
 
 Every command it runs is one you can type yourself; they are printed as it goes.
 """
@@ -28,7 +29,9 @@ def main() -> None:
         shell("astray", "run", "-o", bad, str(script), "--fault")
         print("\nThe losses hardly tell. Where did it go astray?")
         shell("astray", "compare", good, bad, expect=1)
-    print("\nThe fault was planted in h.2.mlp.proj at step 3.")
+        print("\nThe fault was planted in h.2.mlp.proj at step 3.")
+        print("\nOnce more, with a loss that is computed by hand. It becomes infinite: where does that come from?")
+        shell("astray", "check", "-o", f"{folder}/found", str(script), "--by-hand", "--lr", "1", expect=1)
 
 
 if __name__ == "__main__":

@@ -66,17 +66,25 @@ class GPT(nn.Module):
         return self.head(self.ln_f(x))
 
 
+def loss_by_hand(logits, targets):
+    probabilities = logits.softmax(dim=-1)
+    picked = probabilities.gather(-1, targets[..., None])
+    return -torch.log(picked).mean()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--fault", action="store_true", help="scale one weight by 1.001 at step 3")
+    parser.add_argument("--by-hand", action="store_true", help="compute the loss as in a textbook, not as F does")
     options = parser.parse_args()
 
     torch.manual_seed(0)
     letters = sorted(set(TEXT))
     data = torch.tensor([letters.index(letter) for letter in TEXT])
     model = GPT(len(letters))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     for step in range(options.steps):
         if options.fault and step == 3:
             with torch.no_grad():
@@ -84,7 +92,10 @@ def main():
         starts = torch.randint(len(data) - CONTEXT - 1, (BATCH,))
         ids = torch.stack([data[start : start + CONTEXT + 1] for start in starts])
         logits = model(ids[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        if options.by_hand:
+            loss = loss_by_hand(logits, ids[:, 1:])
+        else:
+            loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -108,6 +108,7 @@ def guard(
     path: Path | None = None,
     spike: float | None = None,
     when: Condition | None = None,
+    max_memory: int = 512 << 20,
     **settings: Unpack[Given],
 ) -> Guard:
     """Watches `model` for NaN and infinity, and names the call they come from.
@@ -123,7 +124,17 @@ def guard(
     """
     from astray.guard.guard import Guard
 
-    return Guard(model, on=on, exact=exact, remember=remember, path=path, spike=spike, when=when, **settings).start()
+    return Guard(
+        model,
+        on=on,
+        exact=exact,
+        remember=remember,
+        path=path,
+        spike=spike,
+        when=when,
+        max_memory=max_memory,
+        **settings,
+    ).start()
 
 
 def open(path: Path) -> Run:

@@ -14,7 +14,7 @@ import pytest
 from astray.capture.recorder import Recorder
 from astray.capture.settings import CHECKS, Given, Settings
 from astray.cli import parser
-from astray.cli.run import _given
+from astray.cli.settings import settings_of
 from astray.errors import RecordError
 from astray.part import Part
 from astray.steps import Steps
@@ -157,7 +157,7 @@ def test_every_place_that_lists_the_settings_lists_them_all() -> None:
     every = {*CHECKS, "config"}
     assert Given.__optional_keys__ == every
     described = re.findall(r"^    (\w+): ", Recorder.__doc__ or "", re.MULTILINE)
-    assert sorted(described) == sorted({*every, "path", "model", "overwrite"})
+    assert sorted(described) == sorted({*every, "path", "model", "overwrite", "writer"})
     table = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \|", RECORDING.read_text("utf-8"), re.MULTILINE)
     assert [name for name, _ in table] == [*CHECKS, "config"]
     assert all(name == target for name, target in table)
@@ -187,7 +187,7 @@ def test_the_examples_in_the_documentation_mean_the_same_in_every_form(
             Path("one.yaml").write_text(yaml)
             assert Settings.check(config="one.yaml") == settings, yaml
         options = parser().parse_args(["run", "-o", "runs/a", *shlex.split(command), "train.py"])
-        assert Settings.check(**_given(options)) == settings, command
+        assert Settings.check(**settings_of(options)) == settings, command
     blocks = re.findall(r"^```(yaml|json|toml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     first = Settings.check(config="astray.yaml")
     assert [ending for ending, _ in blocks] == ["yaml", "yaml", "json", "toml"]

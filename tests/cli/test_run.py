@@ -234,10 +234,10 @@ def test_steps_and_keep_are_passed_on(tmp_path: Path) -> None:
 def test_every_setting_has_an_option_and_no_option_a_default() -> None:
     from astray.capture.settings import CHECKS, Settings
     from astray.cli import parser
-    from astray.cli.run import _given
+    from astray.cli.settings import settings_of
 
     plain = parser().parse_args(["run", "-o", "runs/a", "script.py", "--keep", "mine"])
-    assert _given(plain) == dict.fromkeys([*CHECKS, "config"])
+    assert settings_of(plain) == dict.fromkeys([*CHECKS, "config"])
     assert plain.arguments == ["--keep", "mine"]
     words = (
         "--level module,function --keep tensors --samples 9 --slice 0,...,:64 --optimizer weight --compiled "
@@ -247,7 +247,7 @@ def test_every_setting_has_an_option_and_no_option_a_default() -> None:
     )
     options = parser().parse_args(["run", "-o", "runs/a", *words.split(), "script.py"])
     assert options.script == "script.py"
-    assert Settings.check(**_given(options)) == Settings.check(
+    assert Settings.check(**settings_of(options)) == Settings.check(
         level=["module", "function"], keep="tensors", samples=9, slice="0, ..., :64", optimizer="weight",
         compiled="modules", steps="1:3", ranks=0, match=["a,b", "c"], ignore="d", classes=["Linear", "gelu"],
         scope=("h.0", "h.1"), phases="forward",

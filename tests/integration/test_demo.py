@@ -52,6 +52,7 @@ def test_make_demo_ends_with_the_answer() -> None:
     done = subprocess.run([sys.executable, "examples/demo.py"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "First divergence: step 3, forward, call 0 of h.2.mlp.proj (Linear), output" in done.stdout
+    assert "forward, call 0 of /log (torch.log)\n    train_gpt.py:72 in loss_by_hand" in done.stderr
 
 
 def test_the_json_and_csv_say_the_same(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from astray.record import Missed
 from astray.report.listing import Wanted, render
 from astray.steps import Steps
 from astray.store import End
+from astray.store.info import Flight
 
 ONES = np.ones(8, np.float32)
 
@@ -57,6 +58,17 @@ def test_a_perturbed_run_says_so(runs):
         "  perturbed  its inputs, by roundings (seed 3): for astray compare --noise",
         "  settings   level module",
     ]
+
+
+def test_a_flight_recording_says_why_it_was_written(runs):
+    builder = runs.Builder()
+    builder.tensor(builder.call("layer"), "output", "out", ONES)
+    run = builder.run
+    written = "2026-01-01T00:00:05+00:00"
+    run.info.flight = Flight(why="a NaN in step 412", rank=0, written=written, remember=5, max_bytes=1 << 20)
+    assert render(run, Wanted()).splitlines()[2] == f"  written    {written} from memory: a NaN in step 412"
+    run.info.flight.rank, run.info.world_size = 3, 4
+    assert render(run, Wanted()).splitlines()[2] == f"  written    {written} from memory, by rank 3: a NaN in step 412"
 
 
 def test_what_was_missed_and_what_is_wrong_is_shown(runs):

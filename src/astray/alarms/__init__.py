@@ -1,4 +1,11 @@
-"""What goes wrong inside one run: where NaN and infinity come from, and which numbers come close to them."""
+"""Where NaN and infinity come from in one run, and what they reached.
+
+step_rows.py   the rows of one step, as the others want them
+flow.py        from whom each tensor has its NaN and infinities; origins.py: which of these reach something that matters
+rules.py       what sort of accident it was (kinds.py asks them, about a case.py); naming.py: names of functions
+telling.py     all that is known of an origin → alarm.py
+step_findings.py   one step; findings.py: a whole run, by merging.py steps and ranks and scaling.py what is intended
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Makes one alarm of those with one origin: in several steps, on several ranks, or through weights and collectives.
 
 A weight that an earlier step has spoilt is that step's fault. A collective that gives infinities is to blame only if no
-rank has put any into it; otherwise it is that rank's origin that reached the others.
+rank has put any into it; otherwise it is that rank's origin that reached the others. So it is when an update takes
+gradients which were averaged over ranks where nobody saw it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _joined(known: Alarm, alarm: Alarm) -> Alarm:
 
 
 def _brought_by_others(alarm: Alarm, found: list[StepFindings]) -> bool:
-    return any(_gave(alarm, one) and one.alarms for one in found)
+    return any((_gave(alarm, one) and one.alarms) or _averaged(alarm, one) for one in found)
 
 
 def _gave(alarm: Alarm, other: StepFindings) -> bool:
@@ -65,11 +66,24 @@ def _gave(alarm: Alarm, other: StepFindings) -> bool:
     return same and (alarm.micro, origin.site, origin.call) in other.given_away
 
 
+def _averaged(alarm: Alarm, other: StepFindings) -> bool:
+    """Whether the update that an alarm blames was given gradients that another rank has spoilt."""
+    same = other.step == alarm.step and other.rank != alarm.rank and alarm.origin.phase == "update"
+    return same and any(
+        one.origin.phase != "update" and any(surfaced.what == "gradient" for surfaced in one.surfaced)
+        for one in other.alarms
+    )
+
+
 def _with_reached(alarm: Alarm, found: list[StepFindings]) -> Alarm:
     """The alarm with the ranks that its infinities were sent to."""
     own = [one for one in found if one.step == alarm.step and one.rank == alarm.rank]
     reached = {
-        other.rank for one in own for other in found for theirs in other.alarms if _gave(theirs, one) and one.given_away
+        other.rank
+        for one in own
+        for other in found
+        for theirs in other.alarms
+        if (_gave(theirs, one) and one.given_away) or _averaged(theirs, one)
     }
     return replace(alarm, ranks=tuple(sorted({*alarm.ranks, *reached})))
 

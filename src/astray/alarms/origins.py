@@ -110,7 +110,16 @@ class Origins:
             return False
         if rows.sizes[row] == 1 and self._has_backward_pass:
             return call in rows.backward_of or rows.identity(row) in self._seeds
-        return not self._has_modules and rows.module(call) in ("", ROOT)
+        if self._has_modules:
+            return False
+        return rows.module(call) in ("", ROOT) or (not self._has_backward_pass and call in self._last_calls)
+
+    @cached_property
+    def _last_calls(self) -> set[int]:
+        """The last call in any module of each micro step: what it gives is all that is known of a module's result."""
+        micros = self.rows.calls.numbers("micro").tolist()
+        last = {micro: call for call, micro in enumerate(micros) if self.rows.module(call)}
+        return set(last.values())
 
     @cached_property
     def _has_modules(self) -> bool:

@@ -15,6 +15,7 @@ from astray.store import Table
 Collective = tuple[int, str, int]
 """Which call of a collective it is, on every rank alike: micro step, site and number of the call."""
 
+_OF_RANGE = frozenset({"overflow", "unknown"})
 _OF_SCALERS = frozenset({"amp_foreach_non_finite_check_and_unscale", "amp_update_scale"})
 
 
@@ -83,8 +84,11 @@ def _given_away(rows: StepRows) -> set[Collective]:
 
 
 def _is_of_scaling(alarm: Alarm) -> bool:
-    """Whether it is what scaling the loss may do: infinite gradients, or an infinite scaled loss."""
+    """Whether it is what scaling the loss may do: infinite gradients, or an infinite scaled loss.
+
+    A derivative that does not exist, such as that of a root at zero, is none of it: no smaller scale helps.
+    """
     by_scaling = alarm.origin.phase == "backward" or (
         alarm.origin.site.startswith("/") and function_of(alarm.origin.type) == "mul"
     )
-    return by_scaling and {one.what for one in alarm.surfaced} <= {"gradient", "loss"}
+    return by_scaling and alarm.kind.word in _OF_RANGE and {one.what for one in alarm.surfaced} <= {"gradient", "loss"}

@@ -50,6 +50,8 @@ class Engine(Calls):
         self._passed_over: dict[str, None] = {}  # a few sites that the settings did not ask for
         _engines.add(self)
         self._failed_once = False
+        self._over = False
+        self.scaled = False  # whether a loss of this step was scaled, so that gradients may overflow
         self.apply(settings)
 
     # -- settings ------------------------------------------------------------------------------------------------
@@ -124,6 +126,7 @@ class Engine(Calls):
         self.latest_micro = 0
         self._passing.clear()
         self._called.clear()
+        self.scaled = False
         self.tensors.next_step()
         if self._scope is not None:
             self._scope.reset()
@@ -143,11 +146,17 @@ class Engine(Calls):
     def finish(self) -> None:
         """The recording is over: what limits left out is written down."""
         self.recording = self.listening = False
+        self._over = True
         if self._passed_over and next(self._seq) == 0:
             met = ", ".join(self._passed_over)
             self.missed(NOTHING, f"match, ignore, classes or scope leave out all there were, such as {met}")
         for what, why, count in self.tensors.quota.left_out():
             self._writer.missed(what, why, count)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an outermost module was called in this step."""
+        return bool(self._micro)
 
     @property
     def has_open_calls(self) -> bool:
@@ -156,8 +165,8 @@ class Engine(Calls):
 
     @property
     def is_in_a_module(self) -> bool:
-        """Whether a module of this recording is running, on this thread."""
-        return any(call.site.kind == "module" for call in self._open_calls())
+        """Whether a module of this recording is running, on this thread. One that an exception has left stays open."""
+        return not self._over and any(call.site.kind == "module" for call in self._open_calls())
 
     def belongs_here(self) -> bool:
         """False in a forked child, such as a DataLoader's worker, which must not record."""

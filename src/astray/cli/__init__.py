@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from astray.cli import compare, map, run, show
+from astray.cli import check, compare, map, run, show
 from astray.errors import AstrayError
 
 COULD_NOT = 2
@@ -56,11 +56,12 @@ def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     top = argparse.ArgumentParser(
         prog="astray",
-        description="Where did it go astray? Record the tensors of two runs, and learn which call went wrong first.",
+        description="Where did it go astray? Record the tensors of two runs, and learn which call went wrong first; or "
+        "check one, and learn which call NaN and infinity come from.",
     )
     top.add_argument("--version", action=_Version)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (run, compare, map, show):
+    for command in (run, check, compare, map, show):
         command.add(commands)
     return top
 

@@ -1,20 +1,26 @@
 """Looks at every row as it is recorded, and stops the program at the very call that made NaN or infinity.
 
 Slow: every tensor is waited for, natively nothing is taken. An infinity is let pass where the call was given one, or
-where its arguments hold one, as a mask's do; NaN never.
+where its arguments hold one, as a mask's do; NaN never. Two things are judged later. An op of the backward pass may
+divide by zero when the next replaces the result, so it is the gradient that counts. And once a GradScaler has scaled a
+loss, gradients may overflow: the end of the step knows whether the update was skipped.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from astray.record import Statistics
+from astray.record import Call, Statistics, Tensor
 from astray.store import FlightRecorder
 
-_SEQ, _ROLE, _STATISTICS = 0, 1, 8  # places in a tensor's row
-_ARGS = 10  # in a call's
+_SEQ, _KIND, _PHASE, _SITE, _ARGS = map(Call._fields.index, ("seq", "kind", "phase", "site", "args"))
+_OF, _ROLE, _STATISTICS = map(Tensor._fields.index, ("seq", "role", "statistics"))
+_INFINITE_CONSTANT = re.compile(r'"-?inf"', re.IGNORECASE)
 
 
 class Stop(BaseException):
@@ -22,11 +28,16 @@ class Stop(BaseException):
 
 
 class ExactRecorder(FlightRecorder):
-    """Raises `Stop` behind the row that a program should not go on from."""
+    """Raises `Stop` behind the row that a program should not go on from.
 
-    def __init__(self, *args: Any, **named: Any) -> None:
+    `is_scaled` says whether a loss of this step was scaled.
+    """
+
+    def __init__(self, *args: Any, is_scaled: Callable[[], bool], **named: Any) -> None:
         self.stopped = False
-        self._infinite: dict[int, bool] = {}  # calls that are under way: whether infinities are to be expected of them
+        self._is_scaled = is_scaled
+        self._infinite: set[int] = set()  # calls that are under way, of which infinities are to be expected
+        self._later: set[int] = set()  # and those that are judged later
         super().__init__(*args, **named)
 
     @property
@@ -35,39 +46,39 @@ class ExactRecorder(FlightRecorder):
 
     def call_row(self, row: Any) -> None:
         super().call_row(row)
-        self._infinite[row[_SEQ]] = "inf" in (row[_ARGS] or "").lower()
+        if _INFINITE_CONSTANT.search(row[_ARGS] or ""):
+            self._infinite.add(row[_SEQ])
+        backward = row[_PHASE] == "backward"
+        if (backward and row[_KIND] == "op") or ((backward or row[_SITE].startswith("/")) and self._is_scaled()):
+            self._later.add(row[_SEQ])
 
     def tensor_row(self, row: Any) -> None:
+        row = self._redeemed(row) if isinstance(row[_STATISTICS], int) else row
         super().tensor_row(row)
-        nan, inf = self._counts(row[_STATISTICS])
-        if not nan and not inf:
+        measured = None if row[_STATISTICS] is None else Statistics(*row[_STATISTICS])
+        seq = row[_OF]
+        if measured is None or not (measured.nan or measured.inf) or seq in self._later:
             return
-        seq = row[_SEQ]
-        if row[_ROLE] in ("input", "state") and not nan:
-            self._infinite[seq] = True
-        elif nan or not self._infinite.get(seq):
+        if row[_ROLE] in ("input", "state") and not measured.nan:
+            self._infinite.add(seq)
+        elif measured.nan or seq not in self._infinite:
             self.stopped = True
             raise Stop
 
     def step_done(self) -> None:
         super().step_done()
         self._infinite.clear()
+        self._later.clear()
 
-    def _counts(self, statistics: tuple[Any, ...] | int | None) -> tuple[int, int]:
-        if statistics is None:
-            return 0, 0
-        if isinstance(statistics, int):
-            return self._arrived(statistics)
-        measured = Statistics(*statistics)
-        return measured.nan, measured.inf
-
-    def _arrived(self, ticket: int) -> tuple[int, int]:
-        """Waits for what a device measures."""
+    def _redeemed(self, row: Any) -> Any:
+        """The row with what a device has measured, which is waited for. It has to be in the row from here on: tickets
+        that were redeemed are not good for long.
+        """
         if self._late is None:
-            return 0, 0
+            return row
         self._late.settle()
-        found = self._late.redeem(np.array([ticket]))
-        if not found.here[0] or not found.counted[0]:
-            return 0, 0
-        _, nan, inf, _ = found.found.counts[:, 0].tolist()
-        return nan, inf
+        (moments, counts, prints), counted, here, _ = self._late.redeem(np.array([row[_STATISTICS]]))
+        if not here[0]:
+            return row
+        known = (*(None if math.isnan(one) else one for one in moments[:, 0].tolist()), *counts[:, 0].tolist())
+        return (*row[:_STATISTICS], known if counted[0] else None, int(prints[0]), *row[_STATISTICS + 2 :])

@@ -9,14 +9,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from astray.capture.adapters import Adapter, adapter_for
-from astray.capture.engine import logger
+from astray.capture.engine import NOTHING, logger
 from astray.capture.ranks import rank_and_world_size
-from astray.capture.recorder import Recorder
-from astray.errors import RecordError
+from astray.guard import asked
+from astray.guard.dumps import Dumps
 from astray.guard.ends import OnTermination
 from astray.guard.exact import ExactRecorder, Stop
 from astray.guard.lookout import Condition, Lookout
 from astray.guard.places import Places
+from astray.guard.recording import Chosen, Recording
 from astray.guard.trip import Trip, Tripped
 from astray.store import FlightRecorder, Intake
 from astray.wording import counted
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 On = Literal["raise", "warn"] | Callable[[Trip], object]
 
 REMEMBER = 5
-MOST_RUNS = 5
-"""So many times at most the last steps are written, by a guard that lets the program go on."""
 PATIENCE = 60.0  # seconds that a step is waited for
 
 
@@ -43,15 +42,18 @@ class Guard:
     ...         loss.backward()
     ...         optimizer.step()
 
-    A step ends with the step of the first optimizer, or where `step()` is called, from its first call on.
+    A step ends with the step of the first optimizer, or where `step()` is called, from its first call on. An exception
+    or SIGTERM that ends the program makes it trip, too.
 
     model: a module, or a dict of modules whose names come in front of their sites.
     on: what to do when something is wrong: "raise" `Tripped` at the end of the step, "warn" through the logger
-        "astray", or a function that is given the `Trip`.
-    exact: stop at the very call, and keep the tensors. Slow, for looking closer.
+        "astray", or a function that is given the `Trip`; what it raises ends the program.
+    exact: stop at the very call, and keep the tensors. Slow, for looking closer. An infinity that a call makes of
+        finite numbers stops it too, also where it is meant as a mask: `log(0)`, say.
     remember: how many steps are kept in memory, and written as a run when something is wrong.
     path: the folder for such runs; by default one of its own in `astray-guard`.
-    spike: trip also when the loss, or the norm of all gradients, is so many times what it usually is.
+    spike: trip also when the norm of all gradients, a loss that an outermost module returns, or one that `loss` is
+        told, is so many times what it usually is.
     when: trip also when this function, given the rows of a step as a rank of a run, gives a text.
     max_memory: the bytes that the steps in memory may take.
 
@@ -71,25 +73,25 @@ class Guard:
         max_memory: int = 512 << 20,
         **settings: Unpack[Given],
     ) -> None:
-        if on not in ("raise", "warn") and not callable(on):
-            raise RecordError(f"on={on!r} is nothing a guard can do. It is 'raise', 'warn', or a function.")
-        if remember < 1:
-            raise RecordError(f"remember={remember!r} is too little. The step that goes wrong is one.")
+        asked.check(on, exact, remember, spike, when, max_memory)
         if exact and settings.get("keep") is None:
             settings["keep"] = ["stats", "tensors"]
         self._on = on
         self._exact = exact
         self._remember = remember
         self._max_memory = max_memory
-        self._adapter = model if isinstance(model, _Adapter) else _Adapter(adapter_for(model, paced=True))
+        self._adapter = model if isinstance(model, Chosen) else Chosen(adapter_for(model, paced=True))
         self.rank, world_size = self._adapter.it.rank_and_world_size() or rank_and_world_size(os.environ)
-        self._places = Places(path, self.rank, world_size)
+        places = Places(path, self.rank, world_size)
+        self._dumps = Dumps(places)
         self._lookout = Lookout(self.rank, spike, when)
-        self._recording = _Recording.discovering(self._places.folder, self._adapter.it, writer=self._open, **settings)
+        self._recording = Recording.discovering(places.folder, self._adapter.it, writer=self._open, **settings)
+        asked.check_settings(self._recording.settings)
         self._recording.after_step = self._after_step
         self._writer: FlightRecorder | None = None
         self._termination: OnTermination | None = None
-        self._runs = 0
+        self._program_paces = False
+        self._was_terminated = False  # an exception behind is how the program goes down
         self._raised = False
         self.trips: list[Trip] = []
         """What has gone wrong so far."""
@@ -97,7 +99,7 @@ class Guard:
     @classmethod
     def of_program(cls, adapter: Adapter, **named: Any) -> Guard:
         """A guard of a program whose models the adapter finds by itself."""
-        return cls(_Adapter(adapter), **named)
+        return cls(Chosen(adapter), **named)
 
     def start(self) -> Guard:
         """Puts the hooks in place."""
@@ -107,44 +109,85 @@ class Guard:
 
     def step(self) -> None:
         """Ends a step. From the first call on, steps end here alone."""
+        first, self._program_paces = not self._program_paces, True
         self._adapter.it.let_program_pace()
-        self._recording.step()
+        if not (first and self._recording.has_just_ended):  # by an optimizer, a moment ago
+            self._recording.step()
+
+    def loss(self, value: Any) -> None:
+        """Tells the loss of this step, where no module returns it: a number, or a tensor of one element.
+
+        Call it before the step ends. With `spike` it is followed; without, it trips when it is not finite and nothing
+        that was recorded shows why.
+        """
+        self._lookout.loss(float(value), self._step)
 
     def stop(self) -> None:
         """Removes every hook, and acts on what the last step shows. Stopping twice does no harm."""
+        was_stopped = self._is_stopped and not self.trips
         self._end("normally")
-        self._act(self._lookout.take())
+        trips = self._lookout.take()
+        self._act(trips or ([self._unexplained()] if was_stopped else []))
+
+    def stop_after(self, error: BaseException) -> list[Trip]:
+        """Removes every hook from a program that an exception has ended, and writes the last steps.
+
+        Gives what is wrong: what the step shows that was not over, else the exception itself.
+        """
+        self._lookout.stopped = self._is_stopped
+        self._end(f"{type(error).__name__}: {error}")
+        trips = self._lookout.take()
+        if self._is_stopped and not self.trips:
+            trips = trips or [self._unexplained()]
+        elif not trips and not isinstance(error, Tripped) and not _is_wanted(error) and not self._was_terminated:
+            text = f"✗ {type(error).__name__} in step {self._step}: {error}"
+            trips = [Trip(self._step, self.rank, "exception", text)]
+        return [self._note(trip) for trip in trips]
+
+    @property
+    def steps(self) -> int:
+        """How many steps were looked at. What a program still does after the last of them is no step."""
+        counts = self._lookout.counts
+        is_rest = counts.last >= self._step and all(trip.step != counts.last for trip in self.trips)
+        return counts.steps - (is_rest and counts.steps > 1)
+
+    @property
+    def unwatched(self) -> str | None:
+        """Why nothing was looked at; None when something was."""
+        if self._lookout.counts.steps:
+            return None
+        if self._writer is None:
+            return f"ranks={self._recording.settings.ranks} leaves this one out"
+        missed = self._writer.end.missed if self._writer.end is not None else []
+        return next((one.why for one in missed if one.what == NOTHING), "no call was recorded")
 
     @property
     def summary(self) -> str:
         """What was seen, in one line."""
-        counts, found = self._lookout.counts, counted(len(self.trips), "alarm")
-        parts = [found if self.trips else "no alarm"]
-        if counts.skipped:
-            parts.append(f"{counted(counts.skipped, 'update')} skipped by a GradScaler")
-        if counts.harmless:
-            parts.append(f"{counted(counts.harmless, 'call')} made NaN or infinity that reached nothing")
-        if counts.repeated:
-            parts.append(f"{counted(counts.repeated, 'repetition')} of an alarm")
-        return ", ".join(parts)
+        if self.unwatched is not None and not self.trips:
+            return f"nothing was watched: {self.unwatched}"
+        alarms = sum(trip.what in ("non-finite", "spike", "condition") for trip in self.trips)
+        found = f"{counted(alarms, 'alarm') if alarms else 'no alarm'} in {counted(self.steps, 'step')}"
+        return ", ".join([found, *self._lookout.counts.told()])
 
     def __enter__(self) -> Guard:
         return self if self._writer is not None else self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if kind is None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
             self.stop()
+            if self.unwatched is not None and self._writer is not None:
+                logger.warning("%s", f"The guard has seen nothing: {self.unwatched}.")
             return
-        self._lookout.stopped = kind is Stop
-        self._end(f"{kind.__name__}: {error}")
-        trips = self._lookout.take()
-        if kind is Stop:
-            raise Tripped(self._note(trips[0] if trips else self._unexplained())) from None
-        if kind is not Tripped and not trips:
-            text = f"✗ {kind.__name__} in step {self._step}: {error}"
-            trips = [Trip(self._step, self.rank, "exception", text)]
-        for trip in trips:  # the program is going down as it is
-            logger.warning("%s", self._note(trip))
+        stops = self._is_stopped and not self.trips
+        trips = self.stop_after(error)
+        for trip in trips[stops and self._on == "raise" :]:  # the program is going down as it is
+            self._tell(trip, going_down=True)
+        if stops:
+            cause = None if isinstance(error, Stop) else error
+            raise Tripped(trips[0]).with_traceback(trace) from cause
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -152,11 +195,18 @@ class Guard:
     def _step(self) -> int:
         return self._recording.count
 
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether the program was stopped at a call; it may have caught even that, or be in another thread."""
+        return isinstance(self._writer, ExactRecorder) and self._writer.stopped
+
     def _open(self, path: Path, rank: int, **named: Any) -> Intake:
-        kind = ExactRecorder if self._exact else FlightRecorder
-        self._writer = kind(
-            path, rank, remember=self._remember, most_bytes=self._max_memory, on_step=self._lookout.look, **named
-        )
+        named |= {"remember": self._remember, "most_bytes": self._max_memory, "on_step": self._lookout.look}
+        if self._exact:
+            self._writer = ExactRecorder(path, rank, is_scaled=self._recording.is_scaled, **named)
+        else:
+            self._writer = FlightRecorder(path, rank, **named)
+        self._dumps.writer = self._writer
         return self._writer
 
     def _after_step(self) -> None:
@@ -164,45 +214,45 @@ class Guard:
         writer = self._writer
         if writer is None:
             return
-        writer.wait_until_seen(self._step - (2 if writer.is_late else 1), PATIENCE)
+        over = self._step - writer.is_late
+        writer.wait_until_seen(over - 1, PATIENCE)
+        self._lookout.judge(over)
         trips = self._lookout.take()
-        for run in self._places.of_others():
-            self._dump(run, "another rank has tripped")
+        for run in self._dumps.join_others("another rank has tripped"):
             text = f"✗ Another rank has tripped: astray show {run} --alarms"
             trips.append(Trip(self._step - 1, self.rank, "rank", text).at(run))
         self._act(trips)
 
     def _act(self, trips: list[Trip]) -> None:
-        for trip in trips:
-            noted = self._note(trip)
-            if self._on == "raise" and not self._raised:
-                self._raised = True
-                raise Tripped(noted)
-            if callable(self._on):
-                self._on(noted)
-            else:
-                logger.warning("%s", noted)
+        noted = [self._note(trip) for trip in trips]
+        raises = bool(noted) and self._on == "raise" and not self._raised
+        for trip in noted[raises:]:
+            self._tell(trip)
+        if raises:
+            self._raised = True
+            raise Tripped(noted[0])
+
+    def _tell(self, trip: Trip, going_down: bool = False) -> None:
+        if not callable(self._on):
+            logger.warning("%s", trip)
+            return
+        try:
+            self._on(trip)
+        except Exception as error:
+            if not going_down:
+                raise
+            logger.warning("%s", f"{type(error).__name__} in the function that was to be told: {error}")
 
     def _note(self, trip: Trip) -> Trip:
-        """Writes the last steps, unless that has happened often enough, and remembers the trip."""
-        if trip.path is None and self._runs < MOST_RUNS:
-            trip = trip.at(self._dump(self._places.run(trip.step, trip.what), _first_line(trip.text)))
+        """Writes the last steps, and remembers the trip."""
+        trip = self._dumps.write(trip)
         self.trips.append(trip)
         return trip
 
-    def _dump(self, run: Path, why: str) -> Path | None:
-        self._runs += 1
-        if self._writer is None:
-            return None
-        dump = self._writer.dump(run, why)
-        if dump.failure is not None:
-            logger.warning("%s", dump.failure)
-            return None
-        return run
-
     def _terminated(self) -> None:
+        self._was_terminated = True
         trip = Trip(self._step, self.rank, "signal", f"✗ SIGTERM in step {self._step}")
-        logger.warning("%s", self._note(trip))
+        self._tell(self._note(trip), going_down=True)
 
     def _unexplained(self) -> Trip:
         return Trip(self._step, self.rank, "non-finite", "✗ A call has made NaN or infinity.")
@@ -211,26 +261,9 @@ class Guard:
         if self._termination is not None:
             self._termination.remove()
         self._recording.stop(ended)
+        self._lookout.judge(self._step + 1)
 
 
-class _Recording(Recorder):
-    """A recorder that says when a step is over."""
-
-    after_step: Callable[[], None]
-    count = 0
-
-    def step(self) -> None:
-        super().step()
-        self.count += 1
-        self.after_step()
-
-
-class _Adapter:
-    """An adapter in place of a model."""
-
-    def __init__(self, it: Adapter) -> None:
-        self.it = it
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0].lstrip("✗ ")
+def _is_wanted(error: BaseException) -> bool:
+    """Whether a program ends by it as it should."""
+    return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))

@@ -1,34 +1,51 @@
 """Looks at the rows of each step as they come, in the recorder's thread, and notes what makes a guard trip.
 
 A step in which all is finite costs a look at two columns. Only when a count is not zero is the step taken apart.
+There is no lock in it: a signal handler of the program's thread may wait for the recorder's.
 """
 
 from __future__ import annotations
 
 import math
-import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
-from astray.guard.spikes import Spikes
+from astray.alarms.alarm import Alarm
+from astray.capture.engine import logger
+from astray.guard.spikes import Followed
 from astray.guard.trip import Trip
 from astray.store import RankRun, StepRows
+from astray.wording import counted
 
 Condition = Callable[[RankRun], str | None]
 """Given the rows of a step, as a rank of a run; gives a text when they should make the guard trip."""
 
 BAD_WEIGHT = "bad weight"
+MOST_SKIPPED = 20
+"""So many updates in a row may a GradScaler leave out: by then it has halved its scale to a millionth."""
 
 
 @dataclass
 class Counts:
     """What was seen and is no reason to trip."""
 
+    steps: int = 0  # that were looked at
+    last: int = -1  # the last of them
     skipped: int = 0  # updates that a GradScaler left out because gradients had overflowed
     harmless: int = 0  # calls that made NaN or infinities which reached nothing
     repeated: int = 0  # alarms of which there was one already, or that follow from one
+    failed: int = 0  # steps that could not be looked at, because the condition, or we, failed
+
+    def told(self) -> list[str]:
+        """What there is of it, in words."""
+        said = {
+            f"{counted(self.skipped, 'update')} skipped by a GradScaler": self.skipped,
+            f"{counted(self.harmless, 'call')} made NaN or infinity that reached nothing": self.harmless,
+            f"{counted(self.repeated, 'repetition')} of an alarm": self.repeated,
+            f"{counted(self.failed, 'look')} at a step failed": self.failed,
+        }
+        return [words for words, count in said.items() if count]
 
 
 class Lookout:
@@ -38,36 +55,53 @@ class Lookout:
         self.counts = Counts()
         self.stopped = False  # the program was stopped in the middle of a step, at a call that had made NaN or infinity
         self._rank = rank
-        self._gradients = Spikes(spike) if spike is not None else None
+        self._followed = Followed(spike) if spike is not None else None
         self._condition = condition
+        self._in_a_row = 0  # updates that were skipped
         self._known: set[object] = set()
-        self._found: list[Trip] = []
-        self._lock = threading.Lock()
+        self._found: deque[Trip] = deque()
+        self._losses: list[tuple[int, float]] = []  # with their steps; the program's thread alone knows them
+        self._trouble: deque[str] = deque()
 
     def look(self, rows: StepRows) -> None:
         """Looks at the rows of one step."""
-        found: list[Trip] = []
-        if rows.numbers("nan").any() or rows.numbers("inf").any():
-            found += self._non_finite(rows)
-        if not found and self._gradients is not None:
-            found += self._spike(rows, self._gradients)
-        if self._condition is not None:
-            found += self._asked(rows, self._condition)
-        with self._lock:
-            self._found += found
+        if rows.step != self.counts.last:  # else it is a further part of the same step
+            self.counts.steps += 1
+            self.counts.last = rows.step
+        for look in (self._non_finite, self._spike, self._asked):
+            try:
+                found = look(rows)
+            except Exception as error:  # noqa: BLE001 - the program goes on, and the user's condition may be at fault
+                found = []
+                self._failed(look == self._asked, rows.step, error)
+            self._found.extend(found)
 
-    def add(self, trip: Trip) -> None:
-        """Something was found elsewhere."""
-        with self._lock:
-            self._found.append(trip)
+    def loss(self, value: float, step: int) -> None:
+        """A loss that the program has computed; `judge` looks at it."""
+        self._losses.append((step, value))
+
+    def judge(self, over: int) -> None:
+        """Looks at the losses of the steps before `over`, whose rows have been looked at."""
+        losses = [loss for loss in self._losses if loss[0] < over]
+        self._losses = [loss for loss in self._losses if loss[0] >= over]
+        for step, value in losses:
+            if math.isfinite(value):
+                self._found.extend(self._spikes(step, self._followed.loss(value, step) if self._followed else []))
+            elif not self._known:  # else it follows from what was found before
+                self._known.add("loss")
+                text = f"✗ The loss of step {step} is {value}, and nothing that was recorded shows why."
+                self._found.append(Trip(step, self._rank, "non-finite", text))
 
     def take(self) -> list[Trip]:
         """What was found since the last time, in order."""
-        with self._lock:
-            found, self._found = self._found, []
-        return found
+        while self._trouble:  # told here, since the logger has a lock
+            logger.warning("%s", self._trouble.popleft())
+        return [self._found.popleft() for _ in range(len(self._found))]
 
     def _non_finite(self, rows: StepRows) -> list[Trip]:
+        if not (rows.numbers("nan").any() or rows.numbers("inf").any()):
+            self._in_a_row = 0
+            return []
         from astray.alarms.step_findings import step_alarms
 
         rank = RankRun(self._rank, rows)
@@ -80,40 +114,40 @@ class Lookout:
             stopped=self.stopped and not rows.whole,
         )
         self.counts.harmless += found.harmless
-        if found.is_skippable and found.scaled:
-            self.counts.skipped += 1
+        skipped = found.is_skippable and found.scaled
+        self.counts.skipped += skipped
+        self._in_a_row = self._in_a_row + 1 if skipped else 0
+        if skipped and self._in_a_row < MOST_SKIPPED:
             return []
-        trips = []
-        for alarm in found.alarms:
-            # Once something has spoilt the weights, every step finds them so.
-            if alarm.key in self._known or (self._known and alarm.kind.word == BAD_WEIGHT):
-                self.counts.repeated += 1
-                continue
-            self._known.add(alarm.key)
-            trips.append(Trip(rows.step, self._rank, "non-finite", str(alarm), alarm))
-        return trips
+        return [self._trip(rows.step, alarm) for alarm in found.alarms if self._is_new(alarm)]
 
-    def _spike(self, rows: StepRows, spikes: Spikes) -> list[Trip]:
-        """The norm of all gradients of parameters against what it usually is."""
-        tensors, _ = rows.tensors()
-        calls, _ = rows.calls()
-        kind, path = calls.coded("kind"), tensors.coded("path")
-        call = np.searchsorted(calls.numbers("seq"), tensors.numbers("seq"))
-        of_parameter = kind.codes[np.minimum(call, max(len(calls) - 1, 0))] == kind.code("parameter")
-        at = np.flatnonzero(of_parameter & (path.codes == path.code("grad")))
-        if not len(at):
-            return []
-        last = dict(zip(call[at].tolist(), tensors.numbers("l2")[at].tolist(), strict=True))
-        norm = math.sqrt(sum(one * one for one in last.values() if one == one))
-        usual = spikes.usual(norm)
-        if usual is None:
-            return []
-        text = (
-            f"✗ The gradients of step {rows.step} have a norm of {norm:.4g}, {norm / usual:.0f} times the usual "
-            f"{usual:.4g}. Look at the batch of that step, at the loss, and at what clips the gradients."
-        )
-        return [Trip(rows.step, self._rank, "spike", text)]
+    def _is_new(self, alarm: Alarm) -> bool:
+        # Once something has spoilt the weights, every step finds them so.
+        if alarm.key in self._known or (self._known and alarm.kind.word == BAD_WEIGHT):
+            self.counts.repeated += 1
+            return False
+        self._known.add(alarm.key)
+        return True
 
-    def _asked(self, rows: StepRows, condition: Condition) -> list[Trip]:
-        said = condition(RankRun(self._rank, rows))
+    def _trip(self, step: int, alarm: Alarm) -> Trip:
+        text = str(alarm)
+        if self._in_a_row >= MOST_SKIPPED:
+            text += f"\n\nA GradScaler has skipped {self._in_a_row} updates in a row: a smaller scale does not help."
+        return Trip(step, self._rank, "non-finite", text, alarm)
+
+    def _spike(self, rows: StepRows) -> list[Trip]:
+        return [] if self._followed is None else self._spikes(rows.step, self._followed.look(rows))
+
+    def _spikes(self, step: int, sentences: list[str]) -> list[Trip]:
+        return [Trip(step, self._rank, "spike", f"✗ {sentence}") for sentence in sentences]
+
+    def _asked(self, rows: StepRows) -> list[Trip]:
+        said = self._condition(RankRun(self._rank, rows)) if self._condition is not None else None
         return [Trip(rows.step, self._rank, "condition", f"✗ Step {rows.step}: {said}")] if said else []
+
+    def _failed(self, asking: bool, step: int, error: Exception) -> None:
+        self.counts.failed += 1
+        if self.counts.failed == 1:
+            whose = "The condition of the guard failed" if asking else "The guard could not look at the rows"
+            said = f"{whose} in step {step} ({type(error).__name__}: {error})."
+            self._trouble.append(f"{said} The program goes on; the guard's summary counts how often it happens.")

@@ -21,14 +21,14 @@ class Places:
     def __init__(self, path: str | os.PathLike[str] | None, rank: int, world_size: int) -> None:
         self.folder = Path(path) if path is not None else Path(HOME, _name(world_size))
         self._several = world_size > 1
-        self._written: set[str] = set()
+        self._mine: set[str] = set()  # of which this rank is a part
         if rank == 0 and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise RecordError(f"{self.folder} is there already. Choose another path for what this guard may find.")
 
     def run(self, step: int, what: str) -> Path:
         """Where to write what was found in a step."""
         name = f"step{step}-{what}"
-        self._written.add(name)
+        self._mine.add(name)
         return self.folder / name
 
     def of_others(self) -> list[Path]:
@@ -36,8 +36,8 @@ class Places:
         if not self._several or not self.folder.is_dir():
             return []
         names = sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
-        found = [name for name in names if name not in self._written]
-        self._written.update(found)
+        found = [name for name in names if name not in self._mine]
+        self._mine.update(found)
         return [self.folder / name for name in found]
 
 

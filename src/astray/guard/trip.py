@@ -37,11 +37,15 @@ class Trip:
         """The same, with the last steps written there."""
         return replace(self, path=path)
 
-    def __str__(self) -> str:
+    @property
+    def look(self) -> str | None:
+        """The command that shows more of it."""
         if self.path is None:
-            return self.text
-        look = "--alarms" if self.alarm is not None else "--risk"
-        return f"{self.text}\n\nThe last steps are in {self.path}: astray show {self.path} {look}"
+            return None
+        return f"astray show {self.path} {'--alarms' if self.what in ('non-finite', 'rank') else '--risk'}"
+
+    def __str__(self) -> str:
+        return self.text if self.path is None else f"{self.text}\n\nThe last steps are in {self.path}: {self.look}"
 
 
 class Tripped(AstrayError):  # noqa: N818 - reads as the fact it states

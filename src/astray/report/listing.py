@@ -86,6 +86,9 @@ def _header(run: Run, width: int, paint: _Paint) -> list[str]:
     about = [("recorded", f"{info.created} with {info.framework or 'no framework'} {version}".rstrip())]
     if info.command:
         about.append(("command", " ".join(info.command)))
+    if info.flight is not None:
+        by = f", by rank {info.flight.rank}" if info.world_size > 1 else ""
+        about.append(("written", f"{info.flight.written} from memory{by}: {info.flight.why}"))
     if info.perturbed is not None:
         about.append(("perturbed", f"its inputs, by roundings (seed {info.perturbed}): for astray compare --noise"))
     chosen = [f"{name} {_plain(value)}" for name, value in info.settings.items() if _is_telling(name, value)]

@@ -6,7 +6,8 @@ after the first belongs to the next step, in every run alike. A program without 
 its forwards are micro steps; so is one whose optimizer is compiled, which runs without hooks.
 
 A GradScaler that finds infinities skips the optimizer, and torch has no hook there, so its `step` is covered on the
-class while this is in place: an iteration whose update is skipped ends a step too. Scalers themselves are not touched.
+class while this is in place: an iteration whose update is skipped ends a step too. So is `scale`, after which gradients
+may overflow. Scalers themselves are not touched.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ class Pace:
         self._leader: weakref.ref[Any] | None = None
         self._local = threading.local()  # how many steps of any optimizer this thread has seen
         self._handle = register_optimizer_step_post_hook(self._after_step)
-        self._scaler_step = GradScaler.step
-        self._cover = _covering(self._scaler_step, self)
-        GradScaler.step = self._cover  # type: ignore[method-assign]
+        self._covers = [_Cover(GradScaler, "step", functools.partial(_covering_step, self))]
+        kinds: list[type] = [GradScaler, *GradScaler.__subclasses__()]
+        for kind in kinds:
+            if "scale" in vars(kind):
+                self._covers.append(_Cover(kind, "scale", functools.partial(_covering_scale, self)))
 
     def let_program_pace(self) -> None:
         """The program says by itself where steps end."""
@@ -47,8 +50,8 @@ class Pace:
 
     def remove(self) -> None:
         self._handle.remove()
-        if GradScaler.step is self._cover:  # else somebody has covered it since; ours then only passes on
-            GradScaler.step = self._scaler_step  # type: ignore[method-assign]
+        for cover in self._covers:
+            cover.remove()
         self._leader = None
         self._end_step = _nothing
 
@@ -63,6 +66,11 @@ class Pace:
         self._local.seen = self.seen + 1
         if not is_inner(sys._getframe(1), optimizer):
             self.stepped(optimizer)
+
+    def scaled(self) -> None:
+        """A loss has been scaled."""
+        if self._engine.belongs_here():
+            self._engine.scaled = True
 
     def skipped(self, optimizer: Any) -> None:
         """An optimizer would have stepped, had not gradients overflowed."""
@@ -80,7 +88,22 @@ class Pace:
             self._end_step()  # which guards itself
 
 
-def _covering(scaler_step: Callable[..., Any], pace: Pace) -> Callable[..., Any]:
+class _Cover:
+    """A method of a class that does something more, until `remove`."""
+
+    def __init__(self, kind: type, name: str, covering: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._kind = kind
+        self._name = name
+        self._bare = vars(kind)[name]
+        self._cover = covering(self._bare)
+        setattr(kind, name, self._cover)
+
+    def remove(self) -> None:
+        if vars(self._kind).get(self._name) is self._cover:  # else somebody has covered it since; ours only passes on
+            setattr(self._kind, self._name, self._bare)
+
+
+def _covering_step(pace: Pace, scaler_step: Callable[..., Any]) -> Callable[..., Any]:
     """`GradScaler.step`, and after it a word to `pace` when no optimizer has stepped in it."""
 
     @functools.wraps(scaler_step)
@@ -92,6 +115,18 @@ def _covering(scaler_step: Callable[..., Any], pace: Pace) -> Callable[..., Any]
         return result
 
     return step
+
+
+def _covering_scale(pace: Pace, scale: Callable[..., Any]) -> Callable[..., Any]:
+    """`GradScaler.scale`, and before it a word to `pace`."""
+
+    @functools.wraps(scale)
+    def covered(self: GradScaler, *args: Any, **kwargs: Any) -> Any:
+        if self.is_enabled():
+            pace.scaled()
+        return scale(self, *args, **kwargs)
+
+    return covered
 
 
 def _nothing() -> None:

@@ -1,0 +1,173 @@
+"""`astray check`: runs a script that knows nothing of astray, and says where its NaN and infinity come from."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from astray.capture.checks import size
+from astray.capture.config_file import settings_in
+from astray.capture.ranks import rank_and_world_size
+from astray.capture.settings import Given, Settings
+from astray.cli.program import FRAMEWORK, Outcome, add_program, load_program, run_program
+from astray.cli.settings import add_what, add_which, settings_of
+
+if TYPE_CHECKING:
+    from astray.guard.guard import Guard
+    from astray.guard.trip import Trip
+
+LEVEL = "function"
+"""The level that names the line. Modules alone are cheaper, and name the module in whose code it is."""
+REMEMBER = 5
+MEMORY = "512MiB"
+FOUND, COULD_NOT = 1, 2
+
+
+def add(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "check",
+        help="run a script, unchanged, and name the call that NaN or infinity come from",
+        description="Runs a Python script as `python` would, and looks at what its models compute. When NaN or "
+        "infinity reach a result, a gradient or a weight, it says which call they come from, and writes the last steps "
+        "as a run. docs/guard.md has more.",
+        epilog="Exit codes: 1 if something was found, 2 if the script could not be checked, else the script's own.",
+        usage="astray check [options] (SCRIPT | -m MODULE) [ARGUMENTS ...]",
+    )
+    parser.add_argument(
+        "--on", choices=("raise", "warn"), default="raise", help="whether to stop there, or go on (default raise)"
+    )
+    parser.add_argument(
+        "--exact", action="store_true", help="stop at the very call, and keep the tensors; slow, for looking closer"
+    )
+    parser.add_argument(
+        "--spike", type=float, metavar="X", help="also when a loss or the norm of all gradients is X times the usual"
+    )
+    parser.add_argument(
+        "--remember",
+        type=int,
+        default=REMEMBER,
+        metavar="N",
+        help=f"how many steps are kept, and written when something is found (default {REMEMBER})",
+    )
+    parser.add_argument(
+        "--max-memory", default=MEMORY, metavar="SIZE", help=f"what these steps may take (default {MEMORY})"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FOLDER", help="where they are written (default: a new folder in astray-guard)"
+    )
+    add_program(parser)
+    add_what(parser, level=LEVEL)
+    add_which(parser)
+    parser.set_defaults(main=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    settings = _settings(options)
+    _refuse(options, settings)
+    program = load_program(options)
+    check = _Check(options, settings)
+    return check.finish(run_program(program, options, check.start, check.is_ours))
+
+
+def _settings(options: argparse.Namespace) -> Given:
+    settings = settings_of(options)
+    if options.level is None and (options.config is None or "level" not in settings_in(options.config)):
+        settings["level"] = LEVEL
+    return settings
+
+
+def _refuse(options: argparse.Namespace, settings: Given) -> None:
+    """Says before the script runs, not in the middle of it, that something is wrong with what was asked for."""
+    from astray.guard import asked
+    from astray.guard.places import Places
+
+    asked.check(options.on, options.exact, options.remember, options.spike, None, _max_memory(options))
+    asked.check_settings(Settings.check(**settings))
+    Places(options.output, *rank_and_world_size(os.environ))
+
+
+def _max_memory(options: argparse.Namespace) -> int:
+    found: int = size(1)("max_memory", options.max_memory)
+    return found
+
+
+class _Check:
+    """The guard of this command, which starts in the middle of the script's imports."""
+
+    def __init__(self, options: argparse.Namespace, settings: Given) -> None:
+        self._options = options
+        self._settings = settings
+        self._process = os.getpid()
+        self._guard: Guard | None = None
+        self._may_stop = options.on == "raise"
+        self._told: list[Trip] = []
+
+    def start(self) -> None:
+        from astray.capture.adapters import discovering_adapter
+        from astray.guard.guard import Guard
+
+        options = self._options
+        self._guard = Guard.of_program(
+            discovering_adapter(FRAMEWORK),
+            on="raise" if options.exact else self._found,
+            exact=options.exact,
+            remember=options.remember,
+            path=options.output,
+            spike=options.spike,
+            max_memory=_max_memory(options),
+            **self._settings,
+        ).start()
+
+    def is_ours(self, error: BaseException) -> bool:
+        """Whether it was us who stopped the script; a guard of its own may do so too."""
+        if self._guard is None:
+            return False
+        from astray.guard.exact import Stop
+        from astray.guard.trip import Tripped
+
+        return isinstance(error, Stop) or (isinstance(error, Tripped) and error.trip in self._guard.trips)
+
+    def _found(self, trip: Trip) -> None:
+        """Says what is wrong at once, as the script may take its time to end; then stops it, if it may be stopped."""
+        from astray.guard.trip import Tripped
+
+        self._told.append(trip)
+        if self._may_stop and trip.what != "signal":  # which ends it anyway
+            self._may_stop = False  # a script that catches it goes on
+            _say(f"{trip.text}\n")  # where to look closer is said at the end
+            raise Tripped(trip)
+        _say(f"{trip}\n")
+
+    def finish(self, outcome: Outcome) -> int:
+        """Ends the guard, says in one line what it has seen, and gives the exit code."""
+        guard, self._may_stop = self._guard, False
+        if os.getpid() != self._process:  # a child that the script forked and let run to the end
+            return outcome.code
+        if guard is None:
+            _say(f"astray check: nothing was watched, since {self._options.script} never imported {FRAMEWORK}.")
+            return COULD_NOT
+        self._end(guard, outcome.error)
+        several = rank_and_world_size(os.environ)[1] > 1
+        name = f"astray check, rank {guard.rank}" if several else "astray check"
+        look = next((f" Look closer: {trip.look}" for trip in guard.trips if trip.look is not None), "")
+        _say(f"{name}: {guard.summary}.{look}")
+        if guard.trips:
+            return FOUND
+        is_blind = guard.unwatched is not None and guard.rank in Settings.check(**self._settings).ranks
+        return outcome.code or (COULD_NOT if is_blind else 0)
+
+    def _end(self, guard: Guard, error: BaseException | None) -> None:
+        from astray.guard.trip import Tripped
+
+        with contextlib.suppress(Tripped):  # raised by an exact guard, whose script has caught its first attempt
+            guard.stop() if error is None else guard.stop_after(error)
+        for trip in guard.trips:
+            if trip not in self._told:
+                _say(f"{trip.text}\n")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

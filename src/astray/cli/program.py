@@ -1,0 +1,152 @@
+"""A script that knows nothing of astray, run as `python` would run it: what `astray run` and `astray check` share.
+
+Nothing heavy is imported before the script does so itself: a script may set environment variables first, and its
+framework must see them. Whatever watches it starts the moment the framework has been imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import NamedTuple
+
+from astray.errors import AstrayError, UsageError
+
+FRAMEWORK = "torch"
+
+Program = Callable[[], None]
+
+
+class Outcome(NamedTuple):
+    """How a program ended: its exit code, the same in words, and the exception that ended it, if one did."""
+
+    code: int
+    ended: str
+    error: BaseException | None = None
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """The script and its arguments, behind all options of ours."""
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as in `python -m`")
+    parser.add_argument("script", metavar="SCRIPT", help="the script to run")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="what the script gets as its own"
+    )
+
+
+def load_program(options: argparse.Namespace) -> Program:
+    """Finds the script or module. That there is none, or that it is no Python, is said here, before anything runs."""
+    return _module(options.script) if options.module else _script(options.script)
+
+
+def run_program(
+    program: Program,
+    options: argparse.Namespace,
+    start: Callable[[], None],
+    is_ours: Callable[[BaseException], bool] = lambda _: False,
+) -> Outcome:
+    """Runs the program, and calls `start` as soon as it has imported its framework.
+
+    An exception that ends it is shown as Python would show it, without the frames in front of the script's; one that
+    is ours is left to the caller. If `start` raises an AstrayError, that ends the program and is raised from here.
+    """
+    from astray.capture.on_import import OnImport
+
+    watch = OnImport(FRAMEWORK, lambda: _starting(start)).install()
+    sys.argv = [options.script, *options.arguments]
+    try:
+        return _outcome(program, is_ours)
+    except _CannotStartError as refused:
+        raise refused.reason from None
+    finally:
+        watch.remove()
+
+
+class _CannotStartError(BaseException):
+    """Leaves the script, from the middle of its imports; no exception that a script would think of catching."""
+
+    def __init__(self, reason: AstrayError) -> None:
+        self.reason = reason
+
+
+def _starting(start: Callable[[], None]) -> None:
+    try:
+        start()
+    except AstrayError as error:
+        raise _CannotStartError(error) from None
+
+
+def _script(name: str) -> Program:
+    path = Path(name)
+    if not path.is_file():
+        raise UsageError(f"There is no script {name}. Give the path of a Python file, or -m and a module.")
+    try:
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{name} is not a Python script: {error}.") from None
+    return lambda: _execute(code, path)
+
+
+def _execute(code: CodeType, path: Path) -> None:
+    """As `python SCRIPT` does: a new `__main__`, and the script's folder first on the path."""
+    module = ModuleType("__main__")
+    module.__file__ = str(path)
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    sys.path[0] = str(path.resolve().parent)
+    exec(code, module.__dict__)
+
+
+def _module(name: str) -> Program:
+    sys.path[0] = os.getcwd()  # noqa: PTH109 - as `python -m` does
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # of a package in front of it
+        found = None
+    if found is None:
+        raise UsageError(f"There is no module {name}. It is looked for here and where Python looks.")
+    return lambda: _discard(runpy.run_module(name, run_name="__main__", alter_sys=True))
+
+
+def _discard(_: object) -> None:
+    return None
+
+
+def _outcome(program: Program, is_ours: Callable[[BaseException], bool]) -> Outcome:
+    try:
+        program()
+    except SystemExit as request:
+        return Outcome(_exit_code(request.code), "normally" if not request.code else f"exit: {request.code}")
+    except KeyboardInterrupt:
+        return Outcome(130, "interrupted from the keyboard")
+    except _CannotStartError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - reported just as Python would, below
+        if not is_ours(error):
+            error.__traceback__ = _users_part(error.__traceback__)
+            sys.excepthook(type(error), error, error.__traceback__)
+        return Outcome(1, f"{type(error).__name__}: {error}", error)
+    return Outcome(0, "normally")
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _users_part(traceback: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames that lead from this command to the script."""
+    here = {__file__, runpy.__file__, "<frozen runpy>"}
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in here:
+        traceback = traceback.tb_next
+    return traceback

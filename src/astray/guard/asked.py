@@ -1,0 +1,34 @@
+"""Checks what a guard is asked to do, before the program begins."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from astray.capture.settings import Settings
+from astray.errors import RecordError
+
+
+def check(on: Any, exact: bool, remember: Any, spike: Any, when: Any, max_memory: Any) -> None:
+    """Raises a RecordError that says what is wrong, if anything is."""
+    if on not in ("raise", "warn") and not callable(on):
+        raise RecordError(f"on={on!r} is nothing a guard can do. It is 'raise', 'warn', or a function.")
+    if exact and on != "raise":
+        raise RecordError(f"exact=True stops the program, and on={on!r} would let it go on. Leave out one of them.")
+    for name, value in (("remember", remember), ("max_memory", max_memory)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise RecordError(f"{name}={value!r} is too little. It is a whole number from 1 on.")
+    if spike is not None and not _is_factor(spike):
+        raise RecordError(f"spike={spike!r} is no factor. It is a number above 1: 10 trips at ten times the usual.")
+    if when is not None and not callable(when):
+        raise RecordError(f"when={when!r} cannot be asked. It is a function of the rows of a step.")
+
+
+def check_settings(settings: Settings) -> None:
+    """Raises a RecordError when a recording by these settings shows nothing to a guard."""
+    if not settings.wants_statistics:
+        raise RecordError("keep='fingerprint' counts no NaN and no infinities. A guard needs keep='stats'.")
+
+
+def _is_factor(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 1
