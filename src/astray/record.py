@@ -16,6 +16,9 @@ Role = Literal["input", "output", "parameter", "gradient", "state"]
 ROOT = "<root>"
 """The site of the outermost module itself, whose qualified name is empty."""
 
+STOPPED = "a guard's stop, at a call that had made NaN or infinity"
+"""How a recording has ended whose program was stopped in the middle of a step."""
+
 SKIPPED_UPDATE = "astray/skipped update"
 """The site of a note that a GradScaler has left an update out, because gradients had overflowed."""
 

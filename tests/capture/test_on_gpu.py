@@ -97,7 +97,7 @@ def test_nothing_waits_for_the_device(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("keep", "most"), [("stats", 0), ("tensors", DEVICE_BYTES)])
 def test_device_memory_does_not_grow(keep: str, most: int, tmp_path: Path) -> None:
-    """Values have a bounded share of it, which is taken bit by bit."""
+    """Values have a bounded share of it, which is taken bit by bit, as much as a slow disk asks for."""
     model, data = make(), torch.randn(4, 16, 32, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     seen = []
@@ -110,7 +110,7 @@ def test_device_memory_does_not_grow(keep: str, most: int, tmp_path: Path) -> No
             torch.cuda.synchronize()
             seen.append(torch.cuda.memory_allocated())
     assert max(seen[5:]) - min(seen[5:]) <= most, seen
-    assert len(set(seen[40:])) == 1, seen
+    assert keep == "tensors" or len(set(seen[40:])) == 1, seen
 
 
 def test_side_streams_and_threads(tmp_path: Path) -> None:

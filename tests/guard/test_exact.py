@@ -53,6 +53,8 @@ def test_it_stops_in_the_forward_at_the_call(tmp_path: Path) -> None:
     frames = inspect.getinnerframes(caught.value.__traceback__)
     assert "forward" in [frame.function for frame in frames if frame.filename.endswith("training.py")]
     assert hooks_of(model) == 0
+    (again,) = astray.open(trip.path or "").alarms()  # though it came no further than this call
+    assert again.origin.site == origin.site
 
 
 def test_the_tensors_of_the_call_are_in_the_run(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from astray.alarms.scaling import was_skipped
 from astray.alarms.step_findings import StepFindings, findings_of
 from astray.alarms.step_rows import StepRows
 from astray.errors import UsageError
+from astray.record import STOPPED
 from astray.steps import Steps
 from astray.store import RankRun, Run, open_run
 
@@ -82,12 +83,13 @@ def _of_rank(run: RankRun, steps: Steps) -> Iterator[StepFindings]:
     known = run.call_rows >= 0
     bad = ((run.tensors.numbers("nan") > 0) | (run.tensors.numbers("inf") > 0)) & known
     of_call = run.calls.numbers("step")
+    stopped_in = int(of_call.max()) if run.end is not None and run.end.ended == STOPPED else None
     for step in np.unique(of_call[run.call_rows[bad]]).tolist():
         if step in steps:
             wanted = of_call == step
             places = np.flatnonzero(known & wanted[run.call_rows])
             rows = StepRows(run.calls.take(wanted), run.tensors.take(places))
-            yield findings_of(rows, run.rank, run.stack, _Values(run, places))
+            yield findings_of(rows, run.rank, run.stack, _Values(run, places), stopped=step == stopped_in)
 
 
 class _Values:

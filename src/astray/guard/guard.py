@@ -19,6 +19,7 @@ from astray.guard.lookout import Condition, Lookout
 from astray.guard.places import Places
 from astray.guard.recording import Chosen, Recording
 from astray.guard.trip import Trip, Tripped
+from astray.record import STOPPED
 from astray.store import FlightRecorder, Intake
 from astray.wording import counted
 
@@ -135,7 +136,7 @@ class Guard:
         Gives what is wrong: what the step shows that was not over, else the exception itself.
         """
         self._lookout.stopped = self._is_stopped
-        self._end(f"{type(error).__name__}: {error}")
+        self._end(STOPPED if isinstance(error, Stop) else f"{type(error).__name__}: {error}")
         trips = self._lookout.take()
         if self._is_stopped and not self.trips:
             trips = trips or [self._unexplained()]
