@@ -87,6 +87,7 @@ def test_or_goes_on_and_says_so_in_its_exit_code(tmp_path: Path, golden: Callabl
     assert astray.open(tmp_path / "found" / "step3-non-finite").steps == [2, 3]
 
 
+@pytest.mark.slow
 def test_a_script_in_which_all_is_well_runs_as_without_it(tmp_path: Path) -> None:
     done = check(tmp_path, GOOD + "total = loss + 1\nsys.exit(7)\n")
     assert done.stdout == bare(tmp_path)
@@ -95,6 +96,7 @@ def test_a_script_in_which_all_is_well_runs_as_without_it(tmp_path: Path) -> Non
     assert not (tmp_path / "found").exists()
 
 
+@pytest.mark.slow
 def test_modules_alone_name_the_module(tmp_path: Path) -> None:
     (tmp_path / "astray.yaml").write_text("level: module\n")
     done = check(tmp_path, BAD, "--config", "astray.yaml")
@@ -102,6 +104,7 @@ def test_modules_alone_name_the_module(tmp_path: Path) -> None:
     assert done.stderr.startswith("✗ Infinity from step 3, forward, call 0 of <root> (Model)\n")
 
 
+@pytest.mark.slow
 def test_a_script_that_catches_it_goes_on_and_its_exit_code_tells(tmp_path: Path) -> None:
     caught = TRAINING.format(
         bad=3,
@@ -121,6 +124,7 @@ def test_a_script_that_catches_it_goes_on_and_its_exit_code_tells(tmp_path: Path
     assert done.stderr.splitlines()[-1].startswith("astray check: 1 alarm in 6 steps")
 
 
+@pytest.mark.slow
 def test_exact_stops_at_the_call_and_knows_the_element(tmp_path: Path) -> None:
     done = check(tmp_path, BAD, "--exact")
     assert done.returncode == 1
@@ -133,6 +137,7 @@ def test_exact_stops_at_the_call_and_knows_the_element(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_exception_is_shown_as_python_shows_it_and_the_last_steps_are_written(tmp_path: Path) -> None:
     done = check(tmp_path, GOOD + "raise ValueError('too bad')\n")
     assert done.returncode == 1
@@ -155,6 +160,7 @@ def test_a_signal_that_ends_it_leaves_the_last_steps(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_nan_in_the_step_that_an_exception_ends_is_what_is_told(tmp_path: Path) -> None:
     raising = TRAINING.format(bad=3, update="assert loss.isfinite(), 'the loss'; optimizer.step()")
     done = check(tmp_path, raising)
@@ -164,6 +170,7 @@ def test_nan_in_the_step_that_an_exception_ends_is_what_is_told(tmp_path: Path) 
     assert "✗ AssertionError" not in done.stderr
 
 
+@pytest.mark.slow
 def test_updates_that_a_scaler_skips_are_no_alarm(tmp_path: Path) -> None:
     done = check(
         tmp_path,
@@ -186,6 +193,7 @@ def test_updates_that_a_scaler_skips_are_no_alarm(tmp_path: Path) -> None:
     assert done.stderr.startswith("astray check: no alarm in 4 steps, ")
 
 
+@pytest.mark.slow
 def test_gradients_out_of_all_proportion(tmp_path: Path) -> None:
     script = """
         import torch
@@ -205,6 +213,7 @@ def test_gradients_out_of_all_proportion(tmp_path: Path) -> None:
     assert "Look closer: astray show found/step10-spike --risk" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_was_not_watched_is_not_called_fine(tmp_path: Path) -> None:
     for script, options, code, said in [
         ("print('hello')", (), 2, "nothing was watched, since script.py never imported torch.\n"),
@@ -218,6 +227,7 @@ def test_what_was_not_watched_is_not_called_fine(tmp_path: Path) -> None:
         assert f"astray check: {said}" in done.stderr
 
 
+@pytest.mark.slow
 def test_children_that_the_script_forks_say_nothing(tmp_path: Path) -> None:
     done = check(
         tmp_path,
@@ -240,6 +250,7 @@ def test_children_that_the_script_forks_say_nothing(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_module_can_be_checked_and_nothing_is_imported_before_it_does(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
@@ -257,6 +268,7 @@ def test_a_module_can_be_checked_and_nothing_is_imported_before_it_does(tmp_path
     assert done.stderr.endswith(f"astray show astray-guard/{found.name}/step3-non-finite --alarms\n")
 
 
+@pytest.mark.slow
 def test_ranks_of_a_program_write_one_run(tmp_path: Path) -> None:
     done = check(
         tmp_path,

@@ -77,11 +77,13 @@ def test_a_wrong_seed_is_answered_before_the_script_runs(tmp_path: Path) -> None
     assert done.stderr == "astray run: perturb=-3 is no seed. It is True, or a whole number from 0 to 4,294,967,295.\n"
 
 
+@pytest.mark.slow
 def test_the_script_draws_the_same_random_numbers_and_gets_its_own_arguments(folder: Path) -> None:
     assert len({(folder / f"{name}.txt").read_text() for name in ("plain", "noise", "other")}) == 1
     assert (folder / "plain.txt").read_text().startswith("['--perturb', 'x'] ")
 
 
+@pytest.mark.slow
 def test_the_first_call_of_a_model_that_is_found_is_perturbed_like_the_others(folder: Path) -> None:
     plain, noise = (astray.open(folder / name) for name in ("plain", "noise"))
     for step in range(3):
@@ -93,12 +95,14 @@ def test_the_first_call_of_a_model_that_is_found_is_perturbed_like_the_others(fo
                 assert abs(left - right).max() <= 2.0**-22 * abs(left).max()
 
 
+@pytest.mark.slow
 def test_one_seed_is_one_run(folder: Path) -> None:
     assert astray.compare(folder / "noise", folder / "same", exact=True).same
     assert not astray.compare(folder / "noise", folder / "other", exact=True).same
     assert astray.compare(folder / "plain", folder / "other").same
 
 
+@pytest.mark.slow
 def test_show_and_compare_say_it(folder: Path) -> None:
     shown = astray_command(folder, "show", "noise").stdout
     assert "  perturbed  its inputs, by roundings (seed 0): for astray compare --noise\n" in shown
@@ -112,6 +116,7 @@ def test_show_and_compare_say_it(folder: Path) -> None:
     assert said not in " ".join(calibrated.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_program_without_anything_to_perturb_ends_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "integers.py").write_text(textwrap.dedent(INTEGERS))
     done = astray_command(tmp_path, "run", "-o", "run", "--perturb", "integers.py")

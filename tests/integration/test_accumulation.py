@@ -118,7 +118,11 @@ def train(
 
 
 CUTS = {"1x8": [8], "2x4": [4, 4], "4x2": [2] * 4, "uneven": [3, 3, 2]}
-KEEPS = [{"keep": "stats"}, {"keep": "tensors"}, {"keep": "tensors", "level": "function"}]
+KEEPS = [
+    {"keep": "stats"},
+    pytest.param({"keep": "tensors"}, marks=pytest.mark.slow),
+    pytest.param({"keep": "tensors", "level": "function"}, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize("settings", KEEPS, ids=lambda settings: "-".join(settings.values()))
