@@ -136,7 +136,7 @@ class Guard:
         Gives what is wrong: what the step shows that was not over, else the exception itself.
         """
         self._lookout.stopped = self._is_stopped
-        self._end(STOPPED if isinstance(error, Stop) else f"{type(error).__name__}: {error}")
+        self._end(STOPPED if self._is_stopped else f"{type(error).__name__}: {error}")
         trips = self._lookout.take()
         if self._is_stopped and not self.trips:
             trips = trips or [self._unexplained()]
