@@ -152,9 +152,22 @@ def test_a_rank_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_without_statistics_says_that_nothing_can_be_seen(tmp_path: Path) -> None:
-    found = alarms(record(tmp_path / "run", accidents.naive_softplus, "function", keep="fingerprint"))
-    assert list(found) == []
-    assert "Record with keep='stats'" in found.notes[0]
+    run = record(tmp_path / "run", accidents.naive_softplus, "function", keep="fingerprint")
+    with pytest.raises(astray.RunError, match=r"run was recorded without statistics, .* with keep='stats'\.$"):
+        alarms(run)
+
+
+def test_what_a_cut_run_does_not_show_is_not_called_fine(tmp_path: Path) -> None:
+    record(tmp_path / "run", accidents.causal_mask, "function", steps=2)
+    assert str(alarms(tmp_path / "run")).startswith("✓ No NaN")
+    (tmp_path / "run" / "rank0" / "end.json").unlink()  # as a kill leaves it
+    found = alarms(tmp_path / "run")
+    assert found.notes
+    assert str(found).startswith("≈ No NaN or infinity is seen")
+    table = tmp_path / "run" / "rank0" / "tensors.arrows"
+    table.write_bytes(table.read_bytes()[:-9])
+    with pytest.raises(astray.RunError, match=r"run holds no tensors, .* has no end\.json"):
+        alarms(tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from astray.alarms.merging import merged
 from astray.alarms.scaling import was_skipped
 from astray.alarms.step_findings import StepFindings, findings_of
 from astray.alarms.step_rows import StepRows
-from astray.errors import UsageError
+from astray.errors import RunError, UsageError
 from astray.record import STOPPED
 from astray.steps import Steps
 from astray.store import RankRun, Run, open_run
@@ -67,6 +67,11 @@ def alarms(
     if rank is not None and rank not in run.ranks:
         raise UsageError(f"{run.path} has no rank {rank}; it has {', '.join(map(str, run.ranks)) or 'none'}.")
     ranks = run.ranks if rank is None else {rank: run.ranks[rank]}
+    if not any(_is_counted(one) for one in ranks.values()):
+        is_empty = not any(len(one.tensors) for one in ranks.values())
+        why = "holds no tensors" if is_empty else "was recorded without statistics"
+        known = " ".join([*run.problems[:1], "Record it with keep='stats'."])
+        raise RunError(f"{run.path} {why}, so that NaN and infinity cannot be seen. {known}")
     found = [one for each in ranks.values() for one in _of_rank(each, Steps.parse(steps))]
     skipped = [one for one in found if was_skipped(ranks[one.rank], one)]
     kept = [one for one in found if one not in skipped]
@@ -102,8 +107,12 @@ class _Values:
         return self._run.values(int(self._places[row]))
 
 
+def _is_counted(run: RankRun) -> bool:
+    """Whether anything was recorded by which NaN and infinity are seen."""
+    return bool(run.tensors.valid("nan").any())
+
+
 def _notes(run: Run, ranks: dict[int, RankRun]) -> Iterator[str]:
-    counted = [rank for rank, one in ranks.items() if one.tensors.valid("nan").any()]
-    if len(counted) < len(ranks):
+    if not all(_is_counted(one) for one in ranks.values()):
         yield "Some ranks keep no statistics, so NaN and infinity cannot be seen there. Record with keep='stats'."
     yield from run.problems

@@ -163,7 +163,7 @@ class Staged:
         """Copy aside what can be without waiting. When that fails, nothing is kept of it."""
         try:
             self.fill()
-        except Exception:
+        except Exception:  # whatever it is, it goes on its way
             self.release()
             raise
 

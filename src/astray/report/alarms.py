@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from astray.report import figures
-from astray.report.page import DIM, GREEN, MARGIN, RED, WIDTH, Page
+from astray.report.page import DIM, GREEN, MARGIN, RED, WIDTH, YELLOW, Page
 
 if TYPE_CHECKING:
     from astray.alarms.alarm import Alarm, Caller, Seen
@@ -24,7 +24,11 @@ _MOST_SURFACED = 3
 def render(findings: Findings, *, width: int = WIDTH, colour: bool = False) -> str:
     """All that was found: the first alarm in full, the others in a line each."""
     page = Page(width, colour)
-    if not findings:
+    if not findings and findings.notes:
+        seen = "≈ No NaN or infinity is seen to reach a result, a gradient or a weight. The notes say what is missing."
+        for line in page.folded(seen, later_indent=" " * MARGIN):
+            page.line(page.paint(line, YELLOW))
+    elif not findings:
         page.line(page.paint("✓ No NaN or infinity reached a result, a gradient or a weight.", GREEN))
     for alarm in findings[:1]:
         _alarm(page, alarm)

@@ -73,7 +73,7 @@ def receive(stream: FileIO) -> Any:
     (count,) = _SIZE.unpack(_read(stream, _SIZE.size))
     sizes = [size for (size,) in _SIZE.iter_unpack(_read(stream, count * _SIZE.size))]
     body, *buffers = (_read(stream, size) for size in sizes)
-    return pickle.loads(body, buffers=buffers)
+    return pickle.loads(body, buffers=buffers)  # both ends of the pipe are ours, and nobody else has it
 
 
 def _read(stream: FileIO, size: int) -> bytearray:
