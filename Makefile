@@ -13,7 +13,7 @@ BENCHMARKS := $(filter-out benchmarks/gpt.py benchmarks/tables.py,$(wildcard ben
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-NATIVE := src/astray/stats/_native.cpp src/astray/device/_launch.c src/astray/store/native/_columns.c \
+NATIVE := $(wildcard src/astray/stats/native/*) src/astray/device/_launch.c src/astray/store/native/_columns.c \
 	src/astray/capture/pytorch/_tensors.c src/astray/capture/pytorch/backward/_gradients.c \
 	$(wildcard src/astray/capture/native/*.[ch])
 

@@ -7,6 +7,7 @@ every Python from 3.10 on.
 
 import sys
 import sysconfig
+from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, setup
@@ -20,7 +21,8 @@ C = ["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"]
 
 kernels = Extension(
     "astray.stats._native",
-    sources=["src/astray/stats/_native.cpp"],
+    sources=["src/astray/stats/native/module.cpp"],  # one unit: everything is inlined below a wrapper per processor
+    depends=[path.as_posix() for path in sorted(Path("src/astray/stats/native").glob("*.h"))],
     language="c++",
     optional=True,
     **ABI,

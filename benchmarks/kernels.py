@@ -30,6 +30,7 @@ from astray.stats import (
     sample_positions,
     set_threads,
 )
+from astray.stats.moments import moments
 
 try:
     from astray.stats import _native
@@ -103,6 +104,7 @@ HEADINGS = [
     "stats + fingerprint",
     "stats",
     "fingerprint",
+    "moments",
     "contrast far",
     "contrast near",
     "contrast same",
@@ -119,6 +121,7 @@ def _speeds(
         "stats + fingerprint": lambda: measure(tensor),
         "stats": lambda: measure(tensor, fingerprint=False),
         "fingerprint": lambda: measure(tensor, statistics=False),
+        "moments": lambda: moments(tensor),
         **{f"contrast {name}": lambda other=other: contrast(tensor, other) for name, other in others.items()},
         "pack": lambda: pack(tensor, out),
     }
@@ -136,6 +139,7 @@ def small(repeats: int) -> None:
     jobs: dict[str, Callable[[], object]] = {
         "measure": lambda: measure(tensor),
         "measure, stats only": lambda: measure(tensor, fingerprint=False),
+        "moments": lambda: moments(tensor),
         "contrast": lambda: contrast(tensor, tensor),
         "gather 16": lambda: gather(tensor, sample_positions(16, 16)),
     }

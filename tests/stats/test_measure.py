@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from astray.record import Statistics
-from astray.stats import DTYPES, Strided, kernels
+from astray.stats import DTYPES, Shard, Strided, kernels
 
 from .conftest import decoded, encode
 
@@ -39,7 +39,9 @@ def plain(values: np.ndarray) -> Statistics:
     """The definition, in the widest float there is."""
     x = values.reshape(-1).astype(np.longdouble)
     finite = x[np.isfinite(x)]
-    counts = int((x == 0).sum()), int(np.isnan(x).sum()), int(np.isinf(x).sum()), x.size
+    bad = np.flatnonzero(~np.isfinite(x))
+    first = (int(bad[0]), math.nan if np.isnan(x[bad[0]]) else float(x[bad[0]])) if bad.size else (None, None)
+    counts = int((x == 0).sum()), int(np.isnan(x).sum()), int(np.isinf(x).sum()), x.size, *first
     if not finite.size:
         return Statistics(None, None, None, None, None, None, *counts)
     mean = finite.mean()
@@ -59,6 +61,10 @@ def check(array: np.ndarray, dtype: str, values: np.ndarray | None = None) -> St
     result = kernels.measure(Strided.from_numpy(array, dtype)).statistics
     assert result is not None
     assert result[6:] == expected[6:]
+    if expected.first_bad is not None:  # without a fingerprint memory is walked another way
+        alone = kernels.measure(Strided.from_numpy(array, dtype), fingerprint=False).statistics
+        assert alone is not None
+        assert alone[6:] == expected[6:]
     if expected.min is None:
         assert result == expected
         return result
@@ -100,9 +106,42 @@ def test_every_dtype_in_every_layout(dtype: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [name for name in DTYPE_NAMES if DTYPES[name].kind in ("float", "complex")])
-@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided"])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "permuted", "backwards", "expanded column"])
 def test_nan_and_infinity_are_counted_and_left_out(dtype: str, layout: str) -> None:
     check(LAYOUTS[layout](make(dtype, (40, 150), special=True)), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float8_e5m2", "complex64"])
+def test_the_first_bad_element_wherever_it_is(dtype: str) -> None:
+    """In the last chunk, a middle block or at the start; alone, and before others, in any order of memory."""
+    values = encode(np.ones(600_000), dtype).reshape(-1, 500)
+    imaginary = dtype == "complex64"
+    straight, turned = {}, {}
+    for place, value in ((values.size - 1, -math.inf), (values.size // 2, math.inf), (2049, math.nan), (0, -math.inf)):
+        values.reshape(-1)[place] = encode(np.array([1.0, value] if imaginary else [value]), dtype)[0]
+        straight[place] = turned[place % 500 * len(values) + place // 500] = value
+        for array, bad in ((values, straight), (values.T, turned)):
+            found = kernels.measure(Strided.from_numpy(array, dtype)).statistics
+            assert found is not None
+            assert found[10:] == (2 * min(bad) + 1 if imaginary else min(bad), bad[min(bad)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float8_e4m3fn", "complex128"])
+def test_the_first_bad_element_of_a_shard_counts_in_the_whole(dtype: str) -> None:
+    whole = make(dtype, (12, 20))
+    whole[2, 19], whole[7, 4], whole[7, 11] = (encode(np.full(2, np.nan), dtype)[0],) * 3
+    parts = 2 if DTYPES[dtype].kind == "complex" else 1
+    for rows, columns, first in [
+        (slice(0, 6), slice(0, 20), (2, 19)),
+        (slice(6, 12), slice(0, 10), (7, 4)),
+        (slice(6, 12), slice(10, 20), (7, 11)),
+        (slice(8, 12), slice(5, 9), None),
+    ]:
+        shard = Shard((rows.start, columns.start), whole.shape)
+        for part in (whole[rows, columns], whole.T.copy().T[rows, columns]):
+            found = kernels.measure(Strided.from_numpy(part, dtype), shard=shard).statistics
+            assert found is not None
+            assert found.first_bad == (None if first is None else parts * (20 * first[0] + first[1]))
 
 
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 2047, 2048, 2049, 5000, 300_001])

@@ -86,11 +86,11 @@ def test_numpy_tells_the_same(dtype: str) -> None:
         assert native_result is not None
         assert numpy_result is not None
         for name, a, b in zip(native_result._fields, native_result, numpy_result, strict=True):
-            if isinstance(a, float) and not name.startswith(("min", "max", "absmax")):
+            if isinstance(a, float) and not name.startswith(("min", "max", "absmax", "first_bad")):
                 close = ratio_precision(dtype) if name == "sum_rel_error" else 1e-12
                 assert a == pytest.approx(b, rel=close, abs=1e-13 if name == "cosine" else 0.0), name
             else:
-                assert a == b, name
+                assert a is b or a == b, name
 
 
 FLUSHED = """

@@ -69,7 +69,8 @@ def measure(
 
     >>> values = np.array([3.0, -4.0, np.nan], np.float32)
     >>> measure(Strided.from_numpy(values)).statistics
-    Statistics(min=-4.0, max=3.0, mean=-0.5, std=3.5, l2=5.0, absmax=4.0, zeros=0, nan=1, inf=0, count=3)
+    Statistics(min=-4.0, max=3.0, mean=-0.5, std=3.5, l2=5.0, absmax=4.0, zeros=0, nan=1, inf=0, count=3,
+               first_bad=2, first_bad_value=nan)
     """
     return _backend.measure(tensor, statistics, fingerprint, shard)  # type: ignore[no-any-return]
 

@@ -31,7 +31,7 @@ def measure(tensor: Strided, statistics: bool, fingerprint: bool, shard: Shard |
     if shard is not None:
         _check(tensor, shard)
     return Measurement(
-        _statistics(tensor) if statistics else None, _fingerprint(tensor, shard) if fingerprint else None
+        _statistics(tensor, shard) if statistics else None, _fingerprint(tensor, shard) if fingerprint else None
     )
 
 
@@ -108,10 +108,11 @@ class _Finite:
             yield values[np.isfinite(values)]
 
 
-def _statistics(tensor: Strided) -> Statistics:
+def _statistics(tensor: Strided, shard: Shard | None) -> Statistics:
     view, dtype = _real(tensor)
     low, high = math.inf, -math.inf
     zeros = nan = inf = 0
+    first = _first_bad(view, dtype, shard)
     for values in _values(view, dtype):
         zeros += int(np.count_nonzero(values == 0))
         nan += int(np.count_nonzero(np.isnan(values)))
@@ -121,12 +122,26 @@ def _statistics(tensor: Strided) -> Statistics:
             low, high = min(low, float(finite.min())), max(high, float(finite.max()))
     count = view.size - nan - inf
     if not count:
-        return Statistics(None, None, None, None, None, None, zeros, nan, inf, view.size)
+        return Statistics(None, None, None, None, None, None, zeros, nan, inf, view.size, *first)
     absmax = max(-low, high, 0.0)
     with np.errstate(all="ignore"):
         moments = _moments(_Finite(view, dtype), count, _scale(absmax))
     low, high = low + 0.0, high + 0.0  # −0 is reported as 0
-    return Statistics(low, high, *_settle(moments, low, high), absmax, zeros, nan, inf, view.size)
+    return Statistics(low, high, *_settle(moments, low, high), absmax, zeros, nan, inf, view.size, *first)
+
+
+def _first_bad(view: Array, dtype: str, shard: Shard | None) -> tuple[int, float] | tuple[None, None]:
+    """The index of the first element that is NaN or infinite, in the whole of which this is a shard, and its value."""
+    start = 0
+    for values in _values(view, dtype):
+        bad = ~np.isfinite(values)
+        if bad.any():
+            place = int(bad.argmax())
+            index, value = np.array([start + place]), float(values[place])
+            whole = index if shard is None else _global(index, view.shape, shard)
+            return int(whole[0]), math.nan if math.isnan(value) else value  # one NaN for all, so that equal rows are
+        start += values.size
+    return None, None
 
 
 def _settle(moments: _Moments, low: float, high: float) -> _Moments:

@@ -88,12 +88,23 @@ class Measurement(NamedTuple):
 class Measurements(NamedTuple):
     """What was found of many tensors, as columns.
 
-    `moments` has the six measures of a `Statistics`, NaN where there is none; `counts` its four counts.
+    `moments` has the six measures of a `Statistics`, NaN where there is none; `counts` its four counts. `first_bad` is
+    −1 where all is finite.
     """
 
     moments: npt.NDArray[np.float64]
     counts: npt.NDArray[np.int64]
     fingerprints: npt.NDArray[np.uint64]
+    first_bad: npt.NDArray[np.int64]
+    first_bad_value: npt.NDArray[np.float64]
+
+    def at(self, place: int) -> tuple[Statistics, int]:
+        """The statistics and the fingerprint of one tensor."""
+        cells = (*self.moments[:, place], *self.counts[:, place], self.first_bad[place], self.first_bad_value[place])
+        named = dict(zip(Statistics._fields, (cell.item() for cell in cells), strict=True))
+        found = Statistics.of(named)
+        assert found is not None, "every count is known"
+        return found, int(self.fingerprints[place])
 
 
 class Contrast(NamedTuple):
