@@ -157,7 +157,7 @@ def test_every_place_that_lists_the_settings_lists_them_all() -> None:
     every = {*CHECKS, "config"}
     assert Given.__optional_keys__ == every
     described = re.findall(r"^    (\w+): ", Recorder.__doc__ or "", re.MULTILINE)
-    assert sorted(described) == sorted({*every, "path", "model", "overwrite", "writer"})
+    assert sorted(described) == sorted({*every, "path", "model", "overwrite", "guard", "writer"})
     table = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \|", RECORDING.read_text("utf-8"), re.MULTILINE)
     assert [name for name, _ in table] == [*CHECKS, "config"]
     assert all(name == target for name, target in table)

@@ -49,7 +49,8 @@ def flying(info: RunInfo, **settings: Any) -> FlightRecorder:
 
 
 def as_lists(table: Table, **replaced: Any) -> dict[str, Any]:
-    return {name: table[name].tolist() for name in table.names} | replaced
+    rows = [table.row(row) for row in range(len(table))]
+    return {name: [row[name] for row in rows] for name in table.names} | replaced
 
 
 def rows_of(run: Run, steps: set[int]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -144,7 +145,7 @@ def test_steps_without_rows_push_nothing_out(tmp_path: Path, info: RunInfo) -> N
                 record_step(flight, step)
             else:
                 flight.step_done()
-        assert flight.wait_until_seen(11, 60)
+        assert flight.watch.wait_until_seen(11, 60)
         flight.dump(tmp_path / "run", "why not")
     run = open_run(tmp_path / "run")
     assert run.steps == [5, 10]
@@ -179,7 +180,7 @@ def test_a_step_larger_than_the_limit_says_what_is_gone(tmp_path: Path, info: Ru
             flight.call(call(seq, step=0))
             flight.flush()  # each is a piece of its own
         flight.step_done()
-        assert flight.wait_until_seen(0, 60)
+        assert flight.watch.wait_until_seen(0, 60)
         dump = flight.dump(tmp_path / "run", "too large")
     run = open_run(tmp_path / "run")
     assert run.ranks[0].calls["seq"].tolist() == [3]
@@ -224,13 +225,13 @@ def test_the_listener_is_given_each_step(info: RunInfo) -> None:
         seen.append((rows.step, (rows.numbers("nan") + rows.numbers("inf")).tolist(), threading.current_thread().name))
 
     with flying(info, on_step=look) as flight:
-        assert not flight.has_seen(0)
+        assert not flight.watch.has_seen(0)
         for step in range(3):
             record_step(flight, step, statistics=bad if step == 1 else GOOD)
-            assert flight.wait_until_seen(step, 60)
-            assert flight.has_seen(step)
-        assert not flight.wait_until_seen(3, 0.01)
-    assert not flight.wait_until_seen(3)  # it will never be
+            assert flight.watch.wait_until_seen(step, 60)
+            assert flight.watch.has_seen(step)
+        assert not flight.watch.wait_until_seen(3, 0.01)
+    assert not flight.watch.wait_until_seen(3)  # it will never be
     name = "astray-writer-rank0"
     assert seen == [(0, [0, 0, 0], name), (1, [3, 3, 3], name), (2, [0, 0, 0], name)]
 
@@ -260,7 +261,7 @@ def test_a_listener_that_fails_is_noted(tmp_path: Path, info: RunInfo) -> None:
     with flying(info, on_step=look) as flight:
         record_step(flight, 0)
         record_step(flight, 1)
-        assert flight.wait_until_seen(1, 60)
+        assert flight.watch.wait_until_seen(1, 60)
         dump = flight.dump(tmp_path / "run", "all the same")
     assert dump.end is not None
     assert dump.end.missed == [
@@ -275,7 +276,7 @@ def test_a_recorder_that_remembers_nothing_still_shows_each_step(tmp_path: Path,
     with flying(info, remember=0, on_step=lambda rows: seen.append(len(rows.numbers("nan")))) as flight:
         record_step(flight, 0)
         record_step(flight, 1)
-        assert flight.wait_until_seen(1, 60)
+        assert flight.watch.wait_until_seen(1, 60)
         assert flight.nbytes == 0
         dump = flight.dump(tmp_path / "run", "nothing")
     assert seen == [3, 3]
@@ -315,7 +316,8 @@ class Tickets:
         here = np.ones(len(tickets), np.bool_)
         counts = np.zeros((4, len(tickets)), np.int64)
         counts[Statistics._fields.index("nan") - 6] = tickets
-        found = Measurements(np.zeros((6, len(tickets))), counts, tickets.astype(np.uint64))
+        first = np.zeros(len(tickets), np.int64), np.full(len(tickets), np.nan)
+        found = Measurements(np.zeros((6, len(tickets))), counts, tickets.astype(np.uint64), *first)
         return Redeemed(found, here, here)
 
 
@@ -329,7 +331,7 @@ def test_late_measurements_are_there_for_the_listener(tmp_path: Path, info: RunI
                 flight.tensor_row(tuple(tensor(seq, statistics=late.ticket(), fingerprint=None)))
             flight.tensor(tensor(2 * step))
             flight.step_done()
-        assert flight.wait_until_seen(2, 60)
+        assert flight.watch.wait_until_seen(2, 60)
         assert seen == [[1, 2, 0], [3, 4, 0], [5, 6, 0]]
         flight.tensor_row(tuple(tensor(6, statistics=late.ticket(), fingerprint=None)))
         assert flight.dump(tmp_path / "run", "late").failure is None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from astray.capture.catching import Catcher, Found, is_bad
 from astray.capture.reading import Identity, Reading, TensorReader, Twin
 from astray.capture.selection import Quota
 from astray.capture.settings import Settings
@@ -33,10 +34,13 @@ class Observer:
     of the ordinary.
     """
 
-    observe: Callable[[int, Role, str, Any], None]
-    """Records one tensor of a call as it is now: number of the call, role, path, tensor."""
+    observe: Callable[[int, Role, str, Any], bool | None]
+    """Records one tensor of a call as it is now: number of the call, role, path, tensor.
 
-    observe_unread: Callable[[int, Role, str, Any], None]
+    True when it holds NaN or infinities, that is known by now, and somebody wants to know: `gave_bad` is for them.
+    """
+
+    observe_unread: Callable[[int, Role, str, Any], bool | None]
     """The same for a tensor whose memory may not have been filled yet, or only a part of it.
 
     Then its numbers are not read: in each run they would be others. As an input it is none.
@@ -66,6 +70,9 @@ class Observer:
         of = twin if self._taker is None else self._taker
         self.observe, self.observe_unread, self.observe_inputs = of.observe, of.observe_unread, of.observe_inputs
         self.written, self.changed = of.written, of.changed
+        self._catcher = Catcher(writer, reader) if writer.catches else None
+        if self._taker is not None:
+            self._taker.catch(self._catcher is not None)
         reader.start(self._clear, writer.waited, settings.queue_bytes)
         self.apply(settings)
 
@@ -90,9 +97,9 @@ class Observer:
         if self._taker is not None:
             self._taker.clear()
 
-    def _observe(self, seq: int, role: Role, path: str, tensor: Any) -> None:
+    def _observe(self, seq: int, role: Role, path: str, tensor: Any) -> bool | None:
         if seq == NOT_WRITTEN or role not in self._roles or not self.quota.row():
-            return
+            return None
         reader = self.reader
         identity = reader.identity(tensor)
         if identity is not None:
@@ -116,6 +123,16 @@ class Observer:
                 statistics, fingerprint, values, placement, note,
             )
         )  # fmt: skip
+        return True if self._catcher is not None and is_bad(statistics) else None
+
+    def gave_bad(self, seq: int, found: list[Found], args: str | None) -> None:
+        """A call has given NaN or infinities: all tensors of it that are there, and the text of its arguments."""
+        if self._catcher is None or self._whole or self._sample:  # all that is wanted of them is kept
+            return
+        try:
+            self._catcher.look(seq, found, args)
+        except Exception as error:  # noqa: BLE001 - the rows of the call are there all the same
+            self._writer.missed("the tensors of a call that gave NaN or infinity", f"{type(error).__name__}: {error}")
 
     def _first(self, tensor: Any, identity: Identity, seq: int, role: Role, path: str) -> Sighting:
         """The first sight of a memory, for the taker."""
@@ -183,10 +200,10 @@ class Observer:
             else:
                 self.observe(seq, "input", path, tensor)
 
-    def _observe_unread(self, seq: int, role: Role, path: str, tensor: Any) -> None:
+    def _observe_unread(self, seq: int, role: Role, path: str, tensor: Any) -> bool | None:
         if not self._unfilled or self.reader.owner(tensor) not in self._unfilled:
-            self.observe(seq, role, path, tensor)
-        elif role != "input" and seq != NOT_WRITTEN and role in self._roles and self.quota.row():
+            return self.observe(seq, role, path, tensor)
+        if role != "input" and seq != NOT_WRITTEN and role in self._roles and self.quota.row():
             reader = self.reader
             identity = reader.identity(tensor)
             what = reader.read(tensor, None, False) if identity is None else identity
@@ -196,6 +213,7 @@ class Observer:
                     reader.requires_grad(tensor), None, None, None, None, "only a part of it has been filled yet",
                 )
             )  # fmt: skip
+        return None
 
     def made(self, tensor: Any) -> None:
         """Memory was made that holds whatever lay there before."""
@@ -226,6 +244,8 @@ class Observer:
         if self._taker is not None:
             self._taker.next_step()
         self.quota.next_step()
+        if self._catcher is not None:
+            self._catcher.next_step()
 
 
 def _slice(memory: Strided, part: Part) -> tuple[Strided, str | None]:

@@ -55,8 +55,8 @@ class Reading(NamedTuple):
 class Twin(NamedTuple):
     """The recorder's own way of observing, which a taker hands over to, and what they share."""
 
-    observe: Callable[[int, Role, str, Any], None]
-    observe_unread: Callable[[int, Role, str, Any], None]
+    observe: Callable[[int, Role, str, Any], bool | None]
+    observe_unread: Callable[[int, Role, str, Any], bool | None]
     observe_inputs: Callable[[int, list[tuple[str, Any]], list[Any]], None]
     written: Callable[[Any], None]
     changed: Callable[[Any], None]
@@ -69,10 +69,10 @@ class Taker(Protocol):
     """An adapter's native code that observes tensors, one call each, with the rows that its twin would make."""
 
     @property
-    def observe(self) -> Callable[[int, Role, str, Any], None]: ...
+    def observe(self) -> Callable[[int, Role, str, Any], bool | None]: ...
 
     @property
-    def observe_unread(self) -> Callable[[int, Role, str, Any], None]: ...
+    def observe_unread(self) -> Callable[[int, Role, str, Any], bool | None]: ...
 
     @property
     def observe_inputs(self) -> Callable[[int, list[tuple[str, Any]], list[Any]], None]: ...
@@ -85,6 +85,9 @@ class Taker(Protocol):
 
     def apply(self, on: bool, roles: frozenset[str], statistics: bool, values: bool, /) -> None:
         """Records by these settings from now on. Unless it is `on`, the twin sees to everything."""
+
+    def catch(self, on: bool, /) -> None:
+        """Whether to say that a tensor holds NaN or infinities, where that is known at once."""
 
     def forget(self, owner: Any, /) -> None:
         """Somebody wrote to this memory."""

@@ -28,6 +28,8 @@ from astray.wording import counted, sized
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from astray.guard.overseer import Guarding, Overseer
+
 
 class Opens(Protocol):
     """Makes what takes the rows of one rank: `RunWriter`, or something in its place."""
@@ -50,6 +52,8 @@ class Recorder:
     path: the folder of the run. In a distributed program every rank gives the same one.
     model: a module, or a dict of modules whose names come in front of their sites.
     overwrite: replace a run that is there already.
+    guard: also watch for NaN and infinity, as `astray.guard` does: "raise" `Tripped` at the end of the step, "warn", or
+        a function that is given the `Trip`; or a dict of "on", which is one of these, "spike" and "when".
     writer: what takes the rows; by default they are written into the run as they come.
 
     What is recorded (docs/recording.md explains all settings with examples):
@@ -91,6 +95,7 @@ class Recorder:
         model: Any,
         *,
         overwrite: bool = False,
+        guard: Guarding | None = None,
         writer: Opens = RunWriter,
         **settings: Unpack[Given],
     ) -> None:
@@ -98,9 +103,16 @@ class Recorder:
         config = settings.get("config")
         self._live = LiveConfig(config, settings) if config is not None else None
         self.settings = Settings.check(**settings) if self._live is None else self._live.settings
-        self._adapter: Adapter = adapter_for(model) if not isinstance(model, _Chosen) else model.adapter
+        if guard is not None and writer is not RunWriter:
+            raise RecordError("guard= looks at what is written to disk, and writer= takes it elsewhere. Leave out one.")
+        self.guard: Overseer | None = None if guard is None else overseer(guard, self.settings)
+        # Paced, though the program says where steps end: a GradScaler's skips are to be known.
+        self._adapter: Adapter = (
+            model.adapter if isinstance(model, _Chosen) else adapter_for(model, paced=self.guard is not None)
+        )
+        self._finds_steps = isinstance(model, _Chosen)
         self._overwrite = overwrite
-        self._open_writer = writer
+        self._open_writer: Opens = writer if self.guard is None else self.guard.open
         self._started = False
         self._writer: Intake | None = None
         self._engine: Engine | None = None
@@ -113,11 +125,12 @@ class Recorder:
         adapter: Adapter,
         *,
         overwrite: bool = False,
+        guard: Guarding | None = None,
         writer: Opens = RunWriter,
         **settings: Unpack[Given],
     ) -> Self:
         """A recorder for a program whose models and steps the adapter finds by itself."""
-        return cls(path, _Chosen(adapter), overwrite=overwrite, writer=writer, **settings)
+        return cls(path, _Chosen(adapter), overwrite=overwrite, guard=guard, writer=writer, **settings)
 
     def start(self) -> Recorder:
         """Opens the run and puts the hooks in place. Does nothing on a rank that was not asked for."""
@@ -143,6 +156,8 @@ class Recorder:
         self._engine = Engine(self._writer, self.settings, self._adapter.reader, self._adapter.internal)
         try:
             self._adapter.start(self._engine, self.step)
+            if self.guard is not None and not self._finds_steps:
+                self._adapter.let_program_pace()
         except BaseException:  # an interrupt too must leave no hook and no empty run; it goes on its way below
             self.stop()
             self._writer.discard()
@@ -176,6 +191,8 @@ class Recorder:
             self._follow_the_file(engine)
             self._adapter.listen()
         self._tell_failure()
+        if self.guard is not None:
+            self.guard.after_step(engine.step)
 
     def save(self, name: str, value: Any, gradient: bool = True) -> None:
         """Records a value of yours under a name: a tensor, a number, an array, or any nest of them.
@@ -225,10 +242,24 @@ class Recorder:
             self._tell_failure()
 
     def stop(self, ended: str = "normally") -> None:
-        """Removes every hook and closes the run. Stopping twice does no harm."""
+        """Removes every hook and closes the run. Stopping twice does no harm.
+
+        A guard acts on what was called since the last step.
+        """
+        if self._close(ended) and self.guard is not None:
+            self.guard.finish(going_down=False)
+
+    def stop_after(self, error: BaseException) -> None:
+        """The same for a program that an exception has ended."""
+        by_guard = self.guard.ended(error) if self.guard is not None else None
+        if self._close(by_guard or f"{type(error).__name__}: {error}") and self.guard is not None:
+            self.guard.finish(going_down=True)
+
+    def _close(self, ended: str) -> bool:
+        """Whether it was open."""
         engine, writer = self._engine, self._writer
         if engine is None or writer is None or not engine.belongs_here():
-            return
+            return False
         self._engine = None
         engine.finish()
         with self._guarding(engine, "the end of the recording"):
@@ -236,6 +267,7 @@ class Recorder:
         writer.close(ended)
         self._adapter.reader.stop()
         self._tell_failure()
+        return True
 
     def _follow_the_file(self, engine: Engine) -> None:
         """Takes over what somebody has written into the config file meanwhile."""
@@ -243,6 +275,8 @@ class Recorder:
             return
         try:
             settings = self._live.changed()
+            if settings is not None and self.guard is not None:
+                self.guard.check(settings)
         except RecordError as error:
             logger.warning("%s", error)
             return
@@ -283,7 +317,7 @@ class Recorder:
         return self if self._started else self.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.stop("normally" if kind is None else f"{kind.__name__}: {error}")
+        self.stop() if error is None else self.stop_after(error)
 
     def _running(self, asked: str) -> Engine | None:
         if not self._started:
@@ -299,6 +333,13 @@ class Recorder:
             logger.warning("%s", self._writer.failure)
             if self._engine is not None:
                 self._engine.pause()
+
+
+def overseer(guard: Guarding, settings: Settings) -> Overseer:
+    """Who looks at a recording by these settings. Raises a RecordError where it cannot do what it is asked for."""
+    from astray.guard.overseer import Overseer  # which stands on this package, and is wanted by few
+
+    return Overseer(guard, settings)
 
 
 class _Paused(contextlib.AbstractContextManager[None]):

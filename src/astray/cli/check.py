@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.checks import size
 from astray.capture.config_file import settings_in
 from astray.capture.ranks import rank_and_world_size
 from astray.capture.settings import Given, Settings
+from astray.cli.found import Found, look_closer, say
 from astray.cli.program import FRAMEWORK, Outcome, add_program, load_program, run_program
 from astray.cli.settings import add_what, add_which, settings_of
 
 if TYPE_CHECKING:
     from astray.guard.guard import Guard
-    from astray.guard.trip import Trip
 
 LEVEL = "function"
 """The level that names the line. Modules alone are cheaper, and name the module in whose code it is."""
@@ -102,8 +101,7 @@ class _Check:
         self._settings = settings
         self._process = os.getpid()
         self._guard: Guard | None = None
-        self._may_stop = options.on == "raise"
-        self._told: list[Trip] = []
+        self._found = Found(may_stop=options.on == "raise")
 
     def start(self) -> None:
         from astray.capture.adapters import discovering_adapter
@@ -130,30 +128,18 @@ class _Check:
 
         return isinstance(error, Stop) or (isinstance(error, Tripped) and error.trip in self._guard.trips)
 
-    def _found(self, trip: Trip) -> None:
-        """Says what is wrong at once, as the script may take its time to end; then stops it, if it may be stopped."""
-        from astray.guard.trip import Tripped
-
-        self._told.append(trip)
-        if self._may_stop and trip.what != "signal":  # which ends it anyway
-            self._may_stop = False  # a script that catches it goes on
-            _say(f"{trip.text}\n")  # where to look closer is said at the end
-            raise Tripped(trip)
-        _say(f"{trip}\n")
-
     def finish(self, outcome: Outcome) -> int:
         """Ends the guard, says in one line what it has seen, and gives the exit code."""
-        guard, self._may_stop = self._guard, False
+        guard, self._found.may_stop = self._guard, False
         if os.getpid() != self._process:  # a child that the script forked and let run to the end
             return outcome.code
         if guard is None:
-            _say(f"astray check: nothing was watched, since {self._options.script} never imported {FRAMEWORK}.")
+            say(f"astray check: nothing was watched, since {self._options.script} never imported {FRAMEWORK}.")
             return COULD_NOT
         self._end(guard, outcome.error)
         several = rank_and_world_size(os.environ)[1] > 1
         name = f"astray check, rank {guard.rank}" if several else "astray check"
-        look = next((f" Look closer: {trip.look}" for trip in guard.trips if trip.look is not None), "")
-        _say(f"{name}: {guard.summary}.{look}")
+        say(f"{name}: {guard.summary}.{look_closer(guard.trips)}")
         if guard.trips:
             return FOUND
         is_blind = guard.unwatched is not None and guard.rank in Settings.check(**self._settings).ranks
@@ -164,10 +150,4 @@ class _Check:
 
         with contextlib.suppress(Tripped):  # raised by an exact guard, whose script has caught its first attempt
             guard.stop() if error is None else guard.stop_after(error)
-        for trip in guard.trips:
-            if trip not in self._told:
-                _say(f"{trip.text}\n")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+        self._found.tell_rest(guard.trips)

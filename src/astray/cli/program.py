@@ -129,7 +129,7 @@ def _outcome(program: Program, is_ours: Callable[[BaseException], bool]) -> Outc
         raise
     except BaseException as error:  # noqa: BLE001 - reported just as Python would, below
         if not is_ours(error):
-            error.__traceback__ = _users_part(error.__traceback__)
+            _leave_out_ours(error)
             sys.excepthook(type(error), error, error.__traceback__)
         return Outcome(1, f"{type(error).__name__}: {error}", error)
     return Outcome(0, "normally")
@@ -142,6 +142,32 @@ def _exit_code(code: object) -> int:
         return code
     print(code, file=sys.stderr)
     return 1
+
+
+def _leave_out_ours(error: BaseException) -> None:
+    """Of an exception, and of those that it came from: shows the script's frames, and none of ours."""
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = _users_part(one.__traceback__)
+            if isinstance(one, AstrayError):  # which says all there is to say; where in our code it does is of no use
+                _cut_behind(one.__traceback__)
+            left += [one.__cause__, one.__context__]
+
+
+def _cut_behind(traceback: TracebackType | None) -> None:
+    """Ends a traceback at the last frame that is not of this package."""
+    package, last = str(Path(__file__).parents[1]), None
+    frame = traceback
+    while frame is not None:
+        if not frame.tb_frame.f_code.co_filename.startswith(package):
+            last = frame
+        frame = frame.tb_next
+    if last is not None:
+        last.tb_next = None
 
 
 def _users_part(traceback: TracebackType | None) -> TracebackType | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.settings import Settings
-from astray.cli.program import FRAMEWORK, add_program, load_program, run_program
+from astray.cli.found import Found, look_closer, say
+from astray.cli.program import FRAMEWORK, Outcome, add_program, load_program, run_program
 from astray.cli.settings import add_limits, add_what, add_which, settings_of
+from astray.errors import UsageError
 
 if TYPE_CHECKING:
     from astray.capture.recorder import Recorder
@@ -38,9 +39,28 @@ def add(commands: Any) -> None:
         "equals sign",
     )
     _let_the_script_follow(parser, "--perturb", "--perturb=0")
+    _add_guard(parser)
     add_which(parser)
     add_limits(parser)
     parser.set_defaults(main=main)
+
+
+def _add_guard(parser: argparse.ArgumentParser) -> None:
+    watched = parser.add_argument_group("what is watched", "docs/guard.md has more. It needs statistics.")
+    watched.add_argument(
+        "--guard",
+        nargs="?",
+        choices=("raise", "warn"),
+        metavar="HOW",
+        help="also say which call NaN or infinity come from, and stop there; behind an equals sign, warn lets it go on",
+    )
+    watched.add_argument(
+        "--spike",
+        type=float,
+        metavar="X",
+        help="with --guard, also when a loss or the norm of all gradients is X times the usual",
+    )
+    _let_the_script_follow(parser, "--guard", "--guard=raise")
 
 
 def _let_the_script_follow(parser: argparse.ArgumentParser, bare: str, meant: str) -> None:
@@ -53,15 +73,22 @@ def main(options: argparse.Namespace) -> int:
     _refuse(options)
     program = load_program(options)
     recording = _Recording(options)
-    outcome = run_program(program, options, recording.start)
-    return recording.finish(outcome.ended) or outcome.code
+    outcome = run_program(program, options, recording.start, recording.is_ours)
+    return recording.finish(outcome) or outcome.code
 
 
 def _refuse(options: argparse.Namespace) -> None:
     """Says before the script runs, not in the middle of it, that a setting is wrong or the folder is taken."""
     from astray.capture.ranks import rank_and_world_size
 
-    Settings.check(**settings_of(options))
+    settings = Settings.check(**settings_of(options))
+    if options.guard is not None:
+        from astray.guard import asked
+
+        asked.of_recording({"spike": options.spike})
+        asked.check_settings(settings)
+    elif options.spike is not None:
+        raise UsageError(f"--spike {options.spike:g} is for a guard. Give --guard, too.")
     # Looking into a folder loads numpy, which a script that is about to run should do itself. So look only where
     # something is there, and leave the other ranks, which may find what rank 0 has just made, to the recorder.
     folder = Path(options.output)
@@ -78,6 +105,7 @@ class _Recording:
         self._options = options
         self._process = os.getpid()
         self._recorder: Recorder | None = None
+        self._found = Found(may_stop=options.guard == "raise")
 
     def start(self) -> None:
         from astray.capture.adapters import discovering_adapter
@@ -88,20 +116,30 @@ class _Recording:
             options.output,
             discovering_adapter(FRAMEWORK),
             overwrite=options.force,
+            guard=None if options.guard is None else {"on": self._found, "spike": options.spike},
             **settings_of(options),
         )
         self._recorder = recorder.start()
 
-    def finish(self, ended: str) -> int:
-        """Closes the run and says in one line what it holds."""
+    def is_ours(self, error: BaseException) -> bool:
+        """Whether it was us who stopped the script."""
+        guard = self._recorder.guard if self._recorder is not None else None
+        return guard is not None and guard.ended(error) is not None
+
+    def finish(self, outcome: Outcome) -> int:
+        """Closes the run and says in a line what it holds, and in another what its guard has seen."""
         if os.getpid() != self._process:  # a child that the script forked and let run to the end
             return 0
         if self._recorder is None:
-            print(
-                f"astray run: nothing was recorded, since {self._options.script} never imported {FRAMEWORK}.",
-                file=sys.stderr,
-            )
+            say(f"astray run: nothing was recorded, since {self._options.script} never imported {FRAMEWORK}.")
             return 2
-        self._recorder.stop(ended)
-        print(f"astray: {self._recorder.summary()}", file=sys.stderr)
-        return 0
+        guard = self._recorder.guard
+        has_stopped, self._found.may_stop = self._options.guard == "raise" and not self._found.may_stop, False
+        by_guard = guard.ended(outcome.error) if guard is not None and outcome.error is not None else None
+        self._recorder.stop(by_guard or outcome.ended)
+        if guard is not None:
+            self._found.tell_rest(guard.trips)
+        say(f"astray: {self._recorder.summary()}")
+        if guard is not None and guard.has_seen_any:
+            say(f"astray: {guard.summary}.{look_closer(guard.trips)}")
+        return int(has_stopped)

@@ -1,11 +1,13 @@
 """A recording that is looked at while the program runs: `astray.guard` and `astray check`.
 
-guard.py       the guard as the user holds it: start, step, stop, and what happens at a trip
-asked.py       whether it can do what it is asked for
+guard.py       the guard as the user holds it: start, step, stop
+overseer.py    the guard of a recording onto disk: `guard=` of a recorder, `astray run --guard`
+asked.py       whether they can do what they are asked for
 recording.py   the recording that it looks at
 lookout.py     looks at the rows of each step as they come
 spikes.py      losses and gradients that are suddenly far larger than they were
 exact.py       looks at every single row instead, and stops the program at the very call
+acting.py      what happens then: the program is stopped, warned, or told
 trip.py        what was found, and the error that says so
 dumps.py       writes the last steps as a run
 places.py      where, by all ranks of a program

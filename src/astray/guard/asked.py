@@ -1,23 +1,53 @@
-"""Checks what a guard is asked to do, before the program begins."""
+"""Checks what a guard is asked to do, before the program begins: one of its own, or that of a recording."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from astray.capture.settings import Settings
 from astray.errors import RecordError
+from astray.wording import did_you_mean
+
+OF_RECORDING = ("on", "spike", "when")
+OF_GUARD = ("exact", "remember", "path", "max_memory")
 
 
 def check(on: Any, exact: bool, remember: Any, spike: Any, when: Any, max_memory: Any) -> None:
     """Raises a RecordError that says what is wrong, if anything is."""
-    if on not in ("raise", "warn") and not callable(on):
-        raise RecordError(f"on={on!r} is nothing a guard can do. It is 'raise', 'warn', or a function.")
+    _check_on(on)
     if exact and on != "raise":
         raise RecordError(f"exact=True stops the program, and on={on!r} would let it go on. Leave out one of them.")
     for name, value in (("remember", remember), ("max_memory", max_memory)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise RecordError(f"{name}={value!r} is too little. It is a whole number from 1 on.")
+    _check_reasons(spike, when)
+
+
+def of_recording(guarding: Any) -> dict[str, Any]:
+    """What `guard=` of a recording asks for, as a dict. Raises a RecordError that says what is wrong with it."""
+    given = dict(guarding) if isinstance(guarding, Mapping) else {"on": guarding}
+    for name, value in given.items():
+        if name in OF_GUARD:
+            raise RecordError(
+                f"{name}={value!r} is for astray.guard, which records into memory. The guard of a recording takes "
+                f"{', '.join(OF_RECORDING)}."
+            )
+        if name not in OF_RECORDING:
+            hint = did_you_mean(str(name), OF_RECORDING) or f" It takes {', '.join(OF_RECORDING)}."
+            raise RecordError(f"{name}={value!r} is nothing that the guard of a recording can be asked.{hint}")
+    _check_on(given.get("on", "raise"))
+    _check_reasons(given.get("spike"), given.get("when"))
+    return given
+
+
+def _check_on(on: Any) -> None:
+    if on not in ("raise", "warn") and not callable(on):
+        raise RecordError(f"on={on!r} is nothing a guard can do. It is 'raise', 'warn', or a function.")
+
+
+def _check_reasons(spike: Any, when: Any) -> None:
     if spike is not None and not _is_factor(spike):
         raise RecordError(f"spike={spike!r} is no factor. It is a number above 1: 10 trips at ten times the usual.")
     if when is not None and not callable(when):

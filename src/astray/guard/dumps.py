@@ -28,12 +28,12 @@ class Dumps:
         if trip.path is not None:
             return trip
         # When one rank trips, the others lose it, and end by an exception or a signal: that belongs into its run.
-        others = self.join_others(_first_line(trip)) if trip.what in _AFTERMATH else []
+        others = self.join_others(trip.headline) if trip.what in _AFTERMATH else []
         if others:
             return trip.at(others[-1])
         run = self._places.run(trip.step, trip.what)
         if run not in self._written and len(self._written) < MOST_RUNS:
-            self._dump(run, _first_line(trip))
+            self._dump(run, trip.headline)
         return trip.at(self._written.get(run))
 
     def join_others(self, why: str) -> list[Path]:
@@ -52,7 +52,3 @@ class Dumps:
             self._written[run] = run
         else:
             logger.warning("%s", failure)
-
-
-def _first_line(trip: Trip) -> str:
-    return trip.text.partition("\n")[0].lstrip("✗ ")

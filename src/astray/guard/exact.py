@@ -8,7 +8,6 @@ loss, gradients may overflow: the end of the step knows whether the update was s
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -77,8 +76,8 @@ class ExactRecorder(FlightRecorder):
         if self._late is None:
             return row
         self._late.settle()
-        (moments, counts, prints), counted, here, _ = self._late.redeem(np.array([row[_STATISTICS]]))
+        found, counted, here, _ = self._late.redeem(np.array([row[_STATISTICS]]))
         if not here[0]:
             return row
-        known = (*(None if math.isnan(one) else one for one in moments[:, 0].tolist()), *counts[:, 0].tolist())
-        return (*row[:_STATISTICS], known if counted[0] else None, int(prints[0]), *row[_STATISTICS + 2 :])
+        measured, fingerprint = found.at(0)
+        return (*row[:_STATISTICS], tuple(measured) if counted[0] else None, fingerprint, *row[_STATISTICS + 2 :])

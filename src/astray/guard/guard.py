@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.engine import NOTHING, logger
 from astray.capture.ranks import rank_and_world_size
 from astray.guard import asked
+from astray.guard.acting import Acting, On
 from astray.guard.dumps import Dumps
 from astray.guard.ends import OnTermination
 from astray.guard.exact import ExactRecorder, Stop
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from astray.capture.settings import Given
-
-On = Literal["raise", "warn"] | Callable[[Trip], object]
 
 REMEMBER = 5
 PATIENCE = 60.0  # seconds that a step is waited for
@@ -77,7 +75,6 @@ class Guard:
         asked.check(on, exact, remember, spike, when, max_memory)
         if exact and settings.get("keep") is None:
             settings["keep"] = ["stats", "tensors"]
-        self._on = on
         self._exact = exact
         self._remember = remember
         self._max_memory = max_memory
@@ -85,6 +82,7 @@ class Guard:
         self.rank, world_size = self._adapter.it.rank_and_world_size() or rank_and_world_size(os.environ)
         places = Places(path, self.rank, world_size)
         self._dumps = Dumps(places)
+        self._acting = Acting(on, self._dumps.write)
         self._lookout = Lookout(self.rank, spike, when)
         self._recording = Recording.discovering(places.folder, self._adapter.it, writer=self._open, **settings)
         asked.check_settings(self._recording.settings)
@@ -93,9 +91,6 @@ class Guard:
         self._termination: OnTermination | None = None
         self._program_paces = False
         self._was_terminated = False  # an exception behind is how the program goes down
-        self._raised = False
-        self.trips: list[Trip] = []
-        """What has gone wrong so far."""
 
     @classmethod
     def of_program(cls, adapter: Adapter, **named: Any) -> Guard:
@@ -128,7 +123,7 @@ class Guard:
         was_stopped = self._is_stopped and not self.trips
         self._end("normally")
         trips = self._lookout.take()
-        self._act(trips or ([self._unexplained()] if was_stopped else []))
+        self._acting.act(trips or ([self._unexplained()] if was_stopped else []))
 
     def stop_after(self, error: BaseException) -> list[Trip]:
         """Removes every hook from a program that an exception has ended, and writes the last steps.
@@ -143,7 +138,12 @@ class Guard:
         elif not trips and not isinstance(error, Tripped) and not _is_wanted(error) and not self._was_terminated:
             text = f"✗ {type(error).__name__} in step {self._step}: {error}"
             trips = [Trip(self._step, self.rank, "exception", text)]
-        return [self._note(trip) for trip in trips]
+        return [self._acting.note(trip) for trip in trips]
+
+    @property
+    def trips(self) -> list[Trip]:
+        """What has gone wrong so far."""
+        return self._acting.trips
 
     @property
     def steps(self) -> int:
@@ -184,8 +184,8 @@ class Guard:
             return
         stops = self._is_stopped and not self.trips
         trips = self.stop_after(error)
-        for trip in trips[stops and self._on == "raise" :]:  # the program is going down as it is
-            self._tell(trip, going_down=True)
+        for trip in trips[stops and self._acting.raises :]:  # the program is going down as it is
+            self._acting.tell(trip, going_down=True)
         if stops:
             cause = None if isinstance(error, Stop) else error
             raise Tripped(trips[0]).with_traceback(trace) from cause
@@ -206,7 +206,7 @@ class Guard:
         if self._exact:
             self._writer = ExactRecorder(path, rank, is_scaled=self._recording.is_scaled, **named)
         else:
-            self._writer = FlightRecorder(path, rank, **named)
+            self._writer = FlightRecorder(path, rank, catch=True, **named)
         self._dumps.writer = self._writer
         return self._writer
 
@@ -215,45 +215,18 @@ class Guard:
         writer = self._writer
         if writer is None:
             return
-        over = self._step - writer.is_late
-        writer.wait_until_seen(over - 1, PATIENCE)
+        over = self._step - writer.watch.is_late
+        writer.watch.wait_until_seen(over - 1, PATIENCE)
         self._lookout.judge(over)
         trips = self._lookout.take()
         for run in self._dumps.join_others("another rank has tripped"):
-            text = f"✗ Another rank has tripped: astray show {run} --alarms"
-            trips.append(Trip(self._step - 1, self.rank, "rank", text).at(run))
-        self._act(trips)
-
-    def _act(self, trips: list[Trip]) -> None:
-        noted = [self._note(trip) for trip in trips]
-        raises = bool(noted) and self._on == "raise" and not self._raised
-        for trip in noted[raises:]:
-            self._tell(trip)
-        if raises:
-            self._raised = True
-            raise Tripped(noted[0])
-
-    def _tell(self, trip: Trip, going_down: bool = False) -> None:
-        if not callable(self._on):
-            logger.warning("%s", trip)
-            return
-        try:
-            self._on(trip)
-        except Exception as error:
-            if not going_down:
-                raise
-            logger.warning("%s", f"{type(error).__name__} in the function that was to be told: {error}")
-
-    def _note(self, trip: Trip) -> Trip:
-        """Writes the last steps, and remembers the trip."""
-        trip = self._dumps.write(trip)
-        self.trips.append(trip)
-        return trip
+            trips.append(Trip(self._step - 1, self.rank, "rank", "✗ Another rank has tripped.").at(run))
+        self._acting.act(trips)
 
     def _terminated(self) -> None:
         self._was_terminated = True
         trip = Trip(self._step, self.rank, "signal", f"✗ SIGTERM in step {self._step}")
-        self._tell(self._note(trip), going_down=True)
+        self._acting.tell(self._acting.note(trip), going_down=True)
 
     def _unexplained(self) -> Trip:
         return Trip(self._step, self.rank, "non-finite", "✗ A call has made NaN or infinity.")

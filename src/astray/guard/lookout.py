@@ -54,7 +54,7 @@ class Lookout:
     def __init__(self, rank: int, spike: float | None, condition: Condition | None) -> None:
         self.counts = Counts()
         self.stopped = False  # the program was stopped in the middle of a step, at a call that had made NaN or infinity
-        self._rank = rank
+        self.rank = rank
         self._followed = Followed(spike) if spike is not None else None
         self._condition = condition
         self._in_a_row = 0  # updates that were skipped
@@ -90,7 +90,7 @@ class Lookout:
             elif not self._known:  # else it follows from what was found before
                 self._known.add("loss")
                 text = f"✗ The loss of step {step} is {value}, and nothing that was recorded shows why."
-                self._found.append(Trip(step, self._rank, "non-finite", text))
+                self._found.append(Trip(step, self.rank, "non-finite", text))
 
     def take(self) -> list[Trip]:
         """What was found since the last time, in order."""
@@ -104,11 +104,11 @@ class Lookout:
             return []
         from astray.alarms.step_findings import step_alarms
 
-        rank = RankRun(self._rank, rows)
+        rank = RankRun(self.rank, rows)
         found = step_alarms(
             rank.calls,
             rank.tensors,
-            rank=self._rank,
+            rank=self.rank,
             stacks=rows.stack,
             values=rank.values,
             stopped=self.stopped and not rows.whole,
@@ -133,17 +133,17 @@ class Lookout:
         text = str(alarm)
         if self._in_a_row >= MOST_SKIPPED:
             text += f"\n\nA GradScaler has skipped {self._in_a_row} updates in a row: a smaller scale does not help."
-        return Trip(step, self._rank, "non-finite", text, alarm)
+        return Trip(step, self.rank, "non-finite", text, alarm)
 
     def _spike(self, rows: StepRows) -> list[Trip]:
         return [] if self._followed is None else self._spikes(rows.step, self._followed.look(rows))
 
     def _spikes(self, step: int, sentences: list[str]) -> list[Trip]:
-        return [Trip(step, self._rank, "spike", f"✗ {sentence}") for sentence in sentences]
+        return [Trip(step, self.rank, "spike", f"✗ {sentence}") for sentence in sentences]
 
     def _asked(self, rows: StepRows) -> list[Trip]:
-        said = self._condition(RankRun(self._rank, rows)) if self._condition is not None else None
-        return [Trip(rows.step, self._rank, "condition", f"✗ Step {rows.step}: {said}")] if said else []
+        said = self._condition(RankRun(self.rank, rows)) if self._condition is not None else None
+        return [Trip(rows.step, self.rank, "condition", f"✗ Step {rows.step}: {said}")] if said else []
 
     def _failed(self, asking: bool, step: int, error: Exception) -> None:
         self.counts.failed += 1

@@ -23,7 +23,9 @@ class Trip:
         condition of yours, an exception, a signal, or another rank of the program that has tripped.
     text: the same in words; for NaN and infinity a screen of them.
     alarm: the origin of NaN or infinity.
-    path: the run into which the last steps were written; None when that could not be done.
+    path: the run into which the last steps were written; None when that could not be done. In a recording that is
+        guarded, the recording itself.
+    is_recorded: whether it is that.
     """
 
     step: int
@@ -32,10 +34,20 @@ class Trip:
     text: str
     alarm: Alarm | None = None
     path: Path | None = None
+    is_recorded: bool = False
 
     def at(self, path: Path | None) -> Trip:
         """The same, with the last steps written there."""
         return replace(self, path=path)
+
+    def recorded_in(self, path: Path) -> Trip:
+        """The same, in a recording that has all of it."""
+        return replace(self, path=path, is_recorded=True)
+
+    @property
+    def headline(self) -> str:
+        """What it is about, in a line."""
+        return self.text.partition("\n")[0].lstrip("✗ ")
 
     @property
     def look(self) -> str | None:
@@ -45,7 +57,10 @@ class Trip:
         return f"astray show {self.path} {'--alarms' if self.what in ('non-finite', 'rank') else '--risk'}"
 
     def __str__(self) -> str:
-        return self.text if self.path is None else f"{self.text}\n\nThe last steps are in {self.path}: {self.look}"
+        if self.path is None:
+            return self.text
+        what = "All of it is" if self.is_recorded else "The last steps are"
+        return f"{self.text}\n\n{what} in {self.path}: {self.look}"
 
 
 class Tripped(AstrayError):  # noqa: N818 - reads as the fact it states

@@ -9,7 +9,7 @@ PyTypeObject *modules_type;
 static PyTypeObject *before_type, *after_type;
 
 static PyObject *s_called, *s_called_place, *s_layers, *s_check, *s_whole, *s_modes, *s_follow, *s_unfollow, *s_thread;
-static PyObject *s_wanted, *s_local, *s_marks, *s_latest, *s_numbers, *s_calls, *s_mark, *s_observe, *s_watch, *s_observe_state, *s_note_exception, *s_children;
+static PyObject *s_wanted, *s_local, *s_marks, *s_latest, *s_numbers, *s_calls, *s_mark, *s_observe, *s_watch, *s_gave_bad, *s_observe_state, *s_note_exception, *s_children;
 static PyObject *s_direct, *s_lists, *s_of, *s_module_modules, *s_parameters, *s_buffers, *s_compiled, *s_dict, *s_context;
 static PyObject *s_hooked, *s_version, *s_data_ptr, *s_numel, *s_sources;
 
@@ -180,14 +180,18 @@ static int check_module(Modules *self, PyObject *module) {
 // Modes are followed to other threads; on their own they are on already.
 static int is_own_thread(const Modules *self) { return PyThread_get_thread_ident() == self->thread; }
 
+// Records tensors with their paths: 1 when one of them holds NaN or infinities and somebody wants to know, -1 with an
+// error set.
 static int observe_all(Modules *self, OpenCall *call, PyObject *role, PyObject *found) {
+    int bad = 0;
     const Py_ssize_t count = PyList_Size(found);
     for (Py_ssize_t i = 0; i < count; ++i) {
         PyObject *one = PyList_GetItem(found, i);
-        if (done(CALL(self->tensors, s_observe, call->seq, role, PyTuple_GetItem(one, 0), PyTuple_GetItem(one, 1))) < 0)
-            return -1;
+        PyObject *seen = CALL(self->tensors, s_observe, call->seq, role, PyTuple_GetItem(one, 0), PyTuple_GetItem(one, 1));
+        bad |= seen == Py_True;
+        if (done(seen) < 0) return -1;
     }
-    return count < 0 ? -1 : 0;
+    return count < 0 ? -1 : bad;
 }
 
 // Notes which call the nodes of autograd that are made from now on belong to, as `Origins` does. -1 with an error set.
@@ -252,7 +256,9 @@ static int take_result(Modules *self, OpenCall *call, PyObject *result) {
         done(CALL(self->capture, s_note_exception, call->site, call->frame)) < 0)
         return -1;
     PyObject *outputs = structures_result(self->flat, result);
-    int failed = !outputs || (call->has_row && observe_all(self, call, s_output, outputs) < 0);
+    const int seen = outputs && call->has_row ? observe_all(self, call, s_output, outputs) : 0;
+    int failed = !outputs || seen < 0;
+    if (seen > 0) failed = done(CALL(self->capture, s_gave_bad, (PyObject *)call, outputs)) < 0;
     if (!failed && call->adapter != Py_None)
         failed = done(CALL(self->gradients, s_watch, (PyObject *)self->engine, (PyObject *)call, call->adapter, outputs)) < 0;
     Py_XDECREF(outputs);
@@ -535,7 +541,7 @@ int add_modules(PyObject *module) {
         {&s_whole, "_whole"}, {&s_modes, "_modes"}, {&s_follow, "follow"}, {&s_unfollow, "unfollow"},
         {&s_thread, "_thread"}, {&s_wanted, "wanted"}, {&s_local, "_local"}, {&s_marks, "marks"}, {&s_latest, "_latest"},
         {&s_numbers, "numbers"}, {&s_calls, "calls"}, {&s_mark, "_mark"},
-        {&s_observe, "observe"}, {&s_watch, "watch"}, {&s_observe_state, "_observe_state"},
+        {&s_observe, "observe"}, {&s_watch, "watch"}, {&s_gave_bad, "gave_bad"}, {&s_observe_state, "_observe_state"},
         {&s_note_exception, "_note_exception"}, {&s_children, "children"}, {&s_direct, "_direct"}, {&s_lists, "_lists"},
         {&s_of, "of"}, {&s_module_modules, "_modules"}, {&s_parameters, "_parameters"}, {&s_buffers, "_buffers"},
         {&s_compiled, "_compiled_call_impl"}, {&s_dict, "__dict__"}, {&s_context, "dynamo_ctx"}, {&s_version, "_version"},

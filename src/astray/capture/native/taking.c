@@ -11,7 +11,7 @@ PyTypeObject *taking_type;
 PyObject *torch_disable, *torch_task, *torch_grad_enabled, *torch_tracing, *torch_sequence;
 
 static PyObject *s_enter, *s_exit, *s_is_plain, *s_is_only_view, *s_inputs, *s_outputs, *s_not_read, *s_written, *s_makes_buffers, *s_type;
-static PyObject *s_observe_inputs, *s_observe_unread, *s_changed, *s_watch, *s_out, *s_name_place, *s_is_elsewhere;
+static PyObject *s_observe_inputs, *s_observe_unread, *s_changed, *s_watch, *s_gave_bad, *s_out, *s_name_place, *s_is_elsewhere;
 static PyObject *s_enter_backward, *s_abandon, *s_sees_ops, *s_sees_functions, *s_is_running, *s_run, *s_run_mode;
 static PyObject *s_waiting, *s_observe, *s_local, *s_marks, *s_latest, *s_numbers, *s_calls, *s_current, *s_sequence_nr;
 static PyObject *s_op, *s_compiling;
@@ -333,13 +333,21 @@ static PyObject *take_outputs(Taking *self, OpenCall *call, PyObject *callee, Py
                     : CALL(callee, s_outputs, self->flat, args, given, result);
     Py_XDECREF(given);
     const Py_ssize_t count = outputs ? PyList_Size(outputs) : -1;
-    int failed = count < 0;
+    int failed = count < 0, bad = 0;
     for (Py_ssize_t i = 0; !failed && i < count && (call->has_row || makes_buffers); ++i) {
         PyObject *one = PyList_GetItem(outputs, i), *path = PyTuple_GetItem(one, 0);
         PyObject *tensor = path ? PyTuple_GetItem(one, 1) : NULL;
         failed = !tensor;
-        if (tensor && call->has_row)
-            failed = done(CALL(self->tensors, s_observe_unread, call->seq, s_output, path, tensor)) < 0;
+        if (tensor && call->has_row) {
+            PyObject *seen = CALL(self->tensors, s_observe_unread, call->seq, s_output, path, tensor);
+            bad |= seen == Py_True;
+            failed = done(seen) < 0;
+        }
+    }
+    if (!failed && bad) {  // somebody wants to know
+        PyObject *named = or_empty(kwargs);
+        failed = !named || done(CALL(self->taking, s_gave_bad, (PyObject *)call, callee, args, named, outputs)) < 0;
+        Py_XDECREF(named);
     }
     for (Py_ssize_t i = 0; !failed && makes_buffers && i < count; ++i)
         failed = done(CALL(self->tensors, s_changed, PyTuple_GetItem(PyList_GetItem(outputs, i), 1))) < 0;
@@ -716,6 +724,7 @@ int add_taking(PyObject *module) {
         {&s_enter, "__enter__"}, {&s_exit, "__exit__"}, {&s_is_plain, "is_plain"}, {&s_is_only_view, "is_only_view"}, {&s_inputs, "inputs"},
         {&s_outputs, "outputs"}, {&s_not_read, "not_read"}, {&s_written, "written"}, {&s_makes_buffers, "makes_buffers"},
         {&s_type, "type"}, {&s_observe_inputs, "observe_inputs"}, {&s_observe_unread, "observe_unread"},
+        {&s_gave_bad, "gave_bad"},
         {&s_changed, "changed"}, {&s_watch, "watch"}, {&s_out, "out"}, {&s_name_place, "_site"},
         {&s_is_elsewhere, "_is_elsewhere"}, {&s_enter_backward, "enter_backward"}, {&s_abandon, "abandon"},
         {&s_sees_ops, "sees_ops"}, {&s_sees_functions, "sees_functions"}, {&s_is_running, "is_running"}, {&s_run, "run"},

@@ -250,6 +250,9 @@ static Layout *find_layout(Layouts *layouts, const DLTensor *tensor) {
 
 enum { kStatistics, kFingerprint, kValues, kPlacement, kNote, kKept };
 
+// Where in statistics they are counted.
+enum { kNan = 7, kInf = 8 };
+
 // What a tensor is right now. See `Identity`, and `TorchReader.identity` for when two are the same.
 typedef struct {
     PyObject *owner, *shape, *stride;  // owned; the tuples are those of a layout
@@ -434,6 +437,7 @@ typedef struct {
     Py_ssize_t batch;
     int64_t rows;  // counted here, for the quota
     int on, statistics, values;
+    int catching;  // says which tensors hold NaN or infinities
     int handed;   // whether the twin may know of memories too
     int careful;  // the last tensor had no version: the next one is asked whether it keeps one
     Method is_neg, is_conj, is_inference, storage;
@@ -856,8 +860,15 @@ static int is_parameter(const Taker *self, PyObject *tensor, PyObject *role) {
     return role == parameter_role || (PyObject *)Py_TYPE(tensor) == self->parameter_type;
 }
 
-// Records a tensor that has been identified. `row` is its call, role and path.
-static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *const *row) {
+// Whether a measurement has counted NaN or infinities.
+static int is_bad(PyObject *statistics) {
+    if (!PyTuple_Check(statistics)) return 0;  // it comes later, or was not asked for
+    return PyLong_AsLong(PyTuple_GetItem(statistics, kNan)) || PyLong_AsLong(PyTuple_GetItem(statistics, kInf));
+}
+
+// Records a tensor that has been identified. `row` is its call, role and path. Sets `bad`, if that is asked for and it
+// holds NaN or infinities.
+static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *const *row, int *bad) {
     PyObject *kept[kKept] = {NULL}, *name = NULL;
     PyObject *requires_grad = read_attribute(&self->requires_grad, tensor);
     int done = requires_grad && note_filled(self, what);
@@ -884,39 +895,39 @@ static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *c
     PyObject *cells[kCells] = {row[0], row[1], row[2], what->dtype, what->shape, what->stride, name, requires_grad};
     memcpy(cells + kCells - kKept, kept, sizeof kept);
     done = write_row(self, cells);
+    if (self->catching && bad && is_bad(kept[kStatistics])) *bad = 1;
 end:
     Py_XDECREF(name), Py_XDECREF(requires_grad);
     for (int i = 0; i < kKept; ++i) Py_XDECREF(kept[i]);
     return done;
 }
 
-static int hand_over(PyObject *twin, PyObject *const *row, PyObject *tensor) {
+static int hand_over(PyObject *twin, PyObject *const *row, PyObject *tensor, int *bad) {
     PyObject *done = PyObject_CallFunctionObjArgs(twin, row[0], row[1], row[2], tensor, NULL);
+    if (bad && done == Py_True) *bad = 1;
     Py_XDECREF(done);
     return done != NULL;
 }
 
-// Records one tensor; `row` is its call, role and path. 0 with an error set.
-static int observe(Taker *self, PyObject *const *row, PyObject *tensor) {
+// Records one tensor; `row` is its call, role and path. 0 with an error set. `bad` as for `take`.
+static int observe(Taker *self, PyObject *const *row, PyObject *tensor, int *bad) {
     Identity what = {0};
-    if (!self->on) return self->handed = 1, hand_over(self->observe, row, tensor);
+    if (!self->on) return self->handed = 1, hand_over(self->observe, row, tensor, bad);
     const long seq = PyLong_AsLong(row[0]);
     if (seq == -1) return !PyErr_Occurred();  // a call that has no row
     const int wanted = PySet_Contains(self->roles, row[1]);
     if (wanted <= 0) return !wanted;
     const int plain = identify(self, tensor, &what);
     if (plain < 0) return 0;
-    if (!plain) return self->handed = 1, hand_over(self->observe, row, tensor);
+    if (!plain) return self->handed = 1, hand_over(self->observe, row, tensor, bad);
     ++self->rows;
-    const int done = take(self, tensor, &what, row);
+    const int done = take(self, tensor, &what, row, bad);
     forget_identity(&what);
     return done;
 }
 
-static PyObject *answer(int done) {
-    if (!done) return NULL;
-    Py_RETURN_NONE;
-}
+// True when the tensor is bad, else None.
+static PyObject *answer(int done, int bad) { return done ? new_reference(bad ? Py_True : Py_None) : NULL; }
 
 static int expect(Py_ssize_t given, Py_ssize_t expected) {
     if (given == expected) return 1;
@@ -926,7 +937,10 @@ static int expect(Py_ssize_t given, Py_ssize_t expected) {
 
 // observe(seq, role, path, tensor)
 static PyObject *taker_observe(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
-    return expect(nargs, 4) ? answer(observe((Taker *)self, args, args[3])) : NULL;
+    int bad = 0;
+    if (!expect(nargs, 4)) return NULL;
+    const int done = observe((Taker *)self, args, args[3], &bad);
+    return answer(done, bad);
 }
 
 // Whether a tensor's memory may be one that nobody has filled yet; the twin finds out for certain.
@@ -947,7 +961,9 @@ static PyObject *taker_observe_unread(PyObject *object, PyObject *const *args, P
     if (!expect(nargs, 4)) return NULL;
     const int unfilled = may_be_unfilled(self, args[3]);
     if (unfilled < 0) return NULL;
-    return answer(unfilled ? hand_over(self->observe_unread, args, args[3]) : observe(self, args, args[3]));
+    int bad = 0;
+    const int done = unfilled ? hand_over(self->observe_unread, args, args[3], &bad) : observe(self, args, args[3], &bad);
+    return answer(done, bad);
 }
 
 static int is_among(PyObject *list, PyObject *one) {
@@ -970,8 +986,8 @@ static PyObject *taker_observe_inputs(PyObject *object, PyObject *const *args, P
         if (!PyArg_ParseTuple(pair, "OO", &path, &tensor)) return NULL;
         PyObject *row[] = {args[0], input_role, path};
         Py_INCREF(pair);
-        const int done = is_among(unread, tensor) ? hand_over(self->observe_unread, row, tensor)
-                                                  : observe(self, row, tensor);
+        const int done = is_among(unread, tensor) ? hand_over(self->observe_unread, row, tensor, NULL)
+                                                  : observe(self, row, tensor, NULL);
         Py_DECREF(pair);
         if (!done) return NULL;
     }
@@ -1052,6 +1068,14 @@ static PyObject *taker_apply(PyObject *object, PyObject *args) {
     self->statistics = statistics;
     self->values = values;
     clear_sightings(&self->sightings);
+    Py_RETURN_NONE;
+}
+
+// catch(on): whether to say that a tensor holds NaN or infinities
+static PyObject *taker_catch(PyObject *object, PyObject *on) {
+    const int catching = PyObject_IsTrue(on);
+    if (catching < 0) return NULL;
+    ((Taker *)object)->catching = catching;
     Py_RETURN_NONE;
 }
 
@@ -1192,6 +1216,7 @@ static PyMethodDef kTakerMethods[] = {
     {"next_step", taker_next_step, METH_NOARGS, NULL},
     {"counted", taker_counted, METH_NOARGS, NULL},
     {"apply", taker_apply, METH_VARARGS, NULL},
+    {"catch", taker_catch, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from astray.placement import period_of
 from astray.stats import Shard, Strided
 
 Runs = list[tuple[int, int]]
@@ -66,8 +67,8 @@ class Location(NamedTuple):
                 whole.append(size)
                 continue
             first, length = runs[0]
-            period = runs[1][0] - first
-            if size % period or not _repeats(runs, period):
+            period = period_of(runs, size)
+            if period is None:
                 return None
             shape += [len(runs), length]
             stride += [length * step, step]
@@ -223,14 +224,6 @@ def _joined(runs: Runs) -> Runs:
 
 def _first(runs: Runs, size: int) -> int:
     return runs[0][0] if runs else size
-
-
-def _repeats(runs: Runs, period: int) -> bool:
-    """Whether the stretches are alike, at equal distances, and each within one period."""
-    first, length = runs[0]
-    return first % period + length <= period and all(
-        run == (first + number * period, length) for number, run in enumerate(runs)
-    )
 
 
 def _is_shard(placement: Any) -> bool:

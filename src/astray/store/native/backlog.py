@@ -123,8 +123,16 @@ class Backlog:
         return bool(self._taken)
 
     def take(self) -> Taken:
-        """Take all rows that are there now."""
+        """Take all rows that are there now, and hear of the flushes that were asked for behind them."""
+        self.hear_flushes()
+        return self.take_rows()
+
+    def hear_flushes(self) -> None:
+        """From now on `answer` tells those who have asked for a flush so far, once they have been seen to."""
         self._taken += _take(self._asked)
+
+    def take_rows(self) -> Taken:
+        """Take all rows that are there now."""
         tensors, calls, stacks = self.tensors.take(), self.calls.take(), _take(self.stacks)
         return Taken(stacks, calls, tensors)
 

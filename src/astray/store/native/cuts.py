@@ -1,4 +1,4 @@
-"""What waits to be remembered, cut where steps end: rows of different steps never come together.
+"""What waits to be looked at, cut where steps end: rows of different steps never come together.
 
 The program's thread cuts when a step is over, the recorder's whenever there is much or somebody asks. Cuts are taken up
 in their order, each once its measurements have been sent for.
@@ -39,12 +39,16 @@ class Cut(NamedTuple):
 
 
 class Cuts:
-    """The cuts that wait. Any thread may `cut`; the rest is for the recorder's."""
+    """The cuts that wait. Any thread may `cut`; the rest is for the recorder's.
 
-    def __init__(self, queue: Backlog, late: Late | None) -> None:
+    `values`: they are taken too, and not left to somebody else.
+    """
+
+    def __init__(self, queue: Backlog, late: Late | None, *, values: bool = True) -> None:
         self.step = 0  # that is not over
         self._backlog = queue
         self._late = late
+        self._takes_values = values
         self._waiting: deque[Cut] = deque()
         self._cutting = threading.Lock()  # a cut is taken and put here at one go, or they would change places
         self._given = self._received = 0  # rows
@@ -58,15 +62,16 @@ class Cuts:
         return self._given - self._received < backlog.QUEUE_ROWS
 
     def cut(self, *, rows: bool, ends: bool = False, patience: float = -1) -> bool:
-        """Take the values that are there, and the rows if they are asked for.
+        """Take the values that are there, and the rows if they are asked for. Flushes are the recorder's to hear of.
 
         False when somebody else was cutting for longer than `patience` seconds, as for `Backlog.make_room`.
         """
         if not self._cutting.acquire(timeout=patience):
             return False
         try:
-            taken = self._backlog.take() if rows else Taken([], call_rows(), tensor_rows())
-            values = [one for group in self._backlog.take_values() for one in group]
+            taken = self._backlog.take_rows() if rows else Taken([], call_rows(), tensor_rows())
+            groups = self._backlog.take_values() if self._takes_values else ()
+            values = [one for group in groups for one in group]
             cut = Cut(self.step, taken, values, [], ends, time.monotonic())
             if cut.size or values or taken.stacks or ends:
                 self._waiting.append(cut)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +60,11 @@ class RankFiles:
     def waiting_rows(self) -> int:
         """Rows taken and not written yet."""
         return len(self._calls) + len(self._tensors)
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether there have been bytes of tensors."""
+        return self._keeps_values
 
     def take(self, stacks: Sequence[Stack], calls: Rows, tensors: Rows) -> None:
         """Keep rows for the next batch."""
@@ -122,9 +127,9 @@ class RankFiles:
             for file in (self._stack_file, self.values, self.calls, self.tensors):
                 closing.callback(file.close)
 
-    def abandon(self, error: Exception) -> str:
-        """Keep of the rows taken what can still be written, and say in a sentence what happened."""
-        for save in (self.values.abandon, self.write_rows, self.close):
+    def abandon(self, error: Exception, write: Callable[[], None] | None = None) -> str:
+        """Keep of the rows taken what can still be written, by `write` if they are elsewhere; say what happened."""
+        for save in (self.values.abandon, write or self.write_rows, self.close):
             with contextlib.suppress(Exception):
                 save()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"

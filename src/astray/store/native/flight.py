@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -22,9 +21,10 @@ from astray.store.native.cuts import Cut, Cuts
 from astray.store.native.dump import Account, Dump, in_child, write_dump
 from astray.store.native.holding import Holding
 from astray.store.native.intake import IDLE_SECONDS, QUEUE_BYTES, Intake
-from astray.store.native.memory import Memory, Piece, StepRows
+from astray.store.native.memory import Attached, Piece
 from astray.store.native.values import Values
 from astray.store.native.wake import Wake
+from astray.store.native.watch import Listener, Watch
 from astray.wording import sized
 
 REMEMBER = 5
@@ -42,9 +42,10 @@ class FlightRecorder(Intake):
     True
 
     `remember` is how many steps, besides the one that is not over. `most_bytes` is what they may take; the oldest go
-    first. `on_step` is given the rows of each step when it is over, in the recorder's thread; also those of a part of
-    a step that has to go before it is over, and what is left when the recording ends. `overwrite` is for dumps, and
-    the rest as for `RunWriter`. `path` is not touched: a dump says where it goes. In a forked child nothing happens.
+    first. `on_step` is given the rows of each step, as `Watch` has it, and `watch` tells whether it has been.
+    `catch` is to have the values of the tensors of a call that made NaN or infinity, where they can be had at once.
+    `overwrite` is for dumps, and the rest as for `RunWriter`. `path` is not touched: a dump says where it goes. In a
+    forked child nothing happens.
     """
 
     def __init__(
@@ -58,19 +59,18 @@ class FlightRecorder(Intake):
         late: Late | None = None,
         remember: int = REMEMBER,
         most_bytes: int = MOST_BYTES,
-        on_step: Callable[[StepRows], None] | None = None,
+        on_step: Listener | None = None,
+        catch: bool = False,
     ) -> None:
         super().__init__(path, rank, queue_bytes, late)
         self._info = info
         self._overwrite = overwrite
-        self._on_step = on_step
-        self._memory = Memory(remember, most_bytes, self._part)
+        self.watch = Watch(remember, most_bytes, on_step, late=late, lack=self._lack, can_answer=self._can_answer)
+        self._memory = self.watch.memory
         self._holding = Holding(self._free, self._lose)
         self._cuts = Cuts(self._backlog, late)  # taken, and not yet in memory
+        self._attached = Attached(2 * (remember + 2)) if catch else None  # of a step, two calls at most
         self._owned: list[Values] = []  # in memory before the rows that refer to them
-        self._seen = 0  # steps that were looked at
-        self._ended = False  # the thread looks at nothing any more
-        self._waiting: list[Wake] = []  # for a step to be looked at
         self._freed = 0  # bytes of the queue that came into memory
         self._lacking: Counter[tuple[str, str]] = Counter()  # what the thread has missed
         self._requests: deque[_Request] = deque()
@@ -83,28 +83,6 @@ class FlightRecorder(Intake):
     def nbytes(self) -> int:
         """The bytes that are held, without the rows of which the recorder's thread has not heard yet."""
         return self._memory.nbytes
-
-    @property
-    def is_late(self) -> bool:
-        """Whether measurements come from a device, for which the program would have to wait."""
-        return self._late is not None and self._late.is_used
-
-    def has_seen(self, step: int) -> bool:
-        """Whether a step, counted from 0, is over and was looked at."""
-        return step < self._seen
-
-    def wait_until_seen(self, step: int, timeout: float | None = None) -> bool:
-        """Wait until a step was looked at; False when that took too long, or will not happen any more."""
-        late = None if timeout is None else time.monotonic() + timeout
-        wake = Wake()
-        self._waiting.append(wake)
-        while step >= self._seen and self._can_answer:
-            left = None if late is None else late - time.monotonic()
-            if left is not None and left <= 0:
-                break
-            wake.wait(left)
-        self._waiting.remove(wake)
-        return step < self._seen
 
     def dump(
         self, path: str | os.PathLike[str], why: str, *, overwrite: bool | None = None, timeout: float = DUMP_SECONDS
@@ -129,6 +107,14 @@ class FlightRecorder(Intake):
                 self._memory.clear()
 
     # -- what the engine tells ---------------------------------------------------------------------------------------
+
+    @property
+    def catches(self) -> bool:
+        return self._attached is not None
+
+    def attach(self, seq: int, role: str, path: str, fingerprint: int, values: Values) -> None:
+        if self._attached is not None:
+            self._attached.add(seq, role, path, fingerprint, values)
 
     def step_done(self) -> None:
         """Say that a step is over, so that it is looked at. Waits when the recorder's thread is far behind."""
@@ -184,8 +170,7 @@ class FlightRecorder(Intake):
                 self._receive(urgent=closing or bool(requests))
                 for request in requests:
                     self._answer(request)
-            if unfinished := self._memory.of_step(self._cuts.step):
-                self._tell(StepRows(self._cuts.step, unfinished, self._memory.stacks, False))
+            self.watch.rest(self._cuts.step)
         except Exception as error:  # noqa: BLE001 - a failure here must never end the user's program
             self.failure = (
                 f"The flight recorder stopped: {type(error).__name__}: {error}. The program goes on, and what was "
@@ -195,8 +180,7 @@ class FlightRecorder(Intake):
             self._stop()
             self._backlog.drop()
             self._rooms.close()
-            self._ended = True
-            self._ring()
+            self.watch.end()
 
     def _hold(self, cut: Cut) -> None:
         """Bring the values that were taken into memory."""
@@ -225,30 +209,9 @@ class FlightRecorder(Intake):
         self._owned += cut.owned
         if cut.size or (cut.ends and self._owned):
             owned, self._owned = self._owned, []
-            self._memory.add(Piece(cut.step, cut.taken, owned, self._late))
+            self._memory.add(Piece(cut.step, cut.taken, owned, self._late, self._attached))
         if cut.ends:
-            pieces, whole = self._memory.of_step(cut.step), self._memory.is_whole(cut.step)
-            self._memory.step_over(cut.step)
-            if pieces:
-                self._tell(StepRows(cut.step, pieces, self._memory.stacks, whole))
-            self._seen = cut.step + 1
-            self._ring()
-
-    def _part(self, piece: Piece) -> None:
-        """Some of a step has to go before the step is over."""
-        self._tell(StepRows(piece.step, [piece], self._memory.stacks, False))
-
-    def _tell(self, rows: StepRows) -> None:
-        if self._on_step is None:
-            return
-        try:
-            self._on_step(rows)
-        except Exception as error:  # noqa: BLE001 - the recording goes on
-            self._lack("the check of a step", f"{type(error).__name__}: {error}")
-
-    def _ring(self) -> None:
-        for wake in list(self._waiting):
-            wake.set()
+            self.watch.step_over(cut.step)
 
     # Whatever the thread waits for, a thread of the program that a signal has interrupted may hold, and wait for a dump
     # in the handler. So it waits a little at most, and counts by itself.
@@ -265,11 +228,6 @@ class FlightRecorder(Intake):
 
     def _lack(self, what: str, why: str) -> None:
         self._lacking[plain(what), plain(why)] += 1
-
-    @property
-    def _can_answer(self) -> bool:
-        """Whether the thread is there, and is not the one that asks."""
-        return self._is_here and not self._ended and threading.current_thread() is not self._thread
 
     def _all_missed(self) -> list[Missed]:
         lacking = [Missed(what, why, count) for (what, why), count in dict(self._lacking).items()]

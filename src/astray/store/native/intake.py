@@ -167,6 +167,15 @@ class Intake(ABC):
         if self._open:
             self._miss(what, why, count)
 
+    @property
+    def catches(self) -> bool:
+        """Whether `attach` is wanted for the tensors of a call that made NaN or infinity."""
+        return False
+
+    def attach(self, seq: int, role: str, path: str, fingerprint: int, values: Values) -> None:
+        """Give values to a row that was handed over without, if it is the tensor of this fingerprint."""
+        raise NotImplementedError("Rows are written as they come, and get no values later.")
+
     @abstractmethod
     def step_done(self) -> None:
         """Say that a step is over."""
@@ -207,6 +216,10 @@ class Intake(ABC):
     def _stop(self) -> None:
         """Takes no records any more."""
         self._open = self._backlog.calls.open = self._backlog.tensors.open = False
+
+    def _can_answer(self) -> bool:
+        """Whether the thread is there, in this process, and is not the one that asks."""
+        return self._is_here and threading.current_thread() is not self._thread
 
     def _settle(self) -> None:
         """Sends for the measurements of every ticket in the rows so far."""

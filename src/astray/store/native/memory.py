@@ -23,27 +23,67 @@ from astray.store.late import Late
 from astray.store.native.backlog import Taken
 from astray.store.native.batches import call_columns, tensor_columns
 from astray.store.native.cells import AnyCells, Cells, Listed, Masked, numbers
-from astray.store.native.rows import VALUES
+from astray.store.native.rows import VALUES, Rows
 from astray.store.native.schema import CALLS, TENSORS, Column
 from astray.store.native.tables import in_memory
 from astray.store.native.values import Values
 from astray.wording import sized
 
+KeptBytes = Callable[[Values], npt.NDArray[np.uint8] | None]
+"""Gives the bytes of values that are not in memory; None when they were not kept."""
+
 _BLOB = [column.name for column in TENSORS].index("blob_file")
+_SEQ, _ROLE, _PATH, _PRINT = map([column.name for column in TENSORS].index, ("seq", "role", "path", "fingerprint"))
 _NUMBERS = {column.name: (place, column) for place, column in enumerate(TENSORS) if column.type.endswith("64")}
+
+
+class Attached:
+    """Values of tensors whose rows were handed over before, by the call, role and path of the row.
+
+    A tensor may have been written to in the meantime: then its fingerprint is not that of the row any more, and the
+    values are not the row's. Of the calls before the last few everything is forgotten. Any thread may `add`.
+    """
+
+    def __init__(self, most_calls: int) -> None:
+        self._most = most_calls
+        self._of_calls: dict[int, dict[tuple[str, str], tuple[int, Values]]] = {}
+
+    def add(self, seq: int, role: str, path: str, fingerprint: int, values: Values) -> None:
+        self._of_calls.setdefault(seq, {})[role, path] = fingerprint, values
+        while len(self._of_calls) > self._most:
+            del self._of_calls[next(iter(self._of_calls))]
+
+    def put_into(self, cells: list[Values | None], tensors: Sequence[AnyCells], rows: Rows) -> None:
+        """Put them into the rows they belong to, and that have none."""
+        if not self._of_calls:
+            return
+        seqs = _numbers(tensors[_SEQ], TENSORS[_SEQ])
+        at = np.flatnonzero(np.isin(seqs, list(self._of_calls)))
+        if not len(at):
+            return
+        prints = _numbers(tensors[_PRINT], TENSORS[_PRINT])
+        roles, paths = rows.cells(_ROLE), rows.cells(_PATH)
+        for row in at.tolist():
+            of_call = self._of_calls.get(int(seqs[row]), {})
+            fingerprint, values = of_call.get((roles[row], paths[row]), (None, None))
+            if cells[row] is None and fingerprint == int(prints[row]):
+                cells[row] = values
 
 
 class Piece:
     """Rows of one step that were taken together, as columns, and the values that came with them."""
 
-    __slots__ = ("_rows", "calls", "nbytes", "owned", "step", "tensors")
+    __slots__ = ("_attached", "_rows", "calls", "nbytes", "owned", "step", "tensors")
 
-    def __init__(self, step: int, taken: Taken, owned: list[Values], late: Late | None) -> None:
+    def __init__(
+        self, step: int, taken: Taken, owned: list[Values], late: Late | None, attached: Attached | None = None
+    ) -> None:
         self.step = step
         self.calls = call_columns(taken.calls)
         self.tensors = tensor_columns(taken.tensors, late=late)
         self.owned = owned
         self._rows = taken.tensors
+        self._attached = attached
         redeemed = [column for column in self.tensors if isinstance(column, Masked)]
         self.nbytes = (
             taken.calls.nbytes
@@ -55,7 +95,10 @@ class Piece:
     @property
     def values(self) -> list[Values | None]:
         """Of each tensor's row, its values."""
-        return self._rows.cells(VALUES)
+        cells: list[Values | None] = self._rows.cells(VALUES)
+        if self._attached is not None:
+            self._attached.put_into(cells, self.tensors, self._rows)
+        return cells
 
     def with_blobs(self, blobs: Sequence[Blob | None]) -> list[AnyCells]:
         """The columns of the tensors, with these for the places of their values."""
@@ -69,17 +112,25 @@ class StepRows:
     """The rows of one step. They read like a rank of a run: `RankRun(0, rows)`.
 
     `whole` is False when the step was not over, or too large to be held at once. Values are there as long as the
-    recorder holds the step.
+    recorder holds the step, or as `kept` has them.
     """
 
     end: End | None = None
 
-    def __init__(self, step: int, pieces: Sequence[Piece], stacks: dict[int, list[Frame]], whole: bool) -> None:
+    def __init__(
+        self,
+        step: int,
+        pieces: Sequence[Piece],
+        stacks: dict[int, list[Frame]],
+        whole: bool,
+        kept: KeptBytes | None = None,
+    ) -> None:
         self.step = step
         self.whole = whole
         self.problems: list[str] = []
         self._pieces = pieces
         self._stacks = stacks
+        self._kept = kept
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
         """A column of the tensors' numbers, such as `nan`; null is zero, and NaN in a column of floats.
@@ -105,7 +156,11 @@ class StepRows:
     def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:  # noqa: ARG002 - as a RankSource has it
         """A copy of the bytes of a tensor; None when they were not kept."""
         values = self._values[row]
-        return None if values is None or values.data is None else np.frombuffer(values.data, np.uint8).copy()
+        if values is None:
+            return None
+        if values.data is not None:
+            return np.frombuffer(values.data, np.uint8).copy()
+        return None if self._kept is None else self._kept(values)
 
     @cached_property
     def _calls(self) -> Table:

@@ -7,19 +7,27 @@ readable. `intake.py` is the program's side of it.
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
+from astray.errors import RunError
 from astray.store.info import RunInfo
 from astray.store.late import Late
 from astray.store.native import backlog
+from astray.store.native.courses import Course, Stepwise, Straight
 from astray.store.native.files import RankFiles
 from astray.store.native.folder import claim, recordable, release
 from astray.store.native.intake import HELD_SECONDS, IDLE_SECONDS, QUEUE_BYTES, Intake
+from astray.store.native.values import Values, ValuesReader
 from astray.store.native.values_writer import SHARD_BYTES
+from astray.store.native.watch import Listener, Watch
 
 STEP_SECONDS = 0.05  # rows of a step that is done wait no longer; a batch for every step of a fast loop is too small
+WATCHED_BYTES = 128 << 20  # what a step that is watched may take until it is over; a larger one is shown in parts
 
 
 class RunWriter(Intake):
@@ -31,8 +39,9 @@ class RunWriter(Intake):
 
     `world_size` is for when `info` does not say it. `queue_bytes` is how much memory values may take on their way to
     the disk: more lets the program run ahead of a slow disk for longer. `shard_bytes` is the size at which the next
-    values file begins. A row may hold a ticket of `late` in place of its statistics. Raises RunExists or RunError when
-    the folder cannot be recorded into.
+    values file begins. A row may hold a ticket of `late` in place of its statistics. `on_step` is given the rows of
+    each step, as `Watch` has it, and `watch` tells whether it has been. Raises RunExists or RunError when the folder
+    cannot be recorded into.
     """
 
     def __init__(
@@ -46,6 +55,7 @@ class RunWriter(Intake):
         queue_bytes: int = QUEUE_BYTES,
         shard_bytes: int = SHARD_BYTES,
         late: Late | None = None,
+        on_step: Listener | None = None,
     ) -> None:
         super().__init__(path, rank, queue_bytes, late)
         if world_size is not None:
@@ -55,21 +65,27 @@ class RunWriter(Intake):
             self._files = RankFiles(folder, shard_bytes, late)
         self._files.values.connect(self._backlog.wake.set, self._backlog.written, self._lost)
         self._step_ended = False
+        self.watch = self._watch(on_step) if on_step is not None else None
+        self._course: Course = Straight(self._files, self._backlog)
+        if self.watch is not None:
+            self._course = Stepwise(self._files, self._backlog, late, self.watch)
         self._start()
 
     def step_done(self) -> None:
         """Say that a step is over, so that its rows reach the file soon."""
         if self._open:
+            self._course.cut()
             self._settle()
             self._step_ended = True
             self._backlog.wake.set()
+            self._backlog.wait_for(self._course.has_room)
 
     def flush(self) -> bool:
         """Wait until everything handed over before is with the kernel, where a kill cannot reach it.
 
         Gives False when that cannot be promised, because recording has stopped; `failure` says why.
         """
-        if not self._open:
+        if not self._open or threading.current_thread() is self._thread:
             return False
         self._settle()
         flush = self._backlog.put_flush()
@@ -86,13 +102,18 @@ class RunWriter(Intake):
         """The writer's thread."""
         try:
             self._write_until_closed()
+            self._course.end()
             self._files.close()
         except Exception as error:  # noqa: BLE001 - a failure here must never end the user's program
-            self.failure = self._files.abandon(error)
+            self.failure = self._files.abandon(error, self._course.write)
+            if self.watch is not None:
+                self.failure += " Nothing is watched from here on."
         finally:
             self._stop()
             self._backlog.drop()
             self._rooms.close()
+            if self.watch is not None:
+                self.watch.end()
 
     def _write_until_closed(self) -> None:
         written = held = time.monotonic()
@@ -102,12 +123,12 @@ class RunWriter(Intake):
             closing = self._closed  # read before taking: what was handed over before closing is still written
             patience = STEP_SECONDS if self._step_ended else IDLE_SECONDS
             self._files.values.collect()
-            if closing or self._backlog.wants_rows_taken or time.monotonic() - written >= patience:
-                self._files.take(*self._backlog.take())  # all at once: to take them bit by bit is to copy them
+            wanted = closing or self._backlog.wants_rows_taken or time.monotonic() - written >= patience
+            self._course.take(wanted, closing)
             for group in self._backlog.take_values():
                 self._files.take_values(group)
-            if self._files.waiting_rows >= backlog.BATCH_ROWS:
-                self._files.write_rows()
+            if self._course.waiting_rows >= backlog.BATCH_ROWS:
+                self._course.write()
             self._backlog.make_room()
             if self._backlog.flushes or closing:
                 self._files.values.settle()
@@ -116,14 +137,35 @@ class RunWriter(Intake):
                 continue
             if self._backlog.flushes or closing or time.monotonic() - written >= patience:
                 self._step_ended = False
-                self._files.write_rows()
+                self._course.write()
                 self._backlog.answer()
                 written = time.monotonic()
-                if not self._files.waiting_rows:
+                if not self._course.waiting_rows:
                     held = written
                 elif written - held >= HELD_SECONDS and self._late is not None:
                     self._late.settle(own_thread=True)
                     held = written
+
+    def _watch(self, on_step: Listener) -> Watch:
+        return Watch(
+            0,
+            WATCHED_BYTES,
+            on_step,
+            late=self._late,
+            lack=self._miss,
+            can_answer=self._can_answer,
+            kept=self._read_back,
+        )
+
+    def _read_back(self, values: Values) -> npt.NDArray[np.uint8] | None:
+        """The bytes of values that were on their way into a file, for the listener."""
+        for group in self._backlog.take_values():
+            self._files.take_values(group)
+        self._files.values.settle()
+        try:
+            return None if values.blob is None else ValuesReader(self._files.folder).read(values.blob)
+        except RunError:
+            return None
 
     def _finish(self, ended: str) -> None:
         """Write `end.json`."""

@@ -19,6 +19,7 @@ from torch._C import DisableTorchFunction, _current_graph_task_id, _get_tracing_
 from torch.compiler import is_compiling
 
 from astray.capture.calls import native
+from astray.capture.catching import Found
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
@@ -30,7 +31,7 @@ from astray.capture.pytorch.calls.fsdp import Gathered, Gatherings
 from astray.capture.pytorch.calls.hooks import Hook, watch_compilers
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.sites import Sites
-from astray.capture.pytorch.calls.taking import flattener
+from astray.capture.pytorch.calls.taking import Tensors, flattener
 from astray.capture.pytorch.calls.wrappers import Chain, Children, Gate, can_be_called, hides_gradients, is_compiled
 from astray.capture.pytorch.calls.wrappers import state as state_of
 from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCode, never_compiled
@@ -349,10 +350,23 @@ class ModuleCapture:
             self._note_exception(call.site, call.frame)
         outputs = self._flat.result(result)
         if call.seq != NOT_WRITTEN:
-            for path, tensor in outputs:
-                engine.tensors.observe(call.seq, "output", path, tensor)
+            bad = [engine.tensors.observe(call.seq, "output", path, tensor) for path, tensor in outputs]
+            if any(bad):
+                self.gave_bad(call, outputs)
         if call.adapter is not None:
             self._gradients.watch(engine, call, call.adapter, outputs)
+
+    def gave_bad(self, call: OpenCall, outputs: Tensors) -> None:
+        """A call has given NaN or infinities, and somebody wants to know. torch's frame has what it was given."""
+        given = call.frame.f_locals if call.frame is not None else {}
+        module, args, kwargs = (given.get(name) for name in ("self", "args", "kwargs"))
+        if not isinstance(module, nn.Module) or not isinstance(args, tuple):
+            return  # it was called in another way, of which nothing is kept
+        inputs, skeleton = self._flat.arguments(args, kwargs or {})
+        found: list[Found] = [("input", *one) for one in inputs]
+        found += [("output", *one) for one in outputs]
+        found += state_of(module, self._taps is not None)
+        self._engine.tensors.gave_bad(call.seq, found, skeleton)
 
     def _note_exception(self, site: Site, frame: FrameType | None) -> None:
         """Says so when the call ended by an exception: one that is being handled, and came through the call."""

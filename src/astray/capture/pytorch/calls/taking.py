@@ -15,6 +15,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch._ops import OpOverload
 
 from astray.capture.calls import native
+from astray.capture.catching import Found
 from astray.capture.engine import Engine, OpenCall
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
@@ -166,14 +167,25 @@ class Taking:
             return None
         outputs = self.flat.result(result) if plain else callee.outputs(self.flat, args, kwargs, result)
         if seq != NOT_WRITTEN:
-            for path, tensor in outputs:
-                tensors.observe_unread(seq, "output", path, tensor)
+            bad = [tensors.observe_unread(seq, "output", path, tensor) for path, tensor in outputs]
+            if any(bad):
+                self.gave_bad(call, callee, args, kwargs, outputs)
         if callee.makes_buffers:
             for _, tensor in outputs:
                 tensors.changed(tensor)
         if edges is not None and self._gradients is not None:
             self._gradients.watch(self._engine, call, edges, outputs)
         return outputs
+
+    def gave_bad(
+        self, call: OpenCall, callee: Callee, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Tensors
+    ) -> None:
+        """A call has given NaN or infinities, and somebody wants to know: its tensors are still there."""
+        plain = callee.is_plain and "out" not in kwargs
+        inputs, skeleton = self.flat.arguments(args, kwargs) if plain else callee.inputs(self.flat, args, kwargs)
+        found: list[Found] = [("input", *one) for one in inputs]
+        found += [("output", *one) for one in outputs]
+        self._engine.tensors.gave_bad(call.seq, found, skeleton)
 
     def abandon(self, call: OpenCall, error: BaseException) -> None:
         """A call has raised. Checkpointing stops work done again by an exception of its own."""

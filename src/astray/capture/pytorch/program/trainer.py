@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers import TrainerCallback
 
-from astray.capture.recorder import Recorder
+from astray.capture.recorder import Recorder, overseer
 from astray.capture.settings import Given, Settings
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
+
+    from astray.guard.overseer import Guarding
 
 
 class AstrayCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not there for the type checker
@@ -29,6 +31,7 @@ class AstrayCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
 
     path: the folder of the run. A second `train()` of the same trainer goes into `runs/a-2`, and so on.
     overwrite: replace a run that is there already.
+    guard: also watch for NaN and infinity, as `astray.record` does.
     settings: those of `astray.record`. A wrong one is refused here, before the training begins.
 
     A step is a step of the optimizer, counted from 0 in each training; the forwards of gradient accumulation are its
@@ -42,11 +45,21 @@ class AstrayCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
     ...     Trainer(model, args, train_dataset=data, callbacks=[callback]).train()
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, **settings: Unpack[Given]) -> None:
-        Settings.check(**settings)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        guard: Guarding | None = None,
+        **settings: Unpack[Given],
+    ) -> None:
+        checked = Settings.check(**settings)
+        if guard is not None:
+            overseer(guard, checked)  # which refuses what it cannot do
         self.path = Path(path)
         self.recorder: Recorder | None = None  # of the training that goes on, or of the last one
         self._overwrite = overwrite
+        self._guard = guard
         self._settings = settings
         self._trainings = 0
 
@@ -55,7 +68,7 @@ class AstrayCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
         self.stop("by an exception, or in another way that the trainer did not tell")
         self._trainings += 1
         path = self.path if self._trainings == 1 else self.path.with_name(f"{self.path.name}-{self._trainings}")
-        self.recorder = Recorder(path, model, overwrite=self._overwrite, **self._settings).start()
+        self.recorder = Recorder(path, model, overwrite=self._overwrite, guard=self._guard, **self._settings).start()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """The optimizer has stepped."""
