@@ -7,7 +7,9 @@ this size is built in a fifth of the time of a frozen dataclass, and `zip(*rows)
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["module", "function", "op", "parameter", "optimizer", "collective", "custom"]
 Phase = Literal["forward", "backward", "update"]
@@ -45,7 +47,12 @@ class Call(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What one pass over a tensor tells. The six measures are over its finite elements; None when there are none."""
+    """What one pass over a tensor tells. The six measures are over its finite elements; None when there are none.
+
+    `first_bad` is the flat, row-major index of the first element that is NaN or infinite, and `first_bad_value` what it
+    is; None when all are finite. Of complex tensors real numbers are counted: 2 × element, + 1 for the imaginary part.
+    Of the part of a distributed tensor it is the index in the whole, where it is known which part that is.
+    """
 
     min: float | None
     max: float | None
@@ -57,6 +64,29 @@ class Statistics(NamedTuple):
     nan: int
     inf: int
     count: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses
+    first_bad: int | None = None
+    first_bad_value: float | None = None
+
+    @classmethod
+    def of(cls, cells: Mapping[str, Any]) -> Statistics | None:
+        """Those in the cells of a row, where None, NaN in a measure or −1 in a count say that there is none."""
+        if not _is_known(cells["count"]):
+            return None
+        found: dict[str, Any] = {name: None if _is_missing(cells[name]) else cells[name] for name in cls._fields[:6]}
+        found |= {name: cells[name] if _is_known(cells[name]) else 0 for name in ("zeros", "nan", "inf", "count")}
+        if _is_known(cells["first_bad"]):  # else nothing is wrong, or it is a run of before there was such a column
+            value = cells["first_bad_value"]
+            # One NaN for all: equal tuples are told by their objects where values are not equal to themselves.
+            found |= {"first_bad": cells["first_bad"], "first_bad_value": math.nan if _is_missing(value) else value}
+        return cls(**found)
+
+
+def _is_known(count: int | None) -> bool:
+    return count is not None and count >= 0
+
+
+def _is_missing(measure: float | None) -> bool:
+    return measure is None or math.isnan(measure)
 
 
 class Blob(NamedTuple):

@@ -14,11 +14,12 @@ from astray.record import Statistics
 
 
 def seen(path: str, low: float | None, high: float | None, *, role: str = "input", dtype: str = "float32",
-         zeros: int = 0, nan: int = 0, inf: int = 0, count: int = 8, forward: bool = False) -> Seen:  # fmt: skip
+         zeros: int = 0, nan: int = 0, inf: int = 0, count: int = 8, forward: bool = False,
+         first: float | None = None) -> Seen:  # fmt: skip
     size = None if low is None or high is None else max(abs(low), abs(high))
-    return Seen(
-        role, path, dtype, (count,), Statistics(low, high, 0.0, 0.0, 0.0, size, zeros, nan, inf, count), forward
-    )
+    bad = (None, None) if first is None else (0, first)
+    statistics = Statistics(low, high, 0.0, 0.0, 0.0, size, zeros, nan, inf, count, *bad)
+    return Seen(role, path, dtype, (count,), statistics, forward)
 
 
 def spoilt(dtype: str = "float32", nan: int = 0, inf: int = 2, count: int = 8) -> Seen:
@@ -106,6 +107,24 @@ def test_infinities_of_both_signs() -> None:
     given = seen("0", None, None, inf=8)
     assert kind_of(Case("converted", "sub", "forward", [given, given], [spoilt(nan=8, inf=0)])).word == "inf−inf"
     assert kind_of(Case("converted", "sin", "forward", [given], [spoilt(nan=8, inf=0)])).word == "NaN from infinity"
+
+
+@pytest.mark.parametrize(
+    ("function", "signs", "word", "part"),
+    [
+        ("softmax", [-math.inf], "fully masked", "is −inf there is nothing to divide by"),
+        ("softmax", [math.inf], "inf−inf", "the first of them +inf"),
+        ("softmax", [None], "fully masked", "is −inf"),
+        ("sub", [math.inf, math.inf], "inf−inf", "infinities of one sign, subtracted,"),
+        ("sub", [math.inf, -math.inf], "inf−inf", "infinities of both signs"),
+        ("add", [math.inf, math.inf], "inf−inf", "infinities of both signs"),
+    ],
+)
+def test_what_the_sign_of_infinities_tells(function: str, signs: list[float | None], word: str, part: str) -> None:
+    given = [seen(str(at), -1.0, 1.0, inf=2, first=sign) for at, sign in enumerate(signs)]
+    kind = kind_of(Case("converted", function, "forward", given, [spoilt(nan=8, inf=0)]))
+    assert kind.word == word
+    assert part in kind.text
 
 
 def test_nan_that_stands_in_the_arguments() -> None:

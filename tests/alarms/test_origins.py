@@ -115,8 +115,8 @@ def test_memory_that_nobody_filled_is_told_from_data_when_modules_are_recorded_t
     assert (alarm.origin.site, alarm.kind.word) == ("<root>/mul", "bad input")
 
 
-def test_an_alarm_has_numbers_values_and_the_way(tmp_path: Path) -> None:
-    (alarm,) = alarms(record(tmp_path / "run", accidents.half_scores, "function", keep="tensors"))
+def test_an_alarm_has_numbers_an_element_and_the_way(tmp_path: Path) -> None:
+    (alarm,) = alarms(record(tmp_path / "run", accidents.half_scores, "function"))
     (output,) = alarm.offenders
     assert (output.role, output.path, output.dtype, output.shape) == ("output", "out", "float16", (4, 4))
     assert output.statistics.inf == 12

@@ -39,17 +39,18 @@ def test_a_step_without_rows_has_no_alarms(tmp_path: Path) -> None:
 
 
 def test_an_alarm_goes_to_json(tmp_path: Path) -> None:
-    (alarm,) = alarms(record(tmp_path / "run", accidents.half_scores, "function", keep="tensors"))
+    (alarm,) = alarms(record(tmp_path / "run", accidents.half_scores, "function"))
     told = json.loads(json.dumps(alarm.to_dict(), allow_nan=False))
     assert told["origin"]["site"] == "<root>/matmul"
     assert told["origin"]["stack"][0]["function"] == "half_scores"
-    assert told["offenders"][0]["first"] == {"index": [0, 0], "value": "inf"}
+    assert told["offenders"][0]["first"] == {"index": [0, 0], "value": "inf", "part": None, "whole": None}
     assert told["offenders"][0]["statistics"]["inf"] == 12
+    assert told["offenders"][0]["statistics"]["first_bad_value"] == "inf"
     assert told["kind"]["word"] == "overflow"
 
 
 def test_the_report_says_who_where_why_and_what_next(tmp_path: Path) -> None:
-    found = alarms(record(tmp_path / "run", accidents.fully_masked_row, "module", "function", keep="tensors"))
+    found = alarms(record(tmp_path / "run", accidents.fully_masked_row, "module", "function"))
     line = accidents.origin_line(accidents.fully_masked_row)
     assert str(found).splitlines() == [
         "✗ NaN from step 0, forward, call 0 of <root>/softmax (torch.softmax)",

@@ -28,7 +28,7 @@ def layers() -> nn.Sequential:
 def test_infinity_in_the_data_is_a_bad_input(levels: tuple[str, ...], tmp_path: Path) -> None:
     x = torch.ones(4, 4)
     x[1, 2] = float("inf")
-    (alarm,) = alarms(record(tmp_path / "run", layers(), *levels, steps=3, x=x, keep="tensors"))
+    (alarm,) = alarms(record(tmp_path / "run", layers(), *levels, steps=3, x=x))
     assert (alarm.kind.word, alarm.step, alarm.later) == ("bad input", 0, (1, 2))
     assert alarm.origin.site in ("<root>", "0/linear", "0/aten.addmm")
     assert alarm.offenders[0].first is not None
@@ -42,7 +42,7 @@ def test_a_weight_that_was_loaded_so_is_a_bad_weight(levels: tuple[str, ...], tm
     state["2.weight"] = state["2.weight"].clone()
     state["2.weight"][0, 3] = float("nan")
     model.load_state_dict(state)
-    (alarm,) = alarms(record(tmp_path / "run", model, *levels, steps=3, keep="tensors"))
+    (alarm,) = alarms(record(tmp_path / "run", model, *levels, steps=3))
     assert (alarm.kind.word, alarm.step, alarm.later) == ("bad weight", 0, (1, 2))
     assert alarm.origin.site.partition("/")[0] == "2"
     assert alarm.kind.text.startswith("2.weight, its ")
@@ -158,7 +158,7 @@ def test_a_run_without_statistics_says_that_nothing_can_be_seen(tmp_path: Path) 
 
 
 def test_what_a_cut_run_does_not_show_is_not_called_fine(tmp_path: Path) -> None:
-    record(tmp_path / "run", accidents.causal_mask, "function", steps=2)
+    record(tmp_path / "run", accidents.causal_mask, "function")
     assert str(alarms(tmp_path / "run")).startswith("✓ No NaN")
     (tmp_path / "run" / "rank0" / "end.json").unlink()  # as a kill leaves it
     found = alarms(tmp_path / "run")

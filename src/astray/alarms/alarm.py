@@ -32,10 +32,20 @@ class Surfaced:
 
 @dataclass(frozen=True)
 class Element:
-    """One element of a tensor."""
+    """One element of a tensor.
+
+    part: which part of a complex number `value` is.
+    whole: of a part of a distributed tensor, the shape of the whole, in which the index counts.
+    """
 
     index: tuple[int, ...]
     value: float
+    part: Literal["real", "imaginary"] | None = None
+    whole: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        part = f"the {self.part} part of " if self.part else ""
+        return f"{part}element [{', '.join(map(str, self.index))}]"
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,7 @@ class Seen:
     shape: tuple[int, ...]
     statistics: Statistics
     forward: bool = False
-    first: Element | None = None  # the first element that is NaN or infinite, where values were kept
+    first: Element | None = None  # the first element that is NaN or infinite
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ nothing explains them, something has just happened, and that is an `Event`: the 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
@@ -186,14 +187,15 @@ class Flow:
     def _is_mask(self, row: int) -> bool:
         """Whether the infinities of a tensor that came from outside are there on purpose.
 
-        A mask holds zeros besides them, or nothing at all, or it says in its name that it is one, and nobody trains
+        A mask holds zeros besides −inf, or nothing at all, or it says in its name that it is one, and nobody trains
         it. A buffer with infinities is a mask or a running extreme.
         """
         rows = self.rows
         if rows.nan[row] or bool(rows.tensors.numbers("requires_grad")[row]):
             return False
         words = set(re.split(r"[.\d]+", rows.paths[row]))
-        only_zeros = rows.statistics(row).absmax in (None, 0.0)
+        statistics = rows.statistics(row)
+        only_zeros = statistics.absmax in (None, 0.0) and statistics.first_bad_value != math.inf
         return only_zeros or rows.roles[row] == "state" or bool(words & _KEEPS_INFINITY)
 
     # What a call gives.

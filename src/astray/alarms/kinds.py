@@ -5,6 +5,7 @@ The first rule that speaks is believed. Where none does, the kind is "unknown", 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from astray.alarms.alarm import Kind
@@ -97,17 +98,30 @@ def _converted(case: Case) -> Kind:
             "A masked place is counted: leave masked places out, or mask with a large finite number.",
         )
     if any(word in case.function for word in ("softmax", "logsumexp", "attention")):
+        if eaten is not None and eaten.statistics.first_bad_value == math.inf:
+            return Kind(
+                "inf−inf",
+                f"{given}, the first of them +inf: it takes the largest entry of a row from each, and gives {made}.",
+                "Mask with −inf, not +inf; or clamp these entries before.",
+            )
         return Kind(
             "fully masked",
             f"{given}: where every entry of a row is −inf there is nothing to divide by, and it gives {made}.",
             "Leave an entry of each row unmasked, or replace the rows that are all masked behind it.",
         )
     if case.function in ("add", "sub", "sum", "mean", "cumsum", "all_reduce"):
-        return Kind("inf−inf", f"{given}; infinities of both signs add up to {made}.", _MEANT)
+        met = "infinities of one sign, subtracted," if _has_one_sign(case) else "infinities of both signs"
+        return Kind("inf−inf", f"{given}; {met} add up to {made}.", _MEANT)
     if case.function in ("mul", "matmul", "linear", "einsum", "addcmul"):
         zeros = sum(one.statistics.zeros for one in case.given)
         return Kind("0·inf", f"{given}, and zeros ({zeros:,} in its inputs) meet them: {made}.", _MEANT)
     return Kind("NaN from infinity", f"{given}, and it made {made} of them.", _MEANT)
+
+
+def _has_one_sign(case: Case) -> bool:
+    """Whether a difference is of infinities that have the same sign, as far as the first of each side tells."""
+    signs = [one.statistics.first_bad_value for one in case.given if one.statistics.inf]
+    return case.function == "sub" and len(signs) > 1 and None not in signs and len({*signs}) == 1
 
 
 def _constant(case: Case) -> Kind | None:

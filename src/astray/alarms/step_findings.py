@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from astray.alarms.alarm import Alarm
+from astray.alarms.elements import Values
 from astray.alarms.naming import function_of
 from astray.alarms.origins import Origins
 from astray.alarms.step_rows import StepRows
-from astray.alarms.telling import Stacks, Values, tell
+from astray.alarms.telling import Stacks, tell
 from astray.record import SKIPPED_UPDATE
 from astray.store import Table
 

@@ -23,7 +23,7 @@ NO_ROW = -1
 
 _LEVELS = {"op": 0, "function": 1, "collective": 1, "module": 2}
 _OUTERMOST = 3  # of parameters, optimizers and what a program saves itself: all that is computed lies inside them
-_STATISTICS = Statistics._fields
+_OF_NOTHING = Statistics(None, None, None, None, None, None, 0, 0, 0, 0)
 
 
 class StepRows:
@@ -98,14 +98,12 @@ class StepRows:
     def likeness(self, row: int) -> Hashable:
         """What a tensor shares with itself in another order, such as a transpose that was not recorded."""
         statistics = self.statistics(row)
-        return self.tensors["dtype"][row], statistics._replace(mean=None, std=None, l2=None)
+        ordered: dict[str, Any] = dict.fromkeys(("mean", "std", "l2", "first_bad", "first_bad_value"))
+        return self.tensors["dtype"][row], statistics._replace(**ordered)
 
     def statistics(self, row: int) -> Statistics:
-        """The statistics of a tensor that has any."""
-        cells = self.tensors[list(_STATISTICS)].row(row)
-        low, high, mean, std, l2, absmax = (_number(cells[name]) for name in _STATISTICS[:6])
-        counts = (int(cells[name] or 0) for name in _STATISTICS[6:])
-        return Statistics(low, high, mean, std, l2, absmax, *counts)
+        """The statistics of a tensor; of one that has none, those of no element."""
+        return Statistics.of(self.tensors[list(Statistics._fields)].row(row)) or _OF_NOTHING
 
     def is_inside(self, call: int, outer: int) -> bool:
         """Whether a call happened in the code of another; of two backward calls, whether their forwards did."""
@@ -143,7 +141,3 @@ class StepRows:
 
 def _words(table: Table, name: str) -> list[str]:
     return [word or "" for word in table.coded(name).tolist()]
-
-
-def _number(cell: float | None) -> float | None:
-    return None if cell is None or np.isnan(cell) else float(cell)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from astray.alarms.alarm import Alarm, Caller, Element, Seen
+from astray.alarms.alarm import Alarm, Caller, Seen
 from astray.alarms.case import Case, arguments
+from astray.alarms.elements import Values, first_bad
 from astray.alarms.flow import Event
 from astray.alarms.kinds import kind_of
 from astray.alarms.naming import function_of, joined
@@ -19,8 +18,6 @@ from astray.record import Frame
 from astray.stats import dtypes
 
 Stacks = Callable[[int], list[Frame]]
-Values = Callable[[int], npt.NDArray[Any] | None]
-"""The values of a row of the step's tensors as they were stored; None when they were not kept."""
 
 MOST_CALLS = 8
 """So many calls of a chain are told: those next to the origin and those next to where it surfaced."""
@@ -125,24 +122,8 @@ class _Teller:
             shape=tensors["shape"][row],
             statistics=self.rows.statistics(row),
             forward=forward,
-            first=self._first(row) if self._is_bad(row) else None,
+            first=first_bad(self.rows, row, self._values) if self._is_bad(row) else None,
         )
-
-    def _first(self, row: int) -> Element | None:
-        """The first element that is no finite number, where every value of the tensor was kept."""
-        tensors = self.rows.tensors
-        partial = tensors.valid("part")[row] or int(tensors.numbers("sampled")[row]) >= 0
-        raw = self._values(row) if self._values is not None and not partial else None
-        if raw is None:
-            return None
-        name = str(tensors["dtype"][row])
-        values = raw if raw.dtype.kind in "fc" else dtypes.decode(raw, name)
-        wrong = np.flatnonzero(~np.isfinite(values))
-        if not len(wrong):
-            return None
-        value = values.reshape(-1)[wrong[0]]
-        index = np.unravel_index(int(wrong[0]), values.shape)
-        return Element(tuple(int(one) for one in index), float(value.real if value.dtype.kind == "c" else value))
 
     def _caller(self, call: int, stack: tuple[Frame, ...] | None = None) -> Caller:
         rows = self.rows

@@ -25,7 +25,7 @@ from astray.device.tickets import CAPTURED, SLOTS, Segment, Tickets
 from astray.stats import Shard, Strided
 
 PARTIALS = 1 << 18
-"""The most partial rows before results are sent for: 19 MB of device memory."""
+"""The most partial rows before results are sent for: 21 MB of device memory."""
 
 _PATIENCE = 0.5  # seconds after which results are sent for though the step is not over
 _MANY = 20_000  # ways to launch that are remembered

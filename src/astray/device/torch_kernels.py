@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from astray.device.rows import NONE, WIDTH
 from astray.stats.dtypes import DTYPES, DType, decode_table
 from astray.stats.fingerprint import FLIP, SPREAD, STEP, STEP_HIGH
 from astray.stats.types import Shard
@@ -57,11 +58,12 @@ class _Numbers(NamedTuple):
     zeros: torch.Tensor
     nan: torch.Tensor
     inf: torch.Tensor
+    first: torch.Tensor
 
 
 @torch.no_grad()
 def measure(tensor: torch.Tensor, *, statistics: bool, shard: Shard | None = None) -> torch.Tensor:
-    """Give the row of a tensor as nine int64 words on its device, in the order of `rows.FIELDS`.
+    """Give the row of a tensor as ten int64 words on its device, in the order of `rows.FIELDS`.
 
     The tensor is a plain strided one, its conjugate and negative bits resolved. Without `statistics` only the number of
     elements and the fingerprint are filled in. Same results as the kernels of `astray.stats`: fingerprint, counts and
@@ -79,9 +81,9 @@ def measure(tensor: torch.Tensor, *, statistics: bool, shard: Shard | None = Non
     for piece in _pieces(tensor.view(_SIGNED[kind.itemsize])):  # integers can be copied on every device
         marks.append(_weigh(piece, start, extents))
         if statistics:
-            blocks.append(_describe(_decode(piece, kind, wide), kind))
+            blocks.append(_describe(_decode(piece, kind, wide), kind, start, extents))
         start += piece.numel()
-    row = torch.zeros(9, dtype=torch.int64, device=tensor.device)
+    row = torch.zeros(WIDTH, dtype=torch.int64, device=tensor.device)
     if blocks:
         _write(row, blocks[0] if len(blocks) == 1 else _merge(blocks))
     elif statistics:
@@ -91,6 +93,8 @@ def measure(tensor: torch.Tensor, *, statistics: bool, shard: Shard | None = Non
         row[0].fill_(start)
     if marks:
         row[8].copy_(marks[0] if len(marks) == 1 else torch.stack(marks).sum())
+    if not blocks:
+        row[9].fill_(NONE)
     return row
 
 
@@ -147,8 +151,8 @@ def _table(name: str, device: torch.device, wide: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(decode_table(name).copy()).to(wide).to(device)
 
 
-def _describe(values: torch.Tensor, kind: DType) -> _Numbers:
-    """The statistics of one block of values, which are overwritten."""
+def _describe(values: torch.Tensor, kind: DType, start: int, extents: list[_Extent]) -> _Numbers:
+    """The statistics of one block of values, which are overwritten. It begins at element `start` of the tensor."""
     size = values.numel()
     zeros = size - values.count_nonzero()
     if kind.kind == "float":
@@ -157,10 +161,11 @@ def _describe(values: torch.Tensor, kind: DType) -> _Numbers:
         count, nan = finite.sum(), (values != values).sum()
         low = values.masked_fill(other, torch.inf).amin()
         high = values.masked_fill(other, -torch.inf).amax()
+        first = _first_bad(values, other, start, extents)
         values.masked_fill_(other, 0.0)
     else:
         low, high = values.aminmax()
-        count, nan = torch.full_like(zeros, size), torch.zeros_like(zeros)
+        count, nan, first = torch.full_like(zeros, size), torch.zeros_like(zeros), torch.full_like(zeros, NONE)
     exponent = _exponent(low, high)
     values *= _power(-exponent, values.dtype)
     mean = values.sum() / count.clamp_min(1)
@@ -168,20 +173,31 @@ def _describe(values: torch.Tensor, kind: DType) -> _Numbers:
     if kind.kind == "float":
         values *= finite
     spread = values.square_().sum().sqrt_()
-    return _Numbers(exponent, count, mean, spread, low, high, zeros, nan, size - count - nan)
+    return _Numbers(exponent, count, mean, spread, low, high, zeros, nan, size - count - nan, first)
+
+
+def _first_bad(values: torch.Tensor, bad: torch.Tensor, start: int, extents: list[_Extent]) -> torch.Tensor:
+    """Where the first bad element of a block is and what, in one number; see `rows`."""
+    place = bad.to(torch.int8).argmax().view(1)
+    value = values.index_select(0, place)
+    kind = (value == torch.inf) + 2 * (value == -torch.inf)
+    return (_places(place + start, extents) * 4 + kind).where(bad.index_select(0, place), NONE).view(())
 
 
 def _merge(blocks: Sequence[_Numbers]) -> _Numbers:
     """The statistics of all blocks together."""
-    exponents, finite, means, spreads, low, high, *counts = (torch.stack(field) for field in zip(*blocks, strict=True))
+    exponents, finite, means, spreads, low, high, *counts, first = (
+        torch.stack(field) for field in zip(*blocks, strict=True)
+    )
     exponent = exponents.amax()
     to_largest = _power((exponents - exponent).clamp_min(-_SHAPES[means.dtype].reach), means.dtype)
     each, total = finite.to(means.dtype), finite.sum()
     means *= to_largest
     mean = (each * means).sum() / total.clamp_min(1)
     squares = (spreads * to_largest).square().sum() + (each * (means - mean).square()).sum()
-    sums = (count.sum() for count in counts)
-    return _Numbers(exponent, total, mean, squares.sqrt(), low.amin(), high.amax(), *sums)
+    zeros, nan, inf = (count.sum() for count in counts)
+    spread = squares.sqrt()
+    return _Numbers(exponent, total, mean, spread, low.amin(), high.amax(), zeros, nan, inf, first.amin())
 
 
 def _exponent(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
@@ -198,8 +214,8 @@ def _power(exponent: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
 
 
 def _write(row: torch.Tensor, numbers: _Numbers) -> None:
-    """Put the statistics into the first eight words of a row."""
-    exponent, finite, mean, spread, low, high, *counts = numbers
+    """Put the statistics into a row: all of its words but the fingerprint."""
+    exponent, finite, mean, spread, low, high, *counts, first = numbers
     if mean.dtype is torch.float64:
         grow = _power(exponent, torch.float64)
         row[1:5] = torch.stack((mean * grow, spread * grow, low, high)).view(torch.int64)
@@ -208,6 +224,7 @@ def _write(row: torch.Tensor, numbers: _Numbers) -> None:
         row[3:5] = _float64_bits(torch.stack((low, high)))
     row[0].copy_(finite)
     torch.stack(counts, out=row[5:8])
+    row[9].copy_(first)
 
 
 def _float64_bits(values: torch.Tensor, exponent: torch.Tensor | int = 0) -> torch.Tensor:
@@ -256,7 +273,8 @@ def _weigh(piece: torch.Tensor, start: int, extents: list[_Extent]) -> torch.Ten
     """The share that a block of elements has in the fingerprint. The block begins at element `start` of the tensor."""
     width, size = piece.element_size(), piece.numel()
     if len(extents) > 1:
-        index, last = _places(start, size, extents, piece.device), prod(extent.full for extent in extents) * width // 4
+        index = _places(_range(start, size, piece.device), extents)
+        last = prod(extent.full for extent in extents) * width // 4
         if width < 4:
             return _sum(*_shifted(piece, index), last)
         if width == 8:
@@ -276,9 +294,8 @@ def _range(first: int, count: int, device: torch.device) -> torch.Tensor:
     return torch.arange(first, first + count, dtype=torch.int64, device=device)
 
 
-def _places(start: int, count: int, extents: list[_Extent], device: torch.device) -> torch.Tensor:
-    """The indices in the whole tensor of elements that follow each other in a shard."""
-    rest = _range(start, count, device)
+def _places(rest: torch.Tensor, extents: list[_Extent]) -> torch.Tensor:
+    """Indices in a shard → those in the whole tensor."""
     result, stride = torch.zeros_like(rest), 1
     for size, offset, full in reversed(extents[1:]):
         result += (rest % size + offset) * stride

@@ -3,7 +3,8 @@
 `layout` says how memory is walked; `rows` says what a row is. Each thread keeps its own sums over all it reads, about
 a pivot of its own (the mean of its first few elements): that keeps small spreads about large means right in float32.
 Threads meet once, at the end of a program. The quick sweep takes every number for finite and of moderate size; a
-program that finds otherwise afterwards sweeps its part once more with care. No atomics: results do not vary.
+program that finds otherwise afterwards sweeps its part once more with care, and again for the first element that is not
+finite, where there is one. No atomics: results do not vary.
 
 Instructions decide the speed, so count them after a change (sm_90, per element of the quick sweep, all/ALU pipe):
 bfloat16 and float16 10.6/5.1 (12.8/6.3 without PAIRS), float32 18.3/10.1, float8_e4m3fn 8.7/3.2 (16.9/8.4), the
@@ -24,6 +25,7 @@ import triton.language as tl
 
 from astray.device.launcher import Source
 from astray.device.layout import MOST_DIMENSIONS
+from astray.device.rows import NONE
 from astray.stats import dtypes, fingerprint
 
 _STEP = tl.constexpr(fingerprint.STEP)
@@ -31,6 +33,7 @@ _STEP_HIGH = tl.constexpr(fingerprint.STEP_HIGH)
 _SPREAD = tl.constexpr(fingerprint.SPREAD)
 _FLIP = tl.constexpr(fingerprint.FLIP ^ fingerprint.FLIP >> 16)  # moved behind the first shift, where it costs nothing
 _INF = tl.constexpr(float("inf"))
+_NONE = tl.constexpr(NONE)
 
 # --- where things are ---
 
@@ -92,14 +95,16 @@ def _seed(index, UNIT: tl.constexpr, WIDE: tl.constexpr):
 @triton.jit
 def _place(row, base, dims, UNIT: tl.constexpr, ROW: tl.constexpr, DIMENSIONS: tl.constexpr, WIDE: tl.constexpr,
            THREADS: tl.constexpr):  # fmt: skip
-    """Of the units [THREADS, ROW] from a row on: number, offset in memory, hash seed, and shift into the word."""
+    """Of the units [THREADS, ROW] from a row on: number, offset in memory, logical index, hash seed, and shift into the
+    word. What a caller does not use is never computed.
+    """
     thread, along = tl.arange(0, THREADS)[:, None], tl.arange(0, ROW)[None, :]
     lane = thread * ROW + along
     first = row * ROW
     number = first + lane
     shift = tl.zeros([1, 1], tl.uint32)
     if DIMENSIONS == 0:
-        offset = number
+        offset, index = number, number + base
         if WIDE:
             seed = _seed(number + base, UNIT, True)
         else:  # the first part is one number for all threads; the lane's stays in a register
@@ -116,7 +121,7 @@ def _place(row, base, dims, UNIT: tl.constexpr, ROW: tl.constexpr, DIMENSIONS: t
         seed = _seed(index, UNIT, WIDE)
         if UNIT < 4:
             shift = ((index.to(tl.uint32) * UNIT) & 3) * 8
-    return number, offset, seed, shift
+    return number, offset, index, seed, shift
 
 
 @triton.jit
@@ -301,7 +306,7 @@ def _pivot(address, base, dims, program, units, DTYPE: tl.constexpr, ITEM: tl.co
            FLOAT: tl.constexpr, THREADS: tl.constexpr, UNROLL: tl.constexpr):  # fmt: skip
     """The mean of each thread's first row, 0 where that is not finite."""
     row = program.to(tl.int64) * (UNROLL * THREADS)
-    number, offset, _, _ = _place(row, base, dims, UNIT, ROW, DIMENSIONS, WIDE, THREADS)
+    number, offset, _, _, _ = _place(row, base, dims, UNIT, ROW, DIMENSIONS, WIDE, THREADS)
     bits = tl.load(_pointers(address, offset, UNIT, ROW, ALIGNED), number < units, 0)
     numbers = _numbers(bits, DTYPE, ITEM, UNIT)
     total = tl.zeros([THREADS, ROW], FLOAT)
@@ -339,7 +344,7 @@ def _quick(address, base, dims, pivot, start, end, step, DTYPE: tl.constexpr, IT
         square = tl.zeros([THREADS, ROW], FLOAT)
         for turn in tl.static_range(UNROLL):
             row = tl.cast(tile, tl.int64) * (UNROLL * THREADS) + turn * THREADS
-            _, offset, seed, shift = _place(row, base, dims, UNIT, ROW, DIMENSIONS, WIDE, THREADS)
+            _, offset, _, seed, shift = _place(row, base, dims, UNIT, ROW, DIMENSIONS, WIDE, THREADS)
             bits = tl.load(_pointers(address, offset, UNIT, ROW, ALIGNED))
             weight += _weigh(bits, seed, shift, UNIT)
             if STATISTICS and PAIRS:
@@ -386,7 +391,7 @@ def _careful(address, base, dims, units, count, pivot, scale, start, end, step, 
         turns = tl.minimum((left + (THREADS * ROW * (UNIT // ITEM) - 1)) // (THREADS * ROW * (UNIT // ITEM)), UNROLL)
         for turn in range(turns.to(tl.int32)):
             row = tl.cast(tile, tl.int64) * (UNROLL * THREADS) + turn * THREADS
-            number, offset, seed, shift = _place(row, base, dims, UNIT, ROW, DIMENSIONS, WIDE, THREADS)
+            number, offset, _, seed, shift = _place(row, base, dims, UNIT, ROW, DIMENSIONS, WIDE, THREADS)
             bits = tl.load(_pointers(address, offset, UNIT, ROW, ALIGNED), number < units, 0)
             if DIMENSIONS == 0 and UNIT > ITEM:
                 bits |= _last_word(address, number, count, ITEM)
@@ -419,6 +424,32 @@ def _careful(address, base, dims, units, count, pivot, scale, start, end, step, 
 
 
 @triton.jit
+def _first_bad(address, base, dims, units, count, start, end, step, DTYPE: tl.constexpr, ITEM: tl.constexpr,
+               UNIT: tl.constexpr, ROW: tl.constexpr, ALIGNED: tl.constexpr, DIMENSIONS: tl.constexpr,
+               WIDE: tl.constexpr, THREADS: tl.constexpr, UNROLL: tl.constexpr):  # fmt: skip
+    """Sweep over tiles for the first element that is not finite; see `rows` for how index and kind are one number."""
+    EACH: tl.constexpr = UNIT // ITEM
+    first = tl.full([THREADS], _NONE, tl.int64)
+    for tile in range(start, end, step):
+        left = count - tl.cast(tile, tl.int64) * (UNROLL * THREADS * ROW * EACH)
+        turns = tl.minimum((left + (THREADS * ROW * EACH - 1)) // (THREADS * ROW * EACH), UNROLL)
+        for turn in range(turns.to(tl.int32)):
+            row = tl.cast(tile, tl.int64) * (UNROLL * THREADS) + turn * THREADS
+            number, offset, index, _, _ = _place(row, base, dims, UNIT, ROW, DIMENSIONS, WIDE, THREADS)
+            bits = tl.load(_pointers(address, offset, UNIT, ROW, ALIGNED), number < units, 0)
+            if DIMENSIONS == 0 and UNIT > ITEM:
+                bits |= _last_word(address, number, count, ITEM)
+            numbers = _numbers(bits, DTYPE, ITEM, UNIT)
+            for each in tl.static_range(EACH):
+                x = numbers[each]
+                bad = (number * EACH + each < count) & ((x != x) | (tl.abs(x) == _INF))
+                kind = tl.where(x != x, 0, tl.where(x > 0, 1, 2))
+                packed = tl.where(bad, (index.to(tl.int64) * EACH + each) * 4 + kind, _NONE)
+                first = tl.minimum(first, tl.min(packed, 1))
+    return tl.min(first, 0)
+
+
+@triton.jit
 def _meet(
     weight, low, high, zeros, squares, finite, nan, weight_, low_, high_, zeros_, squares_, finite_, nan_
 ):  # fmt: skip
@@ -446,7 +477,7 @@ def _power(size):
 
 
 @triton.jit
-def _put(rows, capacity, row, finite, mean, spread, low, high, zeros, nan, inf, weight):
+def _put(rows, capacity, row, finite, mean, spread, low, high, zeros, nan, inf, weight, first):
     """Write a row; see `rows`."""
     tl.store(rows + row, finite)
     tl.store(rows + capacity + row, mean.to(tl.int64, bitcast=True))
@@ -457,6 +488,7 @@ def _put(rows, capacity, row, finite, mean, spread, low, high, zeros, nan, inf, 
     tl.store(rows + 6 * capacity + row, nan)
     tl.store(rows + 7 * capacity + row, inf)
     tl.store(rows + 8 * capacity + row, weight.to(tl.int64, bitcast=True))
+    tl.store(rows + 9 * capacity + row, first)
 
 
 @triton.jit
@@ -555,7 +587,11 @@ def _measure_part(
             row_finite = mine
             attempt = 4
     _put(partials, capacity, row, row_finite, row_mean, row_spread, row_low, row_high, row_zeros, row_nan,
-         row_inf, row_weight)  # fmt: skip
+         row_inf, row_weight, nothing + _NONE)  # fmt: skip
+    if row_nan + row_inf > 0:  # with the row out of the way, for registers
+        first = _first_bad(address, base, dims, units, count, program, tiles, programs, DTYPE, ITEM, UNIT, ROW,
+                           ALIGNED, DIMENSIONS, WIDE, THREADS, UNROLL)  # fmt: skip
+        tl.store(partials + 9 * capacity + row, first)
 
 
 @triton.jit
@@ -629,6 +665,7 @@ def settle(partials, capacity, table, results, room, BLOCK: tl.constexpr):
     high = tl.full([BLOCK], -_INF, tl.float64)
     finite = tl.zeros([BLOCK], tl.int64)
     zeros, nan, inf, weight = finite, finite, finite, finite
+    bad = tl.full([BLOCK], _NONE, tl.int64)
     for start in range(0, programs, BLOCK):
         here = start + lane < programs
         row = partials + first + start + lane
@@ -640,6 +677,7 @@ def settle(partials, capacity, table, results, room, BLOCK: tl.constexpr):
         nan += tl.load(row + 6 * capacity, here, 0)
         inf += tl.load(row + 7 * capacity, here, 0)
         weight += tl.load(row + 8 * capacity, here, 0)
+        bad = tl.minimum(bad, tl.load(row + 9 * capacity, here, _NONE))
     least, most, known = tl.min(low, 0), tl.max(high, 0), tl.sum(finite, 0)
     some = tl.maximum(known, 1).to(tl.float64)
     scale = _power(tl.where(known > 0, tl.maximum(tl.maximum(-least, most), 0.0), 0.0))
@@ -657,7 +695,7 @@ def settle(partials, capacity, table, results, room, BLOCK: tl.constexpr):
         spread = tl.load(row + 2 * capacity, here, 0).to(tl.float64, bitcast=True) * scale
         left += spread * spread + has * ((above - middle) * (above - middle))
     _put(results, room, slot, known, (ground + middle) / scale, tl.sqrt(tl.sum(left, 0)) / scale, least, most,
-         tl.sum(zeros, 0), tl.sum(nan, 0), tl.sum(inf, 0), tl.sum(weight, 0))  # fmt: skip
+         tl.sum(zeros, 0), tl.sum(nan, 0), tl.sum(inf, 0), tl.sum(weight, 0), tl.min(bad, 0))  # fmt: skip
 
 
 # --- what the launcher compiles ---

@@ -25,8 +25,18 @@ MakeTensor = Callable[..., Tensor]
 STATISTICS = Statistics._fields
 
 
+class IsNan:
+    """Equal to NaN, which itself is not."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, float) and math.isnan(other)
+
+
 class Counter:
-    """A ticket is the number that is behind it, several times over; odd ones are for fingerprints alone."""
+    """A ticket is the number that is behind it, several times over; odd ones are for fingerprints alone.
+
+    From 4 on everything is finite; behind 0 the first bad element is NaN, behind 2 it is infinite.
+    """
 
     def __init__(self, lost: frozenset[int] = frozenset()) -> None:
         self.lost = lost
@@ -41,7 +51,9 @@ class Counter:
         moments = tickets + np.arange(6)[:, None] / 8
         moments[0, tickets == 4] = np.nan
         here = ~np.isin(tickets, list(self.lost))
-        found = Measurements(moments, tickets + np.arange(4)[:, None], tickets.astype(np.uint64) << np.uint64(40))
+        counts, prints = tickets + np.arange(4)[:, None], tickets.astype(np.uint64) << np.uint64(40)
+        first_bad = np.where(tickets < 4, tickets + 10, -1)
+        found = Measurements(moments, counts, prints, first_bad, np.where(tickets, -np.inf, np.nan))
         return Redeemed(found, here & (tickets % 2 == 0), here, "the card caught fire" if self.lost else None)
 
 
@@ -50,7 +62,8 @@ def behind(ticket: int) -> dict[str, Any]:
     moments: list[float | None] = [ticket + i / 8 for i in range(6)]
     if ticket == 4:
         moments[0] = None
-    known = dict(zip(STATISTICS, [*moments, *range(ticket, ticket + 4)], strict=True))
+    first = [ticket + 10, -math.inf if ticket else IsNan()] if ticket < 4 else [None, None]
+    known = dict(zip(STATISTICS, [*moments, *range(ticket, ticket + 4), *first], strict=True))
     statistics = known if ticket % 2 == 0 else dict.fromkeys(STATISTICS)
     return {**statistics, "fingerprint": ticket << 40}
 
@@ -78,7 +91,7 @@ def test_tickets_alone(tmp_path: Path, tensor: MakeTensor) -> None:
 
 def test_tickets_among_rows_that_were_measured_at_once(tmp_path: Path, tensor: MakeTensor) -> None:
     empty = Statistics(None, None, None, None, None, None, 0, 0, 0, 0)
-    odd = Statistics(-math.inf, math.inf, 0.0, 1.0, 2.0, 3.0, 1, 2, 3, 2**40)
+    odd = Statistics(-math.inf, math.inf, 0.0, 1.0, 2.0, 3.0, 1, 2, 3, 2**40, 2**39, -math.inf)
     rows = [
         tensor(0, statistics=6, fingerprint=None),
         tensor(1, statistics=odd, fingerprint=2**64 - 1),

@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from astray.store import Run, open_run
 
+WAYS = ("as usual", "ahead", "watched")
 SIZES = (3, 1000, 0, 70_000, 16, 400_000)
 
 
@@ -21,7 +22,7 @@ SIZES = (3, 1000, 0, 70_000, 16, 400_000)
 def test_nothing_acknowledged_is_lost(
     tmp_path: Path, program: Callable[..., subprocess.Popen[str]], attempt: int
 ) -> None:
-    with program("endless.py", tmp_path, "ahead" if attempt % 2 else "as usual") as process:
+    with program("endless.py", tmp_path, WAYS[attempt % 3]) as process:
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(random.Random(attempt).uniform(0, 0.3))

@@ -70,7 +70,7 @@ def test_pyarrow_reads_the_same(tmp_path: Path) -> None:
 
 
 def test_tensors_come_back_with_every_null_and_every_float(tmp_path: Path, tensor: Callable[..., Tensor]) -> None:
-    odd = Statistics(float("-inf"), float("inf"), float("nan"), -0.0, 5e-324, None, 0, 1, 2, 3)
+    odd = Statistics(float("-inf"), float("inf"), float("nan"), -0.0, 5e-324, None, 0, 1, 2, 3, 2**61, float("nan"))
     rows = [
         tensor(0),
         tensor(1, statistics=None, fingerprint=None, shape=(), stride=(), placement="mesh(2)[Shard(0)]"),
@@ -81,7 +81,7 @@ def test_tensors_come_back_with_every_null_and_every_float(tmp_path: Path, tenso
     table = write(tmp_path / "tensors", TENSORS, of_tensors(rows, blobs))
     for i, (row, blob) in enumerate(zip(rows, blobs, strict=True)):
         found = table.row(i)
-        statistics = row.statistics or Statistics(*[None] * 10)
+        statistics = row.statistics or Statistics(*[None] * 12)
         for name, value in statistics._asdict().items():
             assert found[name] is value or np.array_equal(found[name], value, equal_nan=True), name
         places = [found[name] for name in ("blob_file", "blob_offset", "blob_bytes", "sampled", "part")]
@@ -136,9 +136,10 @@ def test_strings_too_long_for_one_batch_are_split(
 
 
 def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path, tensor: Callable[..., Tensor]) -> None:
-    later = {"part", "mean", "fingerprint", "sampled"}
+    later = {"part", "mean", "fingerprint", "sampled", "first_bad", "first_bad_value"}
     older = tuple(column for column in TENSORS if column.name not in later)
-    rows = [tensor(seq, note="n") for seq in range(3)]
+    bad = Statistics(-1.0, 2.0, 0.5, 1.0, 3.0, 2.0, 1, 0, 1, 6, 5, float("-inf"))
+    rows = [tensor(seq, note="n", statistics=bad) for seq in range(3)]
     blobs: list[Blob | None] = [Blob(0, 64, 24)] * 3
     cells = dict(zip([column.name for column in TENSORS], of_tensors(rows, blobs), strict=True))
     complete = write(tmp_path / "whole", TENSORS, [*cells.values()])
@@ -155,6 +156,7 @@ def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path, tensor: Calla
         assert table.row(row) == {name: None if name in later else cell for name, cell in whole[row].items()}
     assert (table["sampled"].tolist(), np.isnan(table["mean"]).all()) == ([-1] * 3, True)
     assert not any(table.valid(name).any() for name in later)
+    assert Statistics.of(table.row(0)) == bad._replace(mean=None, first_bad=None, first_bad_value=None)
 
 
 def test_a_column_that_no_version_lacks_is_missed(tmp_path: Path, tensor: Callable[..., Tensor]) -> None:

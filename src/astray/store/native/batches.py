@@ -33,6 +33,7 @@ MOST_ROWS = 1 << 16
 """The most rows in a batch."""
 
 _MOMENTS = Statistics._fields.index("zeros")  # the six before it are floats
+_FIRST_BAD = Statistics._fields.index("first_bad")  # the four before it are counts
 _MEASURED = TENSORS[TICKET : TICKET + len(Statistics._fields) + 1]  # in the file there are no tickets
 
 
@@ -68,14 +69,16 @@ def _redeemed(
     late: Late, rows: Rows, places: npt.NDArray[np.int64], tickets: npt.NDArray[np.int64]
 ) -> tuple[list[AnyCells], AnyCells]:
     """The columns of statistics and fingerprints, and the notes, of rows of which those at `places` hold tickets."""
-    (moments, counts, prints), counted, here, lost = late.redeem(tickets)
+    (moments, counts, prints, first_bad, first_bad_value), counted, here, lost = late.redeem(tickets)
     found = [numbers(Cells(rows, MEASURED + i, 0, len(rows)), column) for i, column in enumerate(_MEASURED)]
-    for column, data in zip(found, (*moments, *counts, prints), strict=True):
+    for column, data in zip(found, (*moments, *counts, first_bad, first_bad_value, prints), strict=True):
         column.data[places] = data
     for column, data in zip(found[:_MOMENTS], moments, strict=True):
         column.present[places] = counted & ~np.isnan(data)
-    for column in found[_MOMENTS:-1]:
+    for column in found[_MOMENTS:_FIRST_BAD]:
         column.present[places] = counted
+    for column in found[_FIRST_BAD:-1]:
+        column.present[places] = counted & (first_bad >= 0)
     found[-1].present[places] = here
     if not lost:
         return [*found], Cells(rows, NOTE, 0, len(rows))

@@ -75,8 +75,9 @@ def _write_pieces(files: RankFiles, memory: Memory) -> int:
     places: dict[Values, Values] = {}  # by what is held, what was written of it
     known: set[int] = set()
     gone = 0
-    for piece in memory.pieces:
+    for piece in memory.pieces:  # all of them first: rows may have got their values after they were taken
         places.update(_write_values(files, piece.owned))
+    for piece in memory.pieces:
         referred = set(_stacks(piece)) - known
         files.write_stacks([Stack(id, memory.stacks[id]) for id in sorted(referred) if id in memory.stacks])
         known |= referred

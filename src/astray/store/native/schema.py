@@ -5,6 +5,7 @@ version. A column added later may be left out by a row, since older runs do not 
 
     1  first version
     2  tensors: part
+    3  tensors: first_bad, first_bad_value
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ TENSORS = (
     Column("nan", "int64", True),
     Column("inf", "int64", True),
     Column("count", "int64", True),  # how many elements there are
+    Column("first_bad", "int64", True),  # index of the first element that is NaN or infinite; null when all are finite
+    Column("first_bad_value", "float64", True),  # what it is
     Column("fingerprint", "uint64", True),  # exact and order-sensitive
     Column("blob_file", "int32", True),  # number of the values file; null when values were not kept
     Column("blob_offset", "int64", True),  # from the start of that file
