@@ -11,11 +11,12 @@ import numpy.typing as npt
 from astray.compare import noise
 from astray.compare.calibration import SAME_TENSOR, Rule
 from astray.compare.evidence import Evidence, measure_statistics
+from astray.compare.following import follow
 from astray.compare.kept import Source
 from astray.compare.keys import one_key
 from astray.compare.reasons import Reason
 from astray.compare.rows import Ints
-from astray.compare.scale import rounding_of_updates, scales
+from astray.compare.scale import is_update, rounding_of_updates, scales
 from astray.compare.verdict import BAD, Judgement, Verdict
 
 
@@ -24,7 +25,7 @@ def excuse(evidence: Evidence, judged: Judgement) -> None:
     _forgive_negligible(evidence, judged)
     _forgive_rounded_updates(evidence, judged)
     _forgive_rearranged(evidence, judged)
-    _forgive_amplified(evidence, judged)
+    _forgive_moved(evidence, judged)
     _doubt_reduced(evidence, judged)
 
 
@@ -42,6 +43,28 @@ def _forgive_negligible(evidence: Evidence, judged: Judgement) -> None:
     small = at[(eps > 0) & noise.negligible(absmax, scales(evidence, at), eps)]
     judged.verdict[small] = Verdict.ROUNDING
     judged.reason[small] |= Reason.NEGLIGIBLE
+    _forgive_same(evidence, judged, small[evidence.sides("role", small)[0] == _code(evidence.roles, "gradient")])
+
+
+def _forgive_same(evidence: Evidence, judged: Judgement, negligible: Ints) -> None:
+    """Take back `diverged` of what is a forgiven gradient on its way from a function, or to an optimizer."""
+    at = _forgivable(judged)
+    at = at[np.isin(evidence.numbers("l2", at)[0], evidence.numbers("l2", negligible)[0])]
+    known = set(_numbers(evidence, negligible))
+    same = at[[numbers in known for numbers in _numbers(evidence, at)]]
+    judged.verdict[same] = Verdict.ROUNDING
+    judged.reason[same] |= Reason.NEGLIGIBLE
+
+
+def _code(words: list[str], word: str) -> int:
+    """The number of a word, or −2, which no row has."""
+    return words.index(word) if word in words else -2
+
+
+def _numbers(evidence: Evidence, at: Ints) -> list[tuple[float, ...]]:
+    """What two names of one tensor have in common, on both sides."""
+    sides = [side for name in ("min", "max", "l2", "count") for side in evidence.numbers(name, at)]
+    return list(zip(*(side.tolist() for side in sides), strict=True))
 
 
 def _forgive_rounded_updates(evidence: Evidence, judged: Judgement) -> None:
@@ -54,8 +77,31 @@ def _forgive_rounded_updates(evidence: Evidence, judged: Judgement) -> None:
     judged.reason[small] |= Reason.WEIGHT_ROUNDING
 
 
-def _forgive_amplified(evidence: Evidence, judged: Judgement) -> None:
-    """Take back `diverged` where a few elements of a weight are off by no more than an optimizer may move them.
+def _forgive_moved(evidence: Evidence, judged: Judgement) -> None:
+    """Take back `diverged` where an optimizer moved weights by rounding, and of what was computed with them.
+
+    Behind anything that has no excuse all is its victim, and nothing is excused any more.
+    """
+    amplified, heirs = _amplified(evidence, judged)
+    besides = np.zeros(len(judged.verdict), np.bool_)
+    besides[amplified] = besides[heirs] = True
+    wandered, others = follow(evidence, judged, besides)
+    besides[wandered] = besides[others] = True
+    guilty = np.flatnonzero(np.isin(judged.verdict, BAD) & ~besides)
+    until = guilty[0] if len(guilty) else len(besides)
+    for rows, verdict, reason in (
+        (amplified, Verdict.ROUNDING, Reason.AMPLIFIED),
+        (heirs, Verdict.DRIFTING, Reason.INHERITED),
+        (np.array(wandered, np.int64), Verdict.ROUNDING, Reason.WANDERED),
+        (np.array(others, np.int64), Verdict.DRIFTING, Reason.VANISHES),
+    ):
+        excused = rows[rows < until]
+        judged.verdict[excused] = verdict
+        judged.reason[excused] |= reason
+
+
+def _amplified(evidence: Evidence, judged: Judgement) -> tuple[Ints, Ints]:
+    """Weights of which a few elements are off by no more than an optimizer may move them, and what is no further off.
 
     Adam moves every element by about its learning rate, also one whose gradient is nothing but rounding, and then in
     any direction. The weight as a whole is right all the same; and what is computed with it may be as far off as it is.
@@ -64,7 +110,7 @@ def _forgive_amplified(evidence: Evidence, judged: Judgement) -> None:
     """
     at = _forgivable(judged)
     if not len(at) or "parameter" not in evidence.roles:
-        return
+        return at[:0], at[:0]
     rows, columns = evidence.pairs.reference[at], evidence.reference.columns
     moved = (columns["role"][rows] == evidence.roles.index("parameter")) & (
         columns["step"][rows] > columns["step"].min()
@@ -76,15 +122,8 @@ def _forgive_amplified(evidence: Evidence, judged: Judgement) -> None:
     few = moved & (mostly_right | _began_at_zero(evidence, rows)) & (error <= noise.AMPLIFIED * limit)
     inherited = np.zeros(len(judged.error))
     inherited[at[few]] = error[few]
-    excused = at[few | (error <= np.maximum.accumulate(inherited)[at])]
-    # Behind anything that has no excuse all is its victim, and nothing is excused any more.
-    guilty = np.setdiff1d(np.flatnonzero(np.isin(judged.verdict, BAD)), excused)
-    excused = excused[excused < guilty[0]] if len(guilty) else excused
-    weights = excused[inherited[excused] > 0]
-    judged.verdict[excused] = Verdict.DRIFTING
-    judged.verdict[weights] = Verdict.ROUNDING
-    judged.reason[excused] |= Reason.INHERITED
-    judged.reason[weights] ^= Reason.INHERITED | Reason.AMPLIFIED
+    few |= is_update(evidence, at) & mostly_right & (error <= noise.AMPLIFIED * limit)  # of which no call is given
+    return at[few], at[~few & (error <= np.maximum.accumulate(inherited)[at])]
 
 
 def _began_at_zero(evidence: Evidence, rows: Ints) -> npt.NDArray[np.bool_]:

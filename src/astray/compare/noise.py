@@ -26,6 +26,8 @@ UPDATE_ROUNDINGS = 4
 """How often a weight is rounded in its update, over both runs: once for its decay, and once for what is added."""
 AMPLIFIED = 100
 """How much further than the whole of a weight a few of its elements may be off, once an optimizer has moved them."""
+SUMMED = 8
+"""How many roundings of a norm the sum of its numbers may be off by: their own, and those of adding them up."""
 LARGEST_DRIFT = 0.5
 """A tensor that is off by more than half of itself has not drifted, whatever its precision."""
 

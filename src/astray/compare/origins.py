@@ -59,7 +59,7 @@ class _Calls:
         self.is_input = np.isin(role.codes, [role.code("input"), *(role.code(name) for name in GIVEN)])
         self.is_given = np.isin(role.codes, [role.code(name) for name in GIVEN])
         self.is_result = np.isin(role.codes, [role.code("output"), role.code("gradient")])
-        self.parent = _parents(run)
+        self.parent = parents(run)
         self.backward = self._has("phase", "backward")
         self.is_gradient = self._has("kind", "parameter")
 
@@ -140,7 +140,7 @@ class _Calls:
         return np.asarray(cells.codes == cells.code(word))
 
 
-def _parents(run: RankRun) -> Ints:
+def parents(run: RankRun) -> Ints:
     """The row of each call's parent, −1 for none: what is around a forward call, the forward of a backward one."""
     seq, parent = run.calls.numbers("seq"), run.calls.numbers("parent")
     order = np.argsort(seq, kind="stable")

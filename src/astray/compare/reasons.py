@@ -40,6 +40,8 @@ class Reason(IntFlag):
     NO_SUM = 1 << 26
     OTHER_PART = 1 << 27
     REARRANGED = 1 << 28
+    WANDERED = 1 << 29
+    VANISHES = 1 << 30
 
 
 SENTENCES = {
@@ -55,6 +57,8 @@ SENTENCES = {
     Reason.WEIGHT_ROUNDING: "the difference is below the rounding of the weight that it was added to",
     Reason.AMPLIFIED: "a few elements differ: an optimizer moves those by its step size whose gradient is rounding",
     Reason.INHERITED: "no further off than weights that an optimizer moved",
+    Reason.WANDERED: "an optimizer moved it by the rounding of its gradient, in either run another way",
+    Reason.VANISHES: "it came of a weight that wandered by rounding, and the difference vanishes behind it",
     Reason.COARSE: "judged by the precision of what it was computed from",
     Reason.EMPTY: "no elements",
     Reason.NONFINITE_BOTH: "NaN or Inf on both sides; judged by the other elements",
