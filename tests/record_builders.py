@@ -14,8 +14,8 @@ from astray.store import Coded, End, RankRun, Run, RunInfo, Table
 
 WORDS_OF_CALL = {"kind", "site", "type", "phase", "args"}
 WORDS_OF_TENSOR = {"role", "path", "dtype", "shape", "stride", "device", "placement", "note"}
-MEASURES = ("min", "max", "mean", "std", "l2", "absmax")
-COUNTS = ("zeros", "nan", "inf", "count")
+MEASURES = ("min", "max", "mean", "std", "l2", "absmax", "first_bad_value")
+COUNTS = ("zeros", "nan", "inf", "count", "first_bad")
 
 
 class Rank:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
@@ -264,3 +265,24 @@ def test_inputs_are_perturbed_as_they_are_on_the_cpu_and_no_random_number_is_dra
     assert torch.equal(results[0].view(torch.uint8), results[1].view(torch.uint8))
     assert not torch.equal(results[0], data)
     assert torch.equal(before, torch.cuda.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_first_bad_element_is_told_without_its_values(dtype: torch.dtype, tmp_path: Path) -> None:
+    x = torch.randn(64, 3, 48, device="cuda", dtype=dtype)
+    x[40, 1, 7], x[63, 2, 47], x[2, 2, 30] = float("nan"), float("inf"), float("-inf")
+    model = nn.Identity()
+    with astray.record(tmp_path / "run", model, keep="stats") as rec:
+        for view in (x, x.transpose(0, 2), x[3:, :, ::2], x[41:60]):
+            model(view)
+            rec.step()
+    found = [(row["first_bad"], row["first_bad_value"]) for row in rows(astray.open(tmp_path / "run"), role="output")]
+    shapes = [(64, 3, 48), (48, 3, 64), (61, 3, 24), (19, 3, 48)]
+    wanted = [((2, 2, 30), float("-inf")), ((7, 1, 40), None), None, None]  # None: it is NaN, or all is finite
+    for (first, value), shape, want in zip(found, shapes, wanted, strict=True):
+        if want is None:
+            assert (first, value) == (None, None)
+            continue
+        at, expected = want
+        assert first == (at[0] * shape[1] + at[1]) * shape[2] + at[2]
+        assert math.isnan(value) if expected is None else value == expected

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-WIDTH = 9
+WIDTH = 10
 
 
 class Part(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 
 from astray.device import tickets as module
 from astray.device.devices import Devices
-from astray.device.rows import FIELDS, WIDTH, measurements
+from astray.device.rows import FIELDS, NONE, WIDTH, measurements
 from astray.device.tickets import FORGOTTEN, UNSENT, Tickets
 from astray.stats import Strided, measure
 
@@ -34,6 +34,7 @@ def ticket_for(devices: Devices, tensor: torch.Tensor, statistics: bool = True) 
 def test_what_comes_back_is_what_the_kernels_here_find() -> None:
     devices = Devices()
     given = tensors(5)
+    given[2][1, 3], given[2][2, 0], given[4][3, 2] = -math.inf, math.nan, math.nan
     held = np.array([ticket_for(devices, tensor) for tensor in given])
     devices.tickets.settle()
     found, counted, here, lost = devices.tickets.redeem(held)
@@ -45,7 +46,7 @@ def test_what_comes_back_is_what_the_kernels_here_find() -> None:
         assert expected is not None
         assert found.fingerprints[place] == fingerprint
         assert found.moments[:, place] == pytest.approx(expected[:6], rel=1e-12)
-        assert tuple(found.counts[:, place]) == expected[6:]
+        assert found.at(place)[0][6:] == expected[6:]
 
 
 def test_a_ticket_is_due_once_it_is_sent_for_and_can_be_redeemed_often() -> None:
@@ -145,14 +146,16 @@ def test_rows_of_nothing_finite_and_of_one_number_only() -> None:
         "low": [math.inf, 0.1, -1e300],
         "high": [-math.inf, 0.1, 1e300],
         "nan": [3, 0, 0],
+        "first": [4 * 7 + 2, NONE, NONE],
     }.items():
         column = np.array(values)
         rows[FIELDS.index(name)] = column.view(np.int64)
-    moments, counts, _ = measurements(rows)
+    moments, counts, _, first_bad, first_bad_value = measurements(rows)
     assert np.isnan(moments[:, 0]).all()
     assert moments[:, 1].tolist() == [0.1, 0.1, 0.1, 0.0, 0.2, 0.1]  # all are equal: nothing spreads
     assert np.isfinite(moments[:, 2]).all()
     assert counts[3].tolist() == [3, 4, 2]
+    assert (first_bad.tolist(), first_bad_value.tolist()) == ([7, -1, -1], [-math.inf, 0.0, 0.0])
 
 
 @pytest.mark.gpu

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from astray.device import torch_kernels
+from astray.device.rows import NONE
 from astray.record import Statistics
 from astray.stats import DTYPES, Shard, Strided, merge_fingerprints, numpy_kernels
 
@@ -95,17 +96,19 @@ def expected(tensor: torch.Tensor, shard: Shard | None = None) -> tuple[Statisti
 def measured(tensor: torch.Tensor, device: str, shard: Shard | None = None) -> tuple[Statistics, int]:
     """The row of a tensor that was put onto the device with its strides, and what it says."""
     row = torch_kernels.measure(put(tensor, device), statistics=True, shard=shard)
-    assert (row.shape, row.dtype, row.device.type, row.requires_grad) == ((9,), torch.int64, device, False)
+    assert (row.shape, row.dtype, row.device.type, row.requires_grad) == ((10,), torch.int64, device, False)
     words = row.cpu().numpy()
     finite, zeros, nan, inf = (int(words[place]) for place in (0, 5, 6, 7))
     mean, spread, low, high = map(float, words[1:5].view(np.float64))
-    count, fingerprint = finite + nan + inf, int(words[8:].view(np.uint64)[0])
+    count, fingerprint = finite + nan + inf, int(words[8:9].view(np.uint64)[0])
+    first = (int(words[9]) >> 2, (math.nan, math.inf, -math.inf)[int(words[9]) & 3]) if nan + inf else (None, None)
+    assert nan + inf or int(words[9]) == NONE
     if not finite:
         assert (mean, spread, low, high) == (0.0, 0.0, math.inf, -math.inf)
-        return Statistics(None, None, None, None, None, None, zeros, nan, inf, count), fingerprint
+        return Statistics(None, None, None, None, None, None, zeros, nan, inf, count, *first), fingerprint
     std, l2 = spread / math.sqrt(finite), math.hypot(spread, math.sqrt(finite) * mean)
     absmax = max(-low, high, 0.0)
-    return Statistics(low + 0.0, high + 0.0, mean, std, l2, absmax, zeros, nan, inf, count), fingerprint
+    return Statistics(low + 0.0, high + 0.0, mean, std, l2, absmax, zeros, nan, inf, count, *first), fingerprint
 
 
 def put(tensor: torch.Tensor, device: str) -> torch.Tensor:
@@ -168,7 +171,7 @@ def test_shards_add_up_to_the_whole(
     dtype: str, cut: str, blocks: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_kernels, "BLOCK", blocks)
-    whole = make(dtype, (40, 50))
+    whole = make(dtype, (40, 50), special=True)
     marks = []
     for rows, columns in SHARDS[cut]:
         part = whole[rows, columns]
@@ -190,7 +193,7 @@ def test_shards_add_up_to_the_whole(
 )
 def test_a_shard_anywhere_in_a_tensor(dtype: str, shard: Shard, device: str) -> None:
     """The last of them lies beyond the first 2³² words."""
-    check(make(dtype, (2, 3, 5)), device, shard)
+    check(make(dtype, (2, 3, 5), special=True), device, shard)
 
 
 def test_a_shard_of_a_scalar_and_of_nothing(device: str) -> None:
@@ -265,7 +268,8 @@ def test_fingerprint_alone(dtype: str, device: str) -> None:
     words = torch_kernels.measure(put(tensor, device), statistics=False, shard=None).cpu().numpy()
     elements = 4000 if tensor.is_complex() else 2000
     assert words.tolist()[:8] == [elements, 0, 0, 0, 0, 0, 0, 0]
-    assert int(words[8:].view(np.uint64)[0]) == expected(tensor)[1]
+    assert int(words[8:9].view(np.uint64)[0]) == expected(tensor)[1]
+    assert words[9] == NONE
 
 
 @pytest.mark.usefixtures("no_float64")

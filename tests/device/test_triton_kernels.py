@@ -17,7 +17,7 @@ import torch
 
 from astray.device import launcher, layout
 from astray.device.layout import Tuning
-from astray.device.rows import measurements
+from astray.device.rows import NONE, measurements
 from astray.record import Statistics
 from astray.stats import DTYPES, Shard, Strided, merge_fingerprints, numpy_kernels
 
@@ -98,12 +98,8 @@ def measure(machine: Machine, views: list[torch.Tensor], dtype: str, **more: Any
 
 
 def found(rows: np.ndarray) -> list[tuple[Statistics, int]]:
-    moments, counts, fingerprints = measurements(rows)
-    return [
-        (Statistics(*(None if math.isnan(x) else float(x) for x in moments[:, each]), *map(int, counts[:, each])),
-         int(fingerprints[each]))
-        for each in range(rows.shape[1])
-    ]  # fmt: skip
+    measured = measurements(rows)
+    return [measured.at(each) for each in range(rows.shape[1])]
 
 
 def expected(view: torch.Tensor, dtype: str, shard: Shard | None = None) -> tuple[Statistics, int]:
@@ -117,7 +113,7 @@ def expected(view: torch.Tensor, dtype: str, shard: Shard | None = None) -> tupl
 def check(result: tuple[Statistics, int], wanted: tuple[Statistics, int], dtype: str) -> None:
     (got, fingerprint), (want, right) = result, wanted
     assert hex(fingerprint) == hex(right)
-    assert got[6:] == want[6:]  # the counts
+    assert got[6:] == want[6:]  # the counts, and the first element that is not finite
     assert (got.min, got.max, got.absmax) == (want.min, want.max, want.absmax)
     if want.mean is None or want.std is None:
         assert (got.mean, got.std, got.l2) == (None, None, None)
@@ -172,6 +168,34 @@ def test_a_tensor_of_one_value(machine: Machine, value: float) -> None:
         whole = torch.full((501,), value, dtype=getattr(torch, dtype))
         (result,) = measure(machine, [whole], dtype)
         check(result, expected(whole, dtype), dtype)
+
+
+BAD_LAYOUTS = ("transposed", "heads", "odd block", "not at a word", "expanded")
+
+
+@pytest.mark.parametrize("dtype", slow_but(["float32", "bfloat16", "float8_e5m2", "float64", "complex64"], "bfloat16"))
+def test_the_first_bad_element_in_logical_order(machine: Machine, dtype: str) -> None:
+    whole = tensor(dtype)
+    numbers = torch.view_as_real(whole) if whole.is_complex() else whole
+    for at, value in ((911, math.nan), (433, -math.inf), (97, math.inf), (13, math.nan)):
+        numbers.view(-1)[at] = value  # early in one order, late in another
+    views = [LAYOUTS[name](whole) for name in BAD_LAYOUTS]
+    found_bad = []
+    for view, result in zip(views, measure(machine, views, dtype), strict=True):
+        check(result, expected(view, dtype), dtype)
+        found_bad.append(result[0].first_bad)
+    assert len({*found_bad}) > 2  # the layouts tell different elements
+
+
+def test_the_first_bad_element_of_a_shard_counts_in_the_whole(machine: Machine) -> None:
+    whole = tensor("bfloat16")
+    whole[5, 9], whole[16, 30] = -math.inf, math.nan
+    for rows, cols in SHARDS["quarters"]:
+        shard = Shard((rows.start or 0, cols.start or 0), tuple(whole.shape))
+        (result,) = measure(machine, [whole[rows, cols]], "bfloat16", shard=shard)
+        check(result, expected(whole[rows, cols], "bfloat16", shard), "bfloat16")
+        known = {(0, 0): (5 * 48 + 9, -math.inf), (9, 20): (16 * 48 + 30, math.nan)}
+        assert result[0][10:] == known.get(shard.offset, (None, None))
 
 
 SIZES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
@@ -267,6 +291,11 @@ def partial_rows(values: np.ndarray) -> np.ndarray:
         floats = np.array([half, spread, low, high])
         rows[1:5, program] = floats.view(np.int64)
         rows[[0, 5, 6, 7], program] = finite.size, (line == 0).sum(), np.isnan(line).sum(), np.isinf(line).sum()
+        bad = np.flatnonzero(~np.isfinite(line))
+        rows[9, program] = NONE
+        if bad.size:
+            kind = 0 if np.isnan(line[bad[0]]) else 1 if line[bad[0]] > 0 else 2
+            rows[9, program] = (program * line.size + bad[0]) * 4 + kind
         rows[8, program] = np.array([(program * 0x9E3779B97F4A7C15) % (1 << 64)], np.uint64).view(np.int64)[0]
     return rows
 

@@ -155,7 +155,7 @@ def test_what_is_not_finite_and_notes_stand_at_the_end(runs):
     builder.tensor(builder.call("odd"), "output", "out", ONES, note="a view", keep={"fingerprint"})
     _, broken, odd = table(render(builder.run, Wanted()))
     assert broken[:3] == ["0.1", "forward again", "broken #2"]
-    assert broken[-1] == "2 NaN, 1 Inf"
+    assert broken[-1] == "2 NaN, 1 Inf from [0]"
     assert odd[-2:] == ["–", "a view"]
 
 

@@ -99,8 +99,8 @@ def _tensors(page: Page, alarm: Alarm) -> None:
         page.line(" " * MARGIN + "".join(cell.ljust(size) for cell, size in zip(row, wide, strict=True)))
     for one in shown:
         if one.first is not None:
-            index = ", ".join(map(str, one.first.index))
-            page.entry("first", f"element [{index}] of {one.name} is {one.first.value}")
+            of = one.name if one.first.whole is None else f"{one.name}, of {figures.shape(one.first.whole)} in all,"
+            page.entry("first", f"{one.first} of {of} is {one.first.value}")
     page.line()
 
 

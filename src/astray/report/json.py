@@ -17,7 +17,8 @@ The document is one object:
     differences   the rows that do not agree, in order, at most 1,000: key, verdict, error, source, reason
     differences_total           how many there are in all; pairs.csv has every one
 
-A number that is not known is null; an infinite one is the string "inf" or "-inf". There is never a bare NaN.
+A number that is not known is null; an infinite one is the string "inf" or "-inf". There is never a bare NaN, and the
+value of a bad element is the string "nan".
 docs/comparison.schema.json says the same to programs, down to the last field.
 """
 
@@ -34,6 +35,7 @@ import numpy as np
 from astray.compare.comparison import Comparison
 from astray.compare.divergence import Divergence, Place
 from astray.compare.verdict import AGREEING
+from astray.record import Statistics
 from astray.report.draft import drafted
 
 SCHEMA = 1
@@ -98,7 +100,15 @@ def _divergence(first: Divergence) -> dict[str, Any]:
         cells = {field.name: getattr(fields[side], field.name) for field in dataclasses.fields(fields[side])}
         print_ = cells["fingerprint"]
         fields[side] = cells | {"fingerprint": None if print_ is None else f"{print_:016x}"}
+        fields[side]["statistics"] = _statistics(cells["statistics"])
     return dataclasses.asdict(place) | fields
+
+
+def _statistics(found: Statistics | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    value = found.first_bad_value
+    return found._asdict() | {"first_bad_value": None if value is None else str(value)}
 
 
 def _difference(comparison: Comparison, row: int) -> dict[str, Any]:

@@ -436,3 +436,12 @@ def test_more_calls_on_one_side_are_still_paired_in_order(runs):
     diff = compare(program([], extra=False), program([2, 4, 6], extra=True), micro="joined")
     assert diff.first is None
     assert {label: count for label, count in diff.counts.items() if count} == {"rounding": 5, "only in candidate": 2}
+
+
+def test_a_joined_row_does_not_tell_the_first_bad_element_of_one_of_its_parts(runs):
+    bad = BATCH.copy()
+    bad[5, 1] = np.inf
+    first = compare(batch_of(runs, []), batch_of(runs, [4], bad), micro="joined").first
+    assert (first.candidate.statistics.inf, first.candidate.statistics.first_bad) == (1, None)
+    first = compare(batch_of(runs, [4]), batch_of(runs, [], bad), micro="joined").first
+    assert first.candidate.statistics[-2:] == (16, np.inf)

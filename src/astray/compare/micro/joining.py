@@ -28,6 +28,9 @@ NOWHERE = 1 << 30
 """The number of the file of values that are put together from several places."""
 
 
+_NO_ELEMENT: Columns = {"first_bad": np.array([-1]), "first_bad_value": np.array([np.nan])}
+
+
 class Numbers(NamedTuple):
     """What groups of single numbers were reduced to, NaN where they were not.
 
@@ -132,7 +135,8 @@ class _Builder:
         self._set(np.array([row]), {name: np.array([one]) for name, one in found.items()})
 
     def _set(self, at: Ints, statistics: Columns) -> None:
-        for name, column in statistics.items():
+        """Put statistics in place of those of a part, whose first bad element is another one's in the whole."""
+        for name, column in {**_NO_ELEMENT, **statistics}.items():
             self.columns[name][at] = column
 
     def _parts(self, at: Ints) -> tuple[Ints, Ints]:
@@ -217,7 +221,9 @@ def _measured(total: npt.NDArray[Any]) -> Columns:
     """The statistics of a tensor as columns of one row."""
     found = measure(Strided.from_numpy(total), fingerprint=False).statistics
     assert found is not None, "statistics were asked for"
-    return {name: np.array([np.nan if value is None else value]) for name, value in found._asdict().items()}
+    known = {name: value for name, value in found._asdict().items() if value is not None}
+    none = dict.fromkeys(STATISTICS, np.nan)  # of a count there is always one
+    return {name: np.array([value]) for name, value in (none | known).items()}
 
 
 def _end_to_end(shapes: list[tuple[int, ...]], dim: int) -> tuple[int, ...]:
