@@ -4,10 +4,12 @@ Every message states the fact, the values, and the next step, and the command li
 
     AstrayError
     ├── RunError            a run on disk cannot be opened, read or written
+    │   ├── CheckpointError a checkpoint cannot be read
     │   ├── RunExists       something is there already, and overwriting was not asked for
     │   └── RunVersionError it was written in a format this astray does not know
     ├── CompareError        two runs cannot be compared at all
     ├── RecordError         a recording cannot start, or was used wrongly
+    ├── StateError          states of models do not fit together, or lack what was asked for
     └── UsageError          a command or an option was given a value it cannot take
 """
 
@@ -20,6 +22,10 @@ class AstrayError(Exception):
 
 class RunError(AstrayError):
     """A run on disk cannot be opened, read or written."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint on disk cannot be read: it is none, or damaged, or would need code of its own to be run."""
 
 
 class RunExists(RunError):  # noqa: N818 - reads as the fact it states
@@ -36,6 +42,10 @@ class CompareError(AstrayError):
 
 class RecordError(AstrayError):
     """A recording cannot start, or was used wrongly."""
+
+
+class StateError(AstrayError):
+    """States of models do not fit together, or lack what was asked for."""
 
 
 class UsageError(AstrayError):

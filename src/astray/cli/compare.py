@@ -18,12 +18,13 @@ TOP = 25
 def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "compare",
-        help="find where two runs part",
-        description="Compares two runs and names the first call whose result is wrong while its inputs were right.",
+        help="find where two runs part, or how two checkpoints differ",
+        description="Compares two runs and names the first call whose result is wrong while its inputs were right. Of "
+        "two checkpoints it says which tensors differ, those that are furthest off first.",
         epilog="Exit code: 0 the runs agree, 1 they diverge, 2 they could not be compared.",
     )
-    parser.add_argument("reference", metavar="REFERENCE", help="the run that is right")
-    parser.add_argument("candidate", metavar="CANDIDATE", nargs="?", help="the run in question")
+    parser.add_argument("reference", metavar="REFERENCE", help="the run that is right, or a checkpoint")
+    parser.add_argument("candidate", metavar="CANDIDATE", nargs="?", help="the run in question, or another checkpoint")
     parser.add_argument(
         "--replicas", action="store_true", help="instead of a candidate: compare the ranks of REFERENCE with each other"
     )

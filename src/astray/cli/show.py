@@ -15,10 +15,11 @@ RISKS = ("absmax", "headroom", "growth", "zeros", "subnormal", "unmoved", "updat
 def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "show",
-        help="list the tensors of a run and their statistics",
-        description="Says what a run holds and lists its tensors, in the order they were observed or sorted.",
+        help="list the tensors of a run or a checkpoint and their statistics",
+        description="Says what a run holds and lists its tensors, in the order they were observed or sorted. RUN may "
+        "be a checkpoint too: safetensors, a file of torch.save, a Hugging Face folder, a distributed checkpoint.",
     )
-    parser.add_argument("run", metavar="RUN", help="the run")
+    parser.add_argument("run", metavar="RUN", help="the run, or a checkpoint")
     parser.add_argument("--steps", metavar="B:E:S", help="only these steps, such as 0:10:2 or 3,7")
     parser.add_argument("--rank", type=int, metavar="N", help="only this rank (default: all)")
     parser.add_argument("--match", metavar="REGEX", help="only sites in which this is found")
@@ -79,9 +80,15 @@ def main(options: argparse.Namespace) -> int:
 def _alarms(options: argparse.Namespace) -> int:
     from astray.cli.terminal import say, wants_colour, width
     from astray.report.alarms import render
-    from astray.store import open_run
+    from astray.store import CheckpointRun, open_run
 
-    found = open_run(options.run).alarms(rank=options.rank, steps=options.steps)
+    run = open_run(options.run)
+    if isinstance(run, CheckpointRun):
+        raise UsageError(
+            f"{run.path} is a checkpoint, in which nothing was computed. `astray show {run.path} --sort nan` lists the "
+            "tensors that hold NaN, and --sort inf those with infinity."
+        )
+    found = run.alarms(rank=options.rank, steps=options.steps)
     say(render(found, width=width(), colour=wants_colour(sys.stdout)))
     return 1 if found else 0
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.compare.calibration import Tolerances
+from astray.compare.checkpoints import pair_names
 from astray.compare.columns import Columns
 from astray.compare.divergence import Divergence
 from astray.compare.evidence import Progress
@@ -34,7 +35,7 @@ from astray.compare.rows import CALL_COLUMNS
 from astray.compare.verdict import AGREEING, BAD, LABELS, Verdict
 from astray.errors import CompareError
 from astray.steps import Steps
-from astray.store import Run, Table, open_run
+from astray.store import CheckpointRun, Run, Table, open_run
 
 if TYPE_CHECKING:
     import pandas
@@ -85,6 +86,7 @@ def compare(
     if exact and matching.micro == "joined":
         raise CompareError("A batch and its parts are not computed alike, to the bit: --exact needs --micro paired.")
     judging = Judging(find_metrics(metrics, COLUMNS), Tolerances.check(tolerances), exact)
+    matching, renamed = pair_names(runs.reference, runs.candidate, matching)
     matching.check_mapping(runs.candidate)
     job = job_of((reference, candidate, noise), matching, judging, metrics)
     recorded = runs
@@ -97,6 +99,7 @@ def compare(
     failures = sum((one.failures for one in ranks), Failures())
     pairs = table([one.pairs for one in ranks])
     notes = [
+        *renamed,
         *about_micro_steps(runs.reference, runs.candidate, matching, pairs),
         *little_shared(*tally[:3]),
         *failed(failures),
@@ -155,6 +158,11 @@ class Comparison:
         """The first divergence of all ranks; None when nothing diverged."""
         return self.firsts[0] if self.firsts else None
 
+    @property
+    def of_checkpoints(self) -> bool:
+        """Whether checkpoints were compared: they have no order, and the first divergence is the largest one."""
+        return isinstance(self.reference, CheckpointRun)
+
     @cached_property
     def counts(self) -> dict[str, int]:
         """How many rows got each verdict, those without any included."""
@@ -163,8 +171,12 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether every tensor is in both runs and agrees. Those that could not be compared do not count."""
-        fine = sum(self.counts[verdict.label] for verdict in (*AGREEING, Verdict.UNKNOWN))
+        """Whether every tensor is in both runs and agrees.
+
+        Those that could not be compared do not count, but for those of checkpoints: there everything should be kept.
+        """
+        uncounted = () if self.of_checkpoints else (Verdict.UNKNOWN,)
+        fine = sum(self.counts[verdict.label] for verdict in (*AGREEING, *uncounted))
         return fine == len(self.pairs)
 
     @property
@@ -286,5 +298,6 @@ class Comparison:
 
     def __repr__(self) -> str:
         wrong = sum(self.counts[verdict.label] for verdict in BAD)
-        where = f"first divergence at {self.first.place}" if self.first else "no divergence"
+        which = "the largest" if self.of_checkpoints else "first divergence"
+        where = f"{which} at {self.first.place}" if self.first else "no divergence"
         return f"<Comparison of {len(self.pairs):,} tensors: {wrong:,} wrong, {where}>"

@@ -41,6 +41,11 @@ class Place:
         return f"{self.site} ({self.type})" if self.type else self.site
 
     @property
+    def stored(self) -> bool:
+        """Whether it is a tensor of a checkpoint: no call made it, so its name is all there is."""
+        return not self.type and not self.path and self.role in ("parameter", "state")
+
+    @property
     def noun(self) -> str:
         """What the role is called."""
         return "buffer" if self.role == "state" and self.phase != "update" else self.role
@@ -59,6 +64,8 @@ class Place:
         return self._text(f"call {self.call} of {self.module}" if self.call else self.module)
 
     def _text(self, module: str) -> str:
+        if self.stored:
+            return self.site
         parts = [f"step {self.step}"]
         if self.micro:
             parts.append(f"micro {self.micro}")

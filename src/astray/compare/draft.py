@@ -15,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from astray.compare.mapping import Mapping
+from astray.compare.renamed import Named, pair_renamed
 from astray.compare.stream import Stream, pair_streams
 from astray.errors import CompareError
 from astray.record import ROOT
-from astray.store import RankRun, Run
+from astray.store import CheckpointRun, RankRun, Run
 
 
 class Module(NamedTuple):
@@ -30,6 +31,11 @@ class Module(NamedTuple):
     output: tuple[int, ...]
     size: float  # the logarithm of the norm of what it gave
 
+    @property
+    def named(self) -> str:
+        """The site with its class; the tensor of a checkpoint has none."""
+        return f"{self.site} ({self.type})" if self.type else self.site
+
 
 class Draft(NamedTuple):
     """A mapping, and what it is silent about."""
@@ -39,11 +45,16 @@ class Draft(NamedTuple):
     only_reference: list[Module]
     only_candidate: list[Module]
 
+    @property
+    def of_modules(self) -> bool:
+        """Whether names are of modules; those of tensors have no class."""
+        return any(module.type for module in (*self.only_reference, *self.only_candidate, *sum(self.pairs, ())))
+
     def __str__(self) -> str:
         """The mapping as a file, with what it is silent about in comments."""
         lines = [
-            f"# Modules of the candidate that have a partner: {len(self.pairs)} of "
-            f"{len(self.pairs) + len(self.only_candidate)}.",
+            f"# {'Modules' if self.of_modules else 'Tensors'} of the candidate that have a partner: "
+            f"{len(self.pairs)} of {len(self.pairs) + len(self.only_candidate)}.",
             "# Each line is a name of the candidate and what the reference calls it.",
             *_section("sites", self.mapping.sites.items()),
             *_section("patterns", self.mapping.patterns),
@@ -52,20 +63,26 @@ class Draft(NamedTuple):
             lines += ["", "# All names are the same."]
         for side, lone in (("reference", self.only_reference), ("candidate", self.only_candidate)):
             if lone:
-                lines += ["", f"# Only in the {side}:", *(f"#   {module.site} ({module.type})" for module in lone)]
+                lines += ["", f"# Only in the {side}:", *(f"#   {module.named}" for module in lone)]
         return "\n".join(lines)
 
 
 def draft(reference: Run, candidate: Run) -> Draft:
     """Find out which module is which. Raises CompareError when a run has no modules."""
+    if isinstance(reference, CheckpointRun) != isinstance(candidate, CheckpointRun):
+        raise CompareError("A checkpoint and a recording have no names to map: give two of a kind.")
     left, right = modules(reference), modules(candidate)
-    first, second = pair_streams(*_streams(left, right))
-    pairs = [(left[i], right[j]) for i, j in zip(first.tolist(), second.tolist(), strict=True)]
+    if isinstance(reference, CheckpointRun) and isinstance(candidate, CheckpointRun):
+        found = pair_renamed(_tensors(reference), _tensors(candidate))
+    else:
+        first, second = pair_streams(*_streams(left, right))
+        found = list(zip(first.tolist(), second.tolist(), strict=True))
+    pairs = [(left[i], right[j]) for i, j in found]
     return Draft(
         _rules([(there.site, here.site) for here, there in pairs]),
         pairs,
-        [module for place, module in enumerate(left) if place not in set(first.tolist())],
-        [module for place, module in enumerate(right) if place not in set(second.tolist())],
+        [module for place, module in enumerate(left) if place not in {one for one, _ in found}],
+        [module for place, module in enumerate(right) if place not in {other for _, other in found}],
     )
 
 
@@ -74,6 +91,8 @@ def modules(run: Run) -> list[Module]:
     rank = run.ranks[min(run.ranks)] if run.ranks else None
     if rank is None or not len(rank.calls):
         raise CompareError(f"{run.path} holds no calls, so there is nothing to map.")
+    if isinstance(run, CheckpointRun):
+        return [Module(tensor.name, "", (), tensor.shape, np.nan) for tensor in _tensors(run)]
     calls = rank.calls
     wanted = (calls.coded("kind").codes == calls.coded("kind").code("module")) & (
         calls.coded("phase").codes == calls.coded("phase").code("forward")
@@ -91,6 +110,14 @@ def modules(run: Run) -> list[Module]:
         if site not in found:
             found[site] = _module(rank, site, calls["type"][row] or "", tensors.get(row, []))
     return list(found.values())
+
+
+def _tensors(run: CheckpointRun) -> list[Named]:
+    """The tensors of a checkpoint, which has no modules. One of a single repeated value is like many others."""
+    tensors, sites = run.ranks[0].tensors, run.ranks[0].calls["site"]
+    telling = tensors.valid("fingerprint") & (tensors.numbers("min") < tensors.numbers("max"))
+    bits = [int(one) if tells else None for one, tells in zip(tensors.numbers("fingerprint"), telling, strict=True)]
+    return [Named(sites[row], shape, bits[row]) for row, shape in enumerate(tensors["shape"])]
 
 
 def _tensors_of(rank: RankRun) -> dict[int, list[int]]:

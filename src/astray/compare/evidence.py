@@ -19,15 +19,19 @@ from astray.compare import kept, metrics
 from astray.compare.align import Alignment
 from astray.compare.calibration import Allowance
 from astray.compare.kept import Kept, Selection, Source
-from astray.compare.micro.pieces import Pieces, contrast_pieces
+from astray.compare.micro.pieces import Pieces, contrast_blocks, contrast_pieces
 from astray.compare.own_metrics import OwnMetrics
 from astray.compare.reasons import Reason
 from astray.compare.rows import Bools, Floats, Ints, Rows
+from astray.errors import RunError
 from astray.stats.dtypes import DTYPES
 from astray.stats.kernels import Contrast, Strided, contrast, measure
 
 ReadValues = Callable[[int], npt.NDArray[Any] | None]
 """Gives the kept values of a tensor row, or None when they cannot be read."""
+
+ReadBlocks = Callable[[int], Iterator[npt.NDArray[Any]]]
+"""Gives the values of a row in row-major order, in flat arrays of bounded size. Raises RunError where it cannot."""
 
 ReadPieces = Callable[[int], Pieces | None]
 """Gives the values of a row that was joined from several, piece by piece, or None when it was not or they are lost."""
@@ -65,6 +69,7 @@ class Evidence:
     own: OwnMetrics
     allowance: Allowance
     pieces: tuple[ReadPieces, ReadPieces] | None = None  # where micro steps were joined
+    blocks: tuple[ReadBlocks, ReadBlocks] | None = None  # of checkpoints, whose tensors may be larger than memory
 
     def sides(self, name: str, at: Ints) -> tuple[Ints, Ints]:
         """A column of keys or forms on both sides."""
@@ -162,7 +167,7 @@ class Evidence:
     def calls_since_difference(self, at: Ints) -> Ints:
         """How many calls lie between the first pair that is not known to be bit-identical and each of these."""
         first = np.flatnonzero(self.pairs.matched & (self.bits != 1))[:1]
-        if not len(first):
+        if not len(first) or self.blocks is not None:  # the tensors of a checkpoint do not come from each other
             return np.zeros(len(at), np.int64)
         calls: Ints = np.maximum(self._seq(at) - self._seq(first), 0)
         return calls
@@ -310,6 +315,8 @@ def _measure(evidence: Evidence, pair: int) -> _Found | None:
         if len(inside) == 2 and inside[0] is not None and inside[1] is not None and inside[0].fits(inside[1]):
             return min(plain, _measure_pieces(evidence, pair, inside[0], inside[1]), key=lambda found: found.error)
         return plain
+    if evidence.blocks is not None and not evidence.own.names:
+        return _measure_blocks(evidence, pair, evidence.blocks)
     both = _read(evidence, pair)
     if both is None:
         return None
@@ -355,6 +362,25 @@ def _measure_pieces(evidence: Evidence, pair: int, here: Pieces, there: Pieces) 
         nonfinite=found.nonfinite_mismatch > 0,
         reason=_reason(found, 0.0),
         metrics=[*(metric(found) for metric in metrics.METRICS.values()), *own],
+    )
+
+
+def _measure_blocks(evidence: Evidence, pair: int, read: tuple[ReadBlocks, ReadBlocks]) -> _Found | None:
+    """Like `_measure`, without ever having the whole of a tensor in memory. Its bits are known to differ."""
+    left, right = int(evidence.pairs.reference[pair]), int(evidence.pairs.candidate[pair])
+    codes = (evidence.reference.columns["dtype"][left], evidence.candidate.columns["dtype"][right])
+    here, there = read[0](int(evidence.reference.tensor[left])), read[1](int(evidence.candidate.tensor[right]))
+    try:
+        found = contrast_blocks(here, there, (evidence.dtypes[codes[0]], evidence.dtypes[codes[1]]))
+    except RunError:
+        return None
+    return _Found(
+        error=metrics.error_of_values(found, float(evidence.reference.statistic("absmax", np.array([left]))[0])),
+        equal=False,
+        differs=found.different > 0,
+        nonfinite=found.nonfinite_mismatch > 0,
+        reason=_reason(found, 0.0),
+        metrics=[metric(found) for metric in metrics.METRICS.values()],
     )
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -144,8 +143,8 @@ class _Search:
             magnitude=self._magnitude(),
             measured_by=self.pairs["source"][self.headline] or "none",
             metrics=self._metrics(),
-            reference=_side(self.reference, int(self.pairs["row_reference"][self.headline])),
-            candidate=_side(self.candidate, int(self.pairs["row_candidate"][self.headline])),
+            reference=side_of(self.reference, int(self.pairs["row_reference"][self.headline])),
+            candidate=side_of(self.candidate, int(self.pairs["row_candidate"][self.headline])),
             stack=tuple(self._stack()),
             enclosing=tuple(self._name(row) for row in self.nesting.around(self.culprit)),
             seen=entry if parameter is None and (self.entry != self.headline or not self.own) else None,
@@ -386,18 +385,12 @@ class _Search:
         )
 
 
-def _side(run: RankRun, row: int) -> Side:
+def side_of(run: RankRun, row: int) -> Side:
     cells = run.tensors.row(row)
-    known = cells["count"] is not None and cells["count"] >= 0
-    numbers: dict[str, Any] = {name: None if _missing(cells[name]) else cells[name] for name in Statistics._fields}
     return Side(
         dtype=cells["dtype"],
         shape=cells["shape"],
         device=cells["device"] or "",
-        statistics=Statistics(**numbers) if known else None,
+        statistics=Statistics.of(cells),
         fingerprint=cells["fingerprint"],
     )
-
-
-def _missing(value: float | None) -> bool:
-    return value is None or math.isnan(value)

@@ -92,6 +92,7 @@ def _case(
     wrong, unmatched = (rows[np.isin(verdicts, kinds)] for kinds in (BAD, _UNMATCHED))
     if first is not None:
         what = "First divergence" if first in comparison.firsts else "Wrong by itself"
+        what = "Differs" if comparison.of_checkpoints else what
         text = f"{what}{_on_rank(comparison, first)}: {first.place.full}. {first.evidence[0]}"
         _add(case, "failure", text, first.verdict)
     elif len(unmatched):
@@ -102,7 +103,7 @@ def _case(
         place = Place.of(comparison.pairs, int(wrong[0]))
         text = f"{figures.counted(len(wrong), 'tensor')} wrong, first {place} ({place.verdict}"
         text += ")" if math.isnan(place.error) else f", {figures.error(place.error)})"
-        if comparison.first is None:
+        if comparison.first is None or comparison.of_checkpoints:  # which have no victims
             _add(case, "failure", f"{text}.", place.verdict)
         else:
             _add(case, "skipped", f"{text}, which the first divergence may explain.", place.verdict)

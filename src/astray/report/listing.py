@@ -12,19 +12,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from astray.alarms.elements import told_by
 from astray.compare.conditions import regular_expression
 from astray.errors import UsageError
-from astray.report import figures
+from astray.report import checkpoints, figures
 from astray.report.grid import Grid
 from astray.steps import Steps
-from astray.store import RankRun, Run
+from astray.store import CheckpointRun, RankRun, Run
 
 WIDTH = 100
 DIM, BOLD, RED = "2", "1", "31;1"
 
 _NUMBERS = ("mean", "std", "min", "max", "l2")
-_WORDS = ("phase", "site", "tensor", "kind", "")
-_LEAST = {"": 24, "site": 12}  # how far these columns give way before a number is left out
+_WORDS = ("phase", "site", "tensor", "name", "role", "kind", "")
+_LEAST = {"": 24, "site": 12, "name": 24}  # how far these columns give way before a number is left out
 _LEAST_OF_ALL = {"": 12, "tensor": 10, "kind": 8}  # and once all are
 _INDENT = 13  # of the texts beside the labels
 
@@ -53,11 +54,17 @@ def render(run: Run, wanted: Wanted, *, width: int = WIDTH, colour: bool = False
     else:
         numbers = list(dict.fromkeys([*filter(None, [wanted.sort]), *_NUMBERS]))  # what it is sorted by comes first
         rows = [_cells(run.ranks[rank], row, numbers) for rank, row in shown]
+        unread = []
+        if isinstance(run, CheckpointRun):
+            unread = checkpoints.unread(run, [row for _, row in shown])
+            rows = [checkpoints.without_calls(row, unread) for row in rows]
         droppable = [name for name in numbers if name != wanted.sort]
         lines += _table(rows, droppable, len(run.ranks) > 1, width, paint)
+        lines += ["", *(line for text in unread for line in _labelled("unread", text, width))] if unread else []
     if len(found) > len(shown):
         more = f"… {figures.counted(len(found) - len(shown), 'more row')}. "
-        more += "Narrow them with --match, --steps, --phase or --role, or show all with --top 0."
+        by = "--match or --role" if isinstance(run, CheckpointRun) else "--match, --steps, --phase or --role"
+        more += f"Narrow them with {by}, or show all with --top 0."
         lines += ["", *_folded(more, width)]
     return "\n".join(line.rstrip() for line in lines)
 
@@ -72,6 +79,11 @@ class _Paint:
 
 def _header(run: Run, width: int, paint: _Paint) -> list[str]:
     info = run.info
+    if isinstance(run, CheckpointRun):
+        name, described = str(run.path), checkpoints.described(run.checkpoint)
+        one_line = len(name) + 8 + len(described) <= width
+        lines = [f"{paint(name, BOLD)}        {described}"] if one_line else [paint(name, BOLD), described]
+        return lines + [line for problem in run.problems for line in _labelled("note", problem, width)]
     calls = sum(len(rank.calls) for rank in run.ranks.values())
     tensors = sum(len(rank.tensors) for rank in run.ranks.values())
     facts = [figures.counted(len(run.steps), "step"), figures.counted(len(run.ranks), "rank")]
@@ -176,9 +188,12 @@ def _described(wanted: Wanted) -> str:
 def _cells(rank: RankRun, row: int, numbers: list[str]) -> dict[str, str]:
     """One row of the table in words."""
     call, tensor = rank.calls.row(int(rank.call_rows[row])), rank.tensors.row(row)
-    unfinished = [
+    unfinished = ", ".join(
         f"{tensor[name]:,} {word}" for name, word in (("nan", "NaN"), ("inf", "Inf")) if (tensor[name] or 0) > 0
-    ]
+    )
+    first = told_by(tensor)
+    if first is not None:
+        unfinished += f" from [{', '.join(map(str, first.index))}]"
     micro = f".{call['micro']}" if call["micro"] else ""
     again = " again" if call["recompute"] else ""
     return {
@@ -189,7 +204,7 @@ def _cells(rank: RankRun, row: int, numbers: list[str]) -> dict[str, str]:
         "tensor": f"{tensor['role']} {tensor['path']}",
         "kind": f"{figures.dtype(tensor['dtype'])} {figures.shape(tensor['shape'])}",
         **{name: _short(tensor[name]) for name in numbers},
-        "": ", ".join(unfinished) or (tensor["note"] or ""),
+        "": unfinished or (tensor["note"] or ""),
     }
 
 

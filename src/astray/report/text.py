@@ -21,7 +21,7 @@ from astray.compare.problems import span
 from astray.compare.reasons import SENTENCES, Reason
 from astray.compare.verdict import AGREEING, BAD, Verdict
 from astray.record import Statistics
-from astray.report import figures
+from astray.report import checkpoints, figures
 from astray.report.page import BOLD, DIM, GREEN, LABEL, MARGIN, RED, WIDTH, YELLOW, Page
 
 _MOST_STEPS = 4
@@ -34,7 +34,9 @@ def render(comparison: Comparison, *, width: int = WIDTH, colour: bool = False) 
     """The report as text. `colour` adds ANSI colours; set it when writing to a terminal."""
     page = Page(width, colour)
     _header(page, comparison)
-    if comparison.first is not None:
+    if comparison.first is not None and comparison.of_checkpoints:
+        _differences(page, comparison, comparison.first)
+    elif comparison.first is not None:
         _divergence(page, comparison.first, several=len(comparison.reference.ranks) > 1)
         _other_ranks(page, comparison)
         _others(page, comparison)
@@ -45,10 +47,11 @@ def render(comparison: Comparison, *, width: int = WIDTH, colour: bool = False) 
 
 
 def _header(page: Page, comparison: Comparison) -> None:
-    facts = [figures.counted(len(comparison.steps), "step")]
+    facts = [] if comparison.of_checkpoints else [figures.counted(len(comparison.steps), "step")]
     if len(comparison.reference.ranks) > 1:
         facts.append(figures.counted(len(comparison.reference.ranks), "rank"))
-    facts.append(figures.counted(comparison.calls, "call"))
+    if not comparison.of_checkpoints:
+        facts.append(figures.counted(comparison.calls, "call"))
     tensors = figures.counted(int(comparison.matched.sum()), "tensor")
     facts.append(f"{tensors} compared by {_listed([source for source in comparison.sources if source != 'none'])}")
     names = f"{comparison.reference.path}  →  {comparison.candidate.path}"
@@ -80,6 +83,22 @@ def _divergence(page: Page, first: Divergence, several: bool) -> None:
     page.entry("after it", _after(first))
     page.entry("also", first.evidence[1:])
     page.line()
+
+
+def _differences(page: Page, comparison: Comparison, first: Divergence) -> None:
+    """Which tensors of two checkpoints differ, and the one that is furthest off."""
+    count = f"{first.victims + 1:,} of {figures.counted(int(comparison.matched.sum()), 'tensor')}"
+    differ = "differs" if not first.victims else "differ"
+    title = (
+        f"✗ {count} {differ}; furthest off: {first.place}" if first.victims else f"✗ {count} {differ}: {first.place}"
+    )
+    for line in page.folded(title, later_indent=" " * MARGIN):
+        page.line(page.paint(line, RED))
+    page.entry("error", _error(first))
+    page.entry("also", first.evidence[1:])
+    _sides(page, first)
+    if first.victims:
+        checkpoints.list_worst(page, [first, *comparison.others], first.victims + 1)
 
 
 def _error(first: Divergence) -> str:
@@ -245,12 +264,15 @@ def _agreement(page: Page, comparison: Comparison) -> None:
     kinds = ", ".join(f"{count:,} {label}" for label, count in agreeing.items())
     tensors = figures.counted(sum(agreeing.values()), "tensor")
     agree = "agrees" if sum(agreeing.values()) == 1 else "agree"
-    text = f"No divergence: {tensors} of {figures.counted(len(comparison.steps), 'step')} {agree} ({kinds})."
+    of_steps = "" if comparison.of_checkpoints else f" of {figures.counted(len(comparison.steps), 'step')}"
+    text = f"No divergence: {tensors}{of_steps} {agree} ({kinds})."
     if comparison.same:
         page.line(page.paint(f"✓ {text}", GREEN))
     else:
         lone = any(counts[verdict.label] for verdict in (Verdict.ONLY_IN_REFERENCE, Verdict.ONLY_IN_CANDIDATE))
-        text += " Some are only in one run." if lone else ""
+        which = "checkpoint" if comparison.of_checkpoints else "run"
+        text += f" Some are only in one {which}." if lone else ""
+        text += " Some could not be read." if comparison.of_checkpoints and counts[Verdict.UNKNOWN.label] else ""
         page.line(page.paint(f"≠ {text}", YELLOW))
         wrong = sum(counts[verdict.label] for verdict in BAD)
         if wrong:
@@ -258,6 +280,7 @@ def _agreement(page: Page, comparison: Comparison) -> None:
             page.entry("inside", f"{figures.counted(wrong, 'tensor')} {differ} inside calls whose results agree.")
     if counts[Verdict.ROUNDING.label] or counts[Verdict.DRIFTING.label]:
         page.entry("largest", f"{figures.error(_largest(comparison).error)} at {_largest(comparison)}")
+    if (counts[Verdict.ROUNDING.label] or counts[Verdict.DRIFTING.label]) and not comparison.of_checkpoints:
         page.entry("begins", f"the first tensor that is not identical is at {_first_with(comparison, *AGREEING[1:])}")
     page.line()
 

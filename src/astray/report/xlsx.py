@@ -131,7 +131,8 @@ class _Workbook:
     def _summary(self, sheet: Any) -> None:
         comparison = self.comparison
         first = comparison.first
-        answer = f"First divergence: {first.place.full}" if first else "No divergence"
+        which = "Furthest off" if comparison.of_checkpoints else "First divergence"
+        answer = f"{which}: {first.place.full}" if first else "No divergence"
         facts: list[tuple[str, Any]] = [
             ("answer", answer if first or comparison.same else f"{answer}, but some tensors are only in one run"),
             ("reference", str(comparison.reference.path)),

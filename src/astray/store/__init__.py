@@ -6,6 +6,7 @@ The tables of a run are made of `Table` and `Coded`, whatever format it lies in.
 
 from __future__ import annotations
 
+from astray.store.checkpoint import CheckpointRank, CheckpointRun
 from astray.store.columns import Coded, Table
 from astray.store.formats import open_run
 from astray.store.info import End, Flight, RunInfo
@@ -20,6 +21,8 @@ from astray.store.run import RankRun, Run
 from astray.store.source import Source
 
 __all__ = [
+    "CheckpointRank",
+    "CheckpointRun",
     "Coded",
     "Dump",
     "End",

@@ -7,36 +7,45 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from astray import checkpoints
 from astray.errors import RunError
+from astray.store.checkpoint import open_as_run
 from astray.store.native import reader as native
 from astray.store.native.folder import listing
 from astray.store.run import Run
 
 
 class Format(NamedTuple):
-    """One way in which a run can lie on disk. `recognises` looks at a folder without reading much of it."""
+    """One way in which a run can lie on disk. `recognises` looks at a path without reading much of what is there."""
 
     name: str
     recognises: Callable[[Path], bool]
     open: Callable[[Path], Run]
 
 
-FORMATS = (Format("astray", native.recognises, native.open_native),)
+FORMATS = (
+    Format("astray", native.recognises, native.open_native),
+    Format("checkpoint", checkpoints.recognises, open_as_run),
+)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """Open a recording, whatever wrote it.
+    """Open a recording, whatever wrote it, or a checkpoint as if it were one.
 
     >>> open_run("runs/a")
     <Run runs/a: torch, 20 steps, 1 rank, 3,480 calls, 9,120 tensors, complete>
+    >>> open_run("gpt2/model.safetensors")
+    <CheckpointRun gpt2/model.safetensors: safetensors, 148 tensors, 497.8 MB>
 
     Raises RunError when there is no run. A run that was killed or cut opens; see `Run.complete` and `Run.problems`.
     """
     folder = Path(path)
     if not folder.exists():
         raise RunError(f"{folder} does not exist.{_nearby(folder)}")
-    if not folder.is_dir():
+    if not folder.is_dir() and native.recognises(folder.parent):
         raise RunError(f"{folder} is a file; a run is a folder. Give the folder it lies in.")
+    if not folder.is_dir():
+        return open_as_run(folder)
     for format in FORMATS:
         if format.recognises(folder):
             return format.open(folder)
@@ -50,6 +59,9 @@ def _advice(folder: Path) -> str:
     if any(format.recognises(folder.resolve().parent) for format in FORMATS):
         return f"The folder above it is one: {folder.resolve().parent}."
     inside = _runs_in(folder)
+    weights = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(checkpoints.ENDINGS))
+    if weights and not inside:
+        return f"If it is a checkpoint, give the file: {listing([str(folder / name) for name in weights])}."
     return f"Runs inside it: {listing(inside)}." if inside else "Record one with astray.record or `astray run`."
 
 

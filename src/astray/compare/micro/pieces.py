@@ -82,6 +82,24 @@ def stretches(reference: Pieces, candidate: Pieces) -> Iterator[tuple[npt.NDArra
         yield reference.between(begin, end), candidate.between(begin, end)
 
 
+def contrast_blocks(
+    reference: Iterator[npt.NDArray[Any]], candidate: Iterator[npt.NDArray[Any]], dtypes: tuple[str, str]
+) -> Contrast:
+    """How far apart two tensors are that come in flat blocks, each side in blocks of its own."""
+    found: list[Contrast] = []
+    here, there = np.empty(0), np.empty(0)
+    while True:
+        here = here if here.size else next(reference, here)
+        there = there if there.size else next(candidate, there)
+        size = min(here.size, there.size)
+        if not size:
+            break
+        sides = Strided.from_numpy(here[:size], dtypes[0]), Strided.from_numpy(there[:size], dtypes[1])
+        found.append(contrast(*sides))
+        here, there = here[size:], there[size:]
+    return found[0] if len(found) == 1 else merge_contrasts(found)
+
+
 def contrast_pieces(reference: Pieces, candidate: Pieces, dtypes: tuple[str, str]) -> tuple[Contrast, bool]:
     """How far apart two tensors are, and whether they have the same bits."""
     found: list[Contrast] = []

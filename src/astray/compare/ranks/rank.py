@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from astray.compare.align import Alignment, align
 from astray.compare.calibration import Allowance, Tolerances, floors
+from astray.compare.checkpoints import find_worst
 from astray.compare.divergence import Divergence
-from astray.compare.evidence import Evidence, Progress, ReadPieces, ReadValues
+from astray.compare.evidence import Evidence, Progress, ReadBlocks, ReadPieces, ReadValues
 from astray.compare.first import find_divergences
 from astray.compare.judge import judge
 from astray.compare.kept import is_partial
@@ -29,7 +30,7 @@ from astray.compare.ranks.table import RankPairs, table
 from astray.compare.rows import CALL_COLUMNS, Floats, Ints, Rows, Vocabularies, Vocabulary, read_rows
 from astray.compare.verdict import Judgement, Verdict
 from astray.errors import RunError
-from astray.store import RankRun
+from astray.store import CheckpointRank, RankRun
 from astray.store.run import Account
 
 
@@ -93,7 +94,8 @@ def compare_rank(
     divergences = []
     if sides.reference is not None and sides.candidate is not None:
         own = table([pairs._replace(columns=dict(pairs.columns))])
-        divergences = find_divergences(own, rank, sides.reference, sides.candidate)
+        find = find_worst if isinstance(sides.reference, CheckpointRank) else find_divergences
+        divergences = find(own, rank, sides.reference, sides.candidate)
     return Compared(
         rank,
         pairs,
@@ -145,6 +147,7 @@ def _judge(
             floors(reference, pairs.reference, None if again is None else _errors(again, left)),
         ),
         pieces=None if not isinstance(left, JoinedRank) else (_pieces(left), _pieces(right)),
+        blocks=_blocks(left, right),
     )
     return _Judged(rank, reference, candidate, vocabularies, pairs, judge(evidence, progress, judging.exact))
 
@@ -171,6 +174,13 @@ def _pieces(run: RankRun | None) -> ReadPieces:
             return None
 
     return read
+
+
+def _blocks(left: RankRun | None, right: RankRun | None) -> tuple[ReadBlocks, ReadBlocks] | None:
+    """Reads the values of two checkpoints block by block."""
+    if not isinstance(left, CheckpointRank) or not isinstance(right, CheckpointRank):
+        return None
+    return left.blocks, right.blocks
 
 
 def _errors(again: _Judged, reference: RankRun | None) -> tuple[Ints, Floats]:

@@ -1,0 +1,69 @@
+"""What reports say of checkpoints in place of what they say of runs: no steps, no calls, and names of tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from astray.checkpoints import Checkpoint
+from astray.compare.divergence import Divergence
+from astray.report import figures
+from astray.report.grid import Grid
+from astray.report.page import DIM, MARGIN, Page
+from astray.store import CheckpointRun
+from astray.wording import sized
+
+MOST = 10
+"""How many tensors that differ are listed beneath the one that is furthest off."""
+
+
+def described(checkpoint: Checkpoint) -> str:
+    """What a checkpoint is, in a line."""
+    elements = sum(checkpoint.spec(name).size for name in checkpoint.names)
+    facts = [checkpoint.format, figures.counted(len(checkpoint), "tensor"), figures.counted(elements, "element")]
+    return " · ".join([*facts, sized(checkpoint.nbytes)])
+
+
+def unread(run: CheckpointRun, rows: Sequence[int]) -> list[str]:
+    """Why some of these rows have no numbers, each reason once."""
+    notes = [run.ranks[0].tensors.row(row)["note"] for row in rows]
+    return list(dict.fromkeys(note for note in notes if note is not None))
+
+
+def without_calls(row: Mapping[str, str], reasons: Sequence[str]) -> dict[str, str]:
+    """A row of a listing, without the step and the phase that no tensor of a checkpoint has.
+
+    `reasons` are too long for a row and stand below the table.
+    """
+    renamed = {"site": "name", "tensor": "role"}
+    cells = {
+        renamed.get(name, name): cell.strip() for name, cell in row.items() if name not in ("step", "phase", "rank")
+    }
+    return cells | ({"": "unread"} if cells[""] in reasons else {})
+
+
+def list_worst(page: Page, found: Sequence[Divergence], total: int) -> None:
+    """The tensors that differ, those that are furthest off first."""
+    rows = [_cells(one) for one in found[:MOST]]
+    head, *body = Grid(("name", "verdict", "kind"), ("kind", "cosine"), {"name": 24}, {"name": 12}).lines(
+        rows, page.width - MARGIN
+    )
+    page.line(" " * MARGIN + page.paint(head, DIM))
+    for line in body:
+        page.line(" " * MARGIN + line)
+    if total > len(rows):
+        page.line(" " * MARGIN + f"… {total - len(rows):,} more: --filter 'not agrees' --sort=-error --top 0")
+    page.line()
+
+
+def _cells(one: Divergence) -> dict[str, str]:
+    forms = [f"{figures.dtype(side.dtype)} {figures.shape(side.shape)}" for side in (one.reference, one.candidate)]
+    numbers = {"largest": figures.error, "cosine": "{:.6f}".format}
+    values = {"largest": one.metrics.get("max_abs", math.nan), "cosine": one.metrics.get("cosine", math.nan)}
+    return {
+        "name": one.site,
+        "verdict": one.verdict,
+        "error": "–" if math.isnan(one.error) else figures.error(one.error),
+        **{name: "–" if math.isnan(values[name]) else text(values[name]) for name, text in numbers.items()},
+        "kind": forms[0] if forms[0] == forms[1] else " → ".join(forms),
+    }
