@@ -1,0 +1,54 @@
+"""For programs written for NNstat: `from astray.compat import nnstat`, and the rest stays as it is.
+
+    weight = nnstat.from_weight(model, clone=True)
+    nnstat.trust_ratio(update, weight, pattern=".*mlp.*").describe(lw=True)
+
+Everything is `astray.state`; docs/state.md tells where results differ, and why.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from astray import state as core
+from astray.state import (
+    StateDict,
+    from_activation,
+    from_activation_grad,
+    from_grad,
+    from_optimizer_state,
+    from_state_dict,
+    from_together,
+    from_weight,
+    load_state,
+    ratios,
+    trust_ratio,
+)
+
+__all__ = [
+    "StateDict",
+    "core",
+    "from_activation",
+    "from_activation_grad",
+    "from_grad",
+    "from_optimizer_state",
+    "from_state_dict",
+    "from_together",
+    "from_weight",
+    "functional",
+    "load",
+    "ones_like",
+    "trust_ratio",
+    "zeros_like",
+]
+
+functional = ratios
+zeros_like = torch.zeros_like
+ones_like = torch.ones_like
+
+
+def load(path: str | os.PathLike[str], name: str | None = None) -> StateDict:
+    """What `StateDict.save` wrote, all of it in memory."""
+    return load_state(path, name).clone()

@@ -1,0 +1,184 @@
+"""Pictures of states with matplotlib, which is an extra: histograms, distribution functions, heat maps, lines by layer.
+
+Every method returns a matplotlib figure of its own, which no window shows by itself, and writes it where `path` says.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from astray.state.base import Base
+from astray.state.describe import described
+from astray.state.distributions import distribution, image, numbers
+from astray.state.naming import Pattern, matching
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+POINTS = 2000
+"""Places at which a distribution function is known: more than a picture has columns."""
+
+PIXELS = 256
+"""The sides of a heat map; beyond it, a cell shows the mean of the elements in it."""
+
+Path = str | os.PathLike[str]
+
+
+class Plots(Base):
+    """The pictures of a state."""
+
+    def hist(
+        self,
+        lw: bool = False,
+        pattern: Pattern | None = None,
+        name: str | None = None,
+        *,
+        bins: int = 100,
+        logx: bool = False,
+        logy: bool = False,
+        path: Path | None = None,
+    ) -> Figure:
+        """Histogram of all elements, or of each parameter with `lw`; with `logx`, of magnitudes.
+
+        >>> weight.hist(lw=True, pattern=".*attn.*", path="attention.png")
+        """
+
+        def draw(axes: Axes, names: list[str]) -> str:
+            found = distribution(self, names, bins, logx)
+            axes.stairs(found.counts, found.edges, fill=True)
+            return f", {found.left_out:,} left out" * bool(found.left_out)
+
+        return self._panels(draw, lw, pattern, name, logx, logy, path)
+
+    def ecdf(
+        self,
+        lw: bool = False,
+        pattern: Pattern | None = None,
+        name: str | None = None,
+        *,
+        logx: bool = False,
+        logy: bool = False,
+        path: Path | None = None,
+    ) -> Figure:
+        """The share of elements up to each value; with `logx`, of magnitudes."""
+
+        def draw(axes: Axes, names: list[str]) -> str:
+            found = distribution(self, names, POINTS, logx)
+            axes.plot(found.edges, found.cumulative)
+            return f", {found.left_out:,} left out" * bool(found.left_out)
+
+        return self._panels(draw, lw, pattern, name, logx, logy, path)
+
+    def heatmap(
+        self,
+        lw: bool = False,
+        pattern: Pattern | None = None,
+        name: str | None = None,
+        *,
+        vmin: float | None = None,
+        vmax: float | None = None,
+        log: bool = False,
+        path: Path | None = None,
+    ) -> Figure:
+        """The elements as colours: of each parameter its rows with `lw`, or all elements one after the other."""
+
+        def draw(axes: Axes, names: list[str]) -> str:
+            rows, columns = self._sides(names)
+            picture = image(numbers(self, names), rows, columns, PIXELS)
+            shown = axes.imshow(
+                picture,
+                norm="log" if log else None,
+                vmin=vmin,
+                vmax=vmax,
+                aspect="auto",
+                interpolation="nearest",
+                extent=(0, columns, rows, 0),
+            )
+            assert axes.figure is not None
+            axes.figure.colorbar(shown, ax=axes)
+            return f", {rows} × {columns}"
+
+        return self._panels(draw, lw, pattern, name, False, False, path)
+
+    def lines(
+        self,
+        keys: Sequence[str] = ("std", "abs_max"),
+        pattern: Pattern | None = None,
+        name: str | None = None,
+        *,
+        group: Pattern | None = None,
+        logy: bool = False,
+        path: Path | None = None,
+    ) -> Figure:
+        """Statistics from parameter to parameter, or from group to group, in the order of the model.
+
+        >>> grad.lines(["norm2", "abs_max"], group="layer", logy=True)
+        """
+        table = described(self, True, pattern, ["name", *keys], None, group)
+        figure = _figure()(figsize=(max(6.0, 0.2 * len(table)), 4.0), layout="constrained")
+        axes = figure.subplots()
+        for key in keys:
+            axes.plot(range(len(table)), table[key], marker=".", label=key)
+        axes.set_xticks(range(len(table)), [str(label) for label in table["name"]], rotation=90, fontsize=7)
+        axes.set_yscale("log" if logy else "linear")
+        axes.set_title(name or self.name)
+        axes.legend()
+        return _saved(figure, path)
+
+    def _panels(
+        self,
+        draw: Any,
+        lw: bool,
+        pattern: Pattern | None,
+        name: str | None,
+        logx: bool,
+        logy: bool,
+        path: Path | None,
+    ) -> Figure:
+        """A panel for all, or for each parameter."""
+        names = matching(self, pattern)
+        panels = {each: [each] for each in names} if lw else {name or self.name: names}
+        across = min(4, math.ceil(math.sqrt(max(len(panels), 1))))
+        down = max(math.ceil(len(panels) / across), 1)
+        figure = _figure()(figsize=(5.0 * across, 3.5 * down), layout="constrained")
+        grid = figure.subplots(down, across, squeeze=False).flat
+        for axes, (title, members) in zip(grid, panels.items(), strict=False):
+            note = draw(axes, members)
+            axes.set_title(f"{title}{note}", fontsize=9)
+            if logx:
+                axes.set_xscale("log")
+                axes.set_xlabel("magnitude")
+            if logy:
+                axes.set_yscale("log")
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        if lw:
+            figure.suptitle(name or self.name)
+        return _saved(figure, path)
+
+    def _sides(self, names: Sequence[str]) -> tuple[int, int]:
+        """A matrix for one parameter as it is, and a square for several."""
+        if len(names) == 1:
+            shape = (1, 1, *self.spec(names[0]).shape)[-max(2, len(self.spec(names[0]).shape)) :]
+            return max(shape[0], 1), max(math.prod(shape[1:]), 1)
+        count = sum(self.spec(name).numel for name in names)
+        columns = max(math.isqrt(count), 1)
+        return max(-(-count // columns), 1), columns
+
+
+def _figure() -> type[Figure]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("Plots need matplotlib, which is not installed: pip install 'astray[plot]'") from None
+    return Figure
+
+
+def _saved(figure: Figure, path: Path | None) -> Figure:
+    if path is not None:
+        figure.savefig(path)
+    return figure

@@ -1,0 +1,30 @@
+"""A large state is described where it lies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, torch, astray
+from astray.state.on_device import Queue
+
+torch.set_num_threads(1)
+state = astray.StateDict({"a": torch.ones(8000, 8000), "b": torch.ones(4000, 8000).bfloat16().t()})
+astray.StateDict({"warm": torch.ones(3)}).describe(lw=True, display=False)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+state.describe(lw=True, include_keys=["name", "std", "norm2", "norm3", "kurtosis"], display=False)
+state.describe(display=False)
+queue = Queue()
+queue.add("a", state["a"], ())
+queue.fetch()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+def test_describing_takes_no_memory_of_the_size_of_the_state() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 150_000  # kB; the state has 320 MB, and a block on its way through torch about 100
