@@ -7,6 +7,7 @@ its inputs were still right.
     astray.open("runs/a")                               a `Run`; a `Key` names one of its tensors
     astray.compare("runs/a", "runs/b")                  a `Comparison`; its `first` is a `Divergence`
     with astray.guard(model): ...                       NaN and infinity, named at their origin; `Tripped` is raised
+    astray.from_weight(model)                           a `StateDict`: weights, gradients … to compute with
     astray.seed_all(), without_dropout(), elsewhere()   experiments: docs/experiments.md
 
 Importing astray imports no framework, patches nothing, and loads the parts when they are first used.
@@ -35,10 +36,30 @@ if TYPE_CHECKING:
     from astray.compare.comparison import Comparison
     from astray.compare.divergence import Divergence
     from astray.compare.matching import Asked
-    from astray.guard.guard import Guard, On
+    from astray.guard.acting import On
+    from astray.guard.guard import Guard
     from astray.guard.lookout import Condition
+    from astray.guard.overseer import Guarding
     from astray.guard.trip import Trip, Tripped
+    from astray.monitor import Monitor
+    from astray.state import (
+        StateDict,
+        cosine,
+        diff,
+        from_activation,
+        from_activation_grad,
+        from_grad,
+        from_optimizer_state,
+        from_state_dict,
+        from_together,
+        from_weight,
+        gradient_noise_scale,
+        load_state,
+        register_reduction,
+        trust_ratio,
+    )
     from astray.store import Run
+    from astray.updates import check_updates
 
 __all__ = [
     "AstrayError",
@@ -47,19 +68,35 @@ __all__ = [
     "Divergence",
     "Guard",
     "Key",
+    "Monitor",
     "RecordError",
     "Recorder",
     "Run",
     "RunError",
     "RunExists",
+    "StateDict",
     "Trip",
     "Tripped",
+    "check_updates",
     "compare",
+    "cosine",
+    "diff",
     "elsewhere",
+    "from_activation",
+    "from_activation_grad",
+    "from_grad",
+    "from_optimizer_state",
+    "from_state_dict",
+    "from_together",
+    "from_weight",
+    "gradient_noise_scale",
     "guard",
+    "load_state",
     "open",
     "record",
+    "register_reduction",
     "seed_all",
+    "trust_ratio",
     "without_dropout",
 ]
 
@@ -67,19 +104,37 @@ _HOMES = {
     "Comparison": "astray.compare.comparison",
     "Divergence": "astray.compare.divergence",
     "Guard": "astray.guard.guard",
+    "Monitor": "astray.monitor",
     "Recorder": "astray.capture.recorder",
     "Run": "astray.store",
+    "StateDict": "astray.state",
     "Trip": "astray.guard.trip",
     "Tripped": "astray.guard.trip",
+    "check_updates": "astray.updates",
+    "cosine": "astray.state",
+    "diff": "astray.state",
     "elsewhere": "astray.capture.experiments",
+    "from_activation": "astray.state",
+    "from_activation_grad": "astray.state",
+    "from_grad": "astray.state",
+    "from_optimizer_state": "astray.state",
+    "from_state_dict": "astray.state",
+    "from_together": "astray.state",
+    "from_weight": "astray.state",
+    "gradient_noise_scale": "astray.state",
+    "load_state": "astray.state",
+    "register_reduction": "astray.state",
     "seed_all": "astray.capture.seeding",
+    "trust_ratio": "astray.state",
     "without_dropout": "astray.capture.experiments",
 }
 
 Path = str | os.PathLike[str]
 
 
-def record(path: Path, model: Any, *, overwrite: bool = False, **settings: Unpack[Given]) -> Recorder:
+def record(
+    path: Path, model: Any, *, overwrite: bool = False, guard: Guarding | None = None, **settings: Unpack[Given]
+) -> Recorder:
     """Starts recording `model` into the run at `path`; use it in a `with`, or call `.stop()` at the end.
 
     >>> with astray.record("runs/a", model, keep="tensors", steps="0:3") as rec:
@@ -93,10 +148,14 @@ def record(path: Path, model: Any, *, overwrite: bool = False, **settings: Unpac
     from a YAML, JSON or TOML file too:
 
     >>> astray.record("runs/a", model, config="astray.yaml", level="function")
+
+    A recording can be watched for NaN and infinity as it is made; docs/guard.md has more:
+
+    >>> astray.record("runs/a", model, guard="raise")
     """
     from astray.capture.recorder import Recorder
 
-    return Recorder(path, model, overwrite=overwrite, **settings).start()
+    return Recorder(path, model, overwrite=overwrite, guard=guard, **settings).start()
 
 
 def guard(

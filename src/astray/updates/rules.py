@@ -1,0 +1,177 @@
+"""What an optimizer should make of a weight, written as its paper writes it, in float64 and element by element.
+
+A rule is given pieces of tensors, all flat and of one length, and gives the change of the weight and the new states,
+each with the size of the terms it was added up from: rounding is proportional to these, not to what is left of them.
+The change is computed from the states as they *are* after the step (`after`), so that a wrong state and a wrong change
+are told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Before(NamedTuple):
+    """What a step begins with, of a stretch of one parameter, in float64; and the states that it has left behind."""
+
+    weight: Tensor
+    gradient: Tensor
+    states: Mapping[str, Tensor]
+    after: Mapping[str, Tensor]
+    group: Mapping[str, Any]
+    """The settings of the parameter's group: lr, betas, weight_decay and so on."""
+    eps: float
+    """The spacing of the numbers of the parameter's dtype, at 1."""
+    rough: float
+    """The same of the settings, where these are tensors of less precision."""
+    least: float
+    """The smallest spacing of the parameter's dtype, that of subnormal numbers."""
+
+    def state(self, name: str) -> Tensor:
+        """A state before the step; zeros where there was none, as in the first step."""
+        return self.states.get(name, torch.zeros_like(self.gradient))
+
+
+class Term(NamedTuple):
+    """A number, and the size of what it was added up from."""
+
+    value: Tensor
+    size: Tensor
+
+
+class Expected(NamedTuple):
+    """What a rule says: how far the weight moves, how wrong rounding alone may make that, and the new states."""
+
+    change: Tensor
+    slack: Tensor
+    states: Mapping[str, Term]
+
+
+Rule = Callable[[Before], Expected]
+
+ROUNDINGS = 8
+"""So many roundings, each of half a spacing, may a step make of the terms of one number."""
+
+
+class NoRuleError(Exception):
+    """A parameter's update cannot be recomputed; the text says why."""
+
+
+def sgd(b: Before) -> Expected:
+    """Momentum with dampening, Nesterov's too; the decay is part of the gradient."""
+    momentum, lr = b.group["momentum"], b.group["lr"]
+    gradient = _decayed_gradient(b)
+    if not momentum:
+        return _moved(b, -lr * gradient.value, lr * gradient.size, {})
+    keep = 1 - b.group["dampening"]
+    if "momentum_buffer" in b.states:
+        old = momentum * b.state("momentum_buffer")
+        buffer = Term(old + keep * gradient.value, old.abs() + abs(keep) * gradient.size)
+    else:  # the first gradient is taken whole
+        buffer = gradient
+    now = _after(b, "momentum_buffer")
+    direction, size = now, now.abs()
+    if b.group["nesterov"]:
+        direction, size = gradient.value + momentum * now, gradient.size + momentum * now.abs()
+    return _moved(b, -lr * direction, lr * size, {"momentum_buffer": buffer})
+
+
+def adam(b: Before) -> Expected:
+    """Both moments with their bias corrected; the decay is part of the gradient unless it is decoupled."""
+    return _adam(b, decoupled=bool(b.group.get("decoupled_weight_decay", False)))
+
+
+def adamw(b: Before) -> Expected:
+    """Adam whose decay takes a share of the weight itself."""
+    return _adam(b, decoupled=True)
+
+
+def _adam(b: Before, *, decoupled: bool) -> Expected:
+    (one, two), lr, eps = b.group["betas"], b.group["lr"], b.group["eps"]
+    gradient = _ascending(b) if decoupled else _decayed_gradient(b)
+    first = _average(b, b.state("exp_avg"), gradient, one)
+    squared = Term(gradient.value**2, gradient.size**2)
+    states = {"exp_avg": first, "exp_avg_sq": _average(b, b.state("exp_avg_sq"), squared, two)}
+    count = torch.as_tensor(_after(b, "step"), dtype=torch.float64)
+    second = _after(b, "exp_avg_sq")
+    if b.group.get("amsgrad"):
+        largest = torch.maximum(b.state("max_exp_avg_sq"), second)
+        states["max_exp_avg_sq"] = Term(largest, largest)
+        second = _after(b, "max_exp_avg_sq")
+    left, left_too = 1 - one**count, 1 - two**count
+    change = -lr * _after(b, "exp_avg") / left / ((second / left_too).sqrt() + eps)
+    size = change.abs()
+    if _counts_on_device(b):  # then these differences of nearly equal numbers are made in single precision
+        size = size * (1 + torch.finfo(torch.float32).eps / b.eps / torch.minimum(left, left_too))
+    if decoupled:
+        decay = lr * b.group["weight_decay"] * b.weight
+        change, size = change - decay, size + decay.abs()
+    return _moved(b, change, size, states)
+
+
+def lion(b: Before) -> Expected:
+    """The sign of a mean of momentum and gradient, and a decay of the weight itself."""
+    one, two = b.group["betas"]
+    lr, decay = b.group["lr"], b.group.get("weight_decay", 0.0)
+    gradient = _ascending(b)
+    mean = _average(b, b.state("exp_avg"), gradient, one)
+    unsure = mean.value.abs() <= ROUNDINGS * (b.eps * mean.size + b.least)  # where rounding decides about the sign
+    change = -lr * mean.value.sign() - lr * decay * b.weight
+    slack = _rounding(b, change, lr * (1 + abs(decay) * b.weight.abs()))
+    slack = slack + 2 * lr * (unsure & (mean.size > 0))
+    return Expected(change, slack, {"exp_avg": _average(b, b.state("exp_avg"), gradient, two)})
+
+
+RULES: dict[str, Rule] = {"SGD": sgd, "Adam": adam, "AdamW": adamw, "Lion": lion}
+"""The rules, by the name of the optimizer's class or of one that it is derived from."""
+
+
+def rule_of(optimizer: Any, own: Mapping[Any, Rule]) -> Rule:
+    """The rule of an optimizer: the user's own, else that of its class or the nearest that it is derived from."""
+    for kind in type(optimizer).__mro__:
+        found = own.get(kind) or own.get(kind.__name__) or RULES.get(kind.__name__)
+        if found is not None:
+            return found
+    raise NoRuleError(f"there is no rule for {type(optimizer).__name__}")
+
+
+def _after(b: Before, name: str) -> Tensor:
+    if name not in b.after:
+        has = ", ".join(b.after) or "nothing"
+        raise NoRuleError(f"its state has no {name!r}, only {has}")
+    return b.after[name]
+
+
+def _counts_on_device(b: Before) -> bool:
+    return bool(b.group.get("capturable") or b.group.get("fused"))
+
+
+def _ascending(b: Before) -> Term:
+    gradient = -b.gradient if b.group.get("maximize") else b.gradient
+    return Term(gradient, gradient.abs())
+
+
+def _decayed_gradient(b: Before) -> Term:
+    gradient, decay = _ascending(b), b.group.get("weight_decay", 0.0) * b.weight
+    return Term(gradient.value + decay, gradient.size + decay.abs())
+
+
+def _average(b: Before, old: Tensor, new: Term, beta: Any) -> Term:
+    size = beta * old.abs() + (1 - beta) * new.size
+    if _counts_on_device(b):  # there 1 − beta is made in single precision, of a beta near 1
+        size = size + (old.abs() + new.size) / ROUNDINGS
+    return Term(beta * old + (1 - beta) * new.value, size)
+
+
+def _moved(b: Before, change: Tensor, size: Tensor, states: Mapping[str, Term]) -> Expected:
+    return Expected(change, _rounding(b, change, size), states)
+
+
+def _rounding(b: Before, change: Tensor, size: Tensor) -> Tensor:
+    """What the weight may be off by: its own spacing, twice, and some roundings of the terms of the change."""
+    largest = torch.maximum(b.weight.abs(), (b.weight + change).abs())
+    return 2 * b.eps * largest + ROUNDINGS * (b.rough * size + b.least)
