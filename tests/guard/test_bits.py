@@ -48,7 +48,7 @@ def trained(**asked: Any) -> tuple[list[float], dict[str, Tensor], Tensor]:
     return losses, model.state_dict(), torch.rand(3)
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=str)
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: " ".join(asked) or "nothing")
 def test_losses_weights_and_random_numbers_are_the_same(asked: dict[str, Any], tmp_path: Path) -> None:
     threads = threading.active_count()
     losses, weights, drawn = trained()
