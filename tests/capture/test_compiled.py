@@ -443,7 +443,11 @@ def test_with_kernels_of_its_own_a_compiled_recording_differs_by_rounding_at_mos
 
 
 @pytest.mark.parametrize(
-    "how", ["torch.compile(model, backend='aot_eager')", "model.compile(backend='aot_eager') or model"]
+    "how",
+    [
+        "torch.compile(model, backend='aot_eager')",
+        pytest.param("model.compile(backend='aot_eager') or model", marks=pytest.mark.slow),
+    ],
 )
 def test_a_script_that_compiles_is_found_and_hears_no_warning(how: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"

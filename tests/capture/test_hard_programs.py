@@ -143,6 +143,7 @@ def test_weights_swapped_within_a_step_are_recorded_again(tmp_path: Path) -> Non
     assert second["l2"] == pytest.approx(2 * first["l2"])
 
 
+@pytest.mark.slow
 def test_models_that_come_and_go_keep_all_their_gradients(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -387,6 +388,7 @@ def test_a_failure_at_the_end_of_a_step_does_not_reach_the_program(
     assert len(caplog.records) == 1
 
 
+@pytest.mark.slow
 def test_ranks_of_a_program_that_starts_its_processes_itself(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -635,6 +635,7 @@ def test_a_compiled_step_runs_as_it_would(tmp_path: Path) -> None:
     assert any("torch.compile" in one.why for one in missed)
 
 
+@pytest.mark.slow
 def test_optimizers_of_a_discovered_program(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -79,6 +79,7 @@ def test_a_script_is_stopped_where_infinity_reaches_the_loss(
     assert run.info.settings["level"] == ["function"]
 
 
+@pytest.mark.slow
 def test_or_goes_on_and_says_so_in_its_exit_code(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     done = check(tmp_path, BAD, "--on", "warn", "--remember", "2")
     assert done.returncode == 1

@@ -88,6 +88,7 @@ def test_the_first_call_is_recorded_with_its_keywords(tmp_path: Path) -> None:
     assert all(json.loads(row["args"])["kwargs"] == {"ids": "<tensor>", "scale": 2.0} for row in roots)
 
 
+@pytest.mark.slow
 def test_several_optimizers_make_one_step_together_and_models_are_named_by_class(tmp_path: Path) -> None:
     done = run_script(
         tmp_path,
@@ -208,6 +209,7 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
     assert command("run", "-o", str(tmp_path / "run"), "--force", script).returncode == 0
 
 
+@pytest.mark.slow
 def test_an_error_of_astray_that_the_script_raises_is_the_scripts_own(tmp_path: Path) -> None:
     done = run_script(tmp_path, TRAINING + "\nimport astray\nastray.open('/nowhere')\n")
     assert done.returncode == 1
@@ -215,6 +217,7 @@ def test_an_error_of_astray_that_the_script_raises_is_the_scripts_own(tmp_path: 
     assert astray.open(tmp_path / "run").ranks[0].end.ended.startswith("RunError: ")
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_runs_to_the_end_says_nothing(tmp_path: Path) -> None:
     done = run_script(tmp_path, TRAINING + "\nimport os\nif os.fork():\n    os.wait()\n")
     assert done.returncode == 0
@@ -255,6 +258,7 @@ def test_every_setting_has_an_option_and_no_option_a_default() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_file_of_settings_is_used_and_options_win_over_it(tmp_path: Path) -> None:
     (tmp_path / "astray.toml").write_text('keep = "tensors"\nsteps = "0"\n')
     done = run_script(tmp_path, TRAINING, "--config", str(tmp_path / "astray.toml"), "--steps", "1:")
@@ -287,6 +291,7 @@ def test_a_killed_script_leaves_a_run_that_opens_and_compares(tmp_path: Path) ->
     assert command("compare", str(tmp_path / "run"), str(tmp_path / "killed")).returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2])
 def test_under_torchrun_each_rank_has_its_folder(ranks: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

@@ -24,7 +24,7 @@ def record(folder: Path, *arguments: str, keep: str = "stats") -> Path:
 
 
 @pytest.mark.parametrize(
-    "keep", ["stats", "tensors", *(pytest.param(keep, marks=pytest.mark.slow) for keep in ("sample", "fingerprint"))]
+    "keep", ["stats", *(pytest.param(keep, marks=pytest.mark.slow) for keep in ("tensors", "sample", "fingerprint"))]
 )
 def test_the_planted_fault_is_named_exactly(keep: str, tmp_path: Path) -> None:
     good = record(tmp_path / "good", keep=keep)
@@ -41,6 +41,7 @@ def test_the_planted_fault_is_named_exactly(keep: str, tmp_path: Path) -> None:
     assert diff.exit_code == 1
 
 
+@pytest.mark.slow
 def test_two_runs_of_the_same_program_are_identical(tmp_path: Path) -> None:
     diff = astray.compare(record(tmp_path / "a"), record(tmp_path / "b"))
     assert diff.same
@@ -55,6 +56,7 @@ def test_make_demo_ends_with_the_answer() -> None:
     assert "forward, call 0 of /log (torch.log)\n    train_gpt.py:72 in loss_by_hand" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_json_and_csv_say_the_same(tmp_path: Path) -> None:
     good, bad = record(tmp_path / "good"), record(tmp_path / "bad", "--fault")
     done = subprocess.run(

@@ -58,7 +58,9 @@ def recorded(folder: Path, level: tuple[str, ...] = ("module",), **changes: Any)
 
 
 @pytest.mark.parametrize("level", [("module",), pytest.param(ALL, marks=pytest.mark.slow)], ids="+".join)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", [name if name == "plain" else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
 def test_the_callback_changes_no_bit_and_leaves_nothing(variant: str, level: tuple[str, ...], tmp_path: Path) -> None:
     changes = VARIANTS[variant]
     alone = make_trainer(tmp_path / "output", **changes)
@@ -144,6 +146,7 @@ def test_settings_are_those_of_record_and_wrong_ones_are_refused_at_once(tmp_pat
     assert astray.open(tmp_path / "run").steps == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_an_unchanged_script_records_the_same_through_astray_run(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     plain = [sys.executable, str(SCRIPT), str(tmp_path / "output")]
