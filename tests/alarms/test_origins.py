@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import astray
 from alarms import accidents
 from alarms.accidents import Program, origin_line
 from alarms.recording import record
@@ -142,3 +145,20 @@ def test_a_long_way_is_shortened_in_the_middle(tmp_path: Path) -> None:
     assert alarm.skipped == 14
     assert (alarm.chain[0].site, alarm.chain[-1].site) == ("<root>/log", "/sum")
     assert "… 14 more calls …" in str(alarm)
+
+
+def test_a_gradient_that_a_loss_outside_of_modules_spoils_is_nobodys_inside(tmp_path: Path) -> None:
+    """It arrives at the model and, with the same bits, at its last part: neither has made it."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 3)))
+    torch.manual_seed(0)
+    with astray.record(tmp_path / "run", model, level="module") as recorder:
+        (model(torch.randn(5, 4)) * 0).sqrt().sum().backward()
+        recorder.step()
+    (alarm,) = astray.open(tmp_path / "run").alarms().alarms
+    assert (alarm.origin.site, alarm.origin.phase) == ("<root>", "backward")
+    assert alarm.kind.text.startswith("The gradient that arrives at it holds 15 NaN among 15 elements, and comes from")
+    assert [(one.role, one.forward) for one in (*alarm.offenders, *alarm.given)] == [
+        ("input", False),
+        ("input", True),
+        ("output", True),
+    ]

@@ -122,7 +122,16 @@ class Flow:
         if arrived:
             self._carry(row, arrived)
             return None
+        # What arrives at a module's last part as it has arrived at the module itself was made by neither.
+        while outer >= 0 and self._takes(outer, row):
+            call, outer = outer, rows.enclosing(outer)
         return Event("inside", outer, row) if outer >= 0 and not rows.fine else Event("outside", call, row)
+
+    def _takes(self, call: int, row: int) -> bool:
+        """Whether a tensor arrives at this call, too."""
+        rows, identity = self.rows, self.rows.identity(row)
+        taken = (rows.identity(other) for other in rows.rows_of.get(call, ()) if rows.goes_in(other))
+        return identity is not None and identity in taken
 
     def _arrived(self, forward: int) -> list[int]:
         """What the backward calls of those who used a forward call's results gave back to it."""

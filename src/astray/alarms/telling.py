@@ -102,8 +102,10 @@ class _Teller:
 
     def _given(self, event: Event) -> Iterator[Seen]:
         """What the origin worked with; for a backward call that includes what its forward call saw."""
+        told = {event.row} if self.rows.goes_in(event.row) else set()
+        identities = {self.rows.identity(row) for row in told} - {None}  # it may have been seen in a call inside
         for row in self.rows.rows_of.get(event.call, ()):
-            if self.rows.goes_in(row) and row != event.row:
+            if self.rows.goes_in(row) and row not in told and self.rows.identity(row) not in identities:
                 yield self._seen(row)
         for row in self.rows.rows_of.get(self._forward(event.call), ()):
             yield self._seen(row, forward=True)
