@@ -102,6 +102,7 @@ class _Follower:
         self._call: Ints = np.append(evidence.reference.call_row, -1)[self._rows]
         self._update = self._has("phase", "update")
         self._forward = self._has("phase", "forward")
+        self._module = self._has("kind", "module")
         # An optimizer brings to its own scale what it is given, gradients that are nothing but rounding as well.
         self._noise = self._update & ((judged.reason & Reason.NEGLIGIBLE) > 0) & ~self._bad
         self._wandering = Wandering(evidence, judged)
@@ -199,7 +200,7 @@ class _Follower:
 
     def _is_result(self, pair: int) -> bool:
         """Whether it is what an outermost module gives."""
-        outermost = self._has("kind", "module")[pair] and self._parents[self._call[pair]] < 0
+        outermost = self._module[pair] and self._parents[self._call[pair]] < 0
         return bool(outermost and self._forward[pair] and self._role(pair) == "output")
 
     def _is_weight(self, pair: int) -> bool:
