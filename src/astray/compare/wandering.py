@@ -117,16 +117,18 @@ class Wandering:
         paths = path.codes[rows.tensor[given]]
         of_optimizer = kind.codes[rows.call_row[given]] == kind.code("optimizer")
         paths[of_optimizer] = -1  # its site is the parameter's already
-        both, which = np.unique(np.stack([site[given], paths]), axis=1, return_inverse=True)
-        names = [self._name(one, other, path.values) for one, other in both.T.tolist()]
-        found[given] = np.array([sites.get(name, -1) for name in names], np.int64)[which.ravel()]
+        wide = len(path.values) + 1  # one number for both, which is quicker to sort than pairs
+        both, which = np.unique(site[given].astype(np.int64) * wide + paths + 1, return_inverse=True)
+        names = [self._name(*divmod(one, wide), path.values) for one in both.tolist()]
+        found[given] = np.array([sites.get(name, -1) for name in names], np.int64)[which]
         return self._with_arguments(found)
 
     def _name(self, site: int, path: int, paths: list[str]) -> str:
+        """Paths are counted from 1 on here; 0 is none."""
         module = str(self._site.values[site])
-        if path < 0:
+        if path == 0:
             return module
-        return paths[path] if module == ROOT else f"{module}.{paths[path]}"
+        return paths[path - 1] if module == ROOT else f"{module}.{paths[path - 1]}"
 
     def _with_arguments(self, names: Ints) -> Ints:
         """With those that are arguments of functions: what one gives back for them is the gradient of a parameter."""
