@@ -119,7 +119,7 @@ class Wandering:
         paths[of_optimizer] = -1  # its site is the parameter's already
         wide = len(path.values) + 1  # one number for both, which is quicker to sort than pairs
         both, which = np.unique(site[given].astype(np.int64) * wide + paths + 1, return_inverse=True)
-        names = [self._name(*divmod(one, wide), path.values) for one in both.tolist()]
+        names = [self._name(one // wide, one % wide, path.values) for one in both.tolist()]
         found[given] = np.array([sites.get(name, -1) for name in names], np.int64)[which]
         return self._with_arguments(found)
 
