@@ -58,7 +58,7 @@ def test_the_series_are_those_of_the_tensors(tmp_path: Path) -> None:
         assert found.values["2.weight"] == pytest.approx([norms[what, step] for step in (0, 3, 6)], rel=1e-5)
     assert monitor.series("weight", "max").values["0.bias"][-1] == pytest.approx(model[0].bias.max().item(), rel=0.1)
     text = str(monitor.series("ratio"))
-    assert text.startswith("l2 of each ratio, by step")
+    assert text.startswith("norm of the update over that of the weight, by step")
     assert all(name in text for name in ("0.weight", "2.bias", "6"))
 
 

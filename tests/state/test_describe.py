@@ -11,6 +11,7 @@ import torch
 
 from astray.errors import StateError
 from astray.state import StateDict, Table
+from astray.state.naming import grouped
 from astray.state.table import layout
 
 
@@ -150,3 +151,12 @@ def test_a_table_goes_to_pandas() -> None:
     assert list(frame.columns) == ["no", "name", "shape", "numel", "norm1", "norm1_mean", "norm2"]
     assert frame["numel"].sum() == 9
     assert isinstance(state().describe(display=False), Table)
+
+
+def test_a_layer_is_a_part_of_the_name_that_is_a_number() -> None:
+    """The `weight_ih_l0` of a GRU ends in a digit and is no layer."""
+    assert grouped(["gru.weight_ih_l0", "gru.weight_hh_l1", "h.12.w", "0.bias", "conv2d.w"], "layer") == {
+        "(other)": ["gru.weight_ih_l0", "gru.weight_hh_l1", "conv2d.w"],
+        "h.12": ["h.12.w"],
+        "0": ["0.bias"],
+    }

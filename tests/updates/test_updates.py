@@ -276,6 +276,16 @@ def test_a_rule_of_ones_own() -> None:
         assert {row.verdict for row in watch.updates} == {"right"}
 
 
+def test_sparse_gradients_are_not_checked_and_it_is_said() -> None:
+    table = nn.Embedding(5, 3, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    with astray.check_updates(optimizer, table) as watch:
+        table(torch.tensor([1, 3])).sum().backward()
+        optimizer.step()
+    (row,) = watch.updates
+    assert (row.verdict, row.why) == ("unchecked", "updates by sparse_coo gradients are not recomputed")
+
+
 def test_only_what_is_asked_for_is_looked_at() -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -52,7 +52,12 @@ class Series(NamedTuple):
             for name, values in self.values.items()
         ]
         grid = Grid(words=["parameter"], droppable=[str(step) for step in self.steps[:-1]], least={"parameter": 20})
-        return "\n".join([f"{self.statistic} of each {self.what}, by step", "", *grid.lines(rows, 120)])
+        head = (
+            "norm of the update over that of the weight"
+            if self.what == RATIO
+            else f"{self.statistic} of each {self.what}"
+        )
+        return "\n".join([f"{head}, by step", "", *grid.lines(rows, 120)])
 
 
 def points(rank: RankRun, statistics: tuple[str, ...]) -> Iterator[Point]:

@@ -14,8 +14,8 @@ Pattern = str | re.Pattern[str]
 OTHER = "(other)"
 """The group of the parameters that belong to none."""
 
-_LAYER = r"((?:[^.]+\.)*?\d+)(?:\.|$)"
-"""Everything up to the first number in a name: `transformer.h.3` of `transformer.h.3.mlp.weight`."""
+_LAYER = r"^((?:[^.]+\.)*?\d+)(?:\.|$)"
+"""Everything up to the first part of a name that is a number: `transformer.h.3` of `transformer.h.3.mlp.weight`."""
 
 _SHOWN = 4  # names in a message
 

@@ -13,7 +13,7 @@ from astray.report.grid import Grid
 Verdict = Literal["right", "wrong", "not updated", "wrong state", "moved without gradient", "idle", "unchecked"]
 
 WRONG = frozenset({"wrong", "not updated", "wrong state", "moved without gradient"})
-_ORDER = ["not updated", "wrong", "moved without gradient", "wrong state", "unchecked", "idle", "right"]
+_ORDER = ["not updated", "wrong", "moved without gradient", "wrong state", "unchecked", "right", "idle"]
 _GRID = Grid(
     words=["parameter", "verdict", "why"], droppable=["dtype", "shape", "ratio"], least={"parameter": 16, "why": 24}
 )

@@ -156,7 +156,8 @@ class UpdateWatch:
         self, optimizer: Any, group: Mapping[str, Any], parameter: Tensor, held: Held, gradient: Tensor
     ) -> Tensor:
         if not parameter.is_floating_point() or gradient.layout != torch.strided:
-            raise NoRuleError(f"{parameter.dtype} with a gradient of layout {gradient.layout} is not recomputed")
+            what = parameter.dtype if gradient.layout == torch.strided else gradient.layout
+            raise NoRuleError(f"updates by {str(what).removeprefix('torch.')} gradients are not recomputed")
         if self._scale is not None:
             gradient = gradient.double() / self._scale
         after = {name: _local(value) for name, value in optimizer.state.get(parameter, {}).items()}
