@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -171,3 +172,11 @@ def test_flatten_is_never_stale() -> None:
     assert first.shape == (3,)
     assert weight.flatten()[:2].tolist() == [0.0, 0.0]
     assert weight.flatten(pattern="bias").tolist() == model.bias.tolist()
+
+
+@pytest.mark.parametrize("make", [astray.from_weight, astray.from_grad])
+def test_what_is_no_model_is_answered_in_words(make: Any) -> None:
+    with pytest.raises(
+        StateError, match="A dict was given, which has no parameters"
+    ):
+        make({"a": torch.ones(2)})

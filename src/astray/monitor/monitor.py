@@ -59,6 +59,7 @@ class Monitor:
         wanted = (what,) if isinstance(what, str) else tuple(what)
         _check(every, wanted)
         check_statistics(tuple(statistics))
+        adapter = adapter_for(model, paced=True)
         if optimizer is not None:
             _check_optimizer(optimizer, model)
         self.path = Path(path)
@@ -68,7 +69,7 @@ class Monitor:
         self._closes = self._scalars is not None and self._scalars is not tensorboard
         self._recorder = Recorder.discovering(
             path,
-            adapter_for(model, paced=True),
+            adapter,
             overwrite=overwrite,
             writer=self._open,
             phases=["update"],

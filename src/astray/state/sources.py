@@ -6,7 +6,7 @@ by `zero_grad`, so a state of them keeps those it found.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ def from_weight(
     requires_grad: only the parameters that are trained.
     clone, device, dtype, name, unwrap: as for `from_state_dict`. Without `clone` the state follows the model.
     """
-    parameters = {key: value for key, value in model.named_parameters() if value.requires_grad or not requires_grad}
+    parameters = {key: value for key, value in _named_parameters(model) if value.requires_grad or not requires_grad}
     return _finished(StateDict(parameters), pattern, clone, device, dtype, name or f"{_class(model)}_weights", unwrap)
 
 
@@ -103,7 +103,7 @@ def from_grad(
     Parameters without a gradient are left out, and a warning tells which, unless they are not trained. Zeros in their
     place would look like gradients that vanished.
     """
-    trained = {key: value.grad for key, value in model.named_parameters() if value.requires_grad}
+    trained = {key: value.grad for key, value in _named_parameters(model) if value.requires_grad}
     wanted = matching(trained, pattern)
     found = {key: grad for key in wanted if (grad := trained[key]) is not None}
     _tell_of_missing(wanted, found)
@@ -129,7 +129,7 @@ def from_optimizer_state(
 
     Parameters that the optimizer has no state for are left out.
     """
-    states = {key: optimizer.state[value] for key, value in model.named_parameters() if value in optimizer.state}
+    states = {key: optimizer.state[value] for key, value in _named_parameters(model) if value in optimizer.state}
     found = {key: state[optimizer_key] for key, state in states.items() if state.get(optimizer_key) is not None}
     if not found:
         raise StateError(_no_state(optimizer, states.values(), optimizer_key))
@@ -209,3 +209,12 @@ def _no_state(optimizer: torch.optim.Optimizer, states: Iterable[Mapping[Any, An
 
 def _class(model: nn.Module) -> str:
     return type(model).__name__
+
+
+def _named_parameters(model: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    if not isinstance(model, torch.nn.Module):
+        raise StateError(
+            f"A {type(model).__name__} was given, which has no parameters. Give a torch.nn.Module; "
+            "from_state_dict takes a mapping of tensors."
+        )
+    return model.named_parameters()
