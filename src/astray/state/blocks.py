@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-BLOCK = 1 << 21
-"""Elements taken at once: 16 MB as float64, enough to keep a device busy and nothing beside a model."""
+BLOCK = 1 << 19
+"""Elements taken at once: 4 MB as float64, enough to keep a device busy and nothing beside a model."""
 
 
 def blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
