@@ -19,16 +19,12 @@ from astray.checkpoints import Checkpoint
 from astray.checkpoints import open as open_checkpoint
 from astray.checkpoints.contents import printable
 from astray.checkpoints.stored import row_major
-from astray.errors import CheckpointError
-from astray.record import Frame, Role, Statistics
-from astray.store.columns import BoolArray, Coded, Column, Table
+from astray.record import Frame, Role
+from astray.store.columns import Coded, Column, Table
 from astray.store.info import End, RunInfo
+from astray.store.measured import MeasuredTable
 from astray.store.run import RankRun, Run
 from astray.wording import counted, sized
-
-MEASURES = ("min", "max", "mean", "std", "l2", "absmax", "first_bad_value")
-COUNTS = ("zeros", "nan", "inf", "count", "first_bad")
-MEASURED = (*MEASURES, *COUNTS, "fingerprint", "note")
 
 _OF_OPTIMIZER = re.compile(
     r"(^|\.)(optim|optimizers?|optimizer_states?|optimizer_state_dict|opt)\.|^state\."
@@ -110,7 +106,8 @@ class _Source:
 
     def tensors(self) -> tuple[Table, list[str]]:
         """The tensors, with statistics that are yet to be measured."""
-        return MeasuredTable(self._checkpoint, _known_columns(self._checkpoint)), []
+        names = self._names
+        return MeasuredTable(_known_columns(self._checkpoint), lambda row: self._checkpoint.measure(names[row])), []
 
     def stack(self, id: int) -> list[Frame]:  # noqa: ARG002
         """Nobody called anything."""
@@ -149,111 +146,3 @@ def _known_columns(checkpoint: Checkpoint) -> dict[str, Column]:
         "part": Coded(np.full(count, -1, np.int32), []),
         "placement": Coded(np.full(count, -1, np.int32), []),
     }
-
-
-class MeasuredTable(Table):
-    """The tensors of a checkpoint. A row is measured when it is looked at, all of them when a column is.
-
-    What cannot be read has no statistics, and a note that says why.
-    """
-
-    __slots__ = ("_checkpoint", "_notes", "_open", "_statistics")
-
-    def __init__(self, checkpoint: Checkpoint, known: dict[str, Column]) -> None:
-        count = len(checkpoint)
-        self._checkpoint = checkpoint
-        self._open = np.ones(count, np.bool_)
-        self._notes: list[str | None] = [None] * count
-        self._statistics: dict[str, npt.NDArray[Any]] = {
-            **{name: np.full(count, np.nan) for name in MEASURES},
-            **{name: np.full(count, -1) for name in COUNTS},
-            "fingerprint": np.zeros(count, np.uint64),
-        }
-        absent = np.zeros(count, np.bool_)
-        super().__init__(known, {"fingerprint": absent, "sampled": np.zeros(count, np.bool_)})
-
-    @property
-    def reasons(self) -> list[str]:
-        """Why tensors that were looked at could not be read, each reason once."""
-        return list(dict.fromkeys(note for note in self._notes if note is not None))
-
-    def _measure(self, row: int) -> None:
-        """Measure a row, and those that are the same tensor under other names."""
-        if not self._open[row]:
-            return
-        files = self.columns["blob_file"]
-        rows = np.flatnonzero(files == files[row])
-        self._open[rows] = False
-        try:
-            found = self._checkpoint.measure(self._checkpoint.names[row])
-        except CheckpointError as error:
-            for same in rows.tolist():
-                self._notes[same] = str(error)
-            return
-        statistics = found.statistics or Statistics(None, None, None, None, None, None, 0, 0, 0, 0)
-        for name, value in statistics._asdict().items():
-            if value is not None:
-                self._statistics[name][rows] = value
-        self._statistics["fingerprint"][rows] = found.fingerprint or 0
-        self._masks["fingerprint"][rows] = found.fingerprint is not None
-
-    def _all(self, name: str) -> Column:
-        for row in np.flatnonzero(self._open).tolist():
-            self._measure(row)
-        return Coded.of(self._notes) if name == "note" else self._statistics[name]
-
-    @property
-    def names(self) -> list[str]:
-        return [*self.columns, *MEASURED]
-
-    def numbers(self, name: str) -> npt.NDArray[Any]:
-        if name in self._statistics:
-            column = self._all(name)
-            assert isinstance(column, np.ndarray)
-            return column
-        return super().numbers(name)
-
-    def coded(self, name: str) -> Coded[Any]:
-        if name == "note":
-            column = self._all(name)
-            assert isinstance(column, Coded)
-            return column
-        return super().coded(name)
-
-    def valid(self, name: str) -> BoolArray:
-        if name not in MEASURED:
-            return super().valid(name)
-        column = self._all(name)
-        if isinstance(column, Coded):
-            return column.codes >= 0
-        return self._masks[name] if name == "fingerprint" else _is_known(column)
-
-    def row(self, index: int) -> dict[str, Any]:
-        self._measure(index)
-        found = super().row(index)
-        for name, column in self._statistics.items():
-            known = self._masks[name][index] if name == "fingerprint" else _is_known(column)[index]
-            found[name] = column[index].item() if known else None
-        return found | {"note": self._notes[index]}
-
-    def take(self, rows: npt.NDArray[np.integer[Any]] | BoolArray | slice) -> Table:
-        """A plain table, with all there is."""
-        return self._whole().take(rows)
-
-    def _whole(self) -> Table:
-        columns = dict(self.columns) | {name: self._all(name) for name in MEASURED}
-        masks = {name: self.valid(name) for name in (*MEASURES, *COUNTS, "fingerprint")}
-        return Table(columns, masks | {"sampled": self._masks["sampled"]})
-
-    def __getitem__(self, name: str | list[str]) -> Any:
-        if isinstance(name, list):
-            return self._whole()[name]
-        return self._all(name) if name in MEASURED else super().__getitem__(name)
-
-    def __contains__(self, name: str) -> bool:
-        return name in MEASURED or super().__contains__(name)
-
-
-def _is_known(column: npt.NDArray[Any]) -> BoolArray:
-    found: BoolArray = ~np.isnan(column) if column.dtype.kind == "f" else column >= 0
-    return found
