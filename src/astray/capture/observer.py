@@ -23,6 +23,8 @@ from astray.stats import Strided, gather, measure, pack, sample_positions
 from astray.stats.dtypes import DTYPES
 from astray.store import Intake, Values
 
+_VALUES = Sighting._fields.index("values")
+
 NOT_WRITTEN = -1
 """The number of a call that has no row, because it was not asked for."""
 
@@ -109,7 +111,7 @@ class Observer:
             if self._part is not None:
                 key = (key, shape)  # another shape has another part
             seen = self._sightings.find(owner, key)
-            if seen is None:
+            if seen is None or (seen[_VALUES] is not None and seen[_VALUES].stale):
                 seen = self._measure(tensor, reader.read(tensor, identity, self._statistics), seq, role, path)
                 self._sightings.add(owner, key, seen)
         else:

@@ -301,6 +301,16 @@ static Sighting *find_sighting(const Sightings *sightings, const Identity *what)
     return sighting;
 }
 
+// Whether the bytes that were handed over of it are gone, so that they are to be read again. −1 with an error set.
+static int is_stale(const Sighting *sighting) {
+    PyObject *values = sighting->kept[kValues];
+    if (values == Py_None) return 0;
+    PyObject *stale = PyObject_GetAttrString(values, "stale");
+    const int found = stale ? PyObject_IsTrue(stale) : -1;
+    Py_XDECREF(stale);
+    return found;
+}
+
 // Letting go of a chain may run code that comes back here, so the chain belongs to no table any more.
 static void free_sightings(Sighting *chain) {
     while (chain) {
@@ -879,6 +889,13 @@ static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *c
         goto end;
     }
     const Sighting *known = find_sighting(&self->sightings, what);
+    const int stale = known ? is_stale(known) : 0;
+    if (stale) {
+        done = stale > 0;
+        if (!done) goto end;
+        forget_sightings(&self->sightings, what->owner);
+        known = NULL;
+    }
     const int again = known != NULL;
     if (known) {
         for (int i = 0; i < kKept; ++i) kept[i] = new_reference(known->kept[i]);

@@ -61,6 +61,16 @@ class Cuts:
         """Whether so few rows wait that the program may go on."""
         return self._given - self._received < backlog.QUEUE_ROWS
 
+    @property
+    def put(self) -> int:
+        """How many rows the program has handed over so far, cut or not."""
+        return self._given + len(self._backlog.calls) + len(self._backlog.tensors)
+
+    @property
+    def received(self) -> int:
+        """How many of them are done."""
+        return self._received
+
     def cut(self, *, rows: bool, ends: bool = False, patience: float = -1) -> bool:
         """Take the values that are there, and the rows if they are asked for. Flushes are the recorder's to hear of.
 
@@ -92,7 +102,7 @@ class Cuts:
         return self._waiting.popleft() if self._is_due(cut) else None
 
     def done(self, cut: Cut) -> None:
-        """A cut is in memory."""
+        """A cut is where it should be."""
         self._received += cut.size
 
     @property

@@ -27,7 +27,7 @@ def shard_name(number: int) -> str:
 class Values:
     """The bytes of one tensor on their way to the disk. Rows that share a tensor share this object, and so its blob."""
 
-    __slots__ = ("blob", "data", "dtype", "name", "part", "sampled", "settled", "shape", "size", "source")
+    __slots__ = ("blob", "data", "dtype", "name", "part", "sampled", "settled", "shape", "size", "source", "stale")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class Values:
         self.part = part
         self.blob: Blob | None = None  # set once written
         self.settled = False  # it is written, or never will be
+        self.stale = False  # whoever meets the tensor again is to hand it over anew
 
     @property
     def held(self) -> int:

@@ -1,0 +1,129 @@
+"""Writes a run in another format: a step of a rank at a time, by the translator that writes that format.
+
+What the other format cannot hold is counted and told.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.errors import RunError, RunExists
+from astray.record import Frame
+from astray.store.columns import Table
+from astray.store.info import End
+from astray.store.run import RankRun, Run
+from astray.store.translator import MakesTranslator
+
+Progress = Callable[[int, int], None]
+"""Told after each step of a rank: how many are done, and how many there are."""
+
+
+class Conversion(NamedTuple):
+    """What a conversion has written, and what it could not."""
+
+    path: Path
+    format: str
+    ranks: int
+    steps: int
+    calls: int
+    tensors: int
+    lost: Counter[str]
+
+
+def convert(
+    run: Run,
+    target: str | os.PathLike[str],
+    format: str,
+    make: MakesTranslator,
+    *,
+    overwrite: bool = False,
+    steps: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> Conversion:
+    """Write a run at `target`. Raises RunExists when something is there, unless `overwrite` is given."""
+    path = Path(target)
+    _check(run, path, overwrite)
+    wanted = [
+        (rank, step) for rank in run.ranks.values() for step in rank.account.steps if steps is None or step in steps
+    ]
+    if not wanted:
+        raise RunError(f"{run.path} has nothing to convert{'' if steps is None else ' in the steps asked for'}.")
+    lost: Counter[str] = Counter()
+    calls = tensors = done = 0
+    for rank in run.ranks.values():
+        own = [step for of, step in wanted if of is rank]
+        if not own:
+            continue
+        translator = make(path, rank.rank, run.info, overwrite=overwrite)
+        whole = Steps(rank)
+        for step in own:
+            rows = whole.of(step)
+            calls += len(rows.calls)
+            tensors += len(rows.tensors)
+            translator.take(step, rows)
+            translator.step_over(step)
+            done += 1
+            if progress is not None:
+                progress(done, len(wanted))
+        translator.close(rank.end or End(complete=False, ended="it does not say"))
+        lost.update(translator.lost)
+    return Conversion(
+        path, format, len({rank.rank for rank, _ in wanted}), len({s for _, s in wanted}), calls, tensors, lost
+    )
+
+
+def _check(run: Run, path: Path, overwrite: bool) -> None:
+    if path.exists() and path.resolve() == run.path.resolve():
+        raise RunError(f"{path} is the run itself. Give another place to write to.")
+    there = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    if there and not overwrite:
+        raise RunExists(f"{path} is there already. Choose another place, or overwrite it with --force.")
+
+
+class Steps:
+    """The rows of a rank, step by step."""
+
+    def __init__(self, rank: RankRun) -> None:
+        self._rank = rank
+        self._tensors = rank.tensors.take(slice(None))  # measured, where they had not been
+        self._step_of_tensor = np.append(rank.calls.numbers("step"), -1)[rank.call_rows]
+
+    def of(self, step: int) -> RankRun:
+        """Those of one step, with their values."""
+        calls = self._rank.calls.take(self._rank.calls.numbers("step") == step)
+        at = np.flatnonzero(self._step_of_tensor == step)
+        return RankRun(self._rank.rank, _Slice(self._rank, calls, self._tensors.take(at), at))
+
+
+class _Slice:
+    """Some rows of a rank. It is a `RankSource`."""
+
+    end: End | None = None
+
+    def __init__(self, rank: RankRun, calls: Table, tensors: Table, rows: npt.NDArray[np.intp]) -> None:
+        self.problems: list[str] = []
+        self._rank, self._calls, self._tensors, self._rows = rank, calls, tensors, rows
+
+    def calls(self) -> tuple[Table, list[str]]:
+        return self._calls, []
+
+    def tensors(self) -> tuple[Table, list[str]]:
+        return self._tensors, []
+
+    def stack(self, id: int) -> list[Frame]:
+        return self._rank.stack(id)
+
+    def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:  # noqa: ARG002 - as a RankSource has it
+        """None where they cannot be read, too: the row says why."""
+        try:
+            found = self._rank.values(int(self._rows[row]))
+        except RunError:
+            return None
+        return None if found is None else np.ascontiguousarray(found).reshape(-1).view(np.uint8)
