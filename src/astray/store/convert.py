@@ -50,33 +50,33 @@ def convert(
     """Write a run at `target`. Raises RunExists when something is there, unless `overwrite` is given."""
     path = Path(target)
     _check(run, path, overwrite)
-    wanted = [
-        (rank, step) for rank in run.ranks.values() for step in rank.account.steps if steps is None or step in steps
-    ]
-    if not wanted:
-        raise RunError(f"{run.path} has nothing to convert{'' if steps is None else ' in the steps asked for'}.")
+    asked = None if steps is None else set(steps)
+    wanted = {
+        number: [step for step in rank.account.steps if asked is None or step in asked]
+        for number, rank in run.ranks.items()
+    }
+    total = sum(map(len, wanted.values()))
+    if not total:
+        raise RunError(f"{run.path} has nothing to convert{'' if asked is None else ' in the steps asked for'}.")
     lost: Counter[str] = Counter()
     calls = tensors = done = 0
-    for rank in run.ranks.values():
-        own = [step for of, step in wanted if of is rank]
+    for number, own in wanted.items():
         if not own:
             continue
-        translator = make(path, rank.rank, run.info, overwrite=overwrite)
-        whole = Steps(rank)
+        rank = run.ranks[number]
+        translator = make(path, number, run.info, overwrite=overwrite)
+        rows = Steps(rank)
         for step in own:
-            rows = whole.of(step)
-            calls += len(rows.calls)
-            tensors += len(rows.tensors)
-            translator.take(step, rows)
+            part = rows.of(step)
+            translator.take(step, part)
             translator.step_over(step)
-            done += 1
+            calls, tensors, done = calls + len(part.calls), tensors + len(part.tensors), done + 1
             if progress is not None:
-                progress(done, len(wanted))
+                progress(done, total)
         translator.close(rank.end or End(complete=False, ended="it does not say"))
         lost.update(translator.lost)
-    return Conversion(
-        path, format, len({rank.rank for rank, _ in wanted}), len({s for _, s in wanted}), calls, tensors, lost
-    )
+    found = {step for own in wanted.values() for step in own}
+    return Conversion(path, format, sum(map(bool, wanted.values())), len(found), calls, tensors, lost)
 
 
 def _check(run: Run, path: Path, overwrite: bool) -> None:

@@ -1,18 +1,25 @@
-"""Opens a run in any format astray knows, telling which by looking at it."""
+"""Opens a run in any format astray knows, telling which by looking at it; and names those that can be written.
+
+Other tools' formats are loaded when a path has to be recognised, or something is to be written.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from astray import checkpoints
 from astray.errors import RunError
 from astray.store.checkpoint import open_as_run
+from astray.store.info import RunInfo
 from astray.store.native import reader as native
 from astray.store.native.folder import listing
 from astray.store.run import Run
+from astray.store.translator import MakesTranslator, Translator
 
 
 class Format(NamedTuple):
@@ -23,10 +30,45 @@ class Format(NamedTuple):
     open: Callable[[Path], Run]
 
 
-FORMATS = (
-    Format("astray", native.recognises, native.open_native),
-    Format("checkpoint", checkpoints.recognises, open_as_run),
+FOREIGN = tuple(
+    name
+    for name in ("msprobe", "torch_npu", "saving_hook", "hooktools")
+    if importlib.util.find_spec(f"astray.store.{name}")
 )
+"""The formats of other tools: each a module here with `recognises`, `open_dump` and `translate`."""
+
+
+def formats() -> Iterator[Format]:
+    """Every format, in the order in which they are tried."""
+    yield Format("astray", native.recognises, native.open_native)
+    for name in FOREIGN:
+        module = _foreign(name)
+        if not hasattr(module, "recognises"):
+            continue
+        yield Format(name, module.recognises, module.open_dump)
+    yield Format("checkpoint", checkpoints.recognises, open_as_run)
+
+
+def _foreign(name: str) -> Any:
+    return importlib.import_module(f"astray.store.{name}")
+
+
+def _write_native(path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> Translator:
+    from astray.store.native.translator import NativeTranslator
+
+    return NativeTranslator(path, rank, info, overwrite=overwrite)
+
+
+def _writer_of(name: str) -> MakesTranslator:
+    def make(path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> Translator:
+        made: Translator = _foreign(name).translate(path, rank, info, overwrite=overwrite)
+        return made
+
+    return make
+
+
+WRITABLE: Mapping[str, MakesTranslator] = {"astray": _write_native, **{name: _writer_of(name) for name in FOREIGN}}
+"""What can be written, and how."""
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -44,11 +86,11 @@ def open_run(path: str | os.PathLike[str]) -> Run:
         raise RunError(f"{folder} does not exist.{_nearby(folder)}")
     if not folder.is_dir() and native.recognises(folder.parent):
         raise RunError(f"{folder} is a file; a run is a folder. Give the folder it lies in.")
-    if not folder.is_dir():
-        return open_as_run(folder)
-    for format in FORMATS:
+    for format in formats():
         if format.recognises(folder):
             return format.open(folder)
+    if not folder.is_dir():
+        return open_as_run(folder)  # which says what is wrong with it
     names = sorted(entry.name for entry in folder.iterdir())
     contents = f"it holds {listing(names)}" if names else "it is empty"
     raise RunError(f"{folder} is no run: {contents}. {_advice(folder)}")
@@ -56,7 +98,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 def _advice(folder: Path) -> str:
     """Guess what was meant: the folder above, or one of those inside."""
-    if any(format.recognises(folder.resolve().parent) for format in FORMATS):
+    if _is_run(folder.resolve().parent):
         return f"The folder above it is one: {folder.resolve().parent}."
     inside = _runs_in(folder)
     weights = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(checkpoints.ENDINGS))
@@ -71,6 +113,8 @@ def _nearby(folder: Path) -> str:
 
 
 def _runs_in(folder: Path) -> list[str]:
-    return sorted(
-        entry.name for entry in folder.iterdir() if entry.is_dir() and any(f.recognises(entry) for f in FORMATS)
-    )
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and _is_run(entry))
+
+
+def _is_run(folder: Path) -> bool:
+    return any(format.recognises(folder) for format in formats())

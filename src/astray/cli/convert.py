@@ -1,0 +1,59 @@
+"""`astray convert`: writes a run as another tool would have, or another tool's dump as a run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from astray.errors import UsageError
+
+
+def add(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "convert",
+        help="write a run in another tool's format, or its dump as a run",
+        description="Reads a run in any format that astray knows and writes it in another. What the other format has "
+        "no place for is listed.",
+        epilog="Nothing needs to be converted to be compared: `astray compare` takes any two formats.",
+    )
+    parser.add_argument("run", metavar="IN", help="the run, or another tool's dump")
+    parser.add_argument("output", metavar="OUT", help="where to write")
+    parser.add_argument(
+        "--to", required=True, metavar="FORMAT", help="astray, msprobe, torch_npu, saving_hook, hooktools"
+    )
+    parser.add_argument("--steps", metavar="B:E:S", help="only these steps, such as 0:10:2 or 3,7")
+    parser.add_argument("--force", action="store_true", help="overwrite what is there")
+    parser.set_defaults(main=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    from astray.cli.terminal import Progress, say
+    from astray.steps import Steps
+    from astray.store import open_run
+    from astray.store.convert import convert
+    from astray.store.formats import WRITABLE
+    from astray.wording import counted
+
+    if options.to not in WRITABLE:
+        raise UsageError(f"--to {options.to} is no format that can be written. There are {', '.join(WRITABLE)}.")
+    run = open_run(options.run)
+    chosen = Steps.parse(options.steps)
+    steps = None if options.steps is None else [step for step in run.steps if step in chosen]
+    with Progress("converting") as progress:
+        done = convert(
+            run,
+            options.output,
+            options.to,
+            WRITABLE[options.to],
+            overwrite=options.force,
+            steps=steps,
+            progress=progress,
+        )
+    for problem in run.problems:
+        print(f"note      {problem}", file=sys.stderr)
+    facts = [counted(done.steps, "step"), counted(done.ranks, "rank")]
+    say(f"written   {done.path}: {', '.join([*facts, counted(done.calls, 'call'), counted(done.tensors, 'tensor')])}")
+    for what, count in done.lost.most_common():
+        say(f"lost      {what}: {count:,} times" if count > 1 else f"lost      {what}")
+    return 0
