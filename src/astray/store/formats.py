@@ -40,13 +40,16 @@ FOREIGN = tuple(
 
 def formats() -> Iterator[Format]:
     """Every format, in the order in which they are tried."""
-    yield Format("astray", native.recognises, native.open_native)
+    yield Format("astray", lambda path: path.is_dir() and native.recognises(path), native.open_native)
     for name in FOREIGN:
-        module = _foreign(name)
+        try:
+            module = _foreign(name)
+        except ImportError:
+            continue
         if not hasattr(module, "recognises"):
             continue
         yield Format(name, module.recognises, module.open_dump)
-    yield Format("checkpoint", checkpoints.recognises, open_as_run)
+    yield Format("checkpoint", lambda path: path.is_dir() and checkpoints.recognises(path), open_as_run)
 
 
 def _foreign(name: str) -> Any:
