@@ -30,6 +30,7 @@ def test_all_is_pinned() -> None:
         "Tripped",
         "check_updates",
         "compare",
+        "convert",
         "cosine",
         "diff",
         "elsewhere",

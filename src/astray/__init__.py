@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         trust_ratio,
     )
     from astray.store import Run
+    from astray.store.convert import convert
     from astray.updates import check_updates
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "Tripped",
     "check_updates",
     "compare",
+    "convert",
     "cosine",
     "diff",
     "elsewhere",
@@ -111,6 +113,7 @@ _HOMES = {
     "Trip": "astray.guard.trip",
     "Tripped": "astray.guard.trip",
     "check_updates": "astray.updates",
+    "convert": "astray.store.convert",
     "cosine": "astray.state",
     "diff": "astray.state",
     "elsewhere": "astray.capture.experiments",

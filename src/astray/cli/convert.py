@@ -6,8 +6,6 @@ import argparse
 import sys
 from typing import Any
 
-from astray.errors import UsageError
-
 
 def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -32,24 +30,13 @@ def main(options: argparse.Namespace) -> int:
     from astray.steps import Steps
     from astray.store import open_run
     from astray.store.convert import convert
-    from astray.store.formats import WRITABLE
     from astray.wording import counted
 
-    if options.to not in WRITABLE:
-        raise UsageError(f"--to {options.to} is no format that can be written. There are {', '.join(WRITABLE)}.")
     run = open_run(options.run)
     chosen = Steps.parse(options.steps)
-    steps = None if options.steps is None else [step for step in run.steps if step in chosen]
+    steps = [step for step in run.steps if step in chosen] if chosen else None
     with Progress("converting") as progress:
-        done = convert(
-            run,
-            options.output,
-            options.to,
-            WRITABLE[options.to],
-            overwrite=options.force,
-            steps=steps,
-            progress=progress,
-        )
+        done = convert(run, options.output, options.to, overwrite=options.force, steps=steps, progress=progress)
     for problem in run.problems:
         print(f"note      {problem}", file=sys.stderr)
     facts = [counted(done.steps, "step"), counted(done.ranks, "rank")]

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.errors import RunError, RunExists
+from astray.errors import RunError, RunExists, UsageError
 from astray.record import Frame
 from astray.store.columns import Table
+from astray.store.formats import WRITABLE, open_run
 from astray.store.info import End
 from astray.store.run import RankRun, Run
 from astray.store.translator import MakesTranslator
@@ -38,6 +39,30 @@ class Conversion(NamedTuple):
 
 
 def convert(
+    run: str | os.PathLike[str] | Run,
+    target: str | os.PathLike[str],
+    to: str,
+    *,
+    overwrite: bool = False,
+    steps: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> Conversion:
+    """Write a run, or another tool's dump, in another format.
+
+    >>> convert("runs/a", "dump", to="msprobe").lost
+    Counter({'the standard deviation of a tensor': 9120, …})
+
+    to: "astray", "msprobe", "torch_npu", "saving_hook" or "hooktools".
+    overwrite: replace what is at `target`. Else a RunExists says that something is.
+    steps: only these.
+    """
+    if to not in WRITABLE:
+        raise UsageError(f"{to!r} is no format that can be written. There are {', '.join(WRITABLE)}.")
+    opened = run if isinstance(run, Run) else open_run(run)
+    return write_as(opened, target, to, WRITABLE[to], overwrite=overwrite, steps=steps, progress=progress)
+
+
+def write_as(
     run: Run,
     target: str | os.PathLike[str],
     format: str,
@@ -47,7 +72,7 @@ def convert(
     steps: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> Conversion:
-    """Write a run at `target`. Raises RunExists when something is there, unless `overwrite` is given."""
+    """Write a run at `target` by such a translator."""
     path = Path(target)
     _check(run, path, overwrite)
     asked = None if steps is None else set(steps)
