@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from astray import checkpoints
 from astray.errors import RunError
 from astray.store.checkpoint import open_as_run
+from astray.store.enclosure import entries
 from astray.store.info import RunInfo
 from astray.store.native import reader as native
 from astray.store.native.folder import listing
@@ -116,7 +117,7 @@ def _nearby(folder: Path) -> str:
 
 
 def _runs_in(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and _is_run(entry))
+    return [entry.name for entry in entries(folder) if entry.is_dir() and _is_run(entry)]
 
 
 def _is_run(folder: Path) -> bool:
