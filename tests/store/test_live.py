@@ -127,10 +127,11 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(tmp_path: Path, info
     assert writer.end.steps == 1
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("taps", ["native", "python"])
 @pytest.mark.parametrize("held", [1 << 27, 0])
 def test_a_tensor_that_is_met_again_has_its_values_each_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taps: str, held: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taps: str, held: int, device: str
 ) -> None:
     """Whether what was written is still held, or has to be read anew because there is no room for it."""
     monkeypatch.setenv("ASTRAY_TAPS", taps)
@@ -143,11 +144,11 @@ def test_a_tensor_that_is_met_again_has_its_values_each_time(
         return books[-1]
 
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(4)))
+    model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(4))).to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     recorder = Recorder(tmp_path, model, level=["module", "function"], keep="tensors", writer=live.live(make)).start()
     for step in range(4):
-        model(torch.randn(8, 32)).square().mean().backward()
+        model(torch.randn(8, 32, device=device)).square().mean().backward()
         if step == 1:
             recorder.flush()
         optimizer.step()
@@ -159,6 +160,6 @@ def test_a_tensor_that_is_met_again_has_its_values_each_time(
         assert values is not None
         found = measure(Strided.from_numpy(values))
         assert found.statistics is not None
-        assert (found.statistics.mean, found.fingerprint) == (mean, fingerprint)
+        assert (found.statistics.mean, found.fingerprint) == (pytest.approx(mean, rel=1e-6, abs=1e-12), fingerprint)
     assert book.ended is not None
     assert all(missed.what == "a colour" for missed in book.ended.missed)
