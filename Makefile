@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PEERS := .venv-msprobe
+WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores : 4)))
+PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal
 BENCHMARKS := $(filter-out benchmarks/gpt.py benchmarks/tables.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
@@ -27,10 +29,10 @@ demo: $(READY)  ## Train a small GPT twice, plant a fault in the second run, and
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)  ## Run the tests, without the slow ones (a few minutes)
-	@$(BIN)/python -m pytest -q -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 test-slow: $(READY)  ## Run the slow tests, which CI runs too
-	@$(BIN)/python -m pytest -q -m slow
+	@$(PYTEST) -m slow
 
 check: $(READY)  ## Lint, check the format and the types
 	@$(BIN)/ruff check .

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from astray.compare.ranks.schedule import cores
 from record_builders import Builder, linear_program
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -16,6 +18,7 @@ GOLDEN = Path(__file__).parent / "golden"
 _NOT_RUN = pytest.StashKey[int]()
 
 
+@pytest.hookimpl(trylast=True)  # after -m and -k, so that what they leave out is not counted as missing
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out the tests that need a GPU where there is none."""
     needs = [item for item in items if item.get_closest_marker("gpu")]
@@ -27,6 +30,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.stash[_NOT_RUN] = len(needs)
             config.hook.pytest_deselected(items=needs)
             items[:] = [item for item in items if item not in needs]
+    if hasattr(config, "workeroutput"):  # one of several workers, which have no terminal of their own
+        config.workeroutput["not_run"] = config.stash[_NOT_RUN]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: Sequence[object]) -> None:
+    """Several workers share the cores: with all threads in each of them, they would mostly wait for one another."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // len(specs))))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Every worker has collected all tests, so each knows the whole number; one that was killed knows none."""
+    counts = (node.config.stash.get(_NOT_RUN, 0), getattr(node, "workeroutput", {}).get("not_run", 0))
+    node.config.stash[_NOT_RUN] = max(counts)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -34,6 +52,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if count:
         text = f"MISSING: there is no CUDA device here, so {count} tests did not run."
         terminalreporter.write_line(text, yellow=True)
+
+
+@pytest.fixture(autouse=True)
+def _hundred_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are as wide as in a pipe, whatever terminal the tests run in.
+
+    Readline, which pytest loads with its debugger, tells child processes of 80 columns where there is no terminal: the
+    workers of pytest-xdist are such.
+    """
+    monkeypatch.setenv("COLUMNS", "100")
 
 
 @pytest.fixture

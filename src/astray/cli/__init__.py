@@ -7,6 +7,7 @@ in which the user's script imports things.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
@@ -49,7 +50,8 @@ def _could_not(command: str, why: str) -> int:
 def _write_no_more() -> None:
     """What is left in the buffer of a broken output would fail once more when Python ends."""
     if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with contextlib.suppress(OSError):  # it may be no file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parser() -> argparse.ArgumentParser:

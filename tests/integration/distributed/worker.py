@@ -25,7 +25,7 @@ import astray
 from astray.capture.settings import LEVELS, OPTIMIZER
 from integration.distributed.programs import PROGRAMS
 from integration.programs.program import Setup, bits
-from integration.programs.recorded import _complaints, _differences, _on_everything, _on_models
+from integration.programs.recorded import _classes, _complaints, _differences, _on_everything, _on_models
 
 LARGE = ("fsdp_refilling",)
 """Programs whose tensors are too large to keep every value of."""
@@ -84,13 +84,14 @@ def run_recorded(path: Path, name: str, expected: dict[str, Any], left: dict[str
     steps = PROGRAMS[name]()
     setup: Setup = next(steps)
     results = []
-    before = _on_everything()
+    classes = _classes(setup)
+    before = _on_everything(classes)
     with _complaints() as complaints, astray.record(path, setup.models, **settings) as recorder:
         for result in steps:
             results.append(result)
             recorder.step()
     assert complaints == [], complaints
-    remains = _differences(before, _on_everything()) + _differences(left, _on_models(setup))
+    remains = _differences(before, _on_everything(classes)) + _differences(left, _on_models(setup))
     assert remains == [], remains
     changed = _differences(expected, state_after(setup, results))
     assert changed == [], [text[:200] for text in changed]

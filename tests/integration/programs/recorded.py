@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -68,12 +68,13 @@ def record(program: Program, path: Path, **settings: Any) -> Recorded:
     results = []
     with _quiet(program), _complaints() as complaints:
         setup, steps = program.start()
-        before = _on_everything()
+        classes = _classes(setup)
+        before = _on_everything(classes)
         with astray.record(path, setup.models, **settings) as recorder:
             for result in steps:
                 results.append(result)
                 recorder.step()
-        left = _differences(before, _on_everything()) + _differences(alone.left, _on_models(setup))
+        left = _differences(before, _on_everything(classes)) + _differences(alone.left, _on_models(setup))
         state = state_after(setup, results)
     end = astray.open(path).ranks[0].end
     assert end is not None
@@ -115,8 +116,18 @@ def _complaints() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-def _on_everything() -> dict[str, Any]:
-    """What is there once in a process, by where it is."""
+def _classes(setup: Setup) -> list[type]:
+    """The classes of all modules of a program, with those they are derived from."""
+    modules = (module for model in setup.by_name.values() for module in model.modules())
+    return list(dict.fromkeys(kind for module in modules for kind in type(module).__mro__))
+
+
+def _on_everything(classes: Sequence[type]) -> dict[str, Any]:
+    """What is there once in a process, by where it is.
+
+    Classes are among it: whatever else the process has run since a bare run may have changed them, as torch.compile
+    does with `nn.Module` when it first compiles.
+    """
     found: dict[str, Any] = {
         "function modes": _get_current_function_mode_stack(),
         "dispatch modes": _get_current_dispatch_mode_stack(),
@@ -132,6 +143,9 @@ def _on_everything() -> dict[str, Any]:
         for name, value in vars(namespace).items():
             if callable(value):
                 found[f"{namespace.__name__}.{name}"] = id(value)
+    for number, kind in enumerate(classes):  # numbered: parametrizations make classes that share a name
+        methods = {name: id(value) for name, value in vars(kind).items() if callable(value)}
+        found |= {f"{_name(kind)}.{name} of class {number}": value for name, value in methods.items()}
     return found
 
 
@@ -164,17 +178,11 @@ def _on_module(name: str, module: nn.Module) -> dict[str, Any]:
     hooks = {key: _names(value) for key, value in attributes.items() if "_hooks" in key and isinstance(value, dict)}
     assert len(hooks) > 8
     methods = {key: _name(value) for key, value in attributes.items() if callable(value)}
-    of_class = {
-        f"{kind.__qualname__}.{key}": _name(value)
-        for kind in type(module).__mro__
-        for key, value in vars(kind).items()
-        if callable(value)
-    }
     return {
         f"hooks of {name}": hooks,
         f"attributes of {name}": sorted(attributes),
         f"methods of {name}": methods,
-        f"class of {name}": of_class,
+        f"classes of {name}": [_name(kind) for kind in type(module).__mro__],
     }
 
 
