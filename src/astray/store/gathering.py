@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from astray.checkpoints.stored import row_major
 from astray.errors import RunError
+from astray.part import Part
 from astray.record import Call, Frame, Kind, Phase, Role, Statistics, Tensor
 from astray.stats import DTYPES, Measurement, Strided, measure
 from astray.store.columns import Coded, Column, Table
@@ -31,13 +32,15 @@ Load = Callable[[], npt.NDArray[Any]]
 class Values(NamedTuple):
     """Where the values of a tensor lie. Rows with an equal `place` share them: they are read and measured once.
 
-    sampled: how many values, when they are only a sample. nbytes: of all of them.
+    nbytes: of all of them. sampled: how many values, when they are only a sample. part: the text of the slice, an
+    `astray.part.Part`, when they are only those of a slice.
     """
 
     place: object
     load: Load
     nbytes: int
     sampled: int | None = None
+    part: str | None = None
 
 
 class Gathering:
@@ -173,6 +176,7 @@ class GatheredSource:
         places: dict[object, int] = {}
         file = [-1 if one is None else places.setdefault(one.place, len(places)) for one in self._values]
         sampled = [-1 if one is None or one.sampled is None else one.sampled for one in self._values]
+        part = Coded.of([None if one is None else one.part for one in self._values])
         columns: dict[str, Column] = {
             "seq": np.array([row.seq for row in self._tensors], np.int64),
             **{
@@ -184,9 +188,10 @@ class GatheredSource:
             "blob_offset": np.where(np.array(file, np.int64) >= 0, 0, -1),
             "blob_bytes": np.array([-1 if one is None else one.nbytes for one in self._values], np.int64),
             "sampled": np.array(sampled, np.int64),
-            "part": Coded(np.full(len(file), -1, np.int32), []),
+            "part": part,
         }
-        whole = (np.array(file) >= 0) & (np.array(sampled) < 0)  # a sample says nothing of the whole
+        # a sample or a slice says nothing of the whole
+        whole = (np.array(file) >= 0) & (np.array(sampled) < 0) & (part.codes < 0)
         table = MeasuredTable(
             columns,
             self._measure,
@@ -207,13 +212,15 @@ class GatheredSource:
         return None if values is None else self._load(row).reshape(-1).view(np.uint8)
 
     def _measure(self, row: int) -> Measurement:
-        return measure(Strided.from_numpy(self._load(row), self._tensors[row].dtype))
+        array = self._load(row)  # whose memory must be there while it is read
+        return measure(Strided.from_numpy(array, self._tensors[row].dtype))
 
     def _load(self, row: int) -> npt.NDArray[Any]:
         values, tensor = self._values[row], self._tensors[row]
         assert values is not None, "asked for only where there are some"
         array = values.load()
-        shape = tensor.shape if values.sampled is None else (values.sampled,)
+        shape = tensor.shape if values.part is None else Part.parse(values.part).shape_of(tensor.shape)
+        shape = shape if values.sampled is None else (values.sampled,)
         storage = DTYPES[tensor.dtype].storage
         if array.dtype != storage or array.shape != shape:
             raise RunError(

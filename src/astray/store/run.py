@@ -59,6 +59,9 @@ class Account(NamedTuple):
 class RankRun:
     """One rank of a run."""
 
+    fingerprints: str = "astray"
+    """What the column of that name holds. Another tool's checksums have another word, and are compared with no others."""
+
     def __init__(self, rank: int, source: RankSource) -> None:
         self.rank = rank
         self._source = source
@@ -206,7 +209,7 @@ class Run:
         raw = rank.values(row)
         if raw is None:
             raise RunError(f"{self.path} has statistics but no values of {describe(key)}. Record with keep='tensors'.")
-        return _known_to_numpy(raw, rank.tensors["dtype"][row])
+        return known_to_numpy(raw, rank.tensors["dtype"][row])
 
     def table(self) -> Joined:
         """Tensors and their calls of all ranks as one table, for pandas, Polars, DuckDB and pyarrow.
@@ -262,7 +265,8 @@ class Run:
         return f"<Run {self.path}: {', '.join(facts)}>"
 
 
-def _known_to_numpy(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+def known_to_numpy(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    """The values as they were stored, in a dtype that numpy knows: bfloat16 and 8-bit floats are widened exactly."""
     kind = dtypes.find(dtype)
     if kind.kind == "complex" and kind.storage.kind != "c":  # halves: there is no complex32 in numpy
         pairs = dtypes.decode(raw, dtype)
