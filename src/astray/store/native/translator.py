@@ -13,7 +13,7 @@ from astray.store.info import FORMAT, End, RunInfo
 from astray.store.native.writer import RunWriter
 from astray.store.run import RankRun
 
-_FORM = ("seq", "role", "path", "dtype", "shape", "stride", "device", "requires_grad")
+_KNOWN = [name for name in Tensor._fields if name not in ("statistics", "blob")]
 
 
 class NativeTranslator:
@@ -36,13 +36,8 @@ class NativeTranslator:
             self._writer.call(call)
         for at in range(len(rows.tensors)):
             cells = rows.tensors.row(at)
-            tensor = Tensor(
-                *(cells[name] for name in _FORM),
-                statistics=_statistics(cells),
-                fingerprint=cells["fingerprint"],
-                placement=cells["placement"],
-                note=cells["note"],
-            )
+            known = {name: cells[name] for name in _KNOWN}
+            tensor = Tensor(**known, statistics=_statistics(cells))
             self._writer.tensor(tensor, rows.values(at), cells["sampled"], cells["part"])
 
     def sync(self) -> None:
