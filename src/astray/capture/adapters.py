@@ -54,8 +54,11 @@ class Adapter(Protocol):
         """Removes every hook."""
 
 
-def adapter_for(model: Any, *, paced: bool = False) -> Adapter:
-    """The adapter for a model, or for a dict of models by name. `paced`: it finds out by itself where steps end."""
+def adapter_for(model: Any, *, paced: bool = False, others: bool = False) -> Adapter:
+    """The adapter for a model, or for a dict of models by name.
+
+    paced: it finds out by itself where steps end. others: it also finds modules that are in none of these models.
+    """
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     for name in models:
         if not isinstance(name, str) or not name.isprintable() or (not name and isinstance(model, Mapping)):
@@ -69,7 +72,7 @@ def adapter_for(model: Any, *, paced: bool = False) -> Adapter:
             raise RecordError(f"{what}, which cannot be recorded. Pass a torch.nn.Module, or a dict of them by name.")
     from astray.capture.pytorch.adapter import PyTorchAdapter
 
-    return PyTorchAdapter(models, paced=paced)
+    return PyTorchAdapter(models, paced=paced, others=others)
 
 
 def discovering_adapter(framework: str) -> Adapter:

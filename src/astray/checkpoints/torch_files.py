@@ -46,9 +46,23 @@ class Extent(NamedTuple):
     nbytes: int
 
 
-def open_zip(path: Path, files: Files) -> Contents:
+Unwrap = Callable[[Any], Any]
+"""Takes what lies in a pickle, as `pickles` has it, and gives the part of it in which tensors are looked for."""
+
+
+def _as_it_is(content: Any) -> Any:
+    return content
+
+
+def open_zip(path: Path, files: Files, unwrap: Unwrap = _as_it_is) -> Contents:
     """A file that `torch.save` wrote since 2020."""
-    return Contents("torch", (path,), *_tensors(path, files, Extent(0, files.size(path))))
+    return Contents("torch", (path,), *_tensors(path, files, Extent(0, files.size(path)), unwrap))
+
+
+def open_any(path: Path, files: Files, unwrap: Unwrap = _as_it_is) -> Contents:
+    """A file that `torch.save` wrote, ever."""
+    is_zip = files.read(path, 0, min(files.size(path), 4)) == b"PK\3\4"
+    return open_zip(path, files, unwrap) if is_zip else open_legacy(path, files, unwrap)
 
 
 def open_embedded(path: Path, files: Files, where: Extent) -> Contents:
@@ -56,7 +70,9 @@ def open_embedded(path: Path, files: Files, where: Extent) -> Contents:
     return Contents("torch", (path,), *_tensors(path, files, where))
 
 
-def _tensors(path: Path, files: Files, where: Extent) -> tuple[dict[str, Stored], dict[str, object]]:
+def _tensors(
+    path: Path, files: Files, where: Extent, unwrap: Unwrap = _as_it_is
+) -> tuple[dict[str, Stored], dict[str, object]]:
     records = _records(path, files, where)
     root = next((name[: -len("data.pkl")] for name in records if name.endswith("data.pkl")), None)
     if root is None:
@@ -68,7 +84,7 @@ def _tensors(path: Path, files: Files, where: Extent) -> tuple[dict[str, Stored]
     if pickled.nbytes > MOST_PICKLE_BYTES:
         raise CheckpointError(f"{path} has a data.pkl of {pickled.nbytes:,} bytes, so it is not read.")
     content, _ = read_pickle(files.read(path, *pickled), f"data.pkl in {path}")
-    found = find_tensors(content, str(path))
+    found = find_tensors(unwrap(content), str(path))
     return _place(path, found.tensors, found.others, lambda storage: records.get(f"{root}data/{storage.key}"))
 
 
@@ -136,10 +152,10 @@ class _Window(io.RawIOBase):
         return count
 
 
-def open_legacy(path: Path, files: Files) -> Contents:
+def open_legacy(path: Path, files: Files, unwrap: Unwrap = _as_it_is) -> Contents:
     """A file that `torch.save` wrote before 2020: five pickles, and the storages one after another."""
     said, place = _pickles(path, files)
-    found = find_tensors(said[3], str(path))
+    found = find_tensors(unwrap(said[3]), str(path))
     keys = said[4] if isinstance(said[4], list) else []
     storages = {view.storage.key: view.storage for view in found.tensors.values()}
     extents = _extents(path, files, place, [str(key) for key in keys], storages)

@@ -24,7 +24,7 @@ MOST_ENTRIES = 5_000_000
 
 MOST_DIMENSIONS = 64  # numpy has no arrays of more
 
-_STORAGES = {
+STORAGES = {
     "DoubleStorage": "float64",
     "FloatStorage": "float32",
     "HalfStorage": "float16",
@@ -169,6 +169,17 @@ def _module_state(made: Made) -> list[tuple[str, Any]] | None:
     return found
 
 
+def attributes(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object that was pickled as a whole, by name; None when that is not what it is.
+
+    What a module has registered (parameters, buffers, modules) is among them.
+    """
+    if not isinstance(value, Made) or not isinstance(value.state, dict):
+        return None
+    own = {key: item for key, item in value.state.items() if isinstance(key, str)}
+    return own | dict(_module_state(value) or ())
+
+
 def _set(value: Any) -> set[str]:
     """The names in a set, which is made of a list in pickles of protocol 2."""
     members = value.args[0] if isinstance(value, Made) and value.args else value
@@ -293,7 +304,7 @@ def _storage(value: Any) -> Storage | Unread:
         raise ValueError
     if view and view[0] is not None:
         return Unread("a tensor", "it is a view of a storage in a way that torch gave up in 2019; save it again", 1)
-    if cls.name not in _STORAGES:
+    if cls.name not in STORAGES:
         return Unread(f"a tensor of {printable(str(cls))}", "astray does not know this kind of storage", 1)
-    dtype = _STORAGES[cls.name]
+    dtype = STORAGES[cls.name]
     return Storage(str(key), dtype, count * DTYPES[dtype].itemsize)

@@ -39,18 +39,19 @@ from astray.capture.settings import Settings
 class PyTorchAdapter:
     """Records PyTorch models. Without models, it finds those of the program by itself, and where its steps end.
 
-    `paced`: it finds out where steps end though models are given.
+    `paced`: it finds out where steps end though models are given. `others`: it also finds modules in none of them.
     """
 
     framework = "torch"
     internal: tuple[str, ...] = (str(Path(torch.__file__).parent),)
 
-    def __init__(self, models: Mapping[str, nn.Module] | None, *, paced: bool = False) -> None:
+    def __init__(self, models: Mapping[str, nn.Module] | None, *, paced: bool = False, others: bool = False) -> None:
         self.reader: TensorReader = TorchReader()
         self._models = models
         self._capture: ModuleCapture | None = None
         self._discovery: Discovery | None = None
         self._paced = paced
+        self._others = others
         self._pace: Pace | None = None
         self._perturbed: PerturbedInputs | None = None
         self._unseen_told = False
@@ -101,6 +102,9 @@ class PyTorchAdapter:
             for label, model in self._models.items():
                 self._capture.attach(model, label)
             self._pace = Pace(engine, end_step) if self._paced else None
+            if self._others:
+                self._discovery = Discovery(engine, self._capture, end_step, self.listen, self._models)
+                self._discovery.let_program_pace()
         self.apply(engine.settings)
 
     def apply(self, settings: Settings) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -27,15 +28,21 @@ class Discovery:
     """Attaches `capture` to every outermost module as it is first called, and calls `end_step` as steps end.
 
     `found` is called at the first of them: what a program computes before, to make its weights, is no step of it.
+    `known` are those that are attached already, by their names.
     """
 
     def __init__(
-        self, engine: Engine, capture: ModuleCapture, end_step: Callable[[], None], found: Callable[[], None]
+        self,
+        engine: Engine,
+        capture: ModuleCapture,
+        end_step: Callable[[], None],
+        found: Callable[[], None],
+        known: Mapping[str, nn.Module] = MappingProxyType({}),
     ) -> None:
         self._engine = engine
         self._found = found
         self._capture = capture
-        self._roots: dict[str, weakref.ref[nn.Module]] = {}
+        self._roots = {label: weakref.ref(module) for label, module in known.items()}
         self._pace = Pace(engine, end_step)
         self._handle = register_module_forward_pre_hook(self._before_any_module)
         self._no_warning = NoWarning()

@@ -1,0 +1,18 @@
+"""For programs written for hooktools: `from astray.compat.hooktools import Tracer`, and the rest stays as it is.
+
+    trace = Tracer("tracer_demo.yaml", model)
+    trace.trace(epoch=0, step=0)
+    loss = model(batch)
+    loss.backward()
+    trace.untrace()
+
+A `Tracer` is a `Recorder` that writes hooktools' files, a `Comparer` is `astray.compare` with hooktools' words.
+docs/moving-from-hooktools.md tells what is better, and what is different on purpose.
+"""
+
+from __future__ import annotations
+
+from astray.compat.hooktools.comparer import Comparer, Findings
+from astray.compat.hooktools.tracer import Tracer
+
+__all__ = ["Comparer", "Findings", "Tracer"]
