@@ -79,7 +79,9 @@ def arguments(pairs: Table, until: int, calls: list[int], reference: RankRun, ca
     _, last = np.unique(here[both][::-1], return_index=True)
     rows = np.sort(both[::-1][last])[::-1]
     words = Vocabulary()
-    differ = words.encode(reference.calls["args"])[here[rows]] != words.encode(candidate.calls["args"])[there[rows]]
+    here_args = words.encode(reference.calls["args"])[here[rows]]
+    there_args = words.encode(candidate.calls["args"])[there[rows]]
+    differ = (here_args != there_args) & (here_args >= 0) & (there_args >= 0)  # another tool's dump may not tell them
     found = sorted(rows[differ].tolist(), key=lambda row: here[row] not in calls)  # stable: its own calls come first
     for row in found[:_MOST]:
         place = Place.of(pairs, row)
