@@ -26,5 +26,10 @@ def msprobe(level: str, task: str = "statistics", *, packages: Path | None = Non
     return Tool(f"msprobe {level}", "with_msprobe.py", settings, python, packages)
 
 
+def front_door(level: str, task: str = "statistics", **settings: Any) -> Tool:
+    """astray in msprobe's place, by the same program and the same settings."""
+    return Tool("astray.compat.msprobe", "with_front_door.py", msprobe(level, task, **settings).settings)
+
+
 def debug_mode() -> Tool:
     return Tool("DebugMode", "with_debug_mode.py", {"hash_fn": "hash_tensor", "hash_inputs": True})

@@ -22,16 +22,19 @@ TENSOR = "torch.Tensor"
 
 class Msprobe:
     def __init__(self, training: Training, folder: Path, settings: dict[str, Any]) -> None:
-        stand_ins.install()
-        from msprobe.pytorch import PrecisionDebugger
-
         self._training = training
         self._folder = folder / "dump"
         self._folder.mkdir()
         config = {"rank": [], "step": [], "dump_path": str(self._folder), **settings}
         file = folder / "config.json"
         file.write_text(json.dumps(config))
-        self._debugger = PrecisionDebugger(config_path=str(file))
+        self._debugger = self.debugger(str(file))
+
+    def debugger(self, config: str) -> Any:
+        stand_ins.install()
+        from msprobe.pytorch import PrecisionDebugger
+
+        return PrecisionDebugger(config_path=config)
 
     def open(self) -> None: ...
 

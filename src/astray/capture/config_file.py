@@ -72,7 +72,7 @@ class LiveConfig:
 
         self._path = Path(path).absolute()  # the program may go to another folder
         self._given = checked(given)
-        self._seen = _version(self._path)
+        self._seen = version_of(self._path)
         self.settings = Settings(**(checked(settings_in(path), f"In {path}: ") | self._given))
 
     def changed(self) -> Settings | None:
@@ -81,11 +81,11 @@ class LiveConfig:
         An edit that cannot be used, such as a file that is half written, empty or gone, leaves the settings as they
         are and raises a RecordError to log, once for each version of the file.
         """
-        version = _version(self._path)
+        version = version_of(self._path)
         if version == self._seen:
             return None
         settings, problem = self._read()
-        if _version(self._path) != version:  # it was written to while it was read: look again next time
+        if version_of(self._path) != version:  # it was written to while it was read: look again next time
             return None
         self._seen = version
         if problem is not None:
@@ -107,7 +107,7 @@ class LiveConfig:
             return None, error
 
 
-def _version(path: Path) -> tuple[int, ...]:
+def version_of(path: Path) -> tuple[int, ...]:
     """What changes when a file does; nothing when it is not there."""
     try:
         found = path.stat()

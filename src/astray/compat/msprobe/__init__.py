@@ -1,0 +1,16 @@
+"""For programs written for msprobe: `from astray.compat.msprobe import PrecisionDebugger`, and the rest stays as it is.
+
+    debugger = PrecisionDebugger("config.json")
+    debugger.start(model) … debugger.stop(); debugger.step()
+    compare({"npu_path": "a/step0/rank/dump.json", "bench_path": "b/step0/rank/dump.json"}, "output")
+
+The files, names and columns are msprobe's; docs/moving-from-msprobe.md tells what differs, and why.
+"""
+
+from __future__ import annotations
+
+from astray.compat.msprobe.comparing import compare, compare_distributed
+from astray.compat.msprobe.debugger import PrecisionDebugger
+from astray.compat.msprobe.seeding import seed_all
+
+__all__ = ["PrecisionDebugger", "compare", "compare_distributed", "seed_all"]
