@@ -70,6 +70,7 @@ class Evidence:
     allowance: Allowance
     pieces: tuple[ReadPieces, ReadPieces] | None = None  # where micro steps were joined
     blocks: tuple[ReadBlocks, ReadBlocks] | None = None  # of checkpoints, whose tensors may be larger than memory
+    same_prints: bool = True  # whether the fingerprints of both runs were made in the same way
 
     def sides(self, name: str, at: Ints) -> tuple[Ints, Ints]:
         """A column of keys or forms on both sides."""
@@ -157,7 +158,7 @@ class Evidence:
         """For each pair: 1 the same fingerprint, 0 another one, −1 not known (or of different dtypes)."""
         bits = np.full(len(self.pairs.reference), -1, np.int8)
         at = np.flatnonzero(self.pairs.matched)
-        if len(at):
+        if len(at) and self.same_prints:
             known = self.reference.known("fingerprint", self.pairs.reference[at])
             known &= self.candidate.known("fingerprint", self.pairs.candidate[at])
             known &= np.equal(*self.sides("dtype", at))
@@ -231,15 +232,18 @@ class Measured(NamedTuple):
 def measure_statistics(evidence: Evidence, at: Ints) -> Measured:
     """Bound the errors of many pairs from below by their statistics."""
     reference, candidate = evidence.statistics(at)
-    found = metrics.bounds(reference, candidate)
+    eps = evidence.eps(at)
+    count, zeros = evidence.numbers("count", at)[0], evidence.numbers("zeros", at)
+    found = metrics.bounds(reference, candidate, count, metrics.summing_slack(reference, candidate, eps, count))
     error = metrics.error_of_statistics(found)
     same = metrics.equal_statistics(reference, candidate)
     bits_differ = evidence.bits[at] == 0
-    nonfinite = (reference["nan"] != candidate["nan"]) | (reference["inf"] != candidate["inf"])
-    eps = evidence.eps(at)
-    count, zeros = evidence.numbers("count", at)[0], evidence.numbers("zeros", at)
+    bad = metrics.has_nonfinite(reference, count), metrics.has_nonfinite(candidate, count)
+    told = ~metrics.is_untold(reference, candidate)
+    counts_differ = (reference["nan"] != candidate["nan"]) | (reference["inf"] != candidate["inf"])
+    nonfinite = np.where(told, counts_differ, bad[0] != bad[1])
     # Bits that differ while nothing else does may be 0 against −0, the payload of a NaN, or a change too small to show.
-    but_for_order = metrics.equal_but_for_order(reference, candidate) & np.equal(*zeros)
+    but_for_order = metrics.equal_but_for_order(reference, candidate) & (np.equal(*zeros) | ~told)
     alike = bits_differ & but_for_order
     summed_alike = evidence.merged[at] & but_for_order  # parts were added up in another order than the whole
     telling = (count > 1) & (zeros[0] == 0) & (reference["nan"] == 0) & metrics.rounding_shows(eps, count)
@@ -248,14 +252,14 @@ def measure_statistics(evidence: Evidence, at: Ints) -> Measured:
         np.where(alike & ~reordered, Reason.SAME_STATISTICS, 0)
         | np.where(reordered, Reason.REORDERED, 0)
         | np.where((reference["absmax"] == 0) & (candidate["absmax"] != 0), Reason.ZERO_REFERENCE, 0)
-        | np.where((reference["nan"] + reference["inf"] > 0) & ~nonfinite, Reason.NONFINITE_BOTH, 0)
+        | np.where(bad[0] & ~nonfinite, Reason.NONFINITE_BOTH, 0)
         | np.where(count == 0, Reason.EMPTY, 0)
     )
     same_dtype = np.equal(*evidence.sides("dtype", at))
     nothing_off = np.isnan(error) | alike | summed_alike  # NaN: no finite element, so nothing that could be off
     return Measured(
         error=np.where(nothing_off, 0.0, error),
-        equal=same & same_dtype & ~bits_differ & ~evidence.merged[at],
+        equal=same & same_dtype & ~bits_differ & ~nonfinite & ~evidence.merged[at],
         differs=(~same & ~summed_alike) | bits_differ,
         hidden=reordered | (alike & (eps == 0)),
         nonfinite=nonfinite,

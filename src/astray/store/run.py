@@ -60,7 +60,7 @@ class RankRun:
     """One rank of a run."""
 
     fingerprints: str = "astray"
-    """What the column of that name holds. Another tool's checksums have another word, and are compared with no others."""
+    """What the column of that name holds. Checksums of another tool have another word, and are compared among them."""
 
     def __init__(self, rank: int, source: RankSource) -> None:
         self.rank = rank

@@ -57,6 +57,7 @@ class JoinedRank(RankRun):
     def __init__(self, recorded: RankRun, joins: Joins, side: int) -> None:
         super().__init__(recorded.rank, _Source(recorded, joins, side))
         self.recorded = recorded
+        self.fingerprints = recorded.fingerprints
         self._joins = joins
         self._side = side
 

@@ -148,6 +148,7 @@ def _judge(
         ),
         pieces=None if not isinstance(left, JoinedRank) else (_pieces(left), _pieces(right)),
         blocks=_blocks(left, right),
+        same_prints=left is None or right is None or left.fingerprints == right.fingerprints,
     )
     return _Judged(rank, reference, candidate, vocabularies, pairs, judge(evidence, progress, judging.exact))
 
