@@ -6,7 +6,6 @@ Other tools' formats are loaded when a path has to be recognised, or something i
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -31,11 +30,7 @@ class Format(NamedTuple):
     open: Callable[[Path], Run]
 
 
-FOREIGN = tuple(
-    name
-    for name in ("msprobe", "torch_npu", "saving_hook", "hooktools")
-    if importlib.util.find_spec(f"astray.store.{name}")
-)
+FOREIGN = ("msprobe", "torch_npu", "saving_hook", "hooktools")
 """The formats of other tools: each a module here with `recognises`, `open_dump` and `translate`."""
 
 
@@ -43,12 +38,7 @@ def formats() -> Iterator[Format]:
     """Every format, in the order in which they are tried."""
     yield Format("astray", lambda path: path.is_dir() and native.recognises(path), native.open_native)
     for name in FOREIGN:
-        try:
-            module = _foreign(name)
-        except ImportError:
-            continue
-        if not hasattr(module, "recognises"):
-            continue
+        module = _foreign(name)
         yield Format(name, module.recognises, module.open_dump)
     yield Format("checkpoint", lambda path: path.is_dir() and checkpoints.recognises(path), open_as_run)
 
