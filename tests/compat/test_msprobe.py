@@ -517,6 +517,25 @@ def test_an_inplace_relu_keeps_its_backward_and_its_neighbours(tmp_path: Path) -
     assert "Functional.relu.0.backward" in found
 
 
+def test_functions_inside_of_an_optimizers_step_are_entries(tmp_path: Path) -> None:
+    config = configured(tmp_path, level="mix")
+    module = network()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, foreach=False)
+    with debugging(str(config), model=module) as debugger:
+        debugger.start()
+        module(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        debugger.stop()
+    folder = tmp_path / "dump" / "step0" / "rank"
+    steps = [f"Tensor.add_.{number}.forward" for number in range(4)]
+    assert [name for name in names(folder) if name.startswith("Tensor.add_")] == steps
+    assert {read(folder, "construct.json")[name] for name in steps} == {"optimizer"}
+    run = astray.open(tmp_path / "dump")
+    calls = [run.ranks[0].calls.row(row) for row in range(len(run.ranks[0].calls))]
+    updates = [(call["site"], call["call"]) for call in calls if call["phase"] == "update"]
+    assert updates == [("SGD/add_", number) for number in range(4)]
+
+
 def test_statistics_of_integers_doubles_and_halves_are_right(tmp_path: Path) -> None:
     whole, double = torch.arange(4), torch.arange(4, dtype=torch.float64)
     half = torch.full((100,), 60000.0, dtype=torch.float16)

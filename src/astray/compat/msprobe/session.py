@@ -182,12 +182,15 @@ def settings_of(asked: Configuration) -> Given:
     structure = asked.task == "structure"
     values = asked.task in ("tensor", "overflow_check") or asked.md5 or bool(asked.tensors)
     roles = {"state"} if structure else {*asked.roles, *(() if asked.level == "L1" else ("parameter", "gradient"))}
+    phases = asked.phases | {"forward"}  # a backward call is numbered by its forward call
+    if "forward" in asked.phases and asked.level in ("L1", "mix"):
+        phases |= {"update"}  # to msprobe, functions inside of an optimizer's step are functions like others
     return Given(
         level=_LEVELS[asked.level],
         keep="tensors" if values else "fingerprint" if structure else "stats",
         steps=list(asked.steps),
         ranks=list(asked.ranks),
-        phases=sorted(asked.phases | {"forward"}),  # a backward call is numbered by its forward call
+        phases=sorted(phases),
         roles=sorted(roles),
         functions=asked.functions,
     )

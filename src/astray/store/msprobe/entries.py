@@ -25,6 +25,9 @@ MOST_ITEMS = 1 << 16
 OUTSIDE = ("optimizer", "op")
 """Kinds of calls that msprobe knows nothing of."""
 
+OPTIMIZER = "optimizer"
+"""What msprobe says functions inside of an optimizer's step lie in."""
+
 
 class Place(NamedTuple):
     """Where a tensor stands: the entry, and the name that its file has there."""
@@ -73,13 +76,15 @@ class StepEntries:
         name = self._names[seq] = self._name(row, frames[0].code if frames else "")
         is_module = row["kind"] == "module"
         around = self._within.get(row["parent"]) if row["parent"] is not None else None
+        if row["phase"] == "update" and around is None:
+            around = OPTIMIZER
         self._within[seq] = name if is_module and row["phase"] == "forward" else around
         if is_module and row["site"] != ROOT:
             self._classes[row["site"]] = row["type"]
         if name is None or row["recompute"] or row["kind"] in ("custom", "parameter"):
             return name
-        self._parents.setdefault(name, around if row["phase"] == "forward" else self._backward_parent(name))
-        if row["phase"] == "forward":
+        self._parents.setdefault(name, around if row["phase"] != "backward" else self._backward_parent(name))
+        if row["phase"] != "backward":
             self._tell(name, row, around)
             self._begin(name, row)
             if frames:
@@ -93,8 +98,8 @@ class StepEntries:
             return self._saved(row)
         if kind == "parameter":
             return None  # its entry is its module's; see `_gradient`
-        if kind in OUTSIDE or phase == "update":
-            self._lost["a call inside of an optimizer's step" if phase == "update" else f"a call of kind {kind}"] += 1
+        if kind in OUTSIDE:
+            self._lost[f"a call of kind {kind}"] += 1
             return None
         if row["recompute"]:
             self._lost["a call that was made again for the backward"] += 1
@@ -107,7 +112,8 @@ class StepEntries:
             if forward is None:
                 self._lost["a backward call whose forward call is not there"] += 1
             return forward and _turned(forward)
-        stem = module_stem(site, row["type"]) if kind == "module" else function_stem(row["type"], code)
+        line = "" if phase == "update" else code  # which is that of `optimizer.step()`
+        stem = module_stem(site, row["type"]) if kind == "module" else function_stem(row["type"], line)
         if stem is None:
             self._lost["a call of a function that is not torch's"] += 1
             return None
@@ -132,11 +138,14 @@ class StepEntries:
             guess = row["site"], 0, int(name.rpartition(".")[2])
         else:
             module = around.rpartition(".forward.")[0].partition(".")[2].rpartition(".")[0] if around else ""
+            module = around if around == OPTIMIZER else module
             site = f"{module}/{short(row['type'])}"
             guess = site, 0, self._read[site]
             self._read[site] += 1
         if guess != (row["site"], row["micro"], row["call"]):
             self.told[name] = {"site": row["site"], "micro": row["micro"], "call": row["call"]}
+        if row["phase"] == "update":
+            self.told.setdefault(name, {})["phase"] = "update"  # construct.json may not be there to say it
 
     def _begin(self, name: str, row: Row) -> None:
         """An entry with the arguments of its call that are no tensors."""
@@ -199,7 +208,7 @@ class StepEntries:
             return None
         self.changed.add(name)
         entry = self.data.setdefault(name, {"input": [], "output": []})
-        keys = {"input": ("input_args" if call["phase"] == "forward" else "input"), "kwargs": "input_kwargs"}
+        keys = {"input": ("input_args" if call["phase"] != "backward" else "input"), "kwargs": "input_kwargs"}
         _put(entry.setdefault(keys.get(category, category), []), parts, leaf)
         if row["role"] == "output":  # in the order in which they end: a module after what is inside of it
             self.data[name] = self.data.pop(name)
@@ -207,7 +216,7 @@ class StepEntries:
 
     def _where(self, call: Row, role: str, path: str) -> tuple[str, list[str]]:
         """The category of a file's name and the path in it; of what msprobe has no place for, what it is."""
-        forward = call["phase"] == "forward"
+        forward = call["phase"] != "backward"
         if role == "parameter":
             return "parameters", [path]
         if role not in ("input", "output"):
@@ -257,7 +266,8 @@ class StepEntries:
 
     def construct(self) -> dict[str, str | None]:
         """Which entry lies in which."""
-        return {name: parent if parent in self._parents else None for name, parent in self._parents.items()}
+        known = {*self._parents, OPTIMIZER}
+        return {name: parent if parent in known else None for name, parent in self._parents.items()}
 
     def around(self, name: str) -> list[str]:
         """The entries that an entry lies in, the innermost first."""
