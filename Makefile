@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal
 BENCHMARKS := $(filter-out benchmarks/gpt.py benchmarks/tables.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format peers bench clean
+.PHONY: help demo test test-slow browser check format peers bench clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,19 +25,31 @@ $(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## Train a small GPT twice, plant a fault in the second run, and find it
+PAGE := src/astray/web/static/page.js
+
+$(PAGE): $(wildcard page/*.* page/src/* page/src/views/* page/styles/*) | $(READY)
+	@$(BIN)/python page/build.py || true  # it says what is missing; everything else works without the page
+
+demo: $(READY) $(PAGE)  ## Train a small GPT twice, plant a fault in the second run, and find it
 	@$(BIN)/python examples/demo.py
 
-test: $(READY)  ## Run the tests, without the slow ones (a few minutes)
+# The tests of the page drive Debian's chromium; where it cannot be had they are left out, and say so.
+browser:
+	@if ! command -v chromium >/dev/null && ! command -v google-chrome >/dev/null && test "$$(id -u)" = 0 && \
+	  command -v apt-get >/dev/null; then echo "installing chromium for the tests of the page (once)"; \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 || true; fi
+
+test: $(READY) $(PAGE) browser  ## Run the tests, without the slow ones (a few minutes)
 	@$(PYTEST) -m "not slow"
 
-test-slow: $(READY)  ## Run the slow tests, which CI runs too
+test-slow: $(READY) $(PAGE) browser  ## Run the slow tests, which CI runs too
 	@$(PYTEST) -m slow
 
-check: $(READY)  ## Lint, check the format and the types
+check: $(READY)  ## Lint, check the format and the types, of the page too
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python page/build.py --check
 
 format: $(READY)  ## Format the code and mend what the linter can
 	@$(BIN)/ruff check --fix .
@@ -51,9 +63,10 @@ $(PEERS)/.ready: benchmarks/peers/requirements.txt
 
 peers: $(PEERS)/.ready  ## Make the environment of the tool that benchmarks/capture_cpu.py compares with
 
-bench: $(READY)  ## Measure everything, beside peers where there are some; prints tables for benchmarks/RESULTS.md
+bench: $(READY) $(PAGE) browser  ## Measure everything, beside peers where there are some; prints tables for benchmarks/RESULTS.md
 	@$(MAKE) --no-print-directory peers || echo "MISSING: msprobe could not be installed; its columns will be empty" >&2
 	@for script in $(BENCHMARKS); do echo "## $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:  ## Remove the virtual environment and what was built
-	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info src/astray/*/*.so src/astray/*/*/*.so src/astray/*/*/*/*.so runs out
+	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info src/astray/*/*.so src/astray/*/*/*.so src/astray/*/*/*/*.so \
+	  src/astray/web/static page/node_modules runs out

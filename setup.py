@@ -1,16 +1,18 @@
-"""Builds the native parts; everything else about the package is in pyproject.toml.
+"""Builds the native parts and the page; everything else about the package is in pyproject.toml.
 
-They are optional: without a compiler the package installs all the same, computes with numpy, observes tensors and
-writes rows with Python, and launches its GPU kernels by way of Triton. They use the stable ABI, so one wheel serves
-every Python from 3.10 on.
+The native parts are optional: without a compiler the package installs all the same, computes with numpy, observes
+tensors and writes rows with Python, and launches its GPU kernels by way of Triton. They use the stable ABI, so one
+wheel serves every Python from 3.10 on. So is the page: without Node there is none, and `astray view` says so.
 """
 
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 MSVC = sys.platform == "win32"
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")  # free-threaded Python has no stable ABI
@@ -63,7 +65,19 @@ taps = part(
     headers=(CALLS, HOOKS, ROWS),
 )
 
+
+class BuildPython(build_py):
+    """Builds the page before the package's files are gathered."""
+
+    def run(self) -> None:
+        script = Path("page/build.py")
+        if script.exists() and subprocess.run([sys.executable, str(script)], check=False).returncode:
+            self.warn("astray is installed without its page; `astray view` and `compare --html` need it.")
+        super().run()
+
+
 setup(
+    cmdclass={"build_py": BuildPython},
     ext_modules=[kernels, launch, columns, tensors, gradients, taps],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {},
 )

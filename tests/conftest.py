@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,24 +16,43 @@ from astray.compare.ranks.schedule import cores
 from record_builders import Builder, linear_program
 
 GOLDEN = Path(__file__).parent / "golden"
+PAGE = Path(__file__).parents[1] / "src" / "astray" / "web" / "static"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
-_NOT_RUN = pytest.StashKey[int]()
+_NOT_RUN = pytest.StashKey[dict[str, int]]()
+
+
+def _no_gpu() -> str | None:
+    import torch
+
+    return None if torch.cuda.is_available() else "there is no CUDA device here"
+
+
+def _no_browser() -> str | None:
+    if not any(map(shutil.which, BROWSERS)):
+        return "there is no chromium here, which drives the page"
+    if find_spec("playwright") is None:
+        return "playwright is not installed, which drives the page"
+    return None if (PAGE / "page.js").exists() else "the page was not built (`python page/build.py` says why)"
+
+
+_NEEDS: dict[str, Callable[[], str | None]] = {"gpu": _no_gpu, "browser": _no_browser}
+"""Marks of tests that cannot run everywhere, and who says why not here."""
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k, so that what they leave out is not counted as missing
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests that need a GPU where there is none."""
-    needs = [item for item in items if item.get_closest_marker("gpu")]
-    config.stash[_NOT_RUN] = 0
-    if needs:
-        import torch
-
-        if not torch.cuda.is_available():
-            config.stash[_NOT_RUN] = len(needs)
+    """Leaves out the tests that need what is not here, such as a GPU."""
+    missing = config.stash[_NOT_RUN] = {}
+    for mark, missed in _NEEDS.items():
+        needs = [item for item in items if item.get_closest_marker(mark)]
+        why = missed() if needs else None
+        if why:
+            missing[why] = len(needs)
             config.hook.pytest_deselected(items=needs)
             items[:] = [item for item in items if item not in needs]
     if hasattr(config, "workeroutput"):  # one of several workers, which have no terminal of their own
-        config.workeroutput["not_run"] = config.stash[_NOT_RUN]
+        config.workeroutput["not_run"] = missing
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -43,15 +64,13 @@ def pytest_xdist_setupnodes(specs: Sequence[object]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Every worker has collected all tests, so each knows the whole number; one that was killed knows none."""
-    counts = (node.config.stash.get(_NOT_RUN, 0), getattr(node, "workeroutput", {}).get("not_run", 0))
-    node.config.stash[_NOT_RUN] = max(counts)
+    known = node.config.stash.get(_NOT_RUN, {})
+    node.config.stash[_NOT_RUN] = known | getattr(node, "workeroutput", {}).get("not_run", {})
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    count = config.stash.get(_NOT_RUN, 0)
-    if count:
-        text = f"MISSING: there is no CUDA device here, so {count} tests did not run."
-        terminalreporter.write_line(text, yellow=True)
+    for why, count in config.stash.get(_NOT_RUN, {}).items():
+        terminalreporter.write_line(f"MISSING: {why}, so {count} tests did not run.", yellow=True)
 
 
 @pytest.fixture(autouse=True)

@@ -21,11 +21,23 @@ MAY_IMPORT = {
     "store": {"record", "errors", "stats", "checkpoints", "steps", "part", "wording", "alarms", "risk"},
     "device": {"record", "stats", "store"},
     "capture": {"device", "record", "errors", "stats", "store", "steps", "part", "placement", "wording", "guard"},
-    "compare": {"record", "errors", "stats", "store", "steps", "part", "wording", "report"},
+    "compare": {"record", "errors", "stats", "store", "steps", "part", "wording", "report", "web"},
     "alarms": {"record", "errors", "stats", "store", "steps", "part", "placement", "wording", "report"},
     "risk": {"record", "errors", "stats", "store", "steps", "part", "wording", "report"},
     "state": {"record", "errors", "stats", "device", "capture", "checkpoints", "wording", "report"},
-    "compat": {"state"},
+    "compat": {
+        "state",
+        "record",
+        "errors",
+        "stats",
+        "store",
+        "capture",
+        "compare",
+        "guard",
+        "report",
+        "wording",
+        "cli",
+    },
     "updates": {"errors", "capture", "report", "wording"},
     "monitor": {"record", "errors", "store", "capture", "report", "wording"},
     "guard": {"record", "errors", "stats", "store", "capture", "alarms", "wording"},
@@ -42,9 +54,11 @@ MAY_IMPORT = {
         "part",
         "wording",
     },
+    "web": {"record", "errors", "stats", "store", "compare", "alarms", "risk", "report", "part", "wording"},
 }
 """Who may import whom. `report` renders what `compare`, `alarms` and `risk` found; these reach back for it only inside
-methods, and so does `Run` for the last two, and `Recorder` for the guard of a recording."""
+methods, and so does `Run` for the last two, and `Recorder` for the guard of a recording. `web` shows what all of them
+found; only `Comparison.to_html` reaches for it."""
 
 
 def imports(path: Path) -> set[str]:
@@ -72,3 +86,17 @@ def test_a_part_imports_only_what_it_may(part: str) -> None:
         if {"pytorch", "device", "state", "compat", "updates", "monitor"} & set(file.parts) or file.stem == "as_torch":
             allowed = allowed | {"torch"}
         assert imports(file) <= allowed, file
+
+
+def test_only_the_server_needs_what_serves() -> None:
+    """The page as a file can be written without the extra `web`."""
+    found = set()
+    for file in (SOURCE / "web").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if {name.split(".")[0] for name in names} & {"starlette", "uvicorn"}:
+                found.add(file.stem)
+    assert found == {"server", "safety"}
+    others = (SOURCE / "cli").glob("*.py")
+    assert not any("astray.web.server import" in file.read_text() for file in others)

@@ -64,8 +64,8 @@ def test_what_the_recorder_is_told(tmp_path: Path) -> None:
         return dict(settings_of(checked(tmp_path, **keys)))
 
     assert told(rank=[1, "3-4"], step=["0-1"]) == {
-        "level": ["function"], "keep": "stats", "steps": [0, 1], "ranks": [1, 3, 4], "phases": ["backward", "forward"],
-        "roles": ["input", "output"], "functions": None,
+        "level": ["function"], "keep": "stats", "steps": [0, 1], "ranks": [1, 3, 4],
+        "phases": ["backward", "forward", "update"], "roles": ["input", "output"], "functions": None,
     }  # fmt: skip
     assert told(level="L0")["level"] == ["module"]
     assert told(level="L0")["roles"] == ["gradient", "input", "output", "parameter"]
@@ -74,7 +74,7 @@ def test_what_the_recorder_is_told(tmp_path: Path) -> None:
         "tensors", "tensors", "fingerprint", "stats"
     ]  # fmt: skip
     assert told(statistics={"summary_mode": "md5"})["keep"] == "tensors"
-    assert told(statistics={"data_mode": ["forward", "input"]})["phases"] == ["forward"]
+    assert told(statistics={"data_mode": ["forward", "input"]})["phases"] == ["forward", "update"]
 
 
 def test_keys_that_mean_nothing_here_are_taken(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from astray.cli import check, compare, convert, map, run, show
+from astray.cli import check, compare, convert, map, run, show, view
 from astray.errors import AstrayError
 
 COULD_NOT = 2
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action=_Version)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (run, check, compare, map, show, convert):
+    for command in (run, check, compare, map, show, view, convert):
         command.add(commands)
     return top
 

@@ -28,6 +28,24 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--replicas", action="store_true", help="instead of a candidate: compare the ranks of REFERENCE with each other"
     )
+    add_asked(parser)
+    rows = parser.add_argument_group("rows", "List rows beneath the answer. docs/reports.md has the columns.")
+    rows.add_argument("--filter", metavar="EXPR", help="those that fit, such as \"error > 1e-3 and site ~ 'mlp'\"")
+    rows.add_argument("--sort", metavar="COLUMNS", help="in this order, such as -error,site (- for the largest first)")
+    rows.add_argument("--top", type=int, metavar="N", help=f"so many of them (default {TOP}; 0 for all)")
+    files = parser.add_argument_group(
+        "files", "Write the result. CSV and workbook have the rows that --filter and --sort ask for, or all."
+    )
+    files.add_argument("--csv", metavar="DIR", help="pairs.csv and summary.csv, into this folder")
+    files.add_argument("--xlsx", metavar="FILE", help="a workbook (needs astray[xlsx])")
+    files.add_argument("--json", metavar="FILE", help="the answer, the counts and the rows that do not agree")
+    files.add_argument("--html", metavar="FILE", help="the page of `astray view` as one file to look at anywhere")
+    files.add_argument("--junit", metavar="FILE", help="test results for continuous integration")
+    parser.set_defaults(main=main)
+
+
+def add_asked(parser: argparse.ArgumentParser) -> None:
+    """What to compare, how to judge and how to pair: the options that `astray view` has too."""
     parser.add_argument("--steps", metavar="B:E:S", help="compare only these steps, such as 0:10:2 or 3,7")
     parser.add_argument("--ranks", metavar="N,N", help="compare only these ranks, such as 0,3")
     parser.add_argument("--sites", metavar="REGEX", help="compare only sites in whose name this is found")
@@ -51,7 +69,12 @@ def add(commands: Any) -> None:
     pairing.add_argument(
         "--map", metavar="FILE", help="what the candidate's names are in the reference; see `astray map`"
     )
-    pairing.add_argument("--by", choices=("key", "order"), default="key", help="pair calls by names, or by their order")
+    pairing.add_argument(
+        "--by",
+        choices=("auto", "key", "order"),
+        default="auto",
+        help="pair calls by their names, or by their order (default: by names, unless one run does not tell modules)",
+    )
     pairing.add_argument(
         "--shapes",
         choices=("judged", "same", "loose"),
@@ -65,18 +88,6 @@ def add(commands: Any) -> None:
         help="compare micro steps one by one, or joined along the batch: one run may have more and smaller ones",
     )
     pairing.add_argument("--offset", type=int, default=0, metavar="N", help="add this to the candidate's step numbers")
-    rows = parser.add_argument_group("rows", "List rows beneath the answer. docs/reports.md has the columns.")
-    rows.add_argument("--filter", metavar="EXPR", help="those that fit, such as \"error > 1e-3 and site ~ 'mlp'\"")
-    rows.add_argument("--sort", metavar="COLUMNS", help="in this order, such as -error,site (- for the largest first)")
-    rows.add_argument("--top", type=int, metavar="N", help=f"so many of them (default {TOP}; 0 for all)")
-    files = parser.add_argument_group(
-        "files", "Write the result. CSV and workbook have the rows that --filter and --sort ask for, or all."
-    )
-    files.add_argument("--csv", metavar="DIR", help="pairs.csv and summary.csv, into this folder")
-    files.add_argument("--xlsx", metavar="FILE", help="a workbook (needs astray[xlsx])")
-    files.add_argument("--json", metavar="FILE", help="the answer, the counts and the rows that do not agree")
-    files.add_argument("--junit", metavar="FILE", help="test results for continuous integration")
-    parser.set_defaults(main=main)
 
 
 def with_descending_sort(argv: Sequence[str]) -> list[str]:
@@ -101,17 +112,7 @@ def main(options: argparse.Namespace) -> int:
     _check(options)
     try:
         with Progress("comparing values") as progress:
-            comparison = compare(
-                options.reference,
-                options.candidate,
-                noise=options.noise,
-                tolerances=_tolerances(options.tolerance),
-                exact=options.exact,
-                metrics=options.metric,
-                progress=progress,
-                processes=options.processes,
-                **_asked(options),
-            )
+            comparison = compare(options.reference, options.candidate, progress=progress, **arguments(options))
     except AstrayError as error:
         if options.junit:
             from astray.report.junit import write_failure
@@ -119,7 +120,12 @@ def main(options: argparse.Namespace) -> int:
             write_failure(options.reference, options.candidate, str(error), Path(options.junit))
         raise
     say(render(comparison, width=width(), colour=wants_colour(sys.stdout)))
-    for path, write in ((options.json, comparison.to_json), (options.junit, comparison.to_junit)):
+    written = (
+        (options.json, comparison.to_json),
+        (options.junit, comparison.to_junit),
+        (options.html, comparison.to_html),
+    )
+    for path, write in written:
         if path:
             write(path)
             _written(f"{Path(path)}")
@@ -135,13 +141,16 @@ def _check(options: argparse.Namespace) -> None:
     from astray.compare.pairs import sort_keys
     from astray.report.draft import check_place
     from astray.report.xlsx import writer
+    from astray.web.assets import read_page
 
     if options.filter is not None:
         Filter.parse(options.filter)
     sort_keys(options.sort)
     if options.xlsx:
         writer()
-    files = [options.xlsx, options.json, options.junit, options.csv and Path(options.csv) / "pairs.csv"]
+    if options.html:
+        read_page()
+    files = [options.xlsx, options.json, options.junit, options.html, options.csv and Path(options.csv) / "pairs.csv"]
     for file in filter(None, files):
         check_place(Path(file))
 
@@ -155,7 +164,9 @@ def _replicas(options: argparse.Namespace) -> int:
     if not options.replicas or options.candidate is not None:
         raise CompareError("It takes two runs, REFERENCE and CANDIDATE, or one run and --replicas.")
     unused = [
-        name for name in ("csv", "xlsx", "json", "junit", "filter", "sort", "top", "map") if getattr(options, name)
+        name
+        for name in ("csv", "xlsx", "json", "html", "junit", "filter", "sort", "top", "map")
+        if getattr(options, name)
     ]
     if unused:
         raise CompareError(f"--{unused[0]} does not go with --replicas, which tells of one run.")
@@ -164,30 +175,24 @@ def _replicas(options: argparse.Namespace) -> int:
     return found.exit_code
 
 
-def _tolerances(given: list[str] | None) -> dict[str, float]:
-    from astray.errors import CompareError
+def arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """What `compare` is to be given for the options of `add_asked`."""
+    from astray.web.options import tolerances_of
 
-    found: dict[str, float] = {}
-    for one in given or ():
-        what, _, error = one.rpartition("=")
-        try:
-            found[what] = float(error)
-        except ValueError:
-            what = ""
-        if not what:
-            raise CompareError(f"--tolerance is {one!r}; it is a site or a dtype and an error, such as bfloat16=0.02.")
-    return found
+    return {
+        "noise": options.noise,
+        "tolerances": tolerances_of("--tolerance", options.tolerance or []),
+        "exact": options.exact,
+        "metrics": options.metric,
+        "processes": options.processes,
+        **_asked(options),
+    }
 
 
 def _asked(options: argparse.Namespace) -> Asked:
-    from astray.errors import CompareError
+    from astray.web.options import ranks_of
 
-    try:
-        ranks = None if options.ranks is None else [int(rank) for rank in options.ranks.split(",")]
-    except ValueError:
-        raise CompareError(
-            f"--ranks is {options.ranks!r}; it is numbers with commas between them, such as 0,3."
-        ) from None
+    ranks = None if options.ranks is None else ranks_of("--ranks", options.ranks)
     return {
         "steps": options.steps,
         "ranks": ranks,

@@ -32,6 +32,7 @@ from astray.compare.ranks.rank import Judging, Tally
 from astray.compare.ranks.schedule import Runs, compare_ranks, job_of
 from astray.compare.ranks.table import table
 from astray.compare.rows import CALL_COLUMNS
+from astray.compare.unnamed import choose as unnamed_calls
 from astray.compare.verdict import AGREEING, BAD, LABELS, Verdict
 from astray.errors import CompareError
 from astray.steps import Steps
@@ -82,7 +83,7 @@ def compare(
     Raises CompareError when the runs have no tensor in common, or kept nothing of them that can be compared.
     """
     runs = Runs(_opened(reference), _opened(candidate), None if noise is None else _opened(noise))
-    matching = Matching.check(**asked)
+    matching, unnamed = unnamed_calls(runs.reference, runs.candidate, Matching.check(**asked))
     if exact and matching.micro == "joined":
         raise CompareError("A batch and its parts are not computed alike, to the bit: --exact needs --micro paired.")
     judging = Judging(find_metrics(metrics, COLUMNS), Tolerances.check(tolerances), exact)
@@ -99,6 +100,7 @@ def compare(
     failures = sum((one.failures for one in ranks), Failures())
     pairs = table([one.pairs for one in ranks])
     notes = [
+        *unnamed,
         *renamed,
         *about_micro_steps(runs.reference, runs.candidate, matching, pairs),
         *little_shared(*tally[:3]),
@@ -282,6 +284,12 @@ class Comparison:
         from astray.report.junit import write_junit
 
         return write_junit(self, Path(file))
+
+    def to_html(self, file: AnyPath) -> Path:
+        """Write the page of `astray view` as one file that opens anywhere, with no server and no network."""
+        from astray.web.onefile import write_html
+
+        return write_html(self, Path(file))
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self.table().__arrow_c_stream__(requested_schema)

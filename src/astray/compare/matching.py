@@ -17,7 +17,7 @@ from astray.steps import Steps
 from astray.store import Run
 from astray.wording import did_you_mean
 
-BY = ("key", "order")
+BY = ("auto", "key", "order")
 SHAPES = ("judged", "same", "loose")
 MICRO = ("paired", "joined")
 
@@ -28,7 +28,8 @@ class Asked(TypedDict, total=False):
     steps: which steps to look at ("0:10", 7, [1, 3]), as the reference counts them; all by default.
     ranks: which ranks to look at. sites: only sites that this regular expression is found in.
     mapping: a file that says what the candidate's modules, classes and functions are called in the reference.
-    by: "key", or "order": pair calls by the order of execution and what was called, whatever their sites' names.
+    by: "key", or "order": pair calls by the order of execution and what was called, whatever their sites' names. By
+        default the first, and the second where only one of the runs says in which modules its functions were called.
     shapes: "judged": tensors of different shapes are a pair with the verdict `shape`; "same": they are no pair;
         "loose": dimensions of size 1 do not count.
     micro: "paired": micro steps are compared one by one; "joined": all of a step are laid end to end along the batch,
@@ -68,7 +69,7 @@ class Matching:
         ranks: int | Sequence[int] | None = None,
         sites: str | None = None,
         mapping: str | os.PathLike[str] | Mapping | None = None,
-        by: str = "key",
+        by: str = "auto",
         shapes: str = "judged",
         micro: str = "paired",
         offset: int = 0,

@@ -75,7 +75,7 @@ def compare_replicas(run: str | Run, *, steps: str | Sequence[int] | None = None
     opened = run if isinstance(run, Run) else open_run(run)
     if len(opened.ranks) < 2:
         raise CompareError(f"{opened.path} has one rank, {min(opened.ranks, default=0)}; replicas take two.")
-    matching = Matching.check(steps=steps, sites=sites)
+    matching = Matching.check(steps=steps, sites=sites, by="key")
     vocabularies: Vocabularies = defaultdict(Vocabulary)
     ranks = {
         rank: _shared(read_rows(one, vocabularies, matching.of_reference()), vocabularies)

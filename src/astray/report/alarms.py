@@ -32,13 +32,13 @@ def render(findings: Findings, *, width: int = WIDTH, colour: bool = False) -> s
         page.line(page.paint("✓ No NaN or infinity reached a result, a gradient or a weight.", GREEN))
     for alarm in findings[:1]:
         _alarm(page, alarm)
-    others = [f"{_place(other)}: {other.kind.word}" for other in findings[1 : 1 + _MOST_OTHERS]]
+    others = [f"{place_of(other)}: {other.kind.word}" for other in findings[1 : 1 + _MOST_OTHERS]]
     if others:
         page.line()
         page.entry("by itself", ["These have other origins:", *others])
         left = len(findings) - 1 - len(others)
         page.entry("", f"and {left:,} more") if left else None
-    notes = list(_besides(findings))
+    notes = list(besides(findings))
     if notes:
         page.line()
         page.entry("notes", notes, margin=0)
@@ -53,7 +53,7 @@ def render_alarm(alarm: Alarm, *, width: int = WIDTH, colour: bool = False) -> s
 
 
 def _alarm(page: Page, alarm: Alarm) -> None:
-    for line in page.folded(f"✗ {_what(alarm)} from {_place(alarm)}", later_indent=" " * MARGIN):
+    for line in page.folded(f"✗ {what_of(alarm)} from {place_of(alarm)}", later_indent=" " * MARGIN):
         page.line(page.paint(line, RED))
     _frame(page, alarm.origin)
     if alarm.enclosing:
@@ -68,12 +68,14 @@ def _alarm(page: Page, alarm: Alarm) -> None:
     page.entry("next", alarm.kind.advice)
 
 
-def _what(alarm: Alarm) -> str:
+def what_of(alarm: Alarm) -> str:
+    """Whether it is NaN or infinity."""
     statistics = alarm.offenders[0].statistics
     return "NaN" if statistics.nan else "Infinity"
 
 
-def _place(alarm: Alarm) -> str:
+def place_of(alarm: Alarm) -> str:
+    """The call it comes from."""
     micro = f", micro {alarm.micro}" if alarm.micro else ""
     rank = f", on rank {alarm.rank}" if alarm.rank else ""
     return f"step {alarm.step}{micro}, {alarm.origin.phase}, call {alarm.origin.call} of {alarm.origin.name}{rank}"
@@ -132,7 +134,8 @@ def _later(alarm: Alarm) -> str:
     return f"also to blame for what is wrong in step{'s' * (len(steps) > 1)} {shown}"
 
 
-def _besides(findings: Findings) -> Iterator[str]:
+def besides(findings: Findings) -> Iterator[str]:
+    """What is no alarm and yet worth knowing, and what limits the answer."""
     if findings.skipped_by_scaler:
         steps = sorted({step for step, _ in findings.skipped_by_scaler})
         many = figures.counted(len(steps), "update")

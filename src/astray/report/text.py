@@ -66,8 +66,7 @@ def _header(page: Page, comparison: Comparison) -> None:
 
 
 def _divergence(page: Page, first: Divergence, several: bool) -> None:
-    where = f"{first.place.full}" + (f", on rank {first.rank}" if several else "")
-    for line in page.folded(f"✗ First divergence: {where}", later_indent=" " * MARGIN):
+    for line in page.folded(f"✗ First divergence: {_where(first, several)}", later_indent=" " * MARGIN):
         page.line(page.paint(line, RED))
     if first.frame is not None:
         at = f"{PurePath(first.frame.file).name}:{first.frame.line} in {first.frame.function}"
@@ -75,33 +74,38 @@ def _divergence(page: Page, first: Divergence, several: bool) -> None:
     if first.enclosing:
         page.entry("inside", " › ".join(f"{site} ({kind})" if kind else site for site, kind in first.enclosing))
     whose = f"{first.seen.tensor} of {first.seen.module}: " if first.seen is not None and not first.role else ""
-    page.entry("error", whose + _error(first))
+    page.entry("error", whose + error_of(first))
     page.entry("cause", first.evidence[0])
     _sides(page, first)
     if first.previous is not None:
         page.entry("before it", f"{_short(first.previous, first.place)}: {_verdict(first.previous)}")
-    page.entry("after it", _after(first))
+    page.entry("after it", after(first))
     page.entry("also", first.evidence[1:])
     page.line()
 
 
+def _where(first: Divergence, several: bool) -> str:
+    return first.place.full + (f", on rank {first.rank}" if several else "")
+
+
 def _differences(page: Page, comparison: Comparison, first: Divergence) -> None:
     """Which tensors of two checkpoints differ, and the one that is furthest off."""
-    count = f"{first.victims + 1:,} of {figures.counted(int(comparison.matched.sum()), 'tensor')}"
-    differ = "differs" if not first.victims else "differ"
-    title = (
-        f"✗ {count} {differ}; furthest off: {first.place}" if first.victims else f"✗ {count} {differ}: {first.place}"
-    )
-    for line in page.folded(title, later_indent=" " * MARGIN):
+    for line in page.folded(f"✗ {_furthest(comparison, first)}", later_indent=" " * MARGIN):
         page.line(page.paint(line, RED))
-    page.entry("error", _error(first))
+    page.entry("error", error_of(first))
     page.entry("also", first.evidence[1:])
     _sides(page, first)
     if first.victims:
         checkpoints.list_worst(page, [first, *comparison.others], first.victims + 1)
 
 
-def _error(first: Divergence) -> str:
+def _furthest(comparison: Comparison, first: Divergence) -> str:
+    """How many tensors of two checkpoints differ, and which is furthest off."""
+    count = f"{first.victims + 1:,} of {figures.counted(int(comparison.matched.sum()), 'tensor')}"
+    return f"{count} differ; furthest off: {first.place}" if first.victims else f"{count} differs: {first.place}"
+
+
+def error_of(first: Divergence) -> str:
     """How far off the tensor is, in the terms of its verdict."""
     left, right = first.reference, first.candidate
     if first.verdict == Verdict.SHAPE.label:
@@ -209,7 +213,7 @@ def _beyond_summing(gap: float, *sizes: float | None) -> float:
     return gap if abs(gap) > SUMMING * max(abs(size or 0.0) for size in sizes) else 0.0
 
 
-def _after(first: Divergence) -> str:
+def after(first: Divergence) -> str:
     """What the divergence led to."""
     if not first.victims:
         return "nothing else is wrong"
@@ -257,8 +261,18 @@ def _others(page: Page, comparison: Comparison) -> None:
         page.line()
 
 
-def _agreement(page: Page, comparison: Comparison) -> None:
-    """The report when no tensor is wrong."""
+def answer(comparison: Comparison) -> str:
+    """The first line of the report: where the runs part, or that they do not."""
+    first = comparison.first
+    if first is None:
+        return _agreeing(comparison)
+    if comparison.of_checkpoints:
+        return _furthest(comparison, first)
+    return f"First divergence: {_where(first, several=len(comparison.reference.ranks) > 1)}"
+
+
+def _agreeing(comparison: Comparison) -> str:
+    """How many tensors agree when none is wrong, and what else there is to say."""
     counts = comparison.counts
     agreeing = {verdict.label: counts[verdict.label] for verdict in AGREEING if counts[verdict.label]}
     kinds = ", ".join(f"{count:,} {label}" for label, count in agreeing.items())
@@ -266,14 +280,21 @@ def _agreement(page: Page, comparison: Comparison) -> None:
     agree = "agrees" if sum(agreeing.values()) == 1 else "agree"
     of_steps = "" if comparison.of_checkpoints else f" of {figures.counted(len(comparison.steps), 'step')}"
     text = f"No divergence: {tensors}{of_steps} {agree} ({kinds})."
-    if comparison.same:
-        page.line(page.paint(f"✓ {text}", GREEN))
-    else:
+    if not comparison.same:
         lone = any(counts[verdict.label] for verdict in (Verdict.ONLY_IN_REFERENCE, Verdict.ONLY_IN_CANDIDATE))
         which = "checkpoint" if comparison.of_checkpoints else "run"
         text += f" Some are only in one {which}." if lone else ""
         text += " Some could not be read." if comparison.of_checkpoints and counts[Verdict.UNKNOWN.label] else ""
-        page.line(page.paint(f"≠ {text}", YELLOW))
+    return text
+
+
+def _agreement(page: Page, comparison: Comparison) -> None:
+    """The report when no tensor is wrong."""
+    counts = comparison.counts
+    if comparison.same:
+        page.line(page.paint(f"✓ {_agreeing(comparison)}", GREEN))
+    else:
+        page.line(page.paint(f"≠ {_agreeing(comparison)}", YELLOW))
         wrong = sum(counts[verdict.label] for verdict in BAD)
         if wrong:
             differ = "differs" if wrong == 1 else "differ"
@@ -296,13 +317,13 @@ def _first_with(comparison: Comparison, *verdicts: Verdict) -> Place:
 def _summary(page: Page, comparison: Comparison) -> None:
     counts = {label: count for label, count in comparison.counts.items() if count}
     page.entry("verdicts", " · ".join(f"{label} {count:,}" for label, count in counts.items()), margin=0)
-    notes = [*_notes(comparison), *comparison.problems]
+    notes = [*notes_of(comparison), *comparison.problems]
     page.entry("notes", notes[:_MOST_NOTES], margin=0)
     if len(notes) > _MOST_NOTES:
         page.entry("", f"and {len(notes) - _MOST_NOTES:,} more, in the JSON report", margin=0)
 
 
-def _notes(comparison: Comparison) -> Iterator[str]:
+def notes_of(comparison: Comparison) -> Iterator[str]:
     for verdict in (Verdict.ONLY_IN_REFERENCE, Verdict.ONLY_IN_CANDIDATE):
         count = comparison.counts[verdict.label]
         if count:

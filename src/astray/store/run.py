@@ -68,7 +68,8 @@ class RankRun:
 
     @cached_property
     def _calls(self) -> tuple[Table, list[str]]:
-        return self._source.calls()
+        calls, problems = self._source.calls()
+        return calls, [*problems, *open_circles(calls)]
 
     @cached_property
     def _tensors(self) -> tuple[Table, list[str]]:
@@ -263,6 +264,26 @@ class Run:
             "complete" if self.complete else "incomplete",
         ]
         return f"<Run {self.path}: {', '.join(facts)}>"
+
+
+def open_circles(calls: Table) -> list[str]:
+    """Take away the parents of calls that lie in each other, as no call does, so that whoever goes outwards arrives."""
+    seq, parent = calls.numbers("seq"), calls.numbers("parent")
+    if not np.any(parent >= seq):  # a call that is around another began before it
+        return []
+    order = np.argsort(seq, kind="stable")
+    place = np.minimum(np.searchsorted(seq, parent, sorter=order), len(seq) - 1)
+    outer = np.where((parent >= 0) & (seq[order[place]] == parent), order[place], -1)
+    for _ in range(len(seq).bit_length()):  # each time twice as far out
+        outer = np.where(outer >= 0, outer[outer], -1)
+    endless = outer >= 0
+    if not endless.any():
+        return []
+    parent[endless] = -1
+    calls.valid("parent")[endless] = False
+    return [
+        f"{counted(int(endless.sum()), 'call')} would lie inside of each other, so what is around them is not known."
+    ]
 
 
 def known_to_numpy(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:

@@ -1,0 +1,41 @@
+// The rows that are shown, as CSV, made in the browser: a file has no server to ask.
+
+import type { Table } from "./columns";
+import type { Marks } from "./marks";
+
+const INTERNAL = new Set(["group", "parent"]);
+
+export function csvOf(table: Table, marks: Marks, rows: Uint32Array): string {
+  const names = table.names().filter((name) => !INTERNAL.has(name));
+  const state = table.has("verdict") ? [] : ["state"];
+  const lines = [[...names, ...state].join(",")];
+  for (const row of rows) {
+    const cells = names.map((name) => {
+      const column = table.column(name);
+      return column.words ? quoted(table.word(name, row) ?? "") : number(column.values[row]!);
+    });
+    lines.push([...cells, ...state.map(() => marks.at(row).word)].join(","));
+  }
+  return `${lines.join("\r\n")}\r\n`;
+}
+
+/** Six significant digits, as in the CSV of `astray compare`. */
+function number(value: number): string {
+  if (Number.isNaN(value)) return "";
+  if (!Number.isFinite(value)) return value > 0 ? "inf" : "-inf";
+  return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(6)));
+}
+
+function quoted(text: string): string {
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+/** Hands a text to the reader as a file. */
+export function download(name: string, text: string): void {
+  const address = URL.createObjectURL(new Blob([text], { type: "text/csv;charset=utf-8" }));
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}

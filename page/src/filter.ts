@@ -1,0 +1,51 @@
+// The filters of the page in astray's own language of filters (docs/reports.md), for what the server writes to files.
+
+import type { View } from "./route";
+
+export function expression(view: View): string {
+  const parts: string[] = [];
+  if (view.step) parts.push(steps(view.step));
+  if (view.rank) parts.push(`rank == ${Number(view.rank)}`);
+  if (view.phase) parts.push(`phase == ${quoted(view.phase)}`);
+  if (view.verdict.length) parts.push(`verdict in (${view.verdict.map((word) => quoted(word)).join(", ")})`);
+  if (view.least && !Number.isNaN(Number(view.least))) parts.push(`error >= ${Number(view.least)}`);
+  if (view.site) parts.push(inside(view.site));
+  for (const word of view.q.split(/\s+/).filter(Boolean)) {
+    const found = quoted(`(?i)${escaped(word)}`);
+    parts.push(`(${["site", "type", "role", "path", "phase"].map((name) => `${name} ~ ${found}`).join(" or ")})`);
+  }
+  if (view.conclusion) parts.push("wrong");
+  return parts.filter(Boolean).join(" and ");
+}
+
+/** Columns whose names differ between the page and the reports. */
+const RENAMED: Record<string, string> = {
+  dtype_a: "dtype_reference",
+  shape_a: "shape_reference",
+  relative_l2: "rel_l2",
+};
+
+/** The order of the page, as the reports call it. */
+export function order(view: View): string {
+  const name = view.sort.replace(/^-/, "");
+  return (view.sort.startsWith("-") ? "-" : "") + (RENAMED[name] ?? name);
+}
+
+function steps(text: string): string {
+  const ranges = text.split(",").map((part) => part.split(/[-–]/).map(Number));
+  if (ranges.some((range) => range.some(Number.isNaN))) return "";
+  return `(${ranges.map(([low, high]) => (high === undefined ? `step == ${low}` : `${low} <= step <= ${high}`)).join(" or ")})`;
+}
+
+function inside(site: string): string {
+  return site === "<root>" ? "site !~ '^/'" : `site ~ ${quoted(`^${escaped(site)}($|[.:/])`)}`;
+}
+
+/** As a text of the language; it has no escapes, so a text with both quotes has any character in place of one. */
+function quoted(text: string): string {
+  return text.includes("'") ? `"${text.replaceAll('"', ".")}"` : `'${text}'`;
+}
+
+function escaped(text: string): string {
+  return text.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&");
+}

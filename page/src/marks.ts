@@ -1,0 +1,106 @@
+// What is said of a row in one word: its verdict in a comparison, its state in a single run.
+// Every mark has a word, a shape and a colour, so that no two are told apart by colour alone.
+
+import { Table, type Column } from "./columns";
+
+export interface Mark {
+  readonly word: string;
+  /** The name of its shape and of its colour (`--mark-…`). */
+  readonly look: string;
+  /** How bad: the worst one is what a call, a module and a pixel of the timeline show. */
+  readonly weight: number;
+  readonly bad: boolean;
+  readonly help: string;
+}
+
+const VERDICTS: readonly Mark[] = [
+  { word: "identical", look: "identical", weight: 1, bad: false, help: "the same bits" },
+  { word: "rounding", look: "rounding", weight: 3, bad: false, help: "as far apart as one call's rounding makes them" },
+  {
+    word: "drifting",
+    look: "drifting",
+    weight: 4,
+    bad: false,
+    help: "as far apart as the rounding of many calls makes them",
+  },
+  { word: "diverged", look: "diverged", weight: 8, bad: true, help: "further apart than rounding can explain" },
+  {
+    word: "non-finite",
+    look: "nonfinite",
+    weight: 9,
+    bad: true,
+    help: "NaN or infinity where the other side has none",
+  },
+  { word: "shape", look: "shape", weight: 7, bad: true, help: "the shapes differ" },
+  { word: "dtype", look: "dtype", weight: 6, bad: true, help: "of different kinds, such as a float and an integer" },
+  { word: "only in reference", look: "reference", weight: 5, bad: false, help: "the candidate has no such tensor" },
+  { word: "only in candidate", look: "candidate", weight: 5, bad: false, help: "the reference has no such tensor" },
+  { word: "unknown", look: "unknown", weight: 2, bad: false, help: "nothing was kept that can be compared" },
+];
+
+const STATES: readonly Mark[] = [
+  { word: "finite", look: "identical", weight: 1, bad: false, help: "every element is a number" },
+  { word: "tight", look: "drifting", weight: 4, bad: false, help: "head-room below 16×: one spike may overflow" },
+  { word: "overflow near", look: "shape", weight: 7, bad: true, help: "head-room below 2×: twice as much overflows" },
+  { word: "non-finite", look: "nonfinite", weight: 9, bad: true, help: "it holds NaN or infinity" },
+  { word: "unknown", look: "unknown", weight: 0, bad: false, help: "its statistics were not kept" },
+];
+
+const [FINITE, TIGHT, NEAR, NONFINITE, NOT_KNOWN] = [0, 1, 2, 3, 4];
+
+export class Marks {
+  private constructor(
+    readonly kinds: readonly Mark[],
+    readonly codes: Uint8Array,
+  ) {}
+
+  /** Of a table of either kind. */
+  static of(table: Table): Marks {
+    return table.has("verdict") ? Marks.judged(table.column("verdict")) : Marks.measured(table);
+  }
+
+  private static judged(verdict: Column): Marks {
+    const kinds = (verdict.words ?? []).map(
+      (word) => VERDICTS.find((mark) => mark.word === word) ?? { ...VERDICTS[9]!, word, help: "" },
+    );
+    const unknown = kinds.findIndex((mark) => mark.word === "unknown");
+    const all = unknown < 0 ? [...kinds, VERDICTS[9]!] : kinds;
+    const missing = unknown < 0 ? kinds.length : unknown;
+    return new Marks(
+      all,
+      Uint8Array.from(verdict.values, (code) => (code < 0 ? missing : code)),
+    );
+  }
+
+  private static measured(table: Table): Marks {
+    const codes = new Uint8Array(table.rows);
+    const [nan, inf, room] = ["nan", "inf", "headroom"].map((name) => table.find(name)?.values);
+    const known = table.find("absmax")?.values;
+    for (let row = 0; row < table.rows; row++) {
+      const left = room ? room[row]! : NaN;
+      if ((nan?.[row] ?? 0) > 0 || (inf?.[row] ?? 0) > 0) codes[row] = NONFINITE!;
+      else if (left < 2) codes[row] = NEAR!;
+      else if (left < 16) codes[row] = TIGHT!;
+      else codes[row] = known && Number.isNaN(known[row]) ? NOT_KNOWN! : FINITE!;
+    }
+    return new Marks(STATES, codes);
+  }
+
+  at(row: number): Mark {
+    return this.kinds[this.codes[row]!]!;
+  }
+
+  /** The worse of two codes. */
+  worse(one: number, other: number): number {
+    return this.kinds[other]!.weight > this.kinds[one]!.weight ? other : one;
+  }
+
+  counts(): { mark: Mark; code: number; count: number }[] {
+    const counts = new Array<number>(this.kinds.length).fill(0);
+    for (const code of this.codes) counts[code]!++;
+    return this.kinds
+      .map((mark, code) => ({ mark, code, count: counts[code]! }))
+      .filter(({ count }) => count > 0)
+      .sort((a, b) => b.mark.weight - a.mark.weight);
+  }
+}

@@ -1,0 +1,2 @@
+// Style sheets are imported for the bundler to gather.
+declare module "*.css";

@@ -1,0 +1,118 @@
+// The answer, first of all: what went wrong first, why we think so, and where in the program it is.
+
+import type { Data } from "../data";
+import { plural } from "../numbers";
+import type { Go, View } from "../route";
+import { Jump, Line } from "./panes";
+
+interface Props {
+  data: Data;
+  view: View;
+  go: Go;
+}
+
+export function Headline({ data, view, go }: Props) {
+  const { overview } = data;
+  const good = data.comparing ? overview.agree === true : !overview.alarms?.length;
+  const open = view.place === "overview";
+  return (
+    <section
+      class={`headline ${good ? "headline-good" : "headline-bad"} ${open ? "" : "headline-brief"}`}
+      data-test="headline"
+    >
+      <div class="headline-answer">
+        <span class="headline-sign" aria-hidden="true">
+          {good ? "✓" : "✗"}
+        </span>
+        <h1 title={overview.sentence}>
+          <Jump row={data.first} sentence={overview.sentence} go={go} />
+        </h1>
+        {open ? null : (
+          <button type="button" class="quiet" onClick={() => go({ place: "overview", row: null })}>
+            Overview
+          </button>
+        )}
+      </div>
+      {open ? <More data={data} go={go} /> : null}
+    </section>
+  );
+}
+
+function More({ data, go }: { data: Data; go: Go }) {
+  const { overview } = data;
+  const first = overview.first ?? null;
+  const alarms = overview.alarms ?? [];
+  return (
+    <div class="headline-more">
+      {first ? (
+        <>
+          <div class="evidence">
+            <ul>
+              {[...first.evidence, first.after ?? ""].filter(Boolean).map((piece) => {
+                const text = typeof piece === "string" ? piece : piece.text;
+                return <li key={text}>{text}</li>;
+              })}
+            </ul>
+            {first.where ? <Line where={first.where} /> : null}
+          </div>
+          <dl class="around">
+            {first.before ? (
+              <>
+                <dt>before it</dt>
+                <dd>
+                  <Jump {...first.before} go={go} />
+                </dd>
+              </>
+            ) : null}
+            {first.inside?.length ? (
+              <>
+                <dt>inside</dt>
+                <dd>{first.inside.join(" › ")}</dd>
+              </>
+            ) : null}
+            {first.also.length ? (
+              <>
+                <dt>also</dt>
+                <dd>
+                  {first.also.slice(0, 5).map((other) => (
+                    <div key={other.row}>
+                      <Jump {...other} go={go} />
+                    </div>
+                  ))}
+                  {first.also.length > 5 ? <div class="dim">and {first.also.length - 5} more</div> : null}
+                </dd>
+              </>
+            ) : null}
+          </dl>
+        </>
+      ) : null}
+      {alarms.length ? (
+        <ol class={`alarms ${alarms.length > 1 ? "" : "alarms-one"}`}>
+          {alarms.map((alarm, at) => (
+            <li key={at}>
+              {alarms.length > 1 ? <Jump row={alarm.row} sentence={alarm.sentence} go={go} /> : null}
+              {alarm.text || alarm.advice ? <p>{[alarm.text, alarm.advice].filter(Boolean).join(" ")}</p> : null}
+              {alarm.where ? <Line where={alarm.where} /> : null}
+            </li>
+          ))}
+        </ol>
+      ) : null}
+      <Notes title="notes" texts={overview.notes ?? []} />
+      <Notes title="problems" texts={overview.problems} />
+    </div>
+  );
+}
+
+function Notes({ title, texts }: { title: string; texts: string[] }) {
+  if (!texts.length) return null;
+  return (
+    <details class="notes">
+      <summary>{plural(texts.length, title.slice(0, -1))}</summary>
+      <ul>
+        {texts.map((text) => (
+          <li key={text}>{text}</li>
+        ))}
+      </ul>
+    </details>
+  );
+}

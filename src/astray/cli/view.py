@@ -1,0 +1,110 @@
+"""`astray view`: a local page to look at one run, at two side by side, or to choose among those in a folder."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import threading
+from typing import Any
+
+from astray.cli.compare import add_asked
+
+_PAGE = ("steps", "ranks", "sites", "tolerance", "exact", "by", "shapes", "micro", "offset")
+"""What can be changed in the page; the other options name files or programs, and hold for every comparison."""
+
+
+def add(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "view",
+        help="look at a run, or at two side by side, in a browser",
+        description="Serves a page about one run, or about the comparison of two, on this machine alone. Of a folder, "
+        "the runs in it can be chosen in the page. It goes on until Ctrl-C.",
+        epilog="Exit code: 0 when it was ended, 2 when it could not be served.",
+    )
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", help="the run; the one that is right and the one in question; or a folder"
+    )
+    serving = parser.add_argument_group("serving")
+    serving.add_argument("--port", type=int, default=0, metavar="N", help="listen there (default: any that is free)")
+    serving.add_argument(
+        "--host", default="127.0.0.1", metavar="NAME", help="listen on this address (default 127.0.0.1: nobody else)"
+    )
+    serving.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
+    add_asked(parser)
+    parser.set_defaults(main=main)
+
+
+def main(options: argparse.Namespace) -> int:
+    from astray.web.assets import read_page
+
+    page = read_page()
+    server = _server()
+    from astray.web.desk import Desk
+    from astray.web.safety import Keyring
+    from astray.web.shelf import Shelf
+
+    shelf = Shelf(options.runs)
+    desk = Desk(shelf, _fixed(options))
+    keyring = Keyring()
+    with server.listen(options.host, options.port) as bound:
+        if len(shelf) == len(shelf.given) <= 2:
+            desk.look(shelf.given[0], shelf.given[1] if len(shelf) == 2 else None, _asked(options))
+        address = f"{server.address(bound, options.host)}?token={keyring.token}"
+        print(f"astray view: {address}\nCtrl-C ends it.", file=sys.stderr, flush=True)
+        if not options.no_browser and _has_browser():
+            _open(address)
+        running = server.server_of(server.application(desk, page, keyring, options.host))
+        try:
+            running.run(sockets=[bound])
+        except KeyboardInterrupt:  # which is how it is meant to end
+            pass
+        finally:
+            desk.stop()
+    return 0
+
+
+def _server() -> Any:
+    """The server, which is not everywhere."""
+    from astray.errors import UsageError
+
+    try:
+        return importlib.import_module("astray.web.server")
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.startswith("astray"):
+            raise
+        raise UsageError(
+            f"The page is served by Starlette and uvicorn; {error.name} is not installed: pip install 'astray[web]'. "
+            "`astray compare REFERENCE CANDIDATE --html FILE` writes it as a file without them."
+        ) from None
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    """What the page starts with, as it would send it."""
+    given = {name: getattr(options, name) for name in _PAGE}
+    unsaid = {"by": "auto", "shapes": "judged", "micro": "paired", "offset": 0, "exact": False}
+    return {name: value for name, value in given.items() if value is not None and value != unsaid.get(name)}
+
+
+def _fixed(options: argparse.Namespace) -> dict[str, Any]:
+    given = {"mapping": options.map, "noise": options.noise, "metrics": options.metric, "processes": options.processes}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _has_browser() -> bool:
+    """Whether a window could open here: not over ssh, and not where there is no screen."""
+    if os.environ.get("BROWSER"):
+        return True
+    if os.environ.get("SSH_CONNECTION"):
+        return False
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _open(address: str) -> None:
+    """Open it in a browser, a moment later and in a thread: some browsers come back only when they are closed."""
+    import webbrowser
+
+    timer = threading.Timer(0.5, webbrowser.open, [address])
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,111 @@
+"""The tables that the page sorts, filters and folds by itself: a row per pair of a comparison, or per tensor of a run.
+
+Row numbers are what every other document and every address of the page names a tensor by.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.compare.comparison import Comparison
+from astray.compare.rows import Vocabulary
+from astray.risk.formats import limits
+from astray.store import Coded, RankRun, Run
+from astray.web.calls import Calls
+from astray.web.wire import Column
+
+Ints = npt.NDArray[np.int64]
+
+_OF_CALL = ("step", "micro", "site", "type", "kind", "call", "phase", "recompute")
+_OF_TENSOR = ("role", "path", "dtype", "shape")
+_STATISTICS = ("min", "max", "mean", "std", "l2", "absmax", "zeros", "nan", "inf", "count")
+_SIDES = {"a": "reference", "b": "candidate"}
+_MEASURED = {"cosine": "cosine", "max_abs": "max_abs", "relative_l2": "rel_l2"}
+
+
+def comparison_columns(comparison: Comparison, calls: Calls) -> dict[str, Column]:
+    """One row for each pair, in the order of `comparison.pairs`."""
+    pairs = comparison.pairs
+    names = ("rank", *_OF_CALL, "role", "path", "verdict", "reason", "source", "error", "limit")
+    columns: dict[str, Column] = {name: pairs[name] for name in names}
+    columns |= {name: pairs[metric] for name, metric in _MEASURED.items()}
+    for form in ("dtype", "shape"):
+        columns |= {f"{form}_{side}": pairs[f"{form}_{name}"] for side, name in _SIDES.items()}
+    for side, run in zip(_SIDES, (comparison.reference, comparison.candidate), strict=True):
+        columns[f"seq_{side}"] = _sequence(run, pairs.numbers("rank"), pairs.numbers(f"call_{_SIDES[side]}"))
+    return columns | _grouped(calls)
+
+
+def _sequence(run: Run, ranks: Ints, calls: Ints) -> Ints:
+    """The number of each row's call in its run, −1 where it is not there."""
+    found = np.full(len(calls), -1)
+    for number, rank in run.ranks.items():
+        here = np.flatnonzero((ranks == number) & (calls >= 0))
+        found[here] = rank.calls.numbers("seq")[calls[here]]
+    return found
+
+
+def _grouped(calls: Calls) -> dict[str, Column]:
+    return {"group": calls.of_row, "parent": calls.parent[calls.of_row]}
+
+
+class Places(NamedTuple):
+    """Where the rows of a run's table lie: rank, and row in that rank's tensors."""
+
+    rank: Ints
+    row: Ints
+
+    @classmethod
+    def of(cls, run: Run) -> Places:
+        """All tensors whose call is there, rank by rank, in the order of observation."""
+        rows = {number: np.flatnonzero(rank.call_rows >= 0) for number, rank in run.ranks.items()}
+        ranks = [np.full(len(found), number) for number, found in rows.items()]
+        nothing = [np.empty(0, np.int64)]
+        return cls(np.concatenate(ranks or nothing), np.concatenate(list(rows.values()) or nothing))
+
+
+def run_columns(run: Run, places: Places, calls: Calls) -> dict[str, Column]:
+    """One row for each tensor of a run, with its statistics and how far it is from the end of its dtype."""
+    ranks = [(rank, places.row[places.rank == number]) for number, rank in run.ranks.items()]
+    columns: dict[str, Column] = {"rank": places.rank}
+    columns |= {name: _gathered([_taken(rank, name, rows) for rank, rows in ranks])
+                for name in (*_OF_CALL, *_OF_TENSOR)}  # fmt: skip
+    columns |= {name: _gathered([_statistic(rank, name, rows) for rank, rows in ranks]) for name in _STATISTICS}
+    return columns | {"headroom": headroom(columns["absmax"], columns["dtype"])} | _grouped(calls)
+
+
+def headroom(absmax: Any, dtype: Any) -> npt.NDArray[np.float64]:
+    """By which factor each tensor could grow before its dtype ends; NaN for integers, zeros and what is not known."""
+    ends = [limits(name) for name in dtype.values]
+    largest = np.array([*(np.nan if end is None else end.largest for end in ends), np.nan])[dtype.codes]
+    with np.errstate(divide="ignore", over="ignore"):
+        factor = largest / absmax
+    return np.where(absmax > 0, factor, np.nan)
+
+
+def _taken(rank: RankRun, name: str, rows: Ints) -> Column:
+    if name in _OF_TENSOR:
+        return rank.tensors.coded(name).take(rows)
+    column = rank.calls[name]
+    at = rank.call_rows[rows]
+    return column.take(at) if isinstance(column, Coded) else column[at]
+
+
+def _statistic(rank: RankRun, name: str, rows: Ints) -> npt.NDArray[np.float64]:
+    """A recorded number, NaN where there is none."""
+    found = rank.tensors.numbers(name)[rows].astype(np.float64)
+    known = rank.tensors.valid(name)[rows]
+    if rank.tensors.numbers(name).dtype.kind == "i":
+        known = known & (found >= 0)
+    return np.where(known, found, np.nan)
+
+
+def _gathered(parts: list[Any]) -> Column:
+    """A column of all ranks, words in one numbering."""
+    if not parts or not isinstance(parts[0], Coded):
+        return np.concatenate(parts or [np.empty(0)])
+    words = Vocabulary()
+    return words.decode(np.concatenate([words.encode(part) for part in parts]))

@@ -1,0 +1,218 @@
+"""Everything about one row: its numbers on both sides, its values, the line that made it, and where to go from it.
+
+Reads a view, feeds the page. What is not there is said in `lacking`, with what would have kept it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from astray.compare.columns import STATISTICS
+from astray.compare.comparison import COLUMNS
+from astray.compare.divergence import Place
+from astray.compare.metrics import BOUNDS, METRICS
+from astray.record import Frame
+from astray.report import figures
+from astray.web.contrasting import Contrasted
+from astray.web.overview import frame_of
+from astray.web.values import values_of
+from astray.web.views import ComparisonView, RunView, Tensor, View
+from astray.web.wire import Document
+
+KEY = ("rank", "step", "micro", "phase", "recompute", "kind", "site", "type", "call", "role", "path")
+_FORM = ("dtype", "shape", "device", "placement", "note")
+LONGEST = 100_000
+DEEPEST = 50
+"""Characters and levels of a call's arguments that are shown."""
+
+_NEIGHBOURS = {"previous": -1, "next": 1}
+_BOUND = "At least this much, by the recorded statistics: |{of}(c) − {of}(r)| over the size of the reference."
+
+
+def detail_of(view: View, row: int) -> Document:
+    """One pair of a comparison, or one tensor of a run."""
+    with view.lock:
+        if isinstance(view, ComparisonView):
+            return _of_pair(view, row)
+        assert isinstance(view, RunView), "there are two kinds of view"
+        return _of_tensor(view, row)
+
+
+def _of_pair(view: ComparisonView, row: int) -> Document:
+    place = Place.of(view.pairs, row)
+    one, other = view.sides(row)
+    values, found, lacking = values_of(one, other)
+    error, limit = float(view.pairs.numbers("error")[row]), float(view.pairs.numbers("limit")[row])
+    return {
+        **_about(view, row),
+        "verdict": place.verdict,
+        "reason": place.reason or None,
+        "sentence": f"{place.full}: {place.verdict}{_off(error, limit)}.",
+        "metrics": list(_metrics(view, row, error, limit)),
+        "statistics": list(_statistics(one, other)),
+        **_parts(found),
+        "values": values,
+        "lacking": lacking,
+    }
+
+
+def _of_tensor(view: RunView, row: int) -> Document:
+    one, _ = view.sides(row)
+    values, found, lacking = values_of(one, None, alone=True)
+    cells = {name: view.cell(name, row) for name in KEY if name not in ("rank", "kind")}
+    place = Place(**(cells | {"path": cells["path"] or ""}), verdict="", error=math.nan, reason="")
+    return {
+        **_about(view, row),
+        "verdict": None,
+        "reason": None,
+        "sentence": f"{place.full}.",
+        "metrics": [],
+        "statistics": list(_statistics(one, None)),
+        **_parts(found),
+        "values": values,
+        "lacking": lacking,
+    }
+
+
+def _about(view: View, row: int) -> Document:
+    """What the details of pairs and of tensors share: the key, the call, its line, and where to go."""
+    one, other = view.sides(row)
+    teller = one or other
+    assert teller is not None, "a row is in one of the runs"
+    stack = _stack(teller)
+    number = int(view.calls.of_row[row])
+    return {
+        "row": row,
+        "key": {name: view.cell(name, row) for name in KEY},
+        "source": frame_of(stack[0] if stack else None),
+        "stack": [frame_of(frame) for frame in stack],
+        "args": _arguments(teller),
+        "args_b": None if one is None or other is None or _arguments(one) == _arguments(other) else _arguments(other),
+        "call": {"rows": view.calls.rows(number)},
+        **{name: neighbour(view, number, step) for name, step in _NEIGHBOURS.items()},
+        **links_of(view, row),
+    }
+
+
+def neighbour(view: View, call: int, step: int) -> int | None:
+    """The call before or after this one on the same rank: its first wrong row, or its first."""
+    other, ranks = call + step, view.calls.rank
+    if not (0 <= call < len(ranks) and 0 <= other < len(ranks)) or ranks[other] != ranks[call]:
+        return None
+    rows = np.array(view.calls.rows(other))
+    return int(rows[np.argmax(view.wrong(rows))])  # the first of all where none is wrong
+
+
+def links_of(view: View, row: int) -> Document:
+    """The rows from which the tensor of a row comes, and to which it goes."""
+    side, tensor = next((at, one) for at, one in enumerate(view.sides(row)) if one is not None)
+    rank = tensor.rank.rank
+    found = view.links(side, rank).of(tensor.row)
+    if found is None:
+        return {"producers": [], "consumers": []}
+    return {
+        name: [{"row": to, "sentence": _named(view, to)} for to in view.rows_of(side, rank, rows)]
+        for name, rows in found._asdict().items()
+    }
+
+
+def _named(view: View, row: int) -> str:
+    """A row in a few words."""
+    step, site, phase, role, path = (view.cell(name, row) for name in ("step", "site", "phase", "role", "path"))
+    return f"step {step}, {phase}, {site}, {role} {path or ''}".rstrip()
+
+
+def _stack(tensor: Tensor) -> list[Frame]:
+    """The line that made the call; of a backward call, the one that made its forward call."""
+    calls = tensor.rank.calls
+    row = tensor.call
+    stack = int(calls.numbers("stack")[row])
+    if stack < 0 and calls["phase"][row] == "backward":
+        forward = np.flatnonzero(calls.numbers("seq") == calls.numbers("parent")[row])
+        stack = int(calls.numbers("stack")[forward[0]]) if len(forward) else -1
+    return tensor.rank.stack(stack) if stack >= 0 else []
+
+
+def _arguments(tensor: Tensor) -> Any:
+    """The arguments of the call that are no tensors, as a structure; as a text where that cannot be read."""
+    text = tensor.rank.calls["args"][tensor.call]
+    if text is None:
+        return None
+    try:
+        return _shallow(json.loads(text), DEEPEST) if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    except (ValueError, RecursionError):
+        return text
+
+
+def _shallow(value: Any, deepest: int) -> Any:
+    """A structure with what lies too deep in it left out."""
+    if not isinstance(value, list | dict):
+        return value
+    if not deepest:
+        return "…"
+    if isinstance(value, list):
+        return [_shallow(item, deepest - 1) for item in value]
+    return {name: _shallow(item, deepest - 1) for name, item in value.items()}
+
+
+def _off(error: float, limit: float) -> str:
+    if math.isnan(error) or not error:
+        return ""
+    room = "" if math.isnan(limit) else f"; rounding would stay below {figures.error(limit)}"
+    return f", off by {figures.error(error)}{room}"
+
+
+def _metrics(view: ComparisonView, row: int, error: float, limit: float) -> Iterator[Document]:
+    """All that was measured between the two, each with what it means."""
+    yield _metric("error", error, "What the verdict is made of: the largest relative error, docs/verdict.md.")
+    yield _metric("limit", limit, "The largest error that rounding could have made here.")
+    own = [name for name in view.pairs.names if name not in COLUMNS]
+    for name in (*METRICS, *BOUNDS, *own):
+        value = float(view.pairs.numbers(name)[row])
+        if not math.isnan(value):
+            yield _metric(name, value, _help(name))
+
+
+def _metric(name: str, value: float, meaning: str) -> Document:
+    unknown = math.isnan(value)
+    return {
+        "name": name,
+        "value": None if unknown else value,
+        "text": "–" if unknown else f"{value:.6g}",
+        "help": meaning,
+    }
+
+
+def _help(name: str) -> str:
+    if name in BOUNDS:
+        return _BOUND.format(of=name.removeprefix("bound_"))
+    metric = METRICS.get(name)
+    return "A metric that was asked for." if metric is None else (metric.__doc__ or "").partition("\n")[0]
+
+
+def _statistics(one: Tensor | None, other: Tensor | None) -> Iterator[Document]:
+    """The recorded rows side by side."""
+    left, right = ({} if side is None else side.cells() for side in (one, other))
+    for name in (*_FORM, *STATISTICS):
+        cells = [_cell(name, side.get(name)) for side in (left, right)]
+        if cells != [None, None]:
+            yield {"name": name, "a": cells[0], "b": cells[1]}
+
+
+def _cell(name: str, value: Any) -> Any:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    if name == "fingerprint":
+        return f"{value:016x}"
+    if name == "shape":
+        return figures.shape(value)
+    return None if isinstance(value, int) and not isinstance(value, bool) and value < 0 else value
+
+
+def _parts(found: Contrasted | None) -> Document:
+    return found._asdict() if found is not None else {"histograms": None, "worst": [], "heat": None}

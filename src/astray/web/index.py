@@ -1,0 +1,52 @@
+"""The HTML around the page: for the server, which sends script and styles apart, and for a file, which holds all."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from html import escape
+
+from astray.errors import UsageError
+from astray.web.assets import Page
+
+_NOSCRIPT = "<noscript>This page needs JavaScript, which is switched off here.</noscript>"
+
+
+def live_html() -> str:
+    """What the server answers first."""
+    return (
+        '<!doctype html>\n<html lang="en" data-mode="live">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>astray</title>\n'
+        '<link rel="icon" href="data:,">\n<link rel="stylesheet" href="/static/page.css">\n</head>\n'
+        f'<body>\n<div id="app"></div>\n{_NOSCRIPT}\n<script src="/static/page.js"></script>\n</body>\n</html>\n'
+    )
+
+
+def file_html(page: Page, data: str, title: str) -> str:
+    """A file that needs nothing else. `data` is base64, which no HTML can be hidden in."""
+    script, style = _unbroken(page.script, "script"), _unbroken(page.style, "style")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return (
+        '<!doctype html>\n<html lang="en" data-mode="file">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n'
+        f'<title>{escape(title)}</title>\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n'
+        f'<body>\n<div id="app"></div>\n{_NOSCRIPT}\n'
+        f'<script type="text/plain" id="astray-data">{data}</script>\n<script>{script}</script>\n</body>\n</html>\n'
+    )
+
+
+def _unbroken(text: str, tag: str) -> str:
+    """The text as a browser reads it inside of a tag. Raises UsageError if it would end that tag."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if f"</{tag}" in text.lower() or "<!--" in text:
+        raise UsageError(f"The built page holds a text that ends its own <{tag}>. Build it again: `make demo` does.")
+    return text
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

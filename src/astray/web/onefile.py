@@ -1,0 +1,126 @@
+"""A comparison as one HTML file that needs no server and no network: the page, the tables and the details that matter.
+
+Details are what takes room and time, so those of the first divergence and of what lies around it come first, then the
+worst rows, until the budget is spent. Of other rows the file holds what is in the table, and the page says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.compare.comparison import Comparison
+from astray.report.draft import drafted
+from astray.web.assets import Page, read_page
+from astray.web.detail import detail_of, links_of, neighbour
+from astray.web.index import file_html
+from astray.web.overview import overview_of
+from astray.web.session import session_of
+from astray.web.views import ComparisonView, Tensor
+from astray.web.wire import Column, Document, encode, pack
+
+BUDGET = 24 << 20
+"""Bytes of details before they are deflated, to about a quarter."""
+
+MOST_READ = 1 << 30
+"""Bytes of values that are read for details, which takes some seconds. The first divergence is always read."""
+
+MOST_WORST = 100
+AROUND = 10
+"""Rows with the largest errors that get a detail, and calls before and after the first divergence."""
+
+_SHORT = ~np.int64((1 << 29) - 1)
+"""Leaves of a float64 the 24 bits that a float32 has: all that a table shows, and half as long when deflated."""
+
+
+def write_html(comparison: Comparison, file: Path, page: Page | None = None, budget: int = BUDGET) -> Path:
+    """Write the file; gives its path. Raises UsageError when the page was not built."""
+    built = page or read_page()
+    view = ComparisonView(comparison)
+    names = " and ".join(run.path.name for run in view.runs)
+    options = {"steps": str(comparison.selected)} if comparison.selected else {}
+    text = file_html(built, contents(view, options, budget), f"astray: {names}")
+    with drafted(file) as draft:
+        draft.write_text(text, encoding="utf-8", newline="\n")
+    return file
+
+
+def contents(view: ComparisonView, options: Mapping[str, Any], budget: int = BUDGET) -> str:
+    """All documents: the length of the JSON, the JSON, then the table, deflated and in base64."""
+    overview = overview_of(view)
+    details = b",".join(b'"%d":%s' % detail for detail in _details(view, overview["first"], budget))
+    session = encode(session_of(view, options))
+    head = b'{"session":%s,"overview":%s,"pairs":{%s}}' % (session, encode(overview), details)
+    head += b" " * (-(4 + len(head)) % 8)  # the table lies on 8 bytes
+    packer = zlib.compressobj(6, wbits=-15)
+    parts = [packer.compress(len(head).to_bytes(4, "little") + head), packer.compress(_table(view)), packer.flush()]
+    return base64.b64encode(b"".join(parts)).decode("ascii")
+
+
+def _table(view: ComparisonView) -> bytes:
+    return pack({name: _shortened(column) for name, column in view.table.items()})
+
+
+def _shortened(column: Column) -> Column:
+    if isinstance(column, np.ndarray) and column.dtype == np.float64:
+        return (column.view(np.int64) & _SHORT).view(np.float64)
+    return column
+
+
+def _details(view: ComparisonView, first: Document | None, budget: int) -> Iterator[tuple[int, bytes]]:
+    """The details of the rows that matter, until the budget is spent."""
+    unread = MOST_READ
+    for at, row in enumerate(dict.fromkeys(_rows_that_matter(view, first))):
+        unread -= sum(_kept_bytes(side) for side in view.sides(row) if side is not None)
+        if at and unread < 0:
+            return
+        detail = encode(detail_of(view, row))
+        budget -= len(detail)
+        if at and budget < 0:
+            return
+        yield row, detail
+
+
+def _kept_bytes(tensor: Tensor) -> int:
+    """How many bytes of values were kept of a tensor."""
+    return max(0, int(tensor.rank.tensors.numbers("blob_bytes")[tensor.row]))
+
+
+def _rows_that_matter(view: ComparisonView, first: Document | None) -> Iterator[int]:
+    """Rows, the most important first; some come twice. `first` is the first divergence of the overview."""
+    if first is not None and first["row"] is not None:
+        row = int(first["row"])
+        yield row
+        yield from view.calls.rows(int(view.calls.of_row[row]))
+        yield from _known([first["before"]])
+        links = links_of(view, row)
+        yield from _known([*links["producers"], *links["consumers"]])
+        yield from _walk(view, row)
+        yield from _known(first["also"])
+    yield from _worst(view).tolist()
+
+
+def _known(links: Iterable[Mapping[str, Any] | None]) -> Iterator[int]:
+    yield from (int(link["row"]) for link in links if link is not None and link["row"] is not None)
+
+
+def _walk(view: ComparisonView, row: int) -> Iterator[int]:
+    """The rows that somebody sees who goes from call to call, in both directions by turns."""
+    call = int(view.calls.of_row[row])
+    for distance in range(AROUND):
+        for found in (neighbour(view, call + distance, 1), neighbour(view, call - distance, -1)):
+            if found is not None:
+                yield found
+
+
+def _worst(view: ComparisonView) -> npt.NDArray[np.int64]:
+    """The first rows that are wrong, and those that are furthest off."""
+    rows = np.flatnonzero(view.wrong(np.arange(len(view))))
+    errors = np.nan_to_num(view.pairs.numbers("error")[rows], nan=-1.0)
+    return np.concatenate([rows[:MOST_WORST], rows[np.argsort(-errors, kind="stable")][:MOST_WORST]])

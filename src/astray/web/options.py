@@ -1,0 +1,85 @@
+"""What can be asked of a comparison in the page: the options of `astray compare` that name no file, checked.
+
+They come as JSON from a browser, so everything is suspect: types, sizes, names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from astray.errors import UsageError
+from astray.wording import did_you_mean
+
+LONGEST = 1000
+"""Characters of a text that are taken; a regular expression for sites is the longest there is."""
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST:
+        raise UsageError(f"{name} is a text of at most {LONGEST:,} characters.")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is true or false.")
+    return value
+
+
+def _number(name: str, value: Any) -> int:
+    if type(value) is not int or abs(value) > 1 << 53:
+        raise UsageError(f"{name} is a whole number.")
+    return value
+
+
+def ranks_of(name: str, value: Any) -> list[int]:
+    """From a text such as 0,3."""
+    text = _text(name, value)
+    try:
+        return [int(rank) for rank in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{name} is {text!r}; it is numbers with commas between them, such as 0,3.") from None
+
+
+def tolerances_of(name: str, value: Any) -> dict[str, float]:
+    """From a text such as bfloat16=0.02, or several: a site (a regex) or a dtype, and the error to allow there."""
+    given = value if isinstance(value, list) else _text(name, value).split(",")
+    found: dict[str, float] = {}
+    for one in given:
+        what, _, error = _text(name, one).strip().rpartition("=")
+        try:
+            found[what] = float(error)
+        except ValueError:
+            what = ""
+        if not what:
+            raise UsageError(f"{name} is {one!r}; it is a site or a dtype and an error, such as bfloat16=0.02.")
+    return found
+
+
+_KNOWN: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
+    "steps": ("steps", _text),
+    "ranks": ("ranks", ranks_of),
+    "sites": ("sites", _text),
+    "tolerance": ("tolerances", tolerances_of),
+    "exact": ("exact", _flag),
+    "by": ("by", _text),
+    "shapes": ("shapes", _text),
+    "micro": ("micro", _text),
+    "offset": ("offset", _number),
+}
+"""The options of the page: what `compare` calls each, and who reads it."""
+
+
+def arguments_of(options: Any) -> dict[str, Any]:
+    """What to give to `compare`. Raises UsageError for what it cannot take; empty texts and null say nothing."""
+    if not isinstance(options, Mapping):
+        raise UsageError('The options are an object, such as {"steps": "0:10"}.')
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in _KNOWN:
+            raise UsageError(f"There is no option {name!r:.40}.{did_you_mean(name, _KNOWN)}")
+        if value not in (None, "", []):
+            argument, read = _KNOWN[name]
+            found[argument] = read(name, value)
+    return found

@@ -1,0 +1,147 @@
+"""What the page says first: the answer of a comparison in a sentence, with its evidence; of a run, its alarms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from astray.alarms.alarm import Alarm
+from astray.compare.comparison import Comparison
+from astray.compare.divergence import Divergence, Place
+from astray.compare.verdict import AGREEING
+from astray.record import Frame
+from astray.report import figures
+from astray.report.alarms import place_of, what_of
+from astray.report.text import after, answer, error_of, notes_of
+from astray.store import CheckpointRun, Table
+from astray.web.views import CallKey, ComparisonView, RunView, View
+from astray.web.wire import Document
+
+MOST_ALARMS = 200
+"""Alarms that are told; a run whose every step is NaN may have thousands."""
+
+_KEY = ("step", "micro", "call", "recompute", "site", "phase", "role", "path")
+
+
+def overview_of(view: View) -> Document:
+    """The answer of a comparison, or what is wrong in a run."""
+    with view.lock:
+        if isinstance(view, ComparisonView):
+            return _of_comparison(view.comparison)
+        assert isinstance(view, RunView), "there are two kinds of view"
+        return _of_run(view)
+
+
+def _of_comparison(comparison: Comparison) -> Document:
+    first = comparison.first
+    return {
+        "agree": comparison.same,
+        "sentence": answer(comparison),
+        "first": None if first is None else _divergence(comparison, first),
+        "counts": comparison.counts,
+        "sources": comparison.sources,
+        "notes": list(notes_of(comparison)),
+        "problems": list(comparison.problems),
+    }
+
+
+def _divergence(comparison: Comparison, first: Divergence) -> Document:
+    place, pairs = first.place, comparison.pairs
+    row = row_of(pairs, first.seen if first.seen is not None and not place.role else place, first.rank)
+    before = first.previous
+    also = [*comparison.firsts[1:], *comparison.others]
+    return {
+        "row": row,
+        "rank": first.rank,
+        "step": place.step,
+        "micro": place.micro,
+        "site": place.site,
+        "type": place.type,
+        "phase": place.phase,
+        "call": place.call,
+        "role": place.role,
+        "path": place.path,
+        "kind": None if row is None else pairs["kind"][row],
+        "verdict": first.verdict,
+        "cause": first.cause,
+        "error": first.error,
+        "limit": first.limit,
+        "sentence": place.full + (f", on rank {first.rank}" if len(comparison.reference.ranks) > 1 else ""),
+        "evidence": [{"text": text} for text in (f"Error: {error_of(first)}.", *first.evidence)],
+        "after": f"After it, {after(first)}.",
+        "growth": [{"step": step, "error": error} for step, error in first.growth],
+        "inside": [f"{site} ({kind})" if kind else site for site, kind in first.enclosing],
+        "where": frame_of(first.frame),
+        "before": None if before is None else _told(pairs, before, first.rank, f"{before}: {before.verdict}"),
+        "also": [
+            _told(pairs, other.place, other.rank, f"{other.place} ({figures.error(other.error)})") for other in also
+        ],
+    }  # fmt: skip
+
+
+def _told(pairs: Table, place: Place, rank: int, sentence: str) -> Document:
+    return {"row": row_of(pairs, place, rank), "sentence": sentence}
+
+
+def row_of(pairs: Table, place: Place, rank: int) -> int | None:
+    """The row of a place; of a call as such its first row. None when there is none."""
+    mask = pairs.numbers("rank") == rank
+    for name in _KEY:
+        wanted: Any = getattr(place, name)
+        if name in ("role", "path") and not place.role:
+            continue
+        column = pairs[name]
+        if name in ("step", "micro", "call", "recompute"):
+            mask = mask & (column == wanted)
+        elif wanted or column.code("") >= 0:
+            mask = mask & (column.codes == column.code(wanted))
+        else:
+            mask = mask & (column.codes < 0)  # null reads as an empty text
+    found = np.flatnonzero(mask)
+    wrong = found[~np.isin(pairs.coded("verdict").codes[found], AGREEING)]
+    return next((int(rows[0]) for rows in (wrong, found) if len(rows)), None)
+
+
+def frame_of(frame: Frame | None) -> Document | None:
+    """A line of the program."""
+    return None if frame is None else frame._asdict()
+
+
+def _of_run(view: RunView) -> Document:
+    run, rows = view.run, view.first_rows()
+    alarms, limits = view.findings[0], list(view.findings[1])
+    told = [_alarm(one, rows) for one in alarms[:MOST_ALARMS]]
+    if len(alarms) > len(told):
+        limits.append(
+            f"{len(alarms) - len(told):,} more alarms are not listed; `astray show {run.path} --alarms` does."
+        )
+    tensors = sum(len(rank.tensors) for rank in run.ranks.values())
+    facts = [figures.counted(len(run.steps), "step"), figures.counted(len(run.ranks), "rank")]
+    counts = {"alarms": len(alarms), "steps": len(run.steps), "ranks": len(run.ranks), "tensors": tensors}
+    if isinstance(run, CheckpointRun):
+        sentence = f"A checkpoint of {figures.counted(tensors, 'tensor')}."
+    elif alarms:
+        sentence = f"{what_of(alarms[0])} from {place_of(alarms[0])}: {alarms[0].kind.word}."
+    elif limits:
+        sentence = "No NaN or infinity is seen to reach a result, a gradient or a weight; notes say what is missing."
+    else:
+        sentence = f"No NaN or infinity reached a result, a gradient or a weight in {' on '.join(facts)}."
+    return {"sentence": sentence, "counts": counts, "alarms": told, "notes": limits, "problems": run.problems}
+
+
+def _alarm(alarm: Alarm, rows: dict[CallKey, int]) -> Document:
+    origin = alarm.origin
+    return {
+        "sentence": f"{what_of(alarm)} from {place_of(alarm)}: {alarm.kind.word}.",
+        "row": rows.get((alarm.rank, alarm.step, origin.site, origin.phase, origin.call)),
+        "step": alarm.step,
+        "rank": alarm.rank,
+        "kind": alarm.kind.word,
+        "text": alarm.kind.text,
+        "advice": alarm.kind.advice,
+        "surfaced": [str(one) for one in alarm.surfaced],
+        "chain": [call.name for call in alarm.chain],
+        "later": list(alarm.later),
+        "where": frame_of(origin.frame),
+    }

@@ -1,0 +1,205 @@
+"""A comparison or a run as the page looks at it: its rows, its calls, and where each row lies in the runs.
+
+Everything about one row (`detail`) and the answer (`overview`) is made from a view, by the server and for the one-file
+report alike. What is costly is made once, when it is first asked for, by whoever holds the `lock`.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.alarms.alarm import Alarm
+from astray.compare.comparison import Comparison
+from astray.compare.verdict import AGREEING
+from astray.errors import AstrayError
+from astray.report.alarms import besides
+from astray.risk.risk import Risk
+from astray.store import CheckpointRun, Coded, RankRun, Run, Table
+from astray.web.calls import Calls, calls_of_pairs, calls_of_rows
+from astray.web.columns import Places, comparison_columns, run_columns
+from astray.web.links import Links
+from astray.web.wire import Column
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+CallKey = tuple[int, int, str, str, int]
+"""What an alarm names a call by: rank, step, site, phase and number."""
+
+
+class Tensor(NamedTuple):
+    """A tensor in one of the runs: its rank, and its row in that rank's table."""
+
+    rank: RankRun
+    row: int
+
+    @property
+    def call(self) -> int:
+        """The row of its call."""
+        return int(self.rank.call_rows[self.row])
+
+    def cells(self) -> dict[str, Any]:
+        """Its row in plain objects."""
+        return self.rank.tensors.row(self.row)
+
+
+class View(ABC):
+    """What can be asked of a comparison or of a run. Rows are those of the page's table."""
+
+    kind: str
+
+    def __init__(self, runs: tuple[Run, ...]) -> None:
+        self.runs = runs
+        self.lock = threading.RLock()
+        self._links: dict[tuple[int, int], Links] = {}
+        self._homes: dict[tuple[int, int], Ints] = {}
+
+    @cached_property
+    def calls(self) -> Calls:
+        """The calls of all rows."""
+        return self._numbered()
+
+    @cached_property
+    @abstractmethod
+    def table(self) -> dict[str, Column]:
+        """The columns of the page's table."""
+
+    @abstractmethod
+    def _numbered(self) -> Calls: ...
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many rows there are."""
+
+    @abstractmethod
+    def places(self, side: int) -> tuple[Ints, Ints]:
+        """For each row its rank and its row in the tensors of a run, −1 where that run has none."""
+
+    @abstractmethod
+    def wrong(self, rows: Ints) -> Bools:
+        """Which of some rows are worth going to first."""
+
+    def sides(self, row: int) -> tuple[Tensor | None, Tensor | None]:
+        """The tensor of a row in the reference, or in the only run, and in the candidate."""
+        found: list[Tensor | None] = [None, None]
+        for side, run in enumerate(self.runs):
+            ranks, rows = self.places(side)
+            if rows[row] >= 0:
+                found[side] = Tensor(run.ranks[int(ranks[row])], int(rows[row]))
+        return found[0], found[1]
+
+    def rows_of(self, side: int, rank: int, tensors: list[int]) -> list[int]:
+        """The rows that show these tensors of a rank; those that no row shows are left out."""
+        if (side, rank) not in self._homes:
+            ranks, rows = self.places(side)
+            home = np.full(len(self.runs[side].ranks[rank].tensors), -1)
+            here = np.flatnonzero((ranks == rank) & (rows >= 0))
+            home[rows[here]] = here
+            self._homes[side, rank] = home
+        return [row for row in self._homes[side, rank][tensors].tolist() if row >= 0]
+
+    def links(self, side: int, rank: int) -> Links:
+        """The sightings in a rank of a run."""
+        if (side, rank) not in self._links:
+            self._links[side, rank] = Links(self.runs[side].ranks[rank])
+        return self._links[side, rank]
+
+    def cell(self, name: str, row: int) -> Any:
+        """A cell of the table, a word that is null as None."""
+        column = self.table[name]
+        return column[row] if isinstance(column, Coded) else column[row].item()
+
+
+class ComparisonView(View):
+    """A comparison; its rows are those of `comparison.pairs`."""
+
+    kind = "comparison"
+
+    def __init__(self, comparison: Comparison) -> None:
+        super().__init__((comparison.reference, comparison.candidate))
+        self.comparison = comparison
+        self.pairs: Table = comparison.pairs
+
+    @cached_property
+    def table(self) -> dict[str, Column]:
+        return comparison_columns(self.comparison, self.calls)
+
+    def _numbered(self) -> Calls:
+        return calls_of_pairs(self.comparison)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def places(self, side: int) -> tuple[Ints, Ints]:
+        return self.pairs.numbers("rank"), self.pairs.numbers(("row_reference", "row_candidate")[side])
+
+    def wrong(self, rows: Ints) -> Bools:
+        return ~np.isin(self.pairs.coded("verdict").codes[rows], AGREEING)
+
+
+class RunView(View):
+    """One run alone; its rows are the tensors of all ranks, one rank after another."""
+
+    kind = "run"
+
+    def __init__(self, run: Run) -> None:
+        super().__init__((run,))
+        self.run = run
+
+    @cached_property
+    def _places(self) -> Places:
+        return Places.of(self.run)
+
+    @cached_property
+    def table(self) -> dict[str, Column]:
+        return run_columns(self.run, self._places, self.calls)
+
+    def _numbered(self) -> Calls:
+        return calls_of_rows(self.run, self._places.rank, self._places.row)
+
+    def __len__(self) -> int:
+        return len(self._places.row)
+
+    def places(self, side: int) -> tuple[Ints, Ints]:  # noqa: ARG002 - there is only one
+        return self._places
+
+    def wrong(self, rows: Ints) -> Bools:
+        bad = np.zeros(len(rows), np.bool_)
+        for name in ("nan", "inf"):
+            bad |= np.asarray(self.table[name])[rows] > 0
+        return bad
+
+    @cached_property
+    def findings(self) -> tuple[list[Alarm], list[str]]:
+        """Its alarms, and what else there is to say about NaN and infinity."""
+        if isinstance(self.run, CheckpointRun):  # in which nothing was computed
+            return [], []
+        try:
+            found = self.run.alarms()
+        except AstrayError as error:
+            return [], [str(error)]
+        return list(found), list(besides(found))
+
+    @cached_property
+    def risk(self) -> Risk | None:
+        """How close its numbers come to trouble; None where no statistics were kept."""
+        found = self.run.risk()
+        return found if len(found) else None
+
+    def first_rows(self) -> dict[CallKey, int]:
+        """The first row of each call."""
+        first = self.calls.first
+        columns = [_taken(self.table[name], first) for name in ("rank", "step", "site", "phase", "call")]
+        found: dict[CallKey, int] = {}
+        for row, key in zip(first.tolist(), zip(*columns, strict=True), strict=True):
+            found.setdefault(key, row)
+        return found
+
+
+def _taken(column: Column, rows: Ints) -> list[Any]:
+    return column.take(rows).tolist() if isinstance(column, Coded) else column[rows].tolist()

@@ -1,0 +1,276 @@
+"""The table and the overview of a comparison and of a run, and a place over the steps."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from astray.compare.comparison import compare
+from astray.store import Coded, End, RankRun, Run, RunInfo, Table
+from astray.web.detail import detail_of
+from astray.web.onefile import contents
+from astray.web.overview import overview_of, row_of
+from astray.web.series import Wanted, series_of
+from astray.web.session import session_of
+from astray.web.views import ComparisonView, RunView
+from astray.web.wire import encode, pack
+from page_documents import HOSTILE, hostile_run, program_comparison, unpack
+from record_builders import Builder, linear_program
+
+
+def test_the_table_of_a_comparison():
+    comparison = program_comparison(proj=1.5)
+    view = ComparisonView(comparison)
+    found, pairs = unpack(pack(view.table)), comparison.pairs
+    assert list(found) == [
+        "rank", "step", "micro", "site", "type", "kind", "call", "phase", "recompute", "role", "path", "verdict",
+        "reason", "source", "error", "limit", "cosine", "max_abs", "relative_l2", "dtype_a", "dtype_b", "shape_a",
+        "shape_b", "seq_a", "seq_b", "group", "parent",
+    ]  # fmt: skip
+    for name in ("site", "phase", "verdict", "role"):
+        assert found[name] == pairs.coded(name).tolist()
+    assert np.array_equal(found["error"], pairs.numbers("error"), equal_nan=True)
+    assert np.array_equal(found["relative_l2"], pairs.numbers("rel_l2"), equal_nan=True)
+    seq = comparison.reference.ranks[0].calls.numbers("seq")
+    assert found["seq_a"] == seq[pairs.numbers("call_reference")].tolist()
+    assert found["shape_a"][0] == "4×8"
+
+
+def test_the_answer_of_a_comparison():
+    comparison = program_comparison(proj=1.5)
+    found = json.loads(encode(overview_of(ComparisonView(comparison))))
+    first = found["first"]
+    assert found["agree"] is False
+    assert found["sentence"] == "First divergence: step 1, forward, call 0 of mlp.proj (Linear), output"
+    assert (first["step"], first["site"], first["phase"], first["call"]) == (1, "mlp.proj", "forward", 0)
+    assert comparison.pairs["site"][first["row"]] == "mlp.proj"
+    assert comparison.pairs["role"][first["row"]] == "output"
+    assert comparison.pairs["verdict"][first["row"]] == first["verdict"] == "diverged"
+    assert first["where"] == {
+        "file": "net.py", "line": 7, "function": "MLP.forward", "code": "return self.proj(self.act(self.fc(x)))",
+    }  # fmt: skip
+    assert first["evidence"][0]["text"].startswith("Error: 0.50 relative")
+    assert first["inside"] == ["<root> (Net)", "mlp (MLP)"]
+    assert found["counts"] == comparison.counts
+    assert first["before"]["sentence"].endswith("identical")
+
+
+def test_the_answer_when_all_agrees():
+    found = overview_of(ComparisonView(program_comparison()))
+    assert found["agree"] is True
+    assert found["first"] is None
+    assert found["sentence"].startswith("No divergence: ")
+
+
+def test_the_row_of_a_call_as_such_is_its_first_wrong_one():
+    comparison = program_comparison(residual=1.5)  # code of the root, none of whose modules is wrong
+    first = comparison.first
+    assert first is not None
+    row = row_of(comparison.pairs, first.place, 0)
+    assert row is not None
+    assert comparison.pairs["site"][row] == "<root>"
+    assert comparison.pairs["verdict"][row] == "diverged"
+
+
+def test_the_table_of_a_run_has_its_statistics_and_head_room():
+    run = linear_program(Builder())
+    view = RunView(run)
+    found = unpack(pack(view.table))
+    tensors = run.ranks[0].tensors
+    for name in ("min", "max", "mean", "std", "l2", "absmax", "zeros", "count"):
+        assert found[name] == tensors.numbers(name).tolist()
+    largest = float(np.finfo(np.float32).max)
+    assert found["headroom"] == (largest / tensors.numbers("absmax")).tolist()
+    assert found["site"][:3] == ["<root>", "mlp", "mlp.fc"]
+    assert found["group"] == view.calls.of_row.tolist()
+
+
+def test_what_is_not_known_is_nan_in_the_table_of_a_run():
+    builder = Builder(keep="fingerprint")
+    builder.tensor(builder.call("a"), "output", "out", np.ones(3))
+    builder.tensor(builder.call("b"), "output", "out", np.ones(3, np.int64), keep={"stats"})
+    found = unpack(pack(RunView(builder.run).table))
+    assert math.isnan(found["absmax"][0])
+    assert math.isnan(found["count"][0])
+    assert found["count"][1] == 3
+    assert math.isnan(found["headroom"][1])
+
+
+def test_ranks_share_one_numbering_of_words():
+    builder = Builder(world_size=2)
+    for rank, site in ((0, "a"), (1, "b")):
+        rows = builder.rank(rank)
+        rows.tensor(rows.call(site), "output", "out", np.ones(2))
+    found = unpack(pack(RunView(builder.run).table))
+    assert (found["rank"], found["site"]) == ([0, 1], ["a", "b"])
+
+
+def test_alarms_of_a_run_lead_to_their_row():
+    builder = Builder()
+    fine, bad = np.ones((2, 2), np.float32), np.full((2, 2), np.nan, np.float32)
+    root = builder.call("<root>", "Net")
+    builder.tensor(root, "input", "0", fine)
+    for name, given, made in (("a", fine, fine), ("b", fine, bad)):
+        seq = builder.call(name, parent=root)
+        builder.tensor(seq, "input", "0", given)
+        builder.tensor(seq, "output", "out", made)
+    builder.tensor(root, "output", "out", bad)
+    view = RunView(builder.run)
+    found = overview_of(view)
+    assert found["counts"] == {"alarms": 1, "steps": 1, "ranks": 1, "tensors": 6}
+    assert found["sentence"].startswith("NaN from step 0, forward, call 0 of b (Linear)")
+    alarm = found["alarms"][0]
+    assert view.table["site"][alarm["row"]] == "b"
+    assert alarm["advice"]
+    assert overview_of(RunView(linear_program(Builder())))["sentence"] == (
+        "No NaN or infinity reached a result, a gradient or a weight in 3 steps on 1 rank."
+    )
+
+
+def test_a_run_without_tensors_says_so():
+    builder = Builder()
+    builder.call("a")
+    view = RunView(builder.run)
+    found = overview_of(view)
+    assert "holds no tensors" in found["notes"][0]
+    assert found["sentence"].endswith("notes say what is missing.")
+    assert unpack(pack(view.table))["step"] == []
+
+
+def test_a_place_over_the_steps():
+    builder = Builder()
+    sizes = {0: [1.0, 3.0], 1: [5.0, 2.0], 3: [np.nan, 7.0]}
+    for step, values in sizes.items():
+        for micro, value in enumerate(values):
+            seq = builder.call("layer", step=step, micro=micro)
+            builder.tensor(seq, "output", "out", np.array([value, -value / 2], np.float16))
+            builder.tensor(builder.call("other", step=step, micro=micro), "output", "out", np.ones(2))
+    view = RunView(builder.run)
+    found = json.loads(encode(series_of(view, Wanted("layer", "forward", "output", "out"))))
+    lines = {line["name"]: line["values"] for line in found["lines"]}
+    assert found["steps"] == [0, 1, 3]
+    assert lines["absmax"] == [3.0, 5.0, 7.0]
+    assert lines["min"] == [-1.5, -2.5, -3.5]
+    assert lines["mean"] == [0.5, 0.875, 1.75]
+    assert lines["nan"] == [0.0, 0.0, 2.0]
+    assert lines["headroom"] == [65504 / 3, 65504 / 5, 65504 / 7]
+    assert found["marks"][0] == {"step": 3, "text": "2 NaN"}
+    assert found["marks"][1]["step"] == 3
+    assert found["marks"][1]["text"].startswith("NaN comes from here: ")
+    assert [one["level"] for one in found["risk"]] == ["non-finite"]
+    nothing = series_of(view, Wanted("nowhere"))
+    assert [len(nothing["steps"]), nothing["marks"]] == [0, []]
+
+
+def test_hostile_names_in_every_document():
+    comparison = compare(hostile_run("runs/<b>good</b>").run, hostile_run("runs/bad", 1.5).run)
+    view = ComparisonView(comparison)
+    assert unpack(pack(view.table))["site"] == HOSTILE
+    for document in (overview_of(view), session_of(view, {"sites": "</script>"}), overview_of(RunView(view.runs[0]))):
+        text = encode(document)
+        assert text.isascii()
+        json.loads(text)
+    found = series_of(RunView(view.runs[0]), Wanted(HOSTILE[0]))
+    assert found["marks"][0] == {"step": 0, "text": "1 NaN, 2 Inf"}
+
+
+def test_two_checkpoints(tmp_path: Path):
+    random = np.random.default_rng(0)
+    tensors = {name: random.normal(size=(3, 4)).astype(np.float32) for name in ("a.weight", "b.weight", "<b>")}
+    save_file(tensors, tmp_path / "good.safetensors")
+    save_file(tensors | {"b.weight": tensors["b.weight"] * 2}, tmp_path / "bad.safetensors")
+    view = ComparisonView(compare(tmp_path / "good.safetensors", tmp_path / "bad.safetensors"))
+    overview = overview_of(view)
+    assert overview["sentence"] == "1 of 3 tensors differs: b.weight"
+    found = json.loads(encode(detail_of(view, overview["first"]["row"])))
+    assert found["values"] == "whole"
+    assert len(found["worst"]) == 12
+    alone = RunView(view.runs[1])
+    assert overview_of(alone)["sentence"] == "A checkpoint of 3 tensors."
+    assert sorted(unpack(pack(alone.table))["site"]) == sorted(tensors)
+    assert session_of(alone, {})["runs"][0]["facts"][0][0] == "checkpoint"
+
+
+def test_a_dump_of_another_tool_is_a_run_like_any():
+    cases = Path(__file__).parents[1] / "cases" / "precision_checker"
+    view = ComparisonView(compare(cases / "A", cases / "B"))
+    assert len(unpack(pack(view.table))["site"]) == len(view) > 20
+    found = [json.loads(encode(detail_of(view, row))) for row in range(len(view))]
+    assert {one["values"] for one in found} == {"whole"}
+    assert len(unpack(pack(RunView(view.runs[0]).table))["site"]) > 20
+    json.loads(encode(overview_of(view)))
+
+
+def test_two_hundred_thousand_rows():
+    rows = 200_000
+    comparison = compare(_large(rows, 0.0), _large(rows, 1e-2))
+    view = ComparisonView(comparison)
+    table = pack(view.table)
+    assert len(table) < 32 << 20
+    assert len(unpack(table)["site"]) == rows
+    assert overview_of(view)["first"] is not None
+    assert detail_of(view, rows - 1)["next"] is None
+    assert len(contents(view, {})) < 8 << 20
+
+
+class _Large:
+    """A rank of many calls with two tensors each."""
+
+    end = End(complete=True)
+    problems: list[str] = []  # noqa: RUF012 - what a source has
+
+    def __init__(self, calls: Table, tensors: Table) -> None:
+        self._tables = calls, tensors
+
+    def calls(self) -> tuple[Table, list[str]]:
+        return self._tables[0], []
+
+    def tensors(self) -> tuple[Table, list[str]]:
+        return self._tables[1], []
+
+    def stack(self, id: int) -> list:
+        return []
+
+    def values(self, tensors: Table, row: int) -> None:
+        return None
+
+
+def _large(rows: int, gap: float) -> Run:
+    calls, sites = rows // 2, 500
+    seq, same, null = np.arange(calls), np.zeros(rows, np.int32), np.full(rows, -1)
+    numbers = np.random.default_rng(0).random(rows) + 1 + gap * (np.arange(rows) > rows // 2)
+    coded = np.tile([0, 1], calls).astype(np.int32)
+    columns = {
+        "seq": seq,
+        "step": seq // sites,
+        **{name: np.zeros(calls, np.int64) for name in ("micro", "call")},
+        "site": Coded((seq % sites).astype(np.int32), [f"layers.{n // 10}.block.{n % 10}" for n in range(sites)]),
+        **{name: Coded(same[:calls], [word]) for name, word in (("kind", "module"), ("type", "Linear"))},
+        "phase": Coded(same[:calls], ["forward"]),
+        "parent": np.where(seq % 10, seq - seq % 10, -1),
+        "stack": null[:calls],
+        "args": Coded(null[:calls].astype(np.int32), []),
+        "recompute": np.zeros(calls, np.bool_),
+    }
+    tensors = {
+        "seq": np.repeat(seq, 2),
+        "role": Coded(coded, ["input", "output"]),
+        "path": Coded(coded, ["0", "out"]),
+        "dtype": Coded(same, ["float32"]),
+        **{name: Coded(same, [(8, 64)]) for name in ("shape", "stride")},
+        "device": Coded(same, ["cpu"]),
+        **{name: Coded(null.astype(np.int32), []) for name in ("placement", "note", "part")},
+        "requires_grad": np.zeros(rows, np.bool_),
+        **dict.fromkeys(("min", "max", "mean", "std", "l2", "absmax"), numbers),
+        "first_bad_value": np.full(rows, np.nan),
+        **{name: np.zeros(rows, np.int64) for name in ("zeros", "nan", "inf")},
+        "count": np.full(rows, 512),
+        **dict.fromkeys(("first_bad", "blob_file", "blob_offset", "blob_bytes", "sampled"), null),
+        "fingerprint": (numbers * 1e15).astype(np.uint64),
+    }
+    source = _Large(Table(columns), Table(tensors, {"fingerprint": np.ones(rows, np.bool_)}))
+    return Run(Path(f"runs/{gap}"), RunInfo(astray="0", created=""), {0: RankRun(0, source)})
