@@ -143,6 +143,16 @@ def test_tensors_are_files_that_torch_opens(native: Run, tmp_path: Path) -> None
     np.testing.assert_array_equal(loaded.numpy(), native.tensor(key))
 
 
+def test_the_same_bits_lie_on_the_disk_once(native: Run, tmp_path: Path) -> None:
+    write(native, tmp_path / "dump")
+    files = sorted((tmp_path / "dump" / "step0").rglob("*.pt"))
+    content: dict[int, set[bytes]] = {}
+    for file in files:
+        content.setdefault(file.stat().st_ino, set()).add(file.read_bytes())
+    assert all(len(one) == 1 for one in content.values())
+    assert len(content) < len(files)
+
+
 def test_checksums_are_crc32_of_the_bytes(native: Run, tmp_path: Path) -> None:
     write(native, tmp_path / "dump", task="md5")
     said = read(tmp_path / "dump/step0/rank/dump.json")

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -140,7 +140,8 @@ class MsprobeTranslator:
         if place is None or not into.wants(place.entry):
             return
         if values is not None and (self._task == "tensor" or self._choice.keeps_values(place.entry)):
-            self._write(into, leaf, place.file, torch_file.TorchTensor(values, row["dtype"]))
+            bits = None if row["fingerprint"] is None else (row["fingerprint"], row["dtype"], row["shape"])
+            self._write(into, leaf, place.file, torch_file.TorchTensor(values, row["dtype"]), bits)
         elif self._overflow is not None:
             tensor = None if values is None else torch_file.TorchTensor(values.copy(), row["dtype"])
             is_result = row["role"] in ("output", "gradient")
@@ -151,14 +152,18 @@ class MsprobeTranslator:
             leaf["md5"] = None if values is None else checksum(values)
         self._count_lost(row, leaf, partial)
 
-    def _write(self, into: _Step, leaf: Leaf, name: str, tensor: torch_file.TorchTensor) -> None:
+    def _write(
+        self, into: _Step, leaf: Leaf, name: str, tensor: torch_file.TorchTensor, bits: Hashable | None = None
+    ) -> None:
         plain = name.replace("/", "_").replace("\0", "_")
         if len(plain.encode()) > LONGEST_NAME or plain.startswith("."):
             self.lost["the values of a tensor whose name no file can have"] += 1
             return
         folder = into.folder / DATA
         folder.mkdir(parents=True, exist_ok=True)
-        torch_file.write(folder / f"{plain}.pt", tensor)
+        path = folder / f"{plain}.pt"
+        if bits is None or not _link(path, into.files.setdefault(bits, path)):
+            torch_file.write(path, tensor)
         leaf["data_name"] = f"{plain}.pt"
 
     def _count_lost(self, row: dict[str, Any], leaf: Leaf, partial: bool) -> None:
@@ -225,6 +230,7 @@ class _Step:
         self._asked = choice.asked() if choice.asked is not None else None
         self._wanted: dict[str, bool] = {}
         self.entries = StepEntries(classes, lost)
+        self.files: dict[Hashable, Path] = {}  # where the same bits were written first
         self.is_new = True
         self._encoded: dict[str, str] = {}
 
@@ -257,6 +263,18 @@ def _object(pairs: Iterable[tuple[str, str]], indent: str = " ") -> str:
 def _document(head: dict[str, Any], data: Iterable[tuple[str, str]]) -> str:
     pairs = [(name, _json(value)) for name, value in head.items() if name != BESIDE]
     return _object([*pairs, ("data", _object(data, "  ")), (BESIDE, _json(head[BESIDE]))])
+
+
+def _link(path: Path, same: Path) -> bool:
+    """Give a file that is there another name: a module's output is the next one's input, and half of all bytes."""
+    if path == same:
+        return False
+    try:
+        path.unlink(missing_ok=True)
+        os.link(same, path)
+    except OSError:  # a disk that knows no second names, or one file with too many
+        return False
+    return True
 
 
 def _replace(path: Path, text: str) -> None:
