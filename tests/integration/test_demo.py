@@ -49,8 +49,9 @@ def test_two_runs_of_the_same_program_are_identical(tmp_path: Path) -> None:
     assert diff.counts["identical"] == len(diff.pairs)
 
 
-def test_make_demo_ends_with_the_answer() -> None:
-    done = subprocess.run([sys.executable, "examples/demo.py"], cwd=ROOT, capture_output=True, text=True)
+def test_make_demo_ends_with_the_answer(tmp_path: Path) -> None:
+    command = [sys.executable, "examples/demo.py", str(tmp_path / "demo")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "First divergence: step 3, forward, call 0 of h.2.mlp.proj (Linear), output" in done.stdout
     assert "forward, call 0 of /log (torch.log)\n    train_gpt.py:72 in loss_by_hand" in done.stderr

@@ -7,7 +7,6 @@ has it bring its files up to date now and then, so that a kill takes no more tha
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
 from functools import partial
@@ -76,19 +75,6 @@ class LiveWriter(Intake):
             self._settle()
             self._backlog.wake.set()
             self._backlog.wait_for(lambda: self._cuts.are_few)
-
-    def flush(self) -> bool:
-        """Wait until the files tell of everything that was handed over before.
-
-        Gives False when that cannot be promised, because recording has stopped; `failure` says why.
-        """
-        if not self._open or threading.current_thread() is self._thread:
-            return False
-        self._settle()
-        flush = self._backlog.put_flush()
-        while not flush.wait(1.0) and self._thread.is_alive():  # it may have ended while this was put
-            pass
-        return flush.is_set() and self.failure is None
 
     def discard(self) -> None:
         """Close. What the translator had begun is its own, and stays."""

@@ -180,12 +180,18 @@ class Intake(ABC):
     def step_done(self) -> None:
         """Say that a step is over."""
 
-    @abstractmethod
     def flush(self) -> bool:
         """Wait until everything handed over before is where it should be.
 
         Gives False when that cannot be promised, because recording has stopped; `failure` says why.
         """
+        if not self._open or threading.current_thread() is self._thread:
+            return False
+        self._settle()
+        flush = self._backlog.put_flush()
+        while not flush.wait(1.0) and self._thread.is_alive():  # it may have ended while this was put
+            pass
+        return flush.is_set() and self.failure is None
 
     def close(self, ended: str = "normally") -> None:
         """See to what is left, and note how the program ended. A second call does nothing."""

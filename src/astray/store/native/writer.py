@@ -7,7 +7,6 @@ readable. `intake.py` is the program's side of it.
 from __future__ import annotations
 
 import os
-import threading
 import time
 
 import msgspec
@@ -79,19 +78,6 @@ class RunWriter(Intake):
             self._step_ended = True
             self._backlog.wake.set()
             self._backlog.wait_for(self._course.has_room)
-
-    def flush(self) -> bool:
-        """Wait until everything handed over before is with the kernel, where a kill cannot reach it.
-
-        Gives False when that cannot be promised, because recording has stopped; `failure` says why.
-        """
-        if not self._open or threading.current_thread() is self._thread:
-            return False
-        self._settle()
-        flush = self._backlog.put_flush()
-        while not flush.wait(1.0) and self._thread.is_alive():  # it may have ended while this was put
-            pass
-        return flush.is_set() and self.failure is None
 
     def discard(self) -> None:
         """Close, and take everything away again: a recording that could not start leaves no run."""
