@@ -6,7 +6,7 @@ import { load, type Data } from "./data";
 import type { Session } from "./documents";
 import { useKeys } from "./keyboard";
 import { atRow, useView, type Go, type View } from "./route";
-import { select } from "./selection";
+import { select, type Selection } from "./selection";
 import type { Source } from "./source";
 import { Choose } from "./views/choose";
 import { Detail } from "./views/detail";
@@ -126,7 +126,7 @@ export function App({ source }: { source: Source }) {
             }}
           />
         ) : data && selection ? (
-          <Look {...{ data, view, go, selection }} />
+          <Look {...{ data, view, go, selection }} keys={!help} />
         ) : (
           <State kind="wait" title={running ? "Comparing…" : "Reading the table…"} />
         )}
@@ -136,7 +136,16 @@ export function App({ source }: { source: Source }) {
   );
 }
 
-function Look({ data, view, go, selection }: { data: Data; view: View; go: Go; selection: ReturnType<typeof select> }) {
+interface LookProps {
+  data: Data;
+  view: View;
+  go: Go;
+  selection: Selection;
+  /** Whether keys are for it, and not for what lies above. */
+  keys: boolean;
+}
+
+function Look({ data, view, go, selection, keys }: LookProps) {
   const { table, calls } = data;
   const row = view.row !== null && view.row < table.rows ? view.row : null;
   const chosen = useMemo(() => (row === null ? -1 : selection.rows.indexOf(row)), [selection, row]);
@@ -151,7 +160,7 @@ function Look({ data, view, go, selection }: { data: Data; view: View; go: Go; s
     const target = row === null ? data.first : calls.neighbour(row, direction);
     if (target !== null) go(atRow(target));
   };
-  useKeys({
+  const bound = {
     ArrowUp: () => move(-1),
     ArrowDown: () => move(1),
     ArrowLeft: () => walk(-1),
@@ -159,7 +168,8 @@ function Look({ data, view, go, selection }: { data: Data; view: View; go: Go; s
     p: () => walk(-1),
     n: () => walk(1),
     "/": () => document.getElementById("search")?.focus(),
-  });
+  };
+  useKeys(keys ? bound : {});
 
   return (
     <>

@@ -1,20 +1,18 @@
 // The rows that are shown, as CSV, made in the browser: a file has no server to ask.
 
 import type { Table } from "./columns";
-import type { Marks } from "./marks";
 
 const INTERNAL = new Set(["group", "parent"]);
 
-export function csvOf(table: Table, marks: Marks, rows: Uint32Array): string {
+export function csvOf(table: Table, rows: Uint32Array): string {
   const names = table.names().filter((name) => !INTERNAL.has(name));
-  const state = table.has("verdict") ? [] : ["state"];
-  const lines = [[...names, ...state].join(",")];
+  const lines = [names.join(",")];
   for (const row of rows) {
     const cells = names.map((name) => {
       const column = table.column(name);
       return column.words ? quoted(table.word(name, row) ?? "") : number(column.values[row]!);
     });
-    lines.push([...cells, ...state.map(() => marks.at(row).word)].join(","));
+    lines.push(cells.join(","));
   }
   return `${lines.join("\r\n")}\r\n`;
 }
@@ -26,8 +24,12 @@ function number(value: number): string {
   return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(6)));
 }
 
+/** How a text begins that a spreadsheet would run as a formula: a module of any name may be in a run. */
+const FORMULA = /^[=+\-@\t\r]/;
+
 function quoted(text: string): string {
-  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  const plain = FORMULA.test(text) ? `'${text}` : text;
+  return /[",\r\n]/.test(plain) ? `"${plain.replaceAll('"', '""')}"` : plain;
 }
 
 /** Hands a text to the reader as a file. */

@@ -30,6 +30,10 @@ export interface Session {
   reference: string | null;
   candidate: string | null;
   options: Record<string, unknown>;
+  /** The run that shows what is noise. */
+  noise?: string | null;
+  /** Options of the command line that hold for every comparison. */
+  fixed?: Record<string, string>;
   job: Job;
   /** Counts what was shown: another number is another table. */
   generation?: number;

@@ -12,23 +12,24 @@ export function expression(view: View): string {
   if (view.site) parts.push(inside(view.site));
   for (const word of view.q.split(/\s+/).filter(Boolean)) {
     const found = quoted(`(?i)${escaped(word)}`);
-    parts.push(`(${["site", "type", "role", "path", "phase"].map((name) => `${name} ~ ${found}`).join(" or ")})`);
+    parts.push(
+      `(${["site", "type", "role", "path", "phase", "kind"].map((name) => `${name} ~ ${found}`).join(" or ")})`,
+    );
   }
-  if (view.conclusion) parts.push("wrong");
   return parts.filter(Boolean).join(" and ");
 }
 
 /** Columns whose names differ between the page and the reports. */
-const RENAMED: Record<string, string> = {
-  dtype_a: "dtype_reference",
-  shape_a: "shape_reference",
-  relative_l2: "rel_l2",
-};
+const RENAMED = new Map([
+  ["dtype_a", "dtype_reference"],
+  ["shape_a", "shape_reference"],
+  ["relative_l2", "rel_l2"],
+]);
 
 /** The order of the page, as the reports call it. */
 export function order(view: View): string {
   const name = view.sort.replace(/^-/, "");
-  return (view.sort.startsWith("-") ? "-" : "") + (RENAMED[name] ?? name);
+  return (view.sort.startsWith("-") ? "-" : "") + (RENAMED.get(name) ?? name);
 }
 
 function steps(text: string): string {

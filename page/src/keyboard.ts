@@ -1,4 +1,4 @@
-// Keys that work anywhere on the page but in a field.
+// Keys that work anywhere on the page but in a field that takes them itself.
 
 import { useEffect, useRef } from "preact/hooks";
 
@@ -11,7 +11,7 @@ export function useKeys(keys: Keys): void {
     const press = (event: KeyboardEvent) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
       const target = event.target as Element;
-      const field = target.closest("input, select, textarea") as HTMLElement | null;
+      const field = target.closest("input:not([type=checkbox]), select, textarea") as HTMLElement | null;
       if (field) {
         if (event.key === "Escape") field.blur();
         return;

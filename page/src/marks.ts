@@ -39,14 +39,18 @@ const VERDICTS: readonly Mark[] = [
 ];
 
 const STATES: readonly Mark[] = [
-  { word: "finite", look: "identical", weight: 1, bad: false, help: "every element is a number" },
-  { word: "tight", look: "drifting", weight: 4, bad: false, help: "head-room below 16×: one spike may overflow" },
+  { word: "finite", look: "identical", weight: 1, bad: false, help: "no NaN and no infinity is known in it" },
+  {
+    word: "tight",
+    look: "drifting",
+    weight: 4,
+    bad: false,
+    help: "head-room below 16× (8-bit floats: 2×), or exactly the largest number of its dtype",
+  },
   { word: "overflow near", look: "shape", weight: 7, bad: true, help: "head-room below 2×: twice as much overflows" },
   { word: "non-finite", look: "nonfinite", weight: 9, bad: true, help: "it holds NaN or infinity" },
   { word: "unknown", look: "unknown", weight: 0, bad: false, help: "its statistics were not kept" },
 ];
-
-const [FINITE, TIGHT, NEAR, NONFINITE, NOT_KNOWN] = [0, 1, 2, 3, 4];
 
 export class Marks {
   private constructor(
@@ -56,34 +60,23 @@ export class Marks {
 
   /** Of a table of either kind. */
   static of(table: Table): Marks {
-    return table.has("verdict") ? Marks.judged(table.column("verdict")) : Marks.measured(table);
+    return table.has("verdict")
+      ? Marks.worded(table.column("verdict"), VERDICTS)
+      : Marks.worded(table.column("state"), STATES);
   }
 
-  private static judged(verdict: Column): Marks {
-    const kinds = (verdict.words ?? []).map(
-      (word) => VERDICTS.find((mark) => mark.word === word) ?? { ...VERDICTS[9]!, word, help: "" },
+  private static worded(column: Column, known: readonly Mark[]): Marks {
+    const none = known.find((mark) => mark.word === "unknown")!;
+    const kinds = (column.words ?? []).map(
+      (word) => known.find((mark) => mark.word === word) ?? { ...none, word, help: "" },
     );
-    const unknown = kinds.findIndex((mark) => mark.word === "unknown");
-    const all = unknown < 0 ? [...kinds, VERDICTS[9]!] : kinds;
+    const unknown = kinds.indexOf(none);
+    const all = unknown < 0 ? [...kinds, none] : kinds;
     const missing = unknown < 0 ? kinds.length : unknown;
     return new Marks(
       all,
-      Uint8Array.from(verdict.values, (code) => (code < 0 ? missing : code)),
+      Uint8Array.from(column.values, (code) => (code < 0 ? missing : code)),
     );
-  }
-
-  private static measured(table: Table): Marks {
-    const codes = new Uint8Array(table.rows);
-    const [nan, inf, room] = ["nan", "inf", "headroom"].map((name) => table.find(name)?.values);
-    const known = table.find("absmax")?.values;
-    for (let row = 0; row < table.rows; row++) {
-      const left = room ? room[row]! : NaN;
-      if ((nan?.[row] ?? 0) > 0 || (inf?.[row] ?? 0) > 0) codes[row] = NONFINITE!;
-      else if (left < 2) codes[row] = NEAR!;
-      else if (left < 16) codes[row] = TIGHT!;
-      else codes[row] = known && Number.isNaN(known[row]) ? NOT_KNOWN! : FINITE!;
-    }
-    return new Marks(STATES, codes);
   }
 
   at(row: number): Mark {

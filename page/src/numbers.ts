@@ -2,12 +2,16 @@
 
 import type { Numeric } from "./documents";
 
-const SPECIAL: Record<string, string> = { nan: "NaN", inf: "∞", "-inf": "−∞" };
+const SPECIAL = new Map([
+  ["nan", "NaN"],
+  ["inf", "∞"],
+  ["-inf", "−∞"],
+]);
 
 /** A number in at most six characters or so: 0.2052, 37.24, 9.873e-4, 12,345. */
 export function short(value: Numeric | undefined): string {
-  if (value === null || value === undefined) return "–";
-  if (typeof value === "string") return SPECIAL[value] ?? value;
+  if (value === null || value === undefined || value === "") return "–";
+  if (typeof value === "string") return SPECIAL.get(value) ?? value;
   if (Number.isNaN(value)) return "NaN";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   if (value === 0) return "0";

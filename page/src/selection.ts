@@ -101,9 +101,13 @@ function conclude(table: Table, marks: Marks, rows: Uint32Array) {
     bySite.set(code, (bySite.get(code) ?? 0) + 1);
     if (held === undefined || worseThan(row, held)) worst.set(code, row);
   }
+  function size(row: number): number {
+    const found = error ? error[row]! : NaN;
+    return Number.isNaN(found) ? -1 : found;
+  }
   function worseThan(row: number, held: number): boolean {
     const gap = marks.at(row).weight - marks.at(held).weight;
-    return gap > 0 || (gap === 0 && (error?.[row] ?? 0) > (error?.[held] ?? 0));
+    return gap > 0 || (gap === 0 && size(row) > size(held));
   }
   const counts = new Map([...worst].map(([code, row]) => [row, bySite.get(code)!]));
   return { rows: Uint32Array.from(worst.values()), counts };

@@ -9,22 +9,29 @@ export interface Source {
   columns(): Promise<Table>;
   /** Everything about one row, or null where this source does not hold it. */
   pair(row: number): Promise<Pair | null>;
-  /** Only a server can do these. */
+  // Only a server can do what follows.
   /** One run with all that is known of it, which a list of many runs leaves out. */
   run?(id: string): Promise<RunFacts>;
   compare?(request: CompareRequest): Promise<void>;
   stop?(): Promise<void>;
-  exportAddress?(kind: "csv" | "xlsx", filter: string, sort: string): string;
+  exportAddress?(kind: "csv" | "xlsx", filter: string, sort: string, conclusion: boolean): string;
 }
 
 export interface CompareRequest {
   reference: string;
   /** Null to look at the reference alone. */
   candidate: string | null;
+  /** A second recording of the reference, whose errors are no errors. */
+  noise: string | null;
   options: Record<string, unknown>;
 }
 
+const STALE = "Something else has been compared since, perhaps in another tab. Reload the page to see it.";
+
 export class Remote implements Source {
+  /** Which comparison the table is of: the server counts them, and rows of another one are other tensors. */
+  private shown: string | null = null;
+
   session(): Promise<Session> {
     return ask("session");
   }
@@ -34,11 +41,15 @@ export class Remote implements Source {
   }
 
   async columns(): Promise<Table> {
-    return decode(await (await answer("columns")).arrayBuffer());
+    const response = await answer("columns");
+    this.shown = response.headers.get("X-Generation");
+    return decode(await response.arrayBuffer());
   }
 
-  pair(row: number): Promise<Pair> {
-    return ask(`pair/${row}`);
+  async pair(row: number): Promise<Pair> {
+    const response = await answer(`pair/${row}`);
+    if (response.headers.get("X-Generation") !== this.shown) throw new Error(STALE);
+    return (await response.json()) as Pair;
   }
 
   run(id: string): Promise<RunFacts> {
@@ -53,10 +64,11 @@ export class Remote implements Source {
     await answer("stop", post({}));
   }
 
-  exportAddress(kind: "csv" | "xlsx", filter: string, sort: string): string {
+  exportAddress(kind: "csv" | "xlsx", filter: string, sort: string, conclusion: boolean): string {
     const query = new URLSearchParams();
     if (filter) query.set("filter", filter);
     if (sort) query.set("sort", sort);
+    if (conclusion) query.set("conclusion", "1");
     return `/api/export.${kind}${query.size ? `?${query}` : ""}`;
   }
 }

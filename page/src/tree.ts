@@ -25,7 +25,8 @@ export function grow(table: Table, marks: Marks): Tree {
   const nodes = new Map<string, Node>();
   const tops: Node[] = [];
   const { values, words } = table.column("site");
-  const root = words?.includes("<root>") ? node("<root>", "<root>", null) : null;
+  const rooted = words?.some((site) => site === "<root>" || site.startsWith("<root>/"));
+  const root = rooted ? node("<root>", "<root>", null) : null;
 
   function node(path: string, label: string, parent: Node | null): Node {
     const made: Node = {

@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import type { Session } from "../documents";
 import type { Source } from "../source";
 import { State } from "./panes";
-import { RunPick } from "./pick";
+import { nameOf, RunPick } from "./pick";
 
 interface Field {
   readonly name: string;
@@ -54,7 +54,16 @@ const FIELDS: readonly Field[] = [
     among: ["judged", "same", "loose"],
     help: "Tensors of different shapes are a pair that is wrong, or no pair",
   },
+  { name: "offset", label: "step offset", placeholder: "0", help: "Added to the candidate's step numbers" },
 ];
+
+/** What goes with a run that is looked at alone. */
+const ALONE = { candidate: null, noise: null, options: {} };
+
+/** A whole number as such; what is none stays as it was typed, and the server says so. */
+function whole(value: unknown): unknown {
+  return /^\s*[+-]?\d+\s*$/.test(String(value)) ? Number(value) : value;
+}
 
 interface Props {
   session: Session;
@@ -68,8 +77,10 @@ export function Choose({ session, source, onStarted }: Props) {
   const [candidate, setCandidate] = useState(
     session.candidate ?? (session.reference === null ? (runs[1]?.id ?? "") : ""),
   );
+  const [noise, setNoise] = useState(session.noise ?? "");
   const [options, setOptions] = useState<Record<string, unknown>>(session.options);
   const [problem, setProblem] = useState("");
+  const fixed = session.fixed ?? {};
   const running = session.job.state === "running";
   const say = (name: string, value: unknown) => setOptions({ ...options, [name]: value });
 
@@ -77,10 +88,13 @@ export function Choose({ session, source, onStarted }: Props) {
     event.preventDefault();
     setProblem("");
     const said = Object.fromEntries(
-      Object.entries(options).filter(([, value]) => value !== "" && value !== null && value !== false),
+      Object.entries(options)
+        .filter(([, value]) => value !== "" && value !== null && value !== false)
+        .map(([name, value]) => [name, name === "offset" ? whole(value) : value]),
     );
+    const pair = candidate ? { candidate, noise: noise || null, options: said } : ALONE;
     try {
-      await source.compare!({ reference, candidate: candidate || null, options: candidate ? said : {} });
+      await source.compare!({ reference, ...pair });
       onStarted();
     } catch (error) {
       setProblem(error instanceof Error ? error.message : String(error));
@@ -143,6 +157,17 @@ export function Choose({ session, source, onStarted }: Props) {
             )}
           </label>
         ))}
+        <label title="A second recording of the reference, as by astray run --perturb: its errors are no errors">
+          <span>noise</span>
+          <select name="noise" value={noise} onChange={(event) => setNoise(event.currentTarget.value)}>
+            <option value="">{fixed.noise ?? "none"}</option>
+            {runs.map((run) => (
+              <option key={run.id} value={run.id} title={run.path}>
+                {nameOf(run, runs)}
+              </option>
+            ))}
+          </select>
+        </label>
         <label class="switch" title="Only the same bits agree">
           <input
             type="checkbox"
@@ -153,6 +178,14 @@ export function Choose({ session, source, onStarted }: Props) {
           only the same bits agree
         </label>
       </fieldset>
+      {Object.keys(fixed).length ? (
+        <p class="dim wrapped">
+          Given on the command line, and held to:{" "}
+          {Object.entries(fixed)
+            .map(([name, text]) => `${name} ${text}`)
+            .join(", ")}
+        </p>
+      ) : null}
       {reference === candidate ? <p class="dim">Both are the same run: it will agree with itself.</p> : null}
       {problem ? (
         <p class="problem" role="alert">

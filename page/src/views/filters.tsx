@@ -128,11 +128,19 @@ interface TypedProps {
 function Typed({ value, onChange, label, ...rest }: TypedProps) {
   const [text, setText] = useState(value);
   const waiting = useRef(0);
-  useEffect(() => setText(value), [value]);
+  const said = useRef(value);
+  // What was said comes back as the value, perhaps when more has been typed: only another one is taken over.
+  useEffect(() => {
+    if (value === said.current) return;
+    clearTimeout(waiting.current);
+    said.current = value;
+    setText(value);
+  }, [value]);
   useEffect(() => () => clearTimeout(waiting.current), []);
   const say = (next: string) => {
     clearTimeout(waiting.current);
-    onChange(next.trim());
+    said.current = next.trim();
+    onChange(said.current);
   };
   return (
     <input

@@ -13,9 +13,14 @@ export interface Head {
   readonly name: string;
   readonly title: string;
   readonly help?: string;
-  readonly width: string;
+  /** In pixels. */
+  readonly width: number;
+  /** Its share of the room that is left; where there is too little, it also gives way. */
+  readonly share?: number;
+  /** It may be as wide as this. */
+  readonly most?: number;
   readonly number?: boolean;
-  /** Shown only where there is room for so many: the higher, the more is needed. */
+  /** Left out where there is no room for it: the highest first. */
   readonly spare?: Spare;
   readonly cell: (row: number) => ComponentChildren;
   readonly tip?: (row: number) => string;
@@ -27,20 +32,20 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
   const numeric = (name: string, title: string, spare?: Spare, help?: string): Head => ({
     name,
     title,
-    width: "68px",
+    width: 68,
     number: true,
     cell: (row) => short(table.number(name, row)),
     ...(spare ? { spare } : {}),
     ...(help ? { help } : {}),
   });
-  const whole = (name: string, title: string, width: string): Head => ({
+  const whole = (name: string, title: string, width: number): Head => ({
     name,
     title,
     width,
     number: true,
     cell: (row) => counted(table.raw(name, row)),
   });
-  const text = (name: string, title: string, width: string, spare?: Spare): Head => ({
+  const text = (name: string, title: string, width: number, spare?: Spare): Head => ({
     name,
     title,
     width,
@@ -56,25 +61,28 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
     {
       name: "verdict",
       title: comparing ? "verdict" : "state",
-      width: "96px",
+      width: 96,
+      most: Math.max(96, ...marks.counts().map(({ mark }) => 30 + 7 * mark.word.length)),
       tip: (row) => marks.at(row).word,
       cell: (row) => <Verdict mark={marks.at(row)} />,
     },
-    whole("step", "step", "38px"),
-    ...(several.micro ? [whole("micro", "micro", "50px")] : []),
-    ...(several.rank ? [whole("rank", "rank", "46px")] : []),
-    text("phase", "phase", "66px"),
+    whole("step", "step", 38),
+    ...(several.micro ? [whole("micro", "micro", 50)] : []),
+    ...(several.rank ? [whole("rank", "rank", 46)] : []),
+    text("phase", "phase", 66, several.micro && several.rank ? 1 : undefined),
     {
       name: "site",
       title: "site",
-      width: "minmax(120px, 2fr)",
+      width: 120,
+      share: 2,
       cell: (row) => <Site data={{ table }} row={row} />,
       tip: (row) => `${siteOf(table, row)} ${table.word("type", row) ?? ""}`,
     },
     {
       name: "role",
       title: "tensor",
-      width: "minmax(118px, 1fr)",
+      width: 118,
+      share: 1,
       cell: (row) => tensorOf(table, row),
       tip: (row) => tensorOf(table, row),
     },
@@ -85,7 +93,7 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
           name: "",
           title: "rows",
           help: "How many rows of this site are wrong",
-          width: "48px",
+          width: 48,
           number: true,
           cell: (row) => counted(counts.get(row) ?? 1),
         },
@@ -95,7 +103,7 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
     {
       name: `dtype${form("a")}`,
       title: "dtype",
-      width: "84px",
+      width: 84,
       spare: comparing ? 2 : 3,
       cell: both("dtype"),
       tip: both("dtype"),
@@ -103,7 +111,7 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
     {
       name: `shape${form("a")}`,
       title: "shape",
-      width: "96px",
+      width: 96,
       spare: comparing ? 2 : 3,
       cell: both("shape"),
       tip: both("shape"),
@@ -121,7 +129,7 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
         },
         {
           ...numeric("cosine", "cosine", 3),
-          width: "84px",
+          width: 84,
           cell: (row) => {
             const value = table.number("cosine", row);
             return value === null ? "–" : cosine(value);
@@ -136,16 +144,16 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
     : [
         {
           ...numeric("headroom", "head-room", 1, "By which factor it could grow before its dtype ends"),
-          width: "82px",
+          width: 82,
           cell: (row) => times(table.number("headroom", row)),
         },
-        { ...numeric("absmax", "max |x|"), width: "78px" },
-        { ...numeric("mean", "mean", 2), width: "78px" },
-        { ...numeric("std", "std", 4), width: "78px" },
-        { ...numeric("min", "min", 4), width: "78px" },
-        { ...numeric("max", "max", 4), width: "78px" },
-        { ...numeric("nan", "NaN", 2), width: "50px" },
-        { ...numeric("inf", "Inf", 2), width: "50px" },
+        { ...numeric("absmax", "max |x|"), width: 78 },
+        { ...numeric("mean", "mean", 2), width: 78 },
+        { ...numeric("std", "std", 4), width: 78 },
+        { ...numeric("min", "min", 4), width: 78 },
+        { ...numeric("max", "max", 4), width: 78 },
+        { ...numeric("nan", "NaN", 2), width: 50 },
+        { ...numeric("inf", "Inf", 2), width: 50 },
       ];
   return [
     ...identity,
@@ -174,6 +182,28 @@ function Site({ data, row }: { data: Pick<Data, "table">; row: number }) {
   );
 }
 
-export function spared(head: Head): string {
-  return head.spare ? `spare-${head.spare}` : "";
+const [GAP, EDGES, BAR] = [12, 16, 15]; // pixels: between columns, beside them, and for a scroll bar
+const NARROWEST = 64; // of a column that gives way
+
+/** The columns that there is room for. */
+export function fitting(columns: readonly Head[], room: number): Head[] {
+  for (const level of [4, 3, 2, 1]) {
+    const some = columns.filter(({ spare }) => (spare ?? 0) <= level);
+    const needed = some.reduce((sum, { width }) => sum + width + GAP, EDGES + BAR - GAP);
+    if (needed <= room) return some;
+  }
+  return columns.filter(({ spare }) => spare === undefined);
+}
+
+/** Widths as a grid has them. */
+export function template(columns: readonly Head[]): string {
+  return columns
+    .map(({ width, share, most }) =>
+      share
+        ? `minmax(${NARROWEST}px, ${share}fr)`
+        : most && most > width
+          ? `minmax(${width}px, ${most}px)`
+          : `${width}px`,
+    )
+    .join(" ");
 }

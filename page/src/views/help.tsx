@@ -1,5 +1,6 @@
 // Keys and marks, for who asks.
 
+import { useEffect, useRef } from "preact/hooks";
 import type { Data } from "../data";
 import { Sign } from "./mark";
 
@@ -12,6 +13,8 @@ const KEYS: readonly (readonly [string, string])[] = [
 ];
 
 export function Help({ data, onClose }: { data: Data | null; onClose: () => void }) {
+  const close = useRef<HTMLButtonElement>(null);
+  useEffect(() => close.current?.focus(), []);
   return (
     <div class="veil" onClick={onClose}>
       <div
@@ -23,7 +26,7 @@ export function Help({ data, onClose }: { data: Data | null; onClose: () => void
       >
         <header class="detail-title">
           <h2>Keys and marks</h2>
-          <button type="button" class="quiet close" aria-label="Close" onClick={onClose}>
+          <button ref={close} type="button" class="quiet close" aria-label="Close" onClick={onClose}>
             ×
           </button>
         </header>

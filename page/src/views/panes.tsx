@@ -144,7 +144,10 @@ export function VirtualList({
     const element = box.current!;
     const top = (index * height) / scale;
     const seen = top >= element.scrollTop && top + height <= element.scrollTop + element.clientHeight - headHeight;
-    if (index >= 0 && !seen) element.scrollTop = top - element.clientHeight / 2 + height;
+    if (index < 0 || seen) return;
+    // To the middle, and so that a whole row is the first.
+    const above = Math.floor((element.clientHeight - headHeight) / height / 2);
+    element.scrollTop = (Math.max(0, index - above) * height) / scale;
   };
   const shown = useRef<unknown>(null);
   useEffect(() => {

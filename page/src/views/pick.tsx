@@ -15,6 +15,11 @@ interface RunPickProps {
   onPick: (id: string) => void;
 }
 
+/** A run among others: by its folder's name, or where several have it by its path. */
+export function nameOf({ label, path }: RunFacts, runs: readonly RunFacts[]): string {
+  return runs.filter((other) => other.label === label).length > 1 ? path : label;
+}
+
 export function RunPick({ title, help, none, runs, source, value, onPick }: RunPickProps) {
   const [read, setRead] = useState<Record<string, RunFacts>>({});
   const listed = runs.find(({ id }) => id === value);
@@ -34,9 +39,9 @@ export function RunPick({ title, help, none, runs, source, value, onPick }: RunP
         </span>
         <select name={title} value={value} onChange={(event) => onPick(event.currentTarget.value)}>
           {none ? <option value="">{none}</option> : null}
-          {runs.map(({ id, label, path }) => (
-            <option key={id} value={id} title={path}>
-              {runs.filter((other) => other.label === label).length > 1 ? path : label}
+          {runs.map((run) => (
+            <option key={run.id} value={run.id} title={run.path}>
+              {nameOf(run, runs)}
             </option>
           ))}
         </select>

@@ -1,15 +1,15 @@
 // The table of all rows. Only the rows that are seen are in the document, so that it may have millions.
 
-import { useMemo } from "preact/hooks";
+import { useMemo, useRef } from "preact/hooks";
 import type { Data } from "../data";
 import { atRow, CLEAR, filtered, type Go, type View } from "../route";
 import type { Selection } from "../selection";
-import { heads, spared } from "./heads";
+import { useWidth } from "../width";
+import { fitting, heads, template } from "./heads";
 import { State, VirtualList } from "./panes";
 
 const ROW = 26;
 const HEAD = 28;
-const LEVELS = [0, 1, 2, 3, 4]; // of room; table.css says from which width on
 
 interface Props {
   data: Data;
@@ -21,12 +21,10 @@ interface Props {
 
 export function Rows({ data, view, go, selection, chosen }: Props) {
   const { rows, counts } = selection;
-  const columns = useMemo(() => heads(data, counts), [data, counts]);
-  const template = (level: number) =>
-    columns
-      .filter((head) => !head.spare || head.spare <= level)
-      .map((head) => head.width)
-      .join(" ");
+  const box = useRef<HTMLDivElement>(null);
+  const room = useWidth(box);
+  const all = useMemo(() => heads(data, counts), [data, counts]);
+  const columns = useMemo(() => fitting(all, room), [all, room]);
   const sortBy = (name: string) =>
     name && go({ sort: view.sort === name ? `-${name}` : view.sort === `-${name}` ? "" : name });
   const head = (
@@ -35,7 +33,7 @@ export function Rows({ data, view, go, selection, chosen }: Props) {
         <div
           key={head.name}
           role="columnheader"
-          class={`cell ${head.number ? "number" : ""} ${spared(head)}`}
+          class={`cell ${head.number ? "number" : ""}`}
           aria-sort={
             view.sort === head.name && head.name ? "ascending" : view.sort === `-${head.name}` ? "descending" : "none"
           }
@@ -56,7 +54,8 @@ export function Rows({ data, view, go, selection, chosen }: Props) {
       role="grid"
       aria-label="Pairs"
       aria-rowcount={rows.length}
-      style={Object.fromEntries(LEVELS.map((level) => [`--columns-${level}`, template(level)]))}
+      ref={box}
+      style={{ "--columns": template(columns) }}
     >
       {rows.length ? (
         <VirtualList
@@ -85,7 +84,7 @@ export function Rows({ data, view, go, selection, chosen }: Props) {
                   <div
                     key={head.name}
                     role="gridcell"
-                    class={`cell ${head.number ? "number" : ""} ${spared(head)}`}
+                    class={`cell ${head.number ? "number" : ""}`}
                     title={head.tip?.(row)}
                   >
                     {head.cell(row)}

@@ -8,6 +8,7 @@ import { atRow, type Go, type View } from "../route";
 import type { Selection } from "../selection";
 import { Strip } from "../strip";
 import { useTheme } from "../theme";
+import { useWidth } from "../width";
 import { Counts } from "./counts";
 import { Choice } from "./panes";
 import { RAMP_CSS } from "../ramp";
@@ -28,20 +29,13 @@ interface Hover {
 export function Timeline({ data, view, go, selection }: Props) {
   const { grid, table, calls } = data;
   const canvas = useRef<HTMLCanvasElement>(null);
-  const [width, setWidth] = useState(0);
+  const box = useRef<HTMLDivElement>(null);
+  const width = useWidth(box);
   const [hover, setHover] = useState<Hover | null>(null);
   const themed = useTheme();
   const strip = useMemo(() => new Strip(data, width), [data, width]);
   const shown = useMemo(() => callsIn(selection, data), [selection, data]);
   const row = view.row !== null && view.row < table.rows ? view.row : null;
-
-  useEffect(() => {
-    const box = canvas.current!.parentElement!;
-    const watch = new ResizeObserver(() => setWidth(box.clientWidth));
-    watch.observe(box);
-    setWidth(box.clientWidth);
-    return () => watch.disconnect();
-  }, []);
 
   useEffect(() => {
     const element = canvas.current!;
@@ -80,7 +74,7 @@ export function Timeline({ data, view, go, selection }: Props) {
         ) : null}
         {view.colour === "error" && data.comparing ? <Scale {...strip.errors} /> : null}
       </header>
-      <div class="timeline-box">
+      <div class="timeline-box" ref={box}>
         <canvas
           ref={canvas}
           data-test="timeline"
@@ -109,7 +103,10 @@ function Tip({ data, hover, width }: { data: Data; hover: Hover; width: number }
   const left = Math.min(hover.x + 12, Math.max(0, width - 330));
   return (
     <div class="tip" style={{ left: `${left}px`, top: `${hover.y + 16}px` }}>
-      <b>{siteOf(table, row)}</b> {table.word("type", row) ?? ""}
+      <b>
+        <bdi>{siteOf(table, row)}</bdi>
+      </b>{" "}
+      {table.word("type", row) ?? ""}
       <br />
       {placeOf(table, row)} · {tensorOf(table, row)}
       <br />

@@ -101,25 +101,16 @@ function RunName({ run, title }: { run: RunFacts; title: string }) {
 
 /** What the table shows, as a file. A server writes all columns, a report those that it has. */
 function Exports({ data, selection, view }: { data: Data; selection: Selection; view: View }) {
-  const { source, table, marks, comparing } = data;
+  const { source, table, comparing } = data;
   if (source.exportAddress && comparing) {
-    const [filter, sort] = [expression(view), order(view)];
+    const address = (kind: "csv" | "xlsx") =>
+      source.exportAddress!(kind, expression(view), order(view), view.conclusion);
     return (
       <>
-        <a
-          class="button"
-          href={source.exportAddress("csv", filter, sort)}
-          download
-          title="The rows of the table as CSV"
-        >
+        <a class="button" href={address("csv")} download title="The rows of the table as CSV">
           CSV
         </a>
-        <a
-          class="button"
-          href={source.exportAddress("xlsx", filter, sort)}
-          download
-          title="The rows of the table as a workbook"
-        >
+        <a class="button" href={address("xlsx")} download title="The rows of the table as a workbook">
           xlsx
         </a>
       </>
@@ -129,7 +120,7 @@ function Exports({ data, selection, view }: { data: Data; selection: Selection; 
     <button
       type="button"
       title="The rows of the table as CSV"
-      onClick={() => download(comparing ? "pairs.csv" : "run.csv", csvOf(table, marks, selection.rows))}
+      onClick={() => download(comparing ? "pairs.csv" : "run.csv", csvOf(table, selection.rows))}
     >
       CSV
     </button>

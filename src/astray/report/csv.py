@@ -1,7 +1,8 @@
 """A Comparison as CSV: `pairs.csv` with a line per row, `summary.csv` with one per step and phase.
 
 Numbers have six significant digits, fingerprints are hexadecimal, and what is not known is an empty cell. Rows are
-written in pieces, so that a comparison of millions takes little memory. docs/reports.md explains every column.
+written in pieces, so that a comparison of millions takes little memory. Texts that a spreadsheet would run as a formula
+are kept from it. docs/reports.md explains every column.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from astray.report.summary import HEAD, summary
 from astray.store import Coded
 
 PIECE = 1 << 14
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a text begins that a spreadsheet takes for a formula, or that it strips to one."""
 
 
 def write_csv(comparison: Comparison, folder: Path, pairs: Pairs, progress: Progress | None = None) -> list[Path]:
@@ -49,7 +53,7 @@ def _rows(pairs: Pairs, progress: Progress | None) -> Iterator[tuple[str, ...]]:
 def _cells(cells: Cells) -> list[str]:
     """A column as text."""
     if isinstance(cells.column, Coded):
-        words = [*map(word, cells.column.values), ""]
+        words = [*(guarded(word(value)) for value in cells.column.values), ""]
         return [words[code] for code in cells.column.codes.tolist()]
     text = _TEXTS.get(cells.column.dtype.kind, str)
     known = cells.known.tolist()
@@ -61,7 +65,18 @@ def word(value: Any) -> str:
     return "×".join(map(str, value)) or "scalar" if isinstance(value, tuple) else str(value)
 
 
+def guarded(text: str) -> str:
+    """A text that no spreadsheet runs: whoever made a run may have called a module `=HYPERLINK(…)`.
+
+    >>> guarded("=1+1"), guarded("h.2.mlp")
+    ("'=1+1", 'h.2.mlp')
+    """
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
 def _text(cell: float | str | None) -> str:
+    if isinstance(cell, str):
+        return guarded(cell)
     return "" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell)
 
 

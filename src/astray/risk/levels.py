@@ -31,6 +31,24 @@ class Judged(NamedTuple):
     severity: npt.NDArray[np.float64]
 
 
+class Room(NamedTuple):
+    """Which tensors are close to the end of their dtype, and which are there on purpose."""
+
+    near: npt.NDArray[np.bool_]
+    few: npt.NDArray[np.bool_]
+    limit: npt.NDArray[np.bool_]
+
+
+def room_of(bits: npt.NDArray[np.float64], limit: npt.NDArray[np.bool_], coarse: npt.NDArray[np.bool_]) -> Room:
+    """From head-room in powers of two (infinite where it is not known), and what is exactly at its dtype's largest.
+
+    Arithmetic that goes too far gives infinity. What is exactly the largest number was put there: a mask, a clamp, or
+    for 8-bit floats a scale that fills the range, which makes little head-room no news at all.
+    """
+    near = (bits < np.where(coarse, 0.0, NEAR)) & ~limit
+    return Room(near, limit | (bits < np.where(coarse, NEAR, TIGHT)), limit)
+
+
 def judge(columns: dict[str, Any]) -> Judged:
     """The level of each place, from what was measured of it."""
     bits, kinds = np.nan_to_num(columns["headroom_bits"], nan=np.inf), columns["dtype"]
@@ -38,11 +56,7 @@ def judge(columns: dict[str, Any]) -> Judged:
     coarse = np.array([end is not None and end.coarse for end in ends])
     narrow = np.array([end is not None and end.narrow for end in ends])
     backward = columns["phase"].codes == columns["phase"].code("backward")
-    # Arithmetic that goes too far gives infinity. What is exactly the largest number was put there: a mask, a clamp,
-    # or for 8-bit floats a scale that fills the range, which makes little head-room no news at all.
-    limit = columns["absmax"] == columns["largest"]
-    near = np.where(coarse, 0.0, NEAR)
-    few = np.where(coarse, NEAR, TIGHT)
+    room = room_of(bits, columns["absmax"] == columns["largest"], coarse)
     # Elements without a gradient, such as the rows of an embedding that were not looked up, have no reason to move.
     stuck = np.nan_to_num(columns["unmoved_with_gradient"], nan=columns["unmoved"] == 1)
     # Where only whole weights can be told apart, one step may be a skipped or a warming-up one.
@@ -51,12 +65,12 @@ def judge(columns: dict[str, Any]) -> Judged:
     soon = columns["gone_latest"] <= columns["steps"]
     rules = [
         ("non-finite", "non-finite", columns["nonfinite"] > 0),
-        ("overflow", "head-room", (bits < near) & ~limit),
-        ("overflow", "growth", soon & ~limit & ~coarse),
+        ("overflow", "head-room", room.near),
+        ("overflow", "growth", soon & ~room.limit & ~coarse),
         ("stuck", "unmoved", stuck >= MOST),
         ("underflow", "subnormal", small >= HALF),
-        ("tight", "limit", limit),
-        ("tight", "head-room", bits < few),
+        ("tight", "limit", room.limit),
+        ("tight", "head-room", room.few),
         ("tight", "growth", np.isfinite(columns["gone_soonest"]) & ~coarse),
         ("tight", "unmoved", stuck >= HALF),
         ("tight", "subnormal", small >= SOME),

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from astray.compare.comparison import Comparison
 from astray.compare.rows import Vocabulary
 from astray.risk.formats import limits
+from astray.risk.levels import room_of
 from astray.store import Coded, RankRun, Run
 from astray.web.calls import Calls
 from astray.web.wire import Column
@@ -23,6 +24,9 @@ _OF_CALL = ("step", "micro", "site", "type", "kind", "call", "phase", "recompute
 _OF_TENSOR = ("role", "path", "dtype", "shape")
 _STATISTICS = ("min", "max", "mean", "std", "l2", "absmax", "zeros", "nan", "inf", "count")
 _SIDES = {"a": "reference", "b": "candidate"}
+STATES = ("finite", "tight", "overflow near", "non-finite", "unknown")
+"""What is said of a tensor of one run in a word."""
+
 _MEASURED = {"cosine": "cosine", "max_abs": "max_abs", "relative_l2": "rel_l2"}
 
 
@@ -74,7 +78,8 @@ def run_columns(run: Run, places: Places, calls: Calls) -> dict[str, Column]:
     columns |= {name: _gathered([_taken(rank, name, rows) for rank, rows in ranks])
                 for name in (*_OF_CALL, *_OF_TENSOR)}  # fmt: skip
     columns |= {name: _gathered([_statistic(rank, name, rows) for rank, rows in ranks]) for name in _STATISTICS}
-    return columns | {"headroom": headroom(columns["absmax"], columns["dtype"])} | _grouped(calls)
+    columns["headroom"] = headroom(columns["absmax"], columns["dtype"])
+    return columns | {"state": states(columns)} | _grouped(calls)
 
 
 def headroom(absmax: Any, dtype: Any) -> npt.NDArray[np.float64]:
@@ -84,6 +89,17 @@ def headroom(absmax: Any, dtype: Any) -> npt.NDArray[np.float64]:
     with np.errstate(divide="ignore", over="ignore"):
         factor = largest / absmax
     return np.where(absmax > 0, factor, np.nan)
+
+
+def states(columns: dict[str, Any]) -> Coded[str]:
+    """The state of each tensor: whether it is finite, and how close to the end of its dtype, as docs/risk.md has it."""
+    absmax, dtype, room = columns["absmax"], columns["dtype"], columns["headroom"]
+    ends = [limits(name) for name in dtype.values]
+    coarse = np.array([*(end is not None and end.coarse for end in ends), False])[dtype.codes]
+    close = room_of(np.log2(np.where(np.isnan(room), np.inf, np.maximum(room, 1.0))), room == 1.0, coarse)
+    strange = (columns["nan"] > 0) | (columns["inf"] > 0)
+    found = np.select([strange, close.near, close.few, np.isnan(absmax)], [3, 2, 1, 4], 0)
+    return Coded(found.astype(np.int32), list(STATES))
 
 
 def _taken(rank: RankRun, name: str, rows: Ints) -> Column:

@@ -18,7 +18,6 @@ from astray.web.detail import detail_of
 from astray.web.jobs import Job
 from astray.web.options import arguments_of
 from astray.web.overview import overview_of
-from astray.web.series import Wanted, series_of
 from astray.web.session import document
 from astray.web.shelf import Shelf
 from astray.web.views import ComparisonView, RunView
@@ -69,12 +68,6 @@ class Shown:
             for old in list(self._details)[:-CACHED]:
                 self._details.pop(old, None)
         return found
-
-    def series(self, wanted: Wanted) -> Document:
-        """A place over the steps, of a run."""
-        if not isinstance(self.view, RunView):
-            raise UsageError("Lines over steps are of one run; this is a comparison.")
-        return series_of(self.view, wanted)
 
 
 class Desk:

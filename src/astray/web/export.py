@@ -5,28 +5,42 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from astray.compare.comparison import Comparison
+from astray.compare.pairs import Pairs
+from astray.compare.verdict import Verdict
 from astray.errors import UsageError
+from astray.report.csv import write_csv
+from astray.report.xlsx import write_xlsx
 
 MEDIA = {
     "csv": "text/csv; charset=utf-8",
     "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
 }
 
+_WORST_FIRST = (Verdict.NON_FINITE, Verdict.DIVERGED, Verdict.SHAPE, Verdict.DTYPE)
+"""Of a site's wrong rows the one that stands for it: the weights of `page/src/marks.ts`."""
+
 
 class Exported:
-    """A file, and the folder it lies in until `close`."""
+    """A file, and the folder it lies in until `close`. `conclusion`: of each site that is wrong its worst row."""
 
-    def __init__(self, comparison: Comparison, kind: str, filter: str | None, sort: str | None) -> None:
+    def __init__(
+        self, comparison: Comparison, kind: str, filter: str | None, sort: str | None, conclusion: bool = False
+    ) -> None:
         if kind not in MEDIA:
             raise UsageError(f"There is no export as {kind!r:.40}; there are {', '.join(MEDIA)}.")
+        pairs = comparison.select(filter, sort)
+        if conclusion:
+            pairs = concluded(comparison, pairs, bool(sort))
         self._folder = tempfile.TemporaryDirectory(prefix="astray-")
         folder = Path(self._folder.name)
         try:
             if kind == "csv":
-                self.path = comparison.to_csv(folder, filter=filter, sort=sort)[0]
+                self.path = write_csv(comparison, folder, pairs)[0]
             else:
-                self.path = comparison.to_xlsx(folder / "pairs.xlsx", filter=filter, sort=sort)
+                self.path = write_xlsx(comparison, folder / "pairs.xlsx", pairs)
         except BaseException:
             self.close()
             raise
@@ -34,3 +48,19 @@ class Exported:
     def close(self) -> None:
         """Remove it."""
         self._folder.cleanup()
+
+
+def concluded(comparison: Comparison, pairs: Pairs, ordered: bool) -> Pairs:
+    """Of each site the worst row of these, in their order if they were `ordered`, else as the sites went wrong."""
+    rows = np.sort(pairs.rows)
+    verdict = comparison.pairs.coded("verdict").codes[rows]
+    rows, verdict = (part[np.isin(verdict, _WORST_FIRST)] for part in (rows, verdict))
+    site = comparison.pairs.coded("site").codes[rows]
+    rank = np.array([_WORST_FIRST.index(Verdict(code)) for code in verdict.tolist()], np.int64)
+    error = np.nan_to_num(comparison.pairs.numbers("error")[rows], nan=-1.0)
+    worst = np.lexsort((rows, -error, rank))
+    chosen = rows[worst[np.unique(site[worst], return_index=True)[1]]]  # in the order of the sites' codes
+    began = np.unique(site, return_index=True)[1]
+    chosen = pairs.rows[np.isin(pairs.rows, chosen)] if ordered else chosen[np.argsort(began)]
+    asked = ", ".join(filter(None, (pairs.asked, "of each wrong site the worst")))
+    return Pairs(pairs.columns, chosen, len(chosen), asked, pairs.named)

@@ -122,7 +122,7 @@ def _of_run(view: RunView) -> Document:
     if isinstance(run, CheckpointRun):
         sentence = f"A checkpoint of {figures.counted(tensors, 'tensor')}."
     elif alarms:
-        sentence = f"{what_of(alarms[0])} from {place_of(alarms[0])}: {alarms[0].kind.word}."
+        sentence = _said(alarms[0])
     elif limits:
         sentence = "No NaN or infinity is seen to reach a result, a gradient or a weight; notes say what is missing."
     else:
@@ -130,10 +130,16 @@ def _of_run(view: RunView) -> Document:
     return {"sentence": sentence, "counts": counts, "alarms": told, "notes": limits, "problems": run.problems}
 
 
+def _said(alarm: Alarm) -> str:
+    """What came from where, and of which kind it is where that is known."""
+    kind = "" if alarm.kind.word == "unknown" else f": {alarm.kind.word}"
+    return f"{what_of(alarm)} from {place_of(alarm)}{kind}."
+
+
 def _alarm(alarm: Alarm, rows: dict[CallKey, int]) -> Document:
     origin = alarm.origin
     return {
-        "sentence": f"{what_of(alarm)} from {place_of(alarm)}: {alarm.kind.word}.",
+        "sentence": _said(alarm),
         "row": rows.get((alarm.rank, alarm.step, origin.site, origin.phase, origin.call)),
         "step": alarm.step,
         "rank": alarm.rank,

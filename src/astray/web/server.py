@@ -28,7 +28,6 @@ from astray.web.desk import Busy, Desk
 from astray.web.export import MEDIA, Exported
 from astray.web.index import live_html
 from astray.web.safety import Guarded, Keyring
-from astray.web.series import Wanted
 from astray.web.views import ComparisonView
 from astray.web.wire import Document, encode
 
@@ -51,7 +50,6 @@ def application(desk: Desk, page: Page, keyring: Keyring, host: str = "127.0.0.1
             Route("/api/overview", answers.overview),
             Route("/api/columns", answers.columns),
             Route("/api/pair/{row:int}", answers.pair),
-            Route("/api/series", answers.series),
             Route("/api/run/{number}", answers.run),
             Route("/api/export.{kind}", answers.export),
             Route("/api/compare", answers.compare, methods=["POST"]),
@@ -104,19 +102,6 @@ class _Answers:
         except UsageError as error:
             raise HTTPException(404, str(error)) from None
 
-    def series(self, request: Request) -> Response:
-        asked = request.query_params
-        if "site" not in asked:
-            raise HTTPException(400, "Which site? Ask with ?site=….")
-        rank = asked.get("rank")
-        if rank is not None and not rank.isdecimal():
-            raise HTTPException(400, f"{rank!r:.40} is no rank.")
-        wanted = Wanted(
-            asked["site"], asked.get("phase"), asked.get("role"), asked.get("path"), int(rank) if rank else None
-        )
-        shown = self._desk.shown
-        return _json(shown.series(wanted), shown.generation)
-
     def run(self, request: Request) -> Response:
         try:
             return _json(self._desk.shelf.document(request.path_params["number"]))
@@ -131,7 +116,8 @@ class _Answers:
         if not isinstance(view, ComparisonView):
             raise UsageError("Only the rows of a comparison are exported; of a run, `run.table()` has them.")
         asked = request.query_params
-        made = Exported(view.comparison, kind, asked.get("filter") or None, asked.get("sort") or None)
+        chosen = asked.get("filter") or None, asked.get("sort") or None
+        made = Exported(view.comparison, kind, *chosen, conclusion=asked.get("conclusion") == "1")
         gone = BackgroundTask(made.close)
         return FileResponse(made.path, media_type=MEDIA[kind], filename=f"pairs.{kind}", background=gone)
 

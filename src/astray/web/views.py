@@ -19,7 +19,6 @@ from astray.compare.comparison import Comparison
 from astray.compare.verdict import AGREEING
 from astray.errors import AstrayError
 from astray.report.alarms import besides
-from astray.risk.risk import Risk
 from astray.store import CheckpointRun, Coded, RankRun, Run, Table
 from astray.web.calls import Calls, calls_of_pairs, calls_of_rows
 from astray.web.columns import Places, comparison_columns, run_columns
@@ -184,12 +183,6 @@ class RunView(View):
         except AstrayError as error:
             return [], [str(error)]
         return list(found), list(besides(found))
-
-    @cached_property
-    def risk(self) -> Risk | None:
-        """How close its numbers come to trouble; None where no statistics were kept."""
-        found = self.run.risk()
-        return found if len(found) else None
 
     def first_rows(self) -> dict[CallKey, int]:
         """The first row of each call."""
