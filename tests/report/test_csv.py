@@ -113,3 +113,18 @@ def test_some_rows_in_another_order(runs, tmp_path):
     assert {(row["verdict"], row["phase"]) for row in read(pairs)} == {("diverged", "forward")}
     assert sum(int(row["tensors"]) for row in read(summary)) == len(diff.pairs)
     assert seen == [(len(read(pairs)), len(read(pairs)))]
+
+
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2", "@SUM(A1)", "\t=1", "h=1"]
+
+
+def test_no_name_is_run_as_a_formula(runs, tmp_path):
+    one, other = runs.Builder(), runs.Builder()
+    for builder, factor in ((one, -1), (other, -3)):
+        for name in FORMULAS:
+            builder.tensor(builder.call(name, phase=name), "output", name, ONES * np.float32(factor))
+    pairs, summary = (read(file) for file in compare(one.run, other.run).to_csv(tmp_path))
+    guarded = [*(f"'{name}" for name in FORMULAS[:-1]), "h=1"]
+    assert [row["site"] for row in pairs] == [row["path"] for row in pairs] == guarded
+    assert pairs[0]["mean_candidate"] == "-3"  # numbers stay numbers
+    assert {row["phase"] for row in summary} >= {*guarded}

@@ -161,3 +161,16 @@ def test_what_went_wrong_by_itself_has_a_sheet_of_its_own(runs, tmp_path):
     assert facts(book["wrong by itself"])["place"] == "step 0, forward, call 0 of right (Linear), output"
     assert facts(book["wrong by itself"])["evidence 1"] == diff.others[0].evidence[0]
     assert facts(book["summary"])["wrong by itself"] == "step 0, forward, call 0 of right (Linear), output"
+
+
+def test_no_name_is_a_formula(runs, tmp_path):
+    one, other = runs.Builder(), runs.Builder()
+    names = ["=1+1", "{=1+1}", "+1", "-2", "@SUM(A1)", "http://x"]
+    for builder, factor in ((one, 1), (other, 3)):
+        for name in names:
+            builder.tensor(builder.call(name), "output", "out", ONES * np.float32(factor))
+    book = openpyxl.load_workbook(compare(one.run, other.run).to_xlsx(tmp_path / "diff.xlsx"))
+    assert [row["site"] for row in rows(book["pairs"])] == names
+    kinds = {cell.data_type for sheet in book for row in sheet.iter_rows() for cell in row if cell.value is not None}
+    assert kinds <= {"s", "n", "b"}  # no formula anywhere
+    assert [cell.hyperlink for row in book["pairs"].iter_rows() for cell in row if cell.hyperlink] == []

@@ -85,9 +85,10 @@ def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     path = next(filter(None, map(shutil.which, BROWSERS)))
+    quick = ["--in-process-gpu"]  # a process less to start and to talk to
     alone = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # root has no sandbox
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=alone)
+        browser = playwright.chromium.launch(executable_path=path, args=quick + alone)
         yield browser
         browser.close()
 
@@ -98,6 +99,7 @@ class Window:
     def __init__(self, tab: Any) -> None:
         self.tab = tab
         self.complaints: list[str] = []
+        self.open = self.kept = ""  # the address of a page that this test, and the next, may go on with
         tab.on("pageerror", lambda error: self.complaints.append(str(error)))
         tab.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
 
@@ -127,14 +129,16 @@ def one_window(chromium: Any) -> Window:
 def window(one_window: Window) -> Iterator[Window]:
     """The tab, as if it were new. What it complains of fails the test, unless the test empties `complaints`."""
     tab = one_window.tab
-    tab.emulate_media(color_scheme="light")
     one_window.complaints.clear()
+    one_window.open, one_window.kept = one_window.kept, ""
     yield one_window
-    tab.unroute_all()
-    if not tab.url.startswith("about:"):
-        tab.evaluate("localStorage.clear()")
-    tab.goto("about:blank")
-    tab.context.set_offline(False)
+    if not one_window.kept:
+        tab.unroute_all()
+        tab.emulate_media(color_scheme="light")
+        if not tab.url.startswith("about:"):
+            tab.evaluate("localStorage.clear()")
+        tab.goto("about:blank")
+        tab.context.set_offline(False)
     assert one_window.complaints == []
 
 

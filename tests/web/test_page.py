@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterator
@@ -15,8 +16,21 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def tab(window: Any, served: Any) -> Any:
-    """The page, open at the overview."""
+def tab(window: Any, served: Any) -> Iterator[Any]:
+    """The page at the overview, for tests that change nothing but the address: loading it takes as long as they do."""
+    if window.open != served.address:
+        window.tab.goto(served.address)
+    else:
+        window.tab.evaluate("location.hash = '#/'")
+        window.tab.wait_for_selector("[data-test=detail]", state="detached")
+    window.tab.wait_for_selector(".grid [data-row]")
+    yield window.tab
+    window.kept = served.address
+
+
+@pytest.fixture
+def fresh(window: Any, served: Any) -> Any:
+    """The page, loaded for this test alone."""
     window.tab.goto(served.address)
     window.tab.wait_for_selector(".grid [data-row]")
     return window.tab
@@ -157,18 +171,72 @@ def test_a_link_opens_what_was_looked_at_and_back_returns(tab: Any, window: Any,
     assert window.hash() == f"#/pair/{first}?step=1&q=body&sort=-error&colour=error"
 
 
-def test_arrows_go_through_the_rows(tab: Any, window: Any, first: int) -> None:
-    tab.click(f".grid [data-row='{first}']")  # which is in sight
+def test_keys_work_behind_a_switch_and_rest_while_help_is_open(tab: Any, window: Any) -> None:
+    tab.check(".switch input")
     tab.keyboard.press("ArrowDown")
-    assert window.hash() == f"#/pair/{first + 1}"
-    tab.keyboard.press("ArrowUp")
-    tab.keyboard.press("ArrowUp")
-    assert window.hash() == f"#/pair/{first - 1}"
+    assert window.hash() == f"#/pair/{window.rows()[0]}?conclusion=1"
     tab.keyboard.press("?")
-    assert "the previous call" in tab.inner_text(".dialog")
+    tab.keyboard.press("ArrowDown")
     tab.keyboard.press("Escape")
-    assert tab.locator(".dialog").count() == 0
-    assert tab.locator("[data-test=detail]").count() == 1
+    assert window.hash() == f"#/pair/{window.rows()[0]}?conclusion=1"
+
+
+def test_the_table_as_csv(tab: Any, pairs: Any) -> None:
+    tab.click(".chip[data-verdict=diverged]")
+    with tab.expect_download() as download:
+        tab.click("text=CSV")
+    lines = download.value.path().read_text(encoding="utf-8").splitlines()
+    assert len(lines) - 1 == (pairs.coded("verdict").codes == 3).sum()
+    assert download.value.suggested_filename == "pairs.csv"
+
+
+def test_exports_have_the_rows_that_are_shown(tab: Any, window: Any) -> None:
+    for query in ("conclusion=1", "conclusion=1&q=linear&sort=-error", "q=module&step=1"):
+        tab.evaluate(f"location.hash = '#/?{query}'")
+        tab.wait_for_selector(".clear")
+        with tab.expect_download() as download:
+            tab.click("text=CSV")
+        lines = list(csv.DictReader(download.value.path().read_text(encoding="utf-8").splitlines()))
+        shown = tab.locator(".grid [aria-rowindex='1'] bdi").inner_text()
+        assert (f"{len(lines):,}", lines[0]["site"]) == (window.count().split()[0], shown), query
+
+
+def test_rows_that_are_not_there(tab: Any, window: Any) -> None:
+    tab.evaluate("location.hash = '#/pair/123456'")
+    tab.wait_for_selector("text=There is no row 123456")
+    assert window.rows()
+
+
+def test_from_a_tensor_to_who_takes_it(tab: Any, first: int) -> None:
+    tab.evaluate(f"location.hash = '#/pair/{first}'")
+    taken = tab.locator(".section", has_text="Comes from, goes to").locator(".link")
+    assert taken.first.inner_text() == "step 1, forward, body.act, input 0"
+    taken.first.click()
+    assert tab.inner_text("[data-test=detail] h2") == "body.act"
+    tab.wait_for_selector(".detail .around")
+    assert "made by" in tab.inner_text(".detail .around")
+
+
+def test_the_first_row_in_sight_is_a_whole_one(fresh: Any) -> None:
+    fresh.wait_for_selector(".row-first")
+    under, tops = fresh.evaluate("""() => [document.querySelector(".grid .head").getBoundingClientRect().bottom,
+      [...document.querySelectorAll(".grid [data-row]")].map((row) => row.getBoundingClientRect().top)]""")
+    assert tops[0] < under  # it has scrolled
+    assert under in tops
+
+
+def test_arrows_go_through_the_rows(fresh: Any, window: Any, first: int) -> None:
+    fresh.click(f".grid [data-row='{first}']")  # which is in sight
+    fresh.keyboard.press("ArrowDown")
+    assert window.hash() == f"#/pair/{first + 1}"
+    fresh.keyboard.press("ArrowUp")
+    fresh.keyboard.press("ArrowUp")
+    assert window.hash() == f"#/pair/{first - 1}"
+    fresh.keyboard.press("?")
+    assert "the previous call" in fresh.inner_text(".dialog")
+    fresh.keyboard.press("Escape")
+    assert fresh.locator(".dialog").count() == 0
+    assert fresh.locator("[data-test=detail]").count() == 1
 
 
 CONTRAST = """() => {
@@ -184,81 +252,83 @@ CONTRAST = """() => {
 }"""
 
 
-def test_dark_and_light_can_both_be_read(tab: Any) -> None:
+def test_dark_and_light_can_both_be_read(fresh: Any) -> None:
     paper = "getComputedStyle(document.querySelector('.pairs')).backgroundColor"
-    light = tab.evaluate(paper)
-    assert tab.evaluate(CONTRAST) >= 4.5
-    tab.emulate_media(color_scheme="dark")
-    dark = tab.evaluate(paper)
+    light = fresh.evaluate(paper)
+    assert fresh.evaluate(CONTRAST) >= 4.5
+    fresh.emulate_media(color_scheme="dark")
+    dark = fresh.evaluate(paper)
     assert dark != light
-    assert tab.evaluate(CONTRAST) >= 4.5
-    tab.click("[data-test=theme]")  # from the system's to light
-    assert tab.evaluate(paper) == light
-    tab.reload()
-    tab.wait_for_selector(".grid [data-row]")
-    assert tab.evaluate(paper) == light  # it was remembered
-    tab.emulate_media(color_scheme="light")
-    tab.click("[data-test=theme]")
-    assert tab.evaluate(paper) == dark
+    assert fresh.evaluate(CONTRAST) >= 4.5
+    fresh.click("[data-test=theme]")  # from the system's to light
+    assert fresh.evaluate(paper) == light
+    fresh.reload()
+    fresh.wait_for_selector(".grid [data-row]")
+    assert fresh.evaluate(paper) == light  # it was remembered
+    fresh.emulate_media(color_scheme="light")
+    fresh.click("[data-test=theme]")
+    assert fresh.evaluate(paper) == dark
 
 
-def test_the_table_as_csv(tab: Any, pairs: Any) -> None:
-    tab.click(".chip[data-verdict=diverged]")
-    with tab.expect_download() as download:
-        tab.click("text=CSV")
-    lines = download.value.path().read_text(encoding="utf-8").splitlines()
-    assert len(lines) - 1 == (pairs.coded("verdict").codes == 3).sum()
-    assert download.value.suggested_filename == "pairs.csv"
-
-
-def test_rows_that_are_not_there(tab: Any, window: Any) -> None:
-    tab.evaluate("location.hash = '#/pair/123456'")
-    tab.wait_for_selector("text=There is no row 123456")
-    assert window.rows()
-
-
-def test_a_server_that_is_gone_is_told_of(tab: Any, window: Any) -> None:
-    tab.route("**/api/pair/*", lambda route: route.abort())
-    tab.locator(".grid [data-row]").first.click()
-    tab.wait_for_selector(".detail .state-error")
-    assert "Is `astray view` still running?" in tab.inner_text(".detail .state-error")
+def test_a_server_that_is_gone_is_told_of(fresh: Any, window: Any) -> None:
+    fresh.route("**/api/pair/*", lambda route: route.abort())
+    fresh.locator(".grid [data-row]").first.click()
+    fresh.wait_for_selector(".detail .state-error")
+    assert "Is `astray view` still running?" in fresh.inner_text(".detail .state-error")
     assert all("ERR_FAILED" in text for text in window.complaints)
     window.complaints.clear()
 
 
-def test_two_runs_are_chosen_in_the_page(tab: Any, window: Any) -> None:
-    tab.click("text=Choose runs…")
-    tab.select_option("select[name=reference]", label="bad")
-    tab.select_option("select[name=candidate]", label="bad")
-    tab.fill("input[name=steps]", "later")
-    tab.click("button[type=submit]")
-    tab.wait_for_selector("[role=alert]")
-    assert re.search("later", tab.inner_text("[role=alert]"))
-    tab.fill("input[name=steps]", "0:2")
-    tab.click("button[type=submit]")
-    tab.wait_for_selector(".headline-good")
-    assert tab.locator(".top-runs").inner_text().split() == ["bad", "→", "bad"]
-    assert tab.locator(".chip").all_inner_texts()[0].startswith("identical")
-    window.complaints.clear()  # the browser tells of the refused request
-
-
-def test_one_run_alone(tab: Any, window: Any, served: Any) -> None:
-    tab.click("text=Choose runs…")
-    tab.select_option("select[name=reference]", label="broken")
-    tab.select_option("select[name=candidate]", "")
-    tab.click("button[type=submit]")
-    tab.wait_for_selector(".chip[data-verdict='non-finite']")
-    assert "Infinity from step 2, forward" in tab.inner_text("h1")
-    tab.click("h1 button")
-    detail = tab.locator("[data-test=detail]")
-    assert "NaN or infinity at step 2" in detail.inner_text()
-    assert tab.locator(".tree .tag").inner_text() == "first"
+def test_a_tab_that_shows_an_older_comparison_says_so(fresh: Any, served: Any) -> None:
+    served.desk.look("0", None, {}).wait()  # as another tab would
+    fresh.locator(".grid [data-row]").first.click()
+    fresh.wait_for_selector(".detail .state-error")
+    assert "Something else has been compared since" in fresh.inner_text(".detail .state-error")
     served.desk.look("0", "1", {}).wait()
 
 
-def test_progress_is_shown_and_can_be_stopped(tab: Any) -> None:
+def test_two_runs_are_chosen_in_the_page(fresh: Any, window: Any, served: Any) -> None:
+    fresh.click("text=Choose runs…")
+    fresh.select_option("select[name=reference]", label="bad")
+    fresh.select_option("select[name=candidate]", label="bad")
+    fresh.fill("input[name=steps]", "later")
+    fresh.click("button[type=submit]")
+    fresh.wait_for_selector("[role=alert]")
+    assert re.search("later", fresh.inner_text("[role=alert]"))
+    fresh.fill("input[name=steps]", "0:2")
+    fresh.click("button[type=submit]")
+    fresh.wait_for_selector(".headline-good")
+    assert fresh.locator(".top-runs").inner_text().split() == ["bad", "→", "bad"]
+    assert fresh.locator(".chip").all_inner_texts()[0].startswith("identical")
+    fresh.click("text=Choose runs…")
+    fresh.select_option("select[name=noise]", label="good")
+    fresh.fill("input[name=offset]", "1")
+    fresh.fill("input[name=steps]", "")
+    fresh.click("button[type=submit]")
+    fresh.wait_for_selector(".headline-bad")  # each step is held against the one before
+    session = served.desk.session()
+    assert (session["noise"], session["options"]) == ("0", {"offset": 1})
+    served.desk.look("0", "1", {}).wait()
+    window.complaints.clear()  # the browser tells of the refused request
+
+
+def test_one_run_alone(fresh: Any, window: Any, served: Any) -> None:
+    fresh.click("text=Choose runs…")
+    fresh.select_option("select[name=reference]", label="broken")
+    fresh.select_option("select[name=candidate]", "")
+    fresh.click("button[type=submit]")
+    fresh.wait_for_selector(".chip[data-verdict='non-finite']")
+    assert "Infinity from step 2, forward" in fresh.inner_text("h1")
+    fresh.click("h1 button")
+    detail = fresh.locator("[data-test=detail]")
+    assert "NaN or infinity at step 2" in detail.inner_text()
+    assert fresh.locator(".tree .tag").inner_text() == "first"
+    served.desk.look("0", "1", {}).wait()
+
+
+def test_progress_is_shown_and_can_be_stopped(fresh: Any) -> None:
     running = {"state": "running", "done": 3, "total": 12, "text": "comparing values"}
-    session = tab.evaluate("() => fetch('/api/session').then((answer) => answer.json())")
+    session = fresh.evaluate("() => fetch('/api/session').then((answer) => answer.json())")
     stopped = []
 
     def stop(route: Any) -> None:
@@ -266,21 +336,11 @@ def test_progress_is_shown_and_can_be_stopped(tab: Any) -> None:
         running.update(state="stopped", text="Stopped before it was done.")
         route.fulfill(status=202, body="{}", content_type="application/json")
 
-    tab.route("**/api/session", lambda route: route.fulfill(json=session | {"job": running}))
-    tab.route("**/api/stop", stop)
-    tab.reload()
-    tab.wait_for_selector("[data-test=progress] progress")
-    assert "3 of 12" in tab.inner_text("[data-test=progress]")
-    tab.click("text=Stop")
-    tab.wait_for_selector("text=Stopped before it was done.")
+    fresh.route("**/api/session", lambda route: route.fulfill(json=session | {"job": running}))
+    fresh.route("**/api/stop", stop)
+    fresh.reload()
+    fresh.wait_for_selector("[data-test=progress] progress")
+    assert "3 of 12" in fresh.inner_text("[data-test=progress]")
+    fresh.click("text=Stop")
+    fresh.wait_for_selector("text=Stopped before it was done.")
     assert stopped[0]["x-astray"]
-
-
-def test_from_a_tensor_to_who_takes_it(tab: Any, first: int) -> None:
-    tab.evaluate(f"location.hash = '#/pair/{first}'")
-    taken = tab.locator(".section", has_text="Comes from, goes to").locator(".link")
-    assert taken.first.inner_text() == "step 1, forward, body.act, input 0"
-    taken.first.click()
-    assert tab.inner_text("[data-test=detail] h2") == "body.act"
-    tab.wait_for_selector(".detail .around")
-    assert "made by" in tab.inner_text(".detail .around")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ HOSTILE = [
     "{{constructor.constructor('window.harmed=1')()}}",
     "__proto__",
     "\u202eevil\u202c \u0000\u0007",
+    "<!--\u2028\u2029]]>",
+    "javascript:window.harmed=1",
     '=HYPERLINK("http://x")',
     "m." * 2000 + "end",
+    "x" * 10_000,
 ]
 
 
@@ -87,9 +91,32 @@ def test_names_are_text_whatever_they_are(offline: Any, tmp_path: Path) -> None:
         assert tab.text_content("[data-test=detail] h2") == name
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
     assert tab.inner_text(".top-runs").split() == ["<b>a<b>", "→", "<b>b<b>"]
+    with tab.expect_download() as download:
+        tab.click("text=CSV")
+    with download.value.path().open(newline="", encoding="utf-8") as file:
+        sites = [row["site"] for row in csv.DictReader(file)]
+    assert sites[::2] == [f"'{name}" if name.startswith("=") else name for name in HOSTILE]
     assert tab.evaluate("window.harmed") is None
     assert tab.locator(".page script, .page img, .page b > b").count() == 0
     assert offline.complaints == []
+
+
+def test_columns_fit_where_there_are_ranks_and_micro_steps(offline: Any, tmp_path: Path) -> None:
+    runs = [Builder(f"runs/{name}", world_size=2) for name in ("good", "bad")]
+    for builder, change in zip(runs, (0, 1), strict=True):
+        for rank, micro in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            rows = builder.rank(rank)
+            rows.tensor(rows.call("layer", micro=micro), "output", "out", np.full(3, 1 + change * micro, np.float32))
+    tab = offline.tab
+    tab.goto(compare(runs[0].run, runs[1].run).to_html(tmp_path / "ranks.html").as_uri())
+    tab.click("h1 button")
+    titles = [title.strip() for title in tab.locator("[role=columnheader]").all_inner_texts()]
+    assert {"verdict", "step", "micro", "rank", "site", "tensor", "error"} <= {*titles}
+    beyond = "() => { const all = document.querySelector('.grid .virtual'); return all.scrollWidth - all.clientWidth; }"
+    assert tab.evaluate(beyond) == 0
+    tab.keyboard.press("Escape")
+    tab.wait_for_selector("[role=columnheader] >> text=phase")
+    assert tab.evaluate(beyond) == 0
 
 
 def test_two_hundred_thousand_rows(offline: Any, tmp_path: Path) -> None:
@@ -128,3 +155,16 @@ def test_more_rows_than_an_element_can_be_high(offline: Any, tmp_path: Path) -> 
     assert 600 < box["y"] <= 800 - box["height"]
     tab.evaluate("document.querySelector('.grid .virtual').scrollTop = 0")
     tab.wait_for_selector(".grid [data-row='0']")
+
+
+def test_what_agrees_only_in_part_is_not_told_as_a_fault(offline: Any, tmp_path: Path) -> None:
+    runs = [Builder(f"runs/{name}") for name in ("good", "more")]
+    for builder, sites in zip(runs, ("ab", "abc"), strict=True):
+        for site in sites:
+            builder.tensor(builder.call(site), "output", "out", np.ones(3, np.float32))
+    tab = offline.tab
+    tab.goto(compare(runs[0].run, runs[1].run).to_html(tmp_path / "part.html").as_uri())
+    tab.wait_for_selector(".headline-partial")
+    assert tab.inner_text("h1") == "No divergence: 2 tensors of 1 step agree (2 identical). Some are only in one run."
+    verdict = tab.locator(".grid .verdict", has_text="only in candidate")
+    assert verdict.evaluate("text => text.scrollWidth <= text.parentElement.clientWidth")  # and can be read in full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import http.client
 import json
 import socket
@@ -179,6 +180,24 @@ def test_exports_are_those_of_the_reports(client: Client, trained: Any, tmp_path
     assert sheet.max_row == answer.body.count(b"\n")
 
 
+def test_a_conclusion_is_the_worst_row_of_each_wrong_site(client: Client, trained: Any):
+    comparison = compare(trained.good, trained.bad)
+    pairs, wrong = comparison.pairs, comparison.select("wrong and step == 2").rows
+    error = pairs.numbers("error")
+    worst: dict[str, int] = {}
+    for row in wrong.tolist():  # all of them diverged
+        site = pairs["site"][row]
+        worst[site] = row if error[row] > error[worst.get(site, row)] else worst.get(site, row)
+
+    def exported(query: str) -> list[tuple[str, float]]:
+        answer = client.ask(f"/api/export.csv?filter=step%20%3D%3D%202&conclusion=1{query}").body.decode()
+        return [(row["site"], float(row["error"])) for row in csv.DictReader(answer.splitlines())]
+
+    found = [(site, float(f"{error[row]:.6g}")) for site, row in worst.items()]
+    assert exported("") == found
+    assert [size for _, size in exported("&sort=-error")] == sorted((size for _, size in found), reverse=True)
+
+
 def test_choosing_runs_in_the_page(choosing: Client):
     session = choosing.ask("/api/session").document
     assert (session["kind"], session["job"]["state"]) == ("choose", "idle")
@@ -199,9 +218,6 @@ def test_choosing_runs_in_the_page(choosing: Client):
     session = choosing.until_done()
     assert (session["kind"], session["generation"]) == ("run", 2)
     assert choosing.ask("/api/overview").document["counts"]["alarms"] > 0
-    series = choosing.ask("/api/series?site=body.up&role=output&path=out&phase=forward").document
-    assert series["steps"] == [0, 1, 2]
-    assert {mark["step"] for mark in series["marks"]} == {2}
     assert choosing.ask("/api/export.csv").status == 422
 
 
@@ -221,9 +237,6 @@ def test_what_was_asked_wrongly_is_said(client: Client):
     for query in ("filter=nonsense%20%28", "sort=nothing"):
         answer = client.ask(f"/api/export.csv?{query}")
         assert (answer.status, bool(answer.document["error"])) == (422, True)
-    assert client.ask("/api/series").status == 400
-    assert client.ask("/api/series?site=a&rank=x").status == 400
-    assert client.ask("/api/series?site=a").status == 422
     assert client.ask("/api/pair/999999").status == 404
     assert client.ask("/api/compare").status == 405
 
@@ -338,7 +351,7 @@ def test_requests_have_a_size(client: Client):
     large = b" " * (MOST_BODY + 1)
     assert client.ask("/api/compare", "POST", large, JSON).status == 413
     assert client.ask("/api/overview", "GET", large).status == 413
-    assert client.ask(f"/api/series?site={'x' * 10_000}").status == 414
+    assert client.ask(f"/api/export.csv?filter={'x' * 10_000}").status == 414
     assert client.ask(f"/api/run/{'0' * 2000}").status == 414
     chunks = b"".join(b"4000\r\n" + b" " * 0x4000 + b"\r\n" for _ in range(5)) + b"0\r\n\r\n"
     head = f"POST /api/compare HTTP/1.1\r\nHost: localhost\r\nCookie: {client.keyring.name}={client.keyring.token}\r\n"

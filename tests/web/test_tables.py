@@ -11,10 +11,10 @@ from safetensors.numpy import save_file
 
 from astray.compare.comparison import compare
 from astray.store import Coded, End, RankRun, Run, RunInfo, Table
+from astray.web.columns import headroom, states
 from astray.web.detail import detail_of
 from astray.web.onefile import contents
 from astray.web.overview import overview_of, row_of
-from astray.web.series import Wanted, series_of
 from astray.web.session import session_of
 from astray.web.views import ComparisonView, RunView
 from astray.web.wire import encode, pack
@@ -141,29 +141,55 @@ def test_a_run_without_tensors_says_so():
     assert unpack(pack(view.table))["step"] == []
 
 
-def test_a_place_over_the_steps():
+def test_the_state_of_a_tensor_is_by_the_rules_of_risk():
     builder = Builder()
-    sizes = {0: [1.0, 3.0], 1: [5.0, 2.0], 3: [np.nan, 7.0]}
-    for step, values in sizes.items():
-        for micro, value in enumerate(values):
-            seq = builder.call("layer", step=step, micro=micro)
-            builder.tensor(seq, "output", "out", np.array([value, -value / 2], np.float16))
-            builder.tensor(builder.call("other", step=step, micro=micro), "output", "out", np.ones(2))
+    cases = [
+        ("float16", 4000.0, "finite"),
+        ("float16", 5000.0, "tight"),  # 13×
+        ("float16", 40000.0, "overflow near"),
+        ("float16", 65504.0, "tight"),  # a mask or a clamp
+        ("float32", 1.0, "finite"),
+        ("float32", np.inf, "non-finite"),
+        ("float32", np.nan, "non-finite"),
+        ("float32", 0.0, "finite"),
+    ]
+    for dtype, value, _ in cases:
+        builder.tensor(builder.call("a"), "output", "out", np.array([value, 0], dtype))
+    builder.tensor(builder.call("b"), "output", "out", np.ones(3, np.float32), keep={"fingerprint"})
+    table = RunView(builder.run).table
+    assert unpack(pack(table))["state"] == [*(state for _, _, state in cases), "unknown"]
+    # 8-bit floats are scaled to be full: only the last factor of two is worth a word, and none of it is alarming.
+    eighth = np.array([448.0, 300.0, 100.0])
+    dtype = Coded(np.zeros(3, np.int32), ["float8_e4m3fn"])
+    none = np.zeros(3)
+    columns = {"absmax": eighth, "dtype": dtype, "headroom": headroom(eighth, dtype), "nan": none, "inf": none}
+    assert states(columns).tolist() == ["tight", "tight", "finite"]
+
+
+def test_the_states_agree_with_the_analysis_of_risk():
+    builder = Builder()
+    sizes = [1.0, 4095.0, 4094.0, 32752.0, 32768.0, 65504.0, np.inf]
+    for at, size in enumerate(sizes):
+        builder.tensor(builder.call(f"s{at}"), "output", "out", np.array([size, 1.0], np.float16))
     view = RunView(builder.run)
-    found = json.loads(encode(series_of(view, Wanted("layer", "forward", "output", "out"))))
-    lines = {line["name"]: line["values"] for line in found["lines"]}
-    assert found["steps"] == [0, 1, 3]
-    assert lines["absmax"] == [3.0, 5.0, 7.0]
-    assert lines["min"] == [-1.5, -2.5, -3.5]
-    assert lines["mean"] == [0.5, 0.875, 1.75]
-    assert lines["nan"] == [0.0, 0.0, 2.0]
-    assert lines["headroom"] == [65504 / 3, 65504 / 5, 65504 / 7]
-    assert found["marks"][0] == {"step": 3, "text": "2 NaN"}
-    assert found["marks"][1]["step"] == 3
-    assert found["marks"][1]["text"].startswith("NaN comes from here: ")
-    assert [one["level"] for one in found["risk"]] == ["non-finite"]
-    nothing = series_of(view, Wanted("nowhere"))
-    assert [len(nothing["steps"]), nothing["marks"]] == [0, []]
+    risk = builder.run.risk().table
+    levels = dict(zip(risk["site"].tolist(), risk["risk"].tolist(), strict=True))
+    words = {"finite": "calm", "tight": "tight", "overflow near": "overflow", "non-finite": "non-finite"}
+    table = unpack(pack(view.table))
+    assert {site: words[state] for site, state in zip(table["site"], table["state"], strict=True)} == levels
+
+
+def test_an_alarm_of_no_known_kind_is_told_without_one():
+    builder = Builder()
+    fine, bad = np.ones(2, np.float32), np.full(2, np.nan, np.float32)
+    root = builder.call("<root>", "Net")
+    inner = builder.call("a", parent=root)
+    builder.tensor(inner, "input", "0", fine)
+    builder.tensor(inner, "output", "out", fine)
+    builder.tensor(root, "output", "out", bad)
+    found = overview_of(RunView(builder.run))
+    assert found["alarms"][0]["kind"] == "unknown"
+    assert found["sentence"] == found["alarms"][0]["sentence"] == "NaN from step 0, forward, call 0 of <root> (Net)."
 
 
 def test_hostile_names_in_every_document():
@@ -174,8 +200,6 @@ def test_hostile_names_in_every_document():
         text = encode(document)
         assert text.isascii()
         json.loads(text)
-    found = series_of(RunView(view.runs[0]), Wanted(HOSTILE[0]))
-    assert found["marks"][0] == {"step": 0, "text": "1 NaN, 2 Inf"}
 
 
 def test_two_checkpoints(tmp_path: Path):

@@ -11,18 +11,25 @@ interface Props {
   go: Go;
 }
 
+type Tone = "good" | "partial" | "bad";
+
+const SIGNS: Record<Tone, string> = { good: "✓", partial: "≈", bad: "✗" };
+
+/** Whether all is well, something is wrong, or nothing is but not all could be looked at. */
+function toneOf({ comparing, overview }: Data): Tone {
+  if (comparing) return overview.agree ? "good" : overview.first ? "bad" : "partial";
+  return overview.alarms?.length ? "bad" : overview.notes?.length ? "partial" : "good";
+}
+
 export function Headline({ data, view, go }: Props) {
   const { overview } = data;
-  const good = data.comparing ? overview.agree === true : !overview.alarms?.length;
+  const tone = toneOf(data);
   const open = view.place === "overview";
   return (
-    <section
-      class={`headline ${good ? "headline-good" : "headline-bad"} ${open ? "" : "headline-brief"}`}
-      data-test="headline"
-    >
+    <section class={`headline headline-${tone} ${open ? "" : "headline-brief"}`} data-test="headline">
       <div class="headline-answer">
         <span class="headline-sign" aria-hidden="true">
-          {good ? "✓" : "✗"}
+          {SIGNS[tone]}
         </span>
         <h1 title={overview.sentence}>
           <Jump row={data.first} sentence={overview.sentence} go={go} />

@@ -15,7 +15,7 @@ export interface Head {
   readonly help?: string;
   /** In pixels. */
   readonly width: number;
-  /** Its share of the room that is left; where there is too little, it also gives way. */
+  /** Its share of the room that is left; where there is too little, it gives way. */
   readonly share?: number;
   /** It may be as wide as this. */
   readonly most?: number;
@@ -189,21 +189,22 @@ const NARROWEST = 64; // of a column that gives way
 export function fitting(columns: readonly Head[], room: number): Head[] {
   for (const level of [4, 3, 2, 1]) {
     const some = columns.filter(({ spare }) => (spare ?? 0) <= level);
-    const needed = some.reduce((sum, { width }) => sum + width + GAP, EDGES + BAR - GAP);
-    if (needed <= room) return some;
+    if (needed(some) <= room) return some;
   }
   return columns.filter(({ spare }) => spare === undefined);
 }
 
-/** Widths as a grid has them. */
-export function template(columns: readonly Head[]): string {
+/** Widths as a grid has them: what is left is shared, and so is what is lacking. */
+export function template(columns: readonly Head[], room: number): string {
+  const tight = needed(columns) > room;
   return columns
-    .map(({ width, share, most }) =>
-      share
-        ? `minmax(${NARROWEST}px, ${share}fr)`
-        : most && most > width
-          ? `minmax(${width}px, ${most}px)`
-          : `${width}px`,
-    )
+    .map(({ width, share, most }) => {
+      if (share) return tight ? `minmax(${NARROWEST}px, ${width}fr)` : `minmax(${width}px, ${share}fr)`;
+      return most && most > width ? `minmax(${width}px, ${most}px)` : `${width}px`;
+    })
     .join(" ");
+}
+
+function needed(columns: readonly Head[]): number {
+  return columns.reduce((sum, { width }) => sum + width + GAP, EDGES + BAR - GAP);
 }

@@ -55,7 +55,7 @@ export function Rows({ data, view, go, selection, chosen }: Props) {
       aria-label="Pairs"
       aria-rowcount={rows.length}
       ref={box}
-      style={{ "--columns": template(columns) }}
+      style={{ "--columns": template(columns, room) }}
     >
       {rows.length ? (
         <VirtualList

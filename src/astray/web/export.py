@@ -52,11 +52,11 @@ class Exported:
 
 def concluded(comparison: Comparison, pairs: Pairs, ordered: bool) -> Pairs:
     """Of each site the worst row of these, in their order if they were `ordered`, else as the sites went wrong."""
+    verdicts = comparison.pairs.coded("verdict").codes
     rows = np.sort(pairs.rows)
-    verdict = comparison.pairs.coded("verdict").codes[rows]
-    rows, verdict = (part[np.isin(verdict, _WORST_FIRST)] for part in (rows, verdict))
+    rows = rows[np.isin(verdicts[rows], _WORST_FIRST)]
     site = comparison.pairs.coded("site").codes[rows]
-    rank = np.array([_WORST_FIRST.index(Verdict(code)) for code in verdict.tolist()], np.int64)
+    rank = np.array([_WORST_FIRST.index(Verdict(code)) for code in verdicts[rows].tolist()], np.int64)
     error = np.nan_to_num(comparison.pairs.numbers("error")[rows], nan=-1.0)
     worst = np.lexsort((rows, -error, rank))
     chosen = rows[worst[np.unique(site[worst], return_index=True)[1]]]  # in the order of the sites' codes
