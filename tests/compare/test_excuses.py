@@ -228,6 +228,39 @@ def test_a_parameter_that_only_one_run_has_is_the_cause(runs, turned):
     assert "bias" in str(compare(*sides))
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_run_that_tells_no_buffers_at_all_did_not_compute_without_them(runs, turned):
+    """Dumps of hooktools have none, those of msprobe no buffers."""
+    sides = []
+    for told in (True, False):
+        builder = runs.Builder()
+        seq = builder.call("bn")
+        builder.tensor(seq, "input", "0", ONES)
+        builder.tensor(seq, "parameter", "weight", ONES)
+        if told:
+            builder.tensor(seq, "state", "running_mean", ONES)
+        builder.tensor(seq, "output", "out", ONES * np.float32(1 + told))
+        sides.append(builder.run)
+    first = compare(*(sides[::-1] if turned else sides)).first
+    assert (first.cause, first.parameter) == ("computation", None)
+    assert first.evidence[0] == "Its input and its parameter agree (identical), but its output does not."
+
+
+def test_statistics_beside_fingerprints_do_not_tell_where_bits_begin_to_differ(runs):
+    """They may have been summed in another order by another tool."""
+    one, other = runs.Builder(keep="stats"), runs.Builder(keep="stats,fingerprint")
+    chain(one, *[1.0] * 6, 1.0, 1.0)
+    chain(other, *[1.0] * 6, 1 + 2.0**-21, 1 + 2.0**-16)
+    first = compare(one.run, other.run).first
+    assert (first.site, first.onset) == ("site7", None)
+    one = runs.Builder()
+    chain(one, *[1.0] * 6, 1.0, 1.0)
+    checked = one.run
+    checked.ranks[0].fingerprints = "another tool's"
+    first = compare(checked, other.run).first
+    assert (first.site, first.onset) == ("site7", None)
+
+
 def test_runs_of_two_programs_are_not_the_same_until_then(runs):
     """What only one run has elsewhere says that another program was run, of which nobody expects the same bits."""
     one, other = runs.Builder(), runs.Builder()

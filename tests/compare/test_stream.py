@@ -57,6 +57,13 @@ def test_details_names_and_sizes_each_decide():
     assert pairs(of("m", sizes=[1.0]), of("mm", sizes=[2.0, 1.003])) == [(0, 1)]
 
 
+def test_of_pairings_that_are_worth_the_same_the_earliest_is_taken():
+    """What happens once belongs to the first of two times, not to the last, whichever stream is the longer one."""
+    once, twice = of("abc"), of("abcabc")
+    assert pairs(once, twice) == pairs(twice, once) == [(0, 0), (1, 1), (2, 2)]
+    assert pairs(of("m"), of("mmm")) == [(0, 0)]
+
+
 def worth(reference: Stream, candidate: Stream, chosen: list[tuple[int, int]]) -> int:
     total = int(sum(stream._worth(reference, candidate, i)[j] for i, j in chosen))
     total += NEXT * sum((i + 1, j + 1) in chosen for i, j in chosen)

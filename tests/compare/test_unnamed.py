@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 import astray
+from astray.compare.problems import little_shared
 from astray.compare.unnamed import knows_modules
 
 
@@ -57,6 +59,39 @@ def test_a_fault_is_found_across_formats(runs: dict[str, Path]) -> None:
     diff = astray.compare(runs["functions"], runs["wrong.pkl"])
     assert diff.first is not None
     assert (diff.first.site, diff.first.phase) == ("2/linear", "forward")
+
+
+def test_modules_and_functions_alone_have_nothing_in_common_and_that_is_said(runs: dict[str, Path]) -> None:
+    said = "The reference tells of modules and the candidate of functions: record both with the same level."
+    with pytest.raises(astray.CompareError, match=said):
+        astray.compare(runs["modules"], runs["functions.pkl"])
+
+
+def test_who_pairs_by_order_is_not_told_to_do_so() -> None:
+    fact = "Only 2 tensors are in both runs, of 10 in the reference and 9 in the candidate."
+    assert little_shared(10, 9, 2, "order") == [fact]
+    assert little_shared(10, 9, 2, "key")[0].endswith("or pair calls by their order with --by order.")
+
+
+def dumped(path: Path, calls: dict[str, float]) -> Path:
+    """A sampled dump of torch_npu: calls of functions whose results have twelve elements of one value."""
+    lines = [[f"0_Torch_{call}_forward_output", [value] * 13, "torch.float32", [12]] for call, value in calls.items()]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def test_a_sampled_dump_of_two_steps_is_paired_with_its_own_step(tmp_path: Path) -> None:
+    """It tells no norms; the largest elements say to which step a call belongs that comes in another order there."""
+    names = ["exp", "sin", "cos", "tan", "tanh", "abs", "neg", "sqrt"]
+    values = {name: 2.0**place for place, name in enumerate(names)}
+    one = dumped(tmp_path / "one.pkl", values)
+    swapped = ["exp", "cos", "sin", *names[3:]]
+    two = dumped(tmp_path / "two.pkl", {name: values[name] for name in swapped})
+    later = dumped(tmp_path / "later.pkl", {name: 1.5 * values[name] for name in swapped})
+    two.write_text(two.read_text() + later.read_text())
+    for pair in ((one, two), (two, one)):
+        diff = astray.compare(*pair, by="order")
+        assert (diff.first, diff.counts["identical"]) == (None, 7)
 
 
 def test_names_count_where_both_or_neither_tell_modules_or_the_user_says_so(runs: dict[str, Path]) -> None:

@@ -117,7 +117,7 @@ def test_tensors_are_measured_from_their_files(native: Run) -> None:
     assert run.problems == []
 
 
-@pytest.mark.parametrize("level", ["", "step0", "step0/proc7"])
+@pytest.mark.parametrize("level", ["", "step0", "step0/proc7", "step0/proc7/dump.json"])
 def test_the_dump_its_step_or_its_rank_may_be_given(level: str) -> None:
     path = CASES / "L0-tensor" / level
     assert recognises(path)

@@ -23,7 +23,9 @@ def add(commands: Any) -> None:
         "two checkpoints it says which tensors differ, those that are furthest off first.",
         epilog="Exit code: 0 the runs agree, 1 they diverge, 2 they could not be compared.",
     )
-    parser.add_argument("reference", metavar="REFERENCE", help="the run that is right, or a checkpoint")
+    parser.add_argument(
+        "reference", metavar="REFERENCE", help="the run that is right, another tool's dump, a checkpoint"
+    )
     parser.add_argument("candidate", metavar="CANDIDATE", nargs="?", help="the run in question, or another checkpoint")
     parser.add_argument(
         "--replicas", action="store_true", help="instead of a candidate: compare the ranks of REFERENCE with each other"

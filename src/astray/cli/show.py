@@ -17,9 +17,10 @@ def add(commands: Any) -> None:
         "show",
         help="list the tensors of a run or a checkpoint and their statistics",
         description="Says what a run holds and lists its tensors, in the order they were observed or sorted. RUN may "
-        "be a checkpoint too: safetensors, a file of torch.save, a Hugging Face folder, a distributed checkpoint.",
+        "be a dump of msprobe, torch_npu.hooks, the saving hook or hooktools, or a checkpoint: safetensors, a file of "
+        "torch.save, a Hugging Face folder, a distributed checkpoint.",
     )
-    parser.add_argument("run", metavar="RUN", help="the run, or a checkpoint")
+    parser.add_argument("run", metavar="RUN", help="the run, another tool's dump, or a checkpoint")
     parser.add_argument("--steps", metavar="B:E:S", help="only these steps, such as 0:10:2 or 3,7")
     parser.add_argument("--rank", type=int, metavar="N", help="only this rank (default: all)")
     parser.add_argument("--match", metavar="REGEX", help="only sites in which this is found")

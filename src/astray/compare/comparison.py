@@ -103,7 +103,7 @@ def compare(
         *unnamed,
         *renamed,
         *about_micro_steps(runs.reference, runs.candidate, matching, pairs),
-        *little_shared(*tally[:3]),
+        *little_shared(*tally[:3], matching.by),
         *failed(failures),
         *problems(runs.reference, runs.candidate, matching),
     ]

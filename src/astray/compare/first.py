@@ -70,7 +70,7 @@ def _first(pairs: Table, rank: int, reference: RankRun, candidate: RankRun, bad:
     A program that gave the same bits all along and then does not was changed there, however small the difference.
     """
     search = _Search(pairs, rank, reference, candidate, bad, _start(pairs, bad))
-    onset = clues.onset(pairs, search.start)
+    onset = search.onset()
     if onset is None or not search.is_slight() or not search.made(onset):
         return search.found()
     sure = bad.copy()
@@ -134,7 +134,7 @@ class _Search:
         entry = Place.of(self.pairs, self.entry)
         parameter = entry if self.cause == "parameter" else None
         others = self._others() if parameter and self.matched[self.entry] else Others(0, 0)
-        onset = clues.onset(self.pairs, self.start)
+        onset = self.onset()
         return Divergence(
             rank=self.rank,
             place=self.place(),
@@ -182,8 +182,13 @@ class _Search:
         verdict = self.pairs.coded("verdict").codes
         lone = (verdict == Verdict.ONLY_IN_REFERENCE) & (self.calls == call)
         lone |= (verdict == Verdict.ONLY_IN_CANDIDATE) & (self.pairs.numbers("call_candidate") == other)
-        rows = np.flatnonzero(lone & self._has_role(*GIVEN))
-        return int(rows[0]) if len(rows) else None
+        rows = np.flatnonzero(lone & self._has_role(*GIVEN)).tolist()
+        return next((row for row in rows if self._is_missed(row)), None)
+
+    def _is_missed(self, lone: int) -> bool:
+        """Whether the run without this tensor has others in its role: some tools tell of no parameters or buffers."""
+        other = "row_candidate" if self.pairs["row_candidate"][lone] < 0 else "row_reference"
+        return bool(np.any((self.pairs[other] >= 0) & self._has_role(self.pairs["role"][lone])))
 
     def _headline(self) -> int:
         """The tensor to show: the culprit's first wrong result, or what entered it wrong where it has none."""
@@ -306,6 +311,21 @@ class _Search:
         absmax = [run.tensors.numbers("absmax")[self.pairs.numbers(row)] for run, row in sides]
         size = np.maximum(absmax[0][self.headline], absmax[1][self.headline])
         return bool(noise.negligible(size, SLIGHT * np.nanmax(absmax[0][rows]), np.array(noise.FLOAT32_EPS)))
+
+    def onset(self) -> clues.Onset | None:
+        """Where the bits begin to differ. Fingerprints tell; statistics do if both runs come without, as of one tool.
+
+        Those that are told on one side and computed from values on the other may be summed in another order.
+        """
+        onset = clues.onset(self.pairs, self.start)
+        if onset is None:
+            return None
+        sides = ((self.reference, "row_reference"), (self.candidate, "row_candidate"))
+        kinds = {
+            run.fingerprints if run.tensors.valid("fingerprint")[self.pairs.numbers(row)[onset.row]] else ""
+            for run, row in sides
+        }
+        return onset if len(kinds) == 1 else None
 
     def made(self, onset: clues.Onset) -> bool:
         """Whether something else than the culprit made that tensor out of what is bit-identical, as all before it is.

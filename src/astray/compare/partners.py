@@ -39,12 +39,12 @@ class Calls(NamedTuple):
     size: Floats
 
     @classmethod
-    def of(cls, rows: Rows) -> Calls:
-        """Calls are rows of a table in the order in which they began."""
+    def of(cls, rows: Rows, measure: str) -> Calls:
+        """Calls are rows of a table in the order in which they began. `measure` says how large a tensor is."""
         call_rows, first, of_row = np.unique(rows.call_row, return_index=True, return_inverse=True)
         columns = {name: rows.columns[name][first] for name in (*SCOPE, "kind", "site", "type", "call")}
         count = len(call_rows)
-        return cls(columns, of_row, _details(rows, of_row, count), _sizes(rows, of_row, count))
+        return cls(columns, of_row, _details(rows, of_row, count), _sizes(rows, of_row, count, measure))
 
     def __len__(self) -> int:
         return len(self.detail)
@@ -58,7 +58,8 @@ def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -
     nothing = np.zeros(len(reference), np.int64), np.zeros(len(candidate), np.int64)
     if not len(reference) or not len(candidate):
         return nothing
-    left, right = Calls.of(reference), Calls.of(candidate)
+    measure = _measure(reference, candidate)
+    left, right = Calls.of(reference, measure), Calls.of(candidate, measure)
     scopes = _together([left.columns[name] for name in SCOPE], [right.columns[name] for name in SCOPE])
     if everything:
         meant = streams = np.ones(len(left), np.bool_), np.ones(len(right), np.bool_)
@@ -164,11 +165,17 @@ def _details(rows: Rows, of_row: Ints, calls: int) -> Ints:
     return found.view(np.int64)
 
 
-def _sizes(rows: Rows, of_row: Ints, calls: int) -> Floats:
-    """The logarithm of the norm of a call's last tensor: its result, where it has one."""
+def _measure(reference: Rows, candidate: Rows) -> str:
+    """What to measure tensors by: their norm, or their largest element where a run tells few norms, as samples do."""
+    known = [np.isfinite(rows.statistic("l2", np.arange(len(rows)))).mean() for rows in (reference, candidate)]
+    return "l2" if min(known) >= 0.5 else "absmax"
+
+
+def _sizes(rows: Rows, of_row: Ints, calls: int, measure: str) -> Floats:
+    """The logarithm of the size of a call's last tensor: its result, where it has one."""
     assert rows.run is not None, "a rank that is not there has no rows to ask for"
     last = np.zeros(calls, np.int64)
     last[of_row] = np.arange(len(rows))
-    norm = rows.statistic("l2", last)
+    size = rows.statistic(measure, last)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.log(np.where(norm > 0, norm, np.nan))
+        return np.log(np.where(size > 0, size, np.nan))

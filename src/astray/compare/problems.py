@@ -34,14 +34,16 @@ def nothing_shared(reference: Run, candidate: Run, matching: Matching) -> str:
     )
 
 
-def little_shared(reference: int, candidate: int, matched: int) -> list[str]:
+def little_shared(reference: int, candidate: int, matched: int, by: str) -> list[str]:
     """What to do when most tensors of both runs have no partner."""
     if 2 * matched >= min(reference, candidate):
         return []
+    fact = f"Only {matched:,} tensors are in both runs, of {reference:,} in the reference and {candidate:,} in the "
+    if by == "order":  # names do not matter, and another order there is not
+        return [fact + "candidate."]
     return [
-        f"Only {matched:,} tensors are in both runs, of {reference:,} in the reference and {candidate:,} in the "
-        "candidate. If modules have other names, draft what belongs together with `astray map REFERENCE CANDIDATE`, or "
-        "pair calls by their order with --by order."
+        f"{fact}candidate. If modules have other names, draft what belongs together with `astray map REFERENCE "
+        "CANDIDATE`, or pair calls by their order with --by order."
     ]
 
 
@@ -123,6 +125,12 @@ def _sites(run: Run) -> list[str]:
     return sorted({site for rank in run.ranks.values() for site in rank.calls.coded("site").values})
 
 
+def _levels(run: Run) -> list[str]:
+    """The levels of which a run has calls."""
+    kinds = {kind for rank in run.ranks.values() for kind in rank.calls.coded("kind").values}
+    return [level for level in ("module", "function", "op") if level in kinds]
+
+
 def _contents(run: Run) -> str:
     sites = _sites(run)
     such = f", such as {sites[len(sites) // 2]}" if sites else ""
@@ -139,6 +147,10 @@ def _advice(reference: Run, candidate: Run, matching: Matching) -> str:
         return "They share no step: record the same steps, or shift the candidate's with --offset."
     if (frameworks := next(_different_frameworks(reference, candidate), None)) is not None:
         return frameworks
+    levels = [_levels(run) for run in (reference, candidate)]
+    if all(levels) and not set(levels[0]) & set(levels[1]):
+        left, right = (" and ".join(f"{level}s" for level in found) for found in levels)
+        return f"The reference tells of {left} and the candidate of {right}: record both with the same level."
     if not set(_sites(reference)) & {matching.mapping.site(site) for site in _sites(candidate)}:
         return (
             "They share no site: was the model wrapped or renamed? Draft what belongs together with `astray map "

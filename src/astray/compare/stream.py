@@ -172,18 +172,21 @@ def _worth(reference: Stream, candidate: Stream, i: int) -> npt.NDArray[np.int32
 
 
 def _trace(matched: npt.NDArray[np.int32], best: npt.NDArray[np.int32]) -> tuple[Ints, Ints]:
-    """The pairs behind the last cell of `best`."""
+    """The pairs behind the last cell of `best`. Of pairings that are worth the same, the one with the earliest calls.
+
+    So a stream in which everything happens once is paired with the first part of one in which it happens twice.
+    """
     left, right = [], []
     i, j = matched.shape[0] - 1, matched.shape[1] - 1
     following = False  # whether the pair after this one counts on this being a pair
     while i and j:
-        if following or best[i, j] == matched[i, j]:
+        if not following and best[i, j] == best[i, j - 1] - GAP:
+            j -= 1
+        elif not following and best[i, j] == best[i - 1, j] - GAP:
+            i -= 1
+        else:
             left.append(i - 1)
             right.append(j - 1)
             i, j = i - 1, j - 1
             following = bool(matched[i, j] + NEXT >= best[i, j])
-        elif best[i, j] == best[i - 1, j] - GAP:
-            i -= 1
-        else:
-            j -= 1
     return np.array(left[::-1], np.int64), np.array(right[::-1], np.int64)

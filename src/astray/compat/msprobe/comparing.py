@@ -117,12 +117,7 @@ def _inputs(given: Mapping[str, Any]) -> tuple[Run, Run]:
     for name in _PATHS[:2]:
         if not isinstance(given.get(name), str | os.PathLike):
             raise UsageError(f"input_param has no path {name}: it is {given.get(name)!r}.")
-    return _opened(given["npu_path"]), _opened(given["bench_path"])
-
-
-def _opened(path: AnyPath) -> Run:
-    place = Path(path)
-    return open_run(place.parent if place.name in ("dump.json", "debug.json") else place)
+    return open_run(given["npu_path"]), open_run(given["bench_path"])
 
 
 def _write(table: Table, stem: Path, now: str, xlsx: bool) -> list[Path]:

@@ -25,14 +25,20 @@ NAME = "msprobe"
 
 
 def recognises(path: Path) -> bool:
-    """Whether a folder is a dump, or one of its steps or ranks, by the names in it."""
-    if not path.is_dir():
+    """Whether a folder is a dump, or one of its steps or ranks, by the names in it; or a dump.json in such a folder."""
+    folder = _folder(path)
+    if not folder.is_dir():
         return False
     try:
-        found, _ = places(path)
+        found, _ = places(folder)
     except RunError:
         return False
-    return any(one.folder != path or _looks_like_a_rank(path) for one in found)
+    return any(one.folder != folder or _looks_like_a_rank(folder) for one in found)
+
+
+def _folder(path: Path) -> Path:
+    """The folder that is meant: msprobe's users give the dump.json in it."""
+    return path.parent if path.name in ("dump.json", "debug.json") and path.is_file() else path
 
 
 def _looks_like_a_rank(folder: Path) -> bool:
@@ -49,10 +55,11 @@ def _start(path: Path) -> bytes:
 
 
 def open_dump(path: Path) -> Run:
-    """Open a dump: the folder that was given as `dump_path`, or that of one of its steps or ranks.
+    """Open a dump: the folder that was given as `dump_path`, that of one of its steps or ranks, or a rank's dump.json.
 
     Raises RunError when there is nothing of a dump. What is cut or damaged is said in the run's problems.
     """
+    path = _folder(path)
     found, problems = places(path)
     if not found:
         raise RunError(f"{path} is no dump of msprobe: it has no step0/rank0 with a dump.json in it.")
