@@ -35,6 +35,7 @@ class TorchNpuTranslator:
         self._called: dict[int, Called] = {}
         self._held: dict[int, Held] = {}
         self._step: int | None = None
+        self._with_modules: bool | None = None  # beside functions, which the tool knows alone, they are left out
 
     def take(self, step: int, rows: RankRun) -> None:
         if self._step not in (None, step):
@@ -79,10 +80,15 @@ class TorchNpuTranslator:
         calls = rows.calls
         names = ("seq", "kind", "type", "site", "phase", "parent", "stack", "recompute")
         columns = [calls[name].tolist() for name in names]
+        if self._with_modules is None and len(calls):
+            self._with_modules = "function" not in columns[1]
         for seq, kind, type, site, phase, parent, stack, recompute in zip(*columns, strict=True):
             is_own = kind == "function" and phase != "update"  # an optimizer's line says nothing of what it calls
             frames = rows.stack(stack) if is_own and stack is not None and stack >= 0 else []
             found = stem(kind, type, frames[0].code if frames else "")
+            if kind == "module" and not self._with_modules:
+                found = None
+                self.lost["a call of a module, around those of functions"] += 1
             parent = parent if parent is not None and parent >= 0 else None
             self._called[seq] = Called(found, phase, parent, site.rpartition("/")[2], kind, bool(recompute))
             if found is not None:
@@ -171,5 +177,6 @@ def _unnamed(called: Called | None, role: str) -> str:
     if role == "gradient":
         return "the gradient of a parameter"
     if called.kind == "module":
-        return f"a {role} of a module" if role == "parameter" else "a buffer of a module"
+        named = {"parameter": "a parameter", "state": "a buffer"}
+        return f"{named.get(role, 'a tensor')} of a module"
     return "a value that the program saved" if called.kind == "custom" else f"a tensor of a {called.kind} call"
