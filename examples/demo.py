@@ -1,8 +1,8 @@
 """`make demo`: trains a small GPT twice, the second time with a planted fault, and lets astray find it; then once more,
 until its loss is infinite.
 
-Every command it runs is one you can type yourself; they are printed as it goes. What it makes is in runs/demo, or in the
-folder it is given, and stays there to be looked at.
+Every command it runs is one you can type yourself; they are printed as it goes. What it makes is in runs/demo, or in
+the folder it is given, and stays there to be looked at.
 """
 
 import shutil

@@ -88,6 +88,6 @@ def tell(answers: TextIO, what: dict[str, Any]) -> None:
 
 
 def size_of(folder: Path) -> dict[str, float]:
-    """How many files there are in a folder, and the bytes they take on the disk: a file may have holes."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {"files": len(files), "bytes": sum(path.stat().st_blocks * 512 for path in files)}
+    """How many files there are in a folder, and the bytes they take: a file may have holes, or two names."""
+    files = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    return {"files": len(files), "bytes": sum({file.st_ino: file.st_blocks * 512 for file in files}.values())}
