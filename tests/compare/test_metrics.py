@@ -169,3 +169,9 @@ def test_bounds_of_zeros_and_of_nothing():
     nothing = np.full(4, np.nan)
     found = metrics.bounds(statistics_of(ZERO, ZERO, nothing), statistics_of(ZERO, ONE, nothing))
     assert metrics.error_of_statistics(found).tolist() == pytest.approx([0, math.inf, math.nan], nan_ok=True)
+
+
+def test_the_cosine_of_equal_tensors_is_exactly_one() -> None:
+    for values in ([2.0, 2.0], [0.1, 0.2, 0.3], [1e30, 1.0]):
+        tensor = Strided.from_numpy(np.array(values, np.float32))
+        assert metrics.cosine(contrast(tensor, tensor)) == 1.0

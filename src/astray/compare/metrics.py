@@ -21,9 +21,9 @@ NAN = math.nan
 
 
 def cosine(k: Contrast) -> float:
-    """Σrc / (‖r‖·‖c‖), in float64. 1 when both are zero, 0 when one is."""
+    """Σrc / (‖r‖·‖c‖), in float64. 1 when both are the same, or zero; 0 when one is zero."""
     if k.cosine is not None:
-        return k.cosine
+        return 1.0 if k.max_abs_error == 0 else k.cosine  # whose roots are rounded
     return float(k.l2_reference == k.l2_candidate) if k.finite else NAN
 
 
