@@ -74,7 +74,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         contents = _open_folder(place, files) if place.is_dir() else open_file(place, files)
         if not contents.tensors:
             raise CheckpointError(_without_tensors(place, contents))
-    except BaseException:
+    except BaseException:  # an interrupt too must leave no file open; it goes on its way below
         files.close()
         raise
     return Checkpoint(place, contents, files)

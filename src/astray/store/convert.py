@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.errors import RunError, RunExists, UsageError
-from astray.record import Frame
 from astray.store.columns import Table
 from astray.store.formats import WRITABLE, open_run
 from astray.store.info import End
+from astray.store.retold import Retold
 from astray.store.run import RankRun, Run
 from astray.store.translator import MakesTranslator
 
@@ -124,31 +124,15 @@ class Steps:
         """Those of one step, with their values."""
         calls = self._rank.calls.take(self._rank.calls.numbers("step") == step)
         at = np.flatnonzero(self._step_of_tensor == step)
-        return RankRun(self._rank.rank, _Slice(self._rank, calls, self._tensors.take(at), at))
+        return RankRun(self._rank.rank, _Step(self._rank, calls, self._tensors.take(at), at))
 
 
-class _Slice:
-    """Some rows of a rank. It is a `RankSource`."""
+class _Step(Retold):
+    """The rows of one step."""
 
-    end: End | None = None
-
-    def __init__(self, rank: RankRun, calls: Table, tensors: Table, rows: npt.NDArray[np.intp]) -> None:
-        self.problems: list[str] = []
-        self._rank, self._calls, self._tensors, self._rows = rank, calls, tensors, rows
-
-    def calls(self) -> tuple[Table, list[str]]:
-        return self._calls, []
-
-    def tensors(self) -> tuple[Table, list[str]]:
-        return self._tensors, []
-
-    def stack(self, id: int) -> list[Frame]:
-        return self._rank.stack(id)
-
-    def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:  # noqa: ARG002 - as a RankSource has it
+    def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:
         """None where they cannot be read, too: the row says why."""
         try:
-            found = self._rank.values(int(self._rows[row]))
+            return super().values(tensors, row)
         except RunError:
             return None
-        return None if found is None else np.ascontiguousarray(found).reshape(-1).view(np.uint8)

@@ -41,7 +41,7 @@ class Exported:
                 self.path = write_csv(comparison, folder, pairs)[0]
             else:
                 self.path = write_xlsx(comparison, folder / "pairs.xlsx", pairs)
-        except BaseException:
+        except BaseException:  # an interrupt too must leave no files; it goes on its way below
             self.close()
             raise
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from astray.capture.config_file import load
 from astray.compare.mapping import Mapping
 from astray.compat.msprobe.naming import Names
 from astray.errors import CompareError, RecordError
-from astray.record import Frame, Role
+from astray.record import Role
 from astray.store import Coded, Run, Table
+from astray.store.retold import Retold
 from astray.store.run import RankRun
 
 
@@ -91,21 +91,15 @@ def _renamed(rank: RankRun, like: RankRun, mapping: dict[str, str], used: set[st
             keys[0].tensors[row] = keys[1].tensors[other] = mapping[name.full], like.tensors["role"][other]
             used.add(name.full)
     return (
-        RankRun(rank.rank, _Source(rank, *keys[0].given_to(rank))),
-        RankRun(like.rank, _Source(like, *keys[1].given_to(like))),
+        RankRun(rank.rank, Retold(rank, *keys[0].given_to(rank))),
+        RankRun(like.rank, Retold(like, *keys[1].given_to(like))),
     )
 
 
 def _steps(rank: RankRun) -> list[int]:
     """The step of each tensor."""
-    found: list[int] = rank.calls.numbers("step")[_calls_of(rank)].tolist()
+    found: list[int] = rank.calls.numbers("step")[rank.call_rows].tolist()
     return found
-
-
-def _calls_of(rank: RankRun) -> npt.NDArray[np.intp]:
-    """The row of each tensor's call."""
-    order = np.argsort(rank.calls.numbers("seq"))
-    return order[np.searchsorted(rank.calls.numbers("seq")[order], rank.tensors.numbers("seq"))]
 
 
 class _Keys:
@@ -121,7 +115,7 @@ class _Keys:
     def given_to(self, rank: RankRun) -> tuple[Table, Table]:
         """The calls and tensors with these keys."""
         count, rows = len(rank.calls), sorted(self.tensors)
-        alone = _calls_of(rank)[np.array(rows, np.intp)]
+        alone = rank.call_rows[np.array(rows, np.intp)]
         calls = rank.calls.take(np.concatenate([np.arange(count), alone]))
         seqs = calls.numbers("seq").copy()
         seqs[count:] = seqs.max(initial=0) + 1 + np.arange(len(rows))
@@ -155,24 +149,3 @@ def _replaced(table: Table, columns: dict[str, Any]) -> Table:
     found = copy.copy(table)
     found.columns = {**table.columns, **columns}
     return found
-
-
-class _Source:
-    """A rank's rows in other tables. It is a `RankSource`."""
-
-    def __init__(self, rank: RankRun, calls: Table, tensors: Table) -> None:
-        self._rank, self._calls, self._tensors = rank, calls, tensors
-        self.end, self.problems = rank.end, rank.problems
-
-    def calls(self) -> tuple[Table, list[str]]:
-        return self._calls, []
-
-    def tensors(self) -> tuple[Table, list[str]]:
-        return self._tensors, []
-
-    def stack(self, id: int) -> list[Frame]:
-        return self._rank.stack(id)
-
-    def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:  # noqa: ARG002 - as a RankSource has it
-        found = self._rank.values(row)
-        return None if found is None else np.ascontiguousarray(found).reshape(-1).view(np.uint8)

@@ -104,7 +104,7 @@ class _Saving:
         try:
             self._going.append(_Recording(self, "tensors", limits["tensors"], outputs))
             self._going.append(_Recording(self, "grads", limits["grads"], gradients))
-        except BaseException:
+        except BaseException:  # an interrupt too must leave no hook; it goes on its way below
             self.end()
             raise
         atexit.register(self.end)

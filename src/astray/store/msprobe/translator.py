@@ -85,7 +85,7 @@ def _level(info: RunInfo) -> Level:
 def _make_room(path: Path, folder: str, overwrite: bool) -> None:
     there = [step / folder for step in _steps(path) if (step / folder).exists()]
     if there and not overwrite:
-        raise RunExists(f"{there[0]} is there already. Choose another path, or overwrite it.")
+        raise RunExists(f"{there[0]} is there already. Choose another path, or overwrite it with overwrite=True.")
     for one in there:
         shutil.rmtree(one)
     path.mkdir(parents=True, exist_ok=True)
