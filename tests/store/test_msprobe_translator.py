@@ -153,6 +153,22 @@ def test_the_same_bits_lie_on_the_disk_once(native: Run, tmp_path: Path) -> None
     assert len(content) < len(files)
 
 
+@pytest.mark.parametrize("kept", [0, 3000])
+def test_tensors_of_a_cut_dump_are_found_by_their_names(native: Run, tmp_path: Path, kept: int) -> None:
+    write(native, tmp_path / "dump")
+    folder = tmp_path / "dump/step0/rank"
+    whole = (folder / "dump.json").read_bytes()
+    head = whole[: whole.index(b'"data"')] + b'"data": {}}'  # as a kill leaves it
+    (folder / "dump.json").write_bytes(whole[:kept] if kept else head)
+    run = open_dump(tmp_path / "dump")
+    files = {file.name for file in (folder / "dump_tensor_data").iterdir()}
+    rank = run.ranks[0]
+    steps = rank.calls.numbers("step")[rank.call_rows]
+    assert int((steps == 0).sum()) == len(files)
+    assert not any("of no entry" in problem for problem in run.problems)
+    assert not run.complete
+
+
 def test_checksums_are_crc32_of_the_bytes(native: Run, tmp_path: Path) -> None:
     write(native, tmp_path / "dump", task="md5")
     said = read(tmp_path / "dump/step0/rank/dump.json")

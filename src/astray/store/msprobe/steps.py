@@ -35,8 +35,8 @@ class StepReader:
 
     @property
     def known(self) -> Container[str]:
-        """The names of the entries that were read."""
-        return self._identities.known
+        """The names of the entries that were read. Of others construct.json may tell, and nothing else."""
+        return self._data
 
     def read(self, data: dict[str, Any], late: bool = False) -> None:
         """Read entries: those of dump.json, and later those that files without one were made into."""
@@ -44,8 +44,12 @@ class StepReader:
         self._identities.learn(names, data)
         self._odd |= dict.fromkeys(name for name in data if name not in self._identities.entries)
         self._data |= data
-        for name in data or names:  # of a structure alone there are only names
+        order = dict.fromkeys(name for name in self._said.parents if name in data) if late else {}
+        empty = set(self._seqs) if late else set()  # begun without their tensors
+        for name in {**order, **data} or names:  # of a structure alone there are only names
             self._begin(name)
+            if name in empty:
+                self._take_inputs(name)
             self._finish(name)
 
     def close(self) -> None:
@@ -80,8 +84,11 @@ class StepReader:
             parent=parent, stack=self._stack(forward or name), args=_arguments(entry, content),
         )  # fmt: skip
         self.entries[seq] = name
-        for role, found in self._inputs(name, entry, content):
-            self._tensors.add(seq, role, found.path, found.leaf)
+        self._take_inputs(name)
+
+    def _take_inputs(self, name: str) -> None:
+        for role, found in self._inputs(name, self._identities.entries[name], self._content(name)):
+            self._tensors.add(self._seqs[name], role, found.path, found.leaf)
 
     def _finish(self, name: str) -> None:
         entry = self._identities.entries.get(name)
