@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.compare.calibration import Tolerances
 from astray.compare.checkpoints import pair_names
 from astray.compare.columns import Columns
 from astray.compare.divergence import Divergence
@@ -32,6 +31,7 @@ from astray.compare.ranks.rank import Judging, Tally
 from astray.compare.ranks.schedule import Runs, compare_ranks, job_of
 from astray.compare.ranks.table import table
 from astray.compare.rows import CALL_COLUMNS
+from astray.compare.tolerances import Tolerances
 from astray.compare.unnamed import choose as unnamed_calls
 from astray.compare.verdict import AGREEING, BAD, LABELS, Verdict
 from astray.errors import CompareError
@@ -46,7 +46,8 @@ AnyPath = str | os.PathLike[str]
 
 SIDES = ("dtype", "shape", "row", "call")
 COLUMNS = (
-    "rank", *CALL_COLUMNS, "role", "path", "verdict", "error", "limit", "source", "rule", "reason",
+    "rank", *CALL_COLUMNS, "role", "path", "verdict", "origin", "error", "surprise", "measure", "deviation", "limit", "given",
+    "siblings", "source", "rule", "reason",
     *(f"{name}_{side}" for name in SIDES for side in ("reference", "candidate")), *METRICS, *BOUNDS,
 )  # fmt: skip
 """The columns of `pairs`, but for the metrics that were asked for."""
@@ -56,7 +57,7 @@ def compare(
     reference: AnyPath | Run,
     candidate: AnyPath | Run,
     *,
-    noise: AnyPath | Run | None = None,
+    noise: AnyPath | Run | Sequence[AnyPath | Run] | None = None,
     tolerances: dict[str, float] | None = None,
     exact: bool = False,
     metrics: Sequence[str | Metric] | None = None,
@@ -71,7 +72,7 @@ def compare(
     ('h.2.mlp.proj', 3, 'parameter')
 
     asked: what to compare and how to pair it: steps, ranks, sites, mapping, by, shapes, micro and offset: see `Asked`.
-    noise: a second recording of the reference, which shows how far apart two runs get that are both right.
+    noise: one or several further recordings of the reference, which show how far apart two runs get that are both right.
     tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype.
     exact: the runs should be bit-identical, and whatever is not has diverged.
     metrics: what to measure besides, where both runs kept values: "kl", "file.py:function", a function of two arrays.
@@ -82,20 +83,21 @@ def compare(
 
     Raises CompareError when the runs have no tensor in common, or kept nothing of them that can be compared.
     """
-    runs = Runs(_opened(reference), _opened(candidate), None if noise is None else _opened(noise))
+    again = () if noise is None else (noise,) if isinstance(noise, str | os.PathLike | Run) else tuple(noise)
+    runs = Runs(_opened(reference), _opened(candidate), tuple(_opened(run) for run in again))
     matching, unnamed = unnamed_calls(runs.reference, runs.candidate, Matching.check(**asked))
     if exact and matching.micro == "joined":
         raise CompareError("A batch and its parts are not computed alike, to the bit: --exact needs --micro paired.")
     judging = Judging(find_metrics(metrics, COLUMNS), Tolerances.check(tolerances), exact)
     matching, renamed = pair_names(runs.reference, runs.candidate, matching)
     matching.check_mapping(runs.candidate)
-    job = job_of((reference, candidate, noise), matching, judging, metrics)
+    job = job_of((reference, candidate, again), matching, judging, metrics)
     recorded = runs
     if matching.micro == "joined":
         runs = Runs(*join(runs.reference, runs.candidate, matching), runs.noise)
     ranks = compare_ranks(runs, matching, judging, job, processes, progress)
-    if runs.noise is not None:
-        _check([one.noise for one in ranks if one.noise], runs.reference, runs.noise, matching)
+    for number, run in enumerate(runs.noise):
+        _check([one.noise[number] for one in ranks if len(one.noise) > number], runs.reference, run, matching)
     tally = _check([one.tally for one in ranks], recorded.reference, recorded.candidate, matching)
     failures = sum((one.failures for one in ranks), Failures())
     pairs = table([one.pairs for one in ranks])

@@ -17,13 +17,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from astray.compare import clues, noise, weights
+from astray.compare import clues, weights
 from astray.compare.divergence import Cause, Divergence, Place, Side
 from astray.compare.metrics import BOUNDS, METRICS
 from astray.compare.micro import clues as micro_clues
 from astray.compare.micro.joined import JoinedRank
 from astray.compare.nesting import Nesting
-from astray.compare.origins import find_origins, healed
+from astray.compare.origins import healed
 from astray.compare.rows import Bools, Ints
 from astray.compare.verdict import AGREEING, BAD, Verdict
 from astray.compare.weights import GIVEN, Others, has_role
@@ -51,11 +51,11 @@ def find_divergences(pairs: Table, rank: int, reference: RankRun, candidate: Ran
     `pairs` are those of this rank alone.
     """
     bad = np.isin(pairs.coded("verdict").codes, BAD)
-    bad &= ~healed(pairs, bad, reference)
-    if not bad.any():
+    origin = bad & pairs.numbers("origin") & ~healed(pairs, bad, reference)
+    if not origin.any():
         return []
-    found = [_first(pairs, rank, reference, candidate, bad)]
-    for row in find_origins(pairs, bad, reference).tolist():
+    found = [_first(pairs, rank, reference, candidate, bad, origin)]
+    for row in np.flatnonzero(origin).tolist():
         place = Place.of(pairs, row)
         # What was wrong in one step is so in the next: the same fault, there or in what is around it.
         known = any(place.phase == one.place.phase and related(place.site, one.place.site) for one in found)
@@ -64,33 +64,26 @@ def find_divergences(pairs: Table, rank: int, reference: RankRun, candidate: Ran
     return found
 
 
-def _first(pairs: Table, rank: int, reference: RankRun, candidate: RankRun, bad: Bools) -> Divergence:
-    """The earliest that is wrong; or, if that is so by little, where the bits of the runs begin to differ.
+def _first(pairs: Table, rank: int, reference: RankRun, candidate: RankRun, bad: Bools, origin: Bools) -> Divergence:
+    """The earliest that is wrong by itself; or, if that is so by little, where the bits of the runs begin to differ.
 
     A program that gave the same bits all along and then does not was changed there, however small the difference.
     """
-    search = _Search(pairs, rank, reference, candidate, bad, _start(pairs, bad))
-    onset = search.onset()
-    if onset is None or not search.is_slight() or not search.made(onset):
-        return search.found()
-    sure = bad.copy()
-    sure[onset.row] = True
-    earlier = _Search(pairs, rank, reference, candidate, sure, onset.row)
-    return earlier.found(beyond=search.place())
+    return _Search(pairs, rank, reference, candidate, bad, _start(pairs, origin)).found()
 
 
-def _start(pairs: Table, bad: Bools) -> int:
+def _start(pairs: Table, origin: Bools) -> int:
     """The earliest wrong row; or the one that stands out among those that were wrong at the same time.
 
     The weights that a step starts with, and the gradients that its optimizer is given, all are what they are before
     the first of them is looked at. A gradient that is too large makes clipping scale all others down a little.
     """
-    first = int(np.argmax(bad))
+    first = int(np.argmax(origin))
     role, phase = pairs.coded("role"), pairs.coded("phase")
     of_update = phase.codes[first] == phase.code("update") and role.codes[first] == role.code("input")
     if not of_update and role.codes[first] != role.code("parameter"):
         return first
-    together = bad.copy()
+    together = origin.copy()
     for codes in (pairs.numbers("step"), phase.codes, role.codes, *([pairs.coded("path").codes] if of_update else [])):
         together &= codes == codes[first]
     verdict = pairs.coded("verdict").codes
@@ -298,19 +291,7 @@ class _Search:
 
     def is_slight(self) -> bool:
         """Whether the tensor shown is wrong by so little that a fault before it may have stayed below its limit."""
-        error, limit = float(self.pairs["error"][self.headline]), float(self.pairs["limit"][self.headline])
-        return error <= SLIGHT * limit or self._is_small()
-
-    def _is_small(self) -> bool:
-        """Whether it is a gradient hardly larger than what would have been forgiven as rounding noise."""
-        step = self.pairs.numbers("step")
-        rows = np.flatnonzero(self.matched & self._has_role("gradient") & (step == step[self.headline]))
-        if self.headline not in rows:
-            return False
-        sides = ((self.reference, "row_reference"), (self.candidate, "row_candidate"))
-        absmax = [run.tensors.numbers("absmax")[self.pairs.numbers(row)] for run, row in sides]
-        size = np.maximum(absmax[0][self.headline], absmax[1][self.headline])
-        return bool(noise.negligible(size, SLIGHT * np.nanmax(absmax[0][rows]), np.array(noise.FLOAT32_EPS)))
+        return bool(self.pairs["surprise"][self.start] <= SLIGHT)
 
     def onset(self) -> clues.Onset | None:
         """Where the bits begin to differ. Fingerprints tell; statistics do if both runs come without, as of one tool.
