@@ -31,6 +31,7 @@ from astray.compare.ranks.rank import Judging, Tally
 from astray.compare.ranks.schedule import Runs, compare_ranks, job_of
 from astray.compare.ranks.table import table
 from astray.compare.rows import CALL_COLUMNS
+from astray.compare.suspects import Suspect, find_suspects
 from astray.compare.tolerances import Tolerances
 from astray.compare.unnamed import choose as unnamed_calls
 from astray.compare.verdict import AGREEING, BAD, LABELS, Verdict
@@ -46,8 +47,8 @@ AnyPath = str | os.PathLike[str]
 
 SIDES = ("dtype", "shape", "row", "call")
 COLUMNS = (
-    "rank", *CALL_COLUMNS, "role", "path", "verdict", "origin", "error", "surprise", "measure", "deviation", "limit", "given",
-    "siblings", "source", "rule", "reason",
+    "rank", *CALL_COLUMNS, "role", "path", "verdict", "origin", "error", "surprise", "measure", "deviation", "limit",
+    "given", "siblings", "source", "rule", "reason",
     *(f"{name}_{side}" for name in SIDES for side in ("reference", "candidate")), *METRICS, *BOUNDS,
 )  # fmt: skip
 """The columns of `pairs`, but for the metrics that were asked for."""
@@ -72,7 +73,7 @@ def compare(
     ('h.2.mlp.proj', 3, 'parameter')
 
     asked: what to compare and how to pair it: steps, ranks, sites, mapping, by, shapes, micro and offset: see `Asked`.
-    noise: one or several further recordings of the reference, which show how far apart two runs get that are both right.
+    noise: further recordings of the reference, one or several: how far apart two runs get that are both right.
     tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype.
     exact: the runs should be bit-identical, and whatever is not has diverged.
     metrics: what to measure besides, where both runs kept values: "kl", "file.py:function", a function of two arrays.
@@ -161,6 +162,11 @@ class Comparison:
     def first(self) -> Divergence | None:
         """The first divergence of all ranks; None when nothing diverged."""
         return self.firsts[0] if self.firsts else None
+
+    @cached_property
+    def suspects(self) -> tuple[Suspect, ...]:
+        """The calls that are most surprising, whether or not anything diverged, the most surprising first."""
+        return find_suspects(self.pairs)
 
     @property
     def of_checkpoints(self) -> bool:

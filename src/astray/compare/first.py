@@ -52,6 +52,8 @@ def find_divergences(pairs: Table, rank: int, reference: RankRun, candidate: Ran
     """
     bad = np.isin(pairs.coded("verdict").codes, BAD)
     origin = bad & pairs.numbers("origin") & ~healed(pairs, bad, reference)
+    lone = _results_without_parameter(pairs, reference, candidate)
+    bad[lone] = origin[lone] = True
     if not origin.any():
         return []
     found = [_first(pairs, rank, reference, candidate, bad, origin)]
@@ -62,6 +64,25 @@ def find_divergences(pairs: Table, rank: int, reference: RankRun, candidate: Ran
         if not known and len(found) <= MOST_ORIGINS:
             found.append(_Search(pairs, rank, reference, candidate, bad, row).found())
     return found
+
+
+def _results_without_parameter(pairs: Table, reference: RankRun, candidate: RankRun) -> Ints:
+    """The first results of calls that both runs have, and one of them without a parameter that is not all zeros."""
+    verdict, role = pairs.coded("verdict").codes, pairs.coded("role")
+    matched = (pairs.numbers("row_reference") >= 0) & (pairs.numbers("row_candidate") >= 0)
+    found: list[int] = []
+    for side, other, run, only in (
+        ("reference", "candidate", reference, Verdict.ONLY_IN_REFERENCE),
+        ("candidate", "reference", candidate, Verdict.ONLY_IN_CANDIDATE),
+    ):
+        lone = np.flatnonzero((verdict == only) & (role.codes == role.code("parameter")))
+        told = np.any((pairs.numbers(f"row_{other}") >= 0) & has_role(pairs, "parameter"))  # some tools tell of none
+        lone = lone[told & (run.tensors.numbers("absmax")[pairs.numbers(f"row_{side}")[lone]] > 0)]
+        call = pairs.numbers(f"call_{side}")
+        results = np.flatnonzero(matched & has_role(pairs, *RESULTS) & np.isin(call, call[lone]))
+        _, first = np.unique(call[results], return_index=True)
+        found += results[first].tolist()
+    return np.array(sorted(found), np.int64)
 
 
 def _first(pairs: Table, rank: int, reference: RankRun, candidate: RankRun, bad: Bools, origin: Bools) -> Divergence:
@@ -160,15 +181,30 @@ class _Search:
             return "parameter", call, entry
         if role != "input":
             lone = self._lone_given(call, int(self.pairs["call_candidate"][self.start]))
-            return ("computation", call, entry) if lone is None else ("parameter", call, lone)
+            if lone is None:
+                return "computation", self._stopped_gradient(call), entry
+            return "parameter", call, lone
         while True:
             outer = self.nesting.enclosing(call)
             if outer is None:
                 return "input", call, entry
             given = np.flatnonzero(self.bad & (self.calls == outer) & self._has_role("input"))
             if not len(given):
-                return "computation", outer, entry
+                return "computation", self._stopped_gradient(outer), entry
             call, entry = outer, int(given[0])
+
+    def _stopped_gradient(self, call: int) -> int:
+        """A call directly inside that sent a gradient to one of its inputs in one run only; else the call itself."""
+        if self.pairs["phase"][self.start] != "backward":
+            return call
+        verdict = self.pairs.coded("verdict").codes[: self.start]
+        lone = (verdict == Verdict.ONLY_IN_REFERENCE) & self._has_role("output")[: self.start]
+        lone &= self.pairs.coded("phase").codes[: self.start] == self.pairs.coded("phase").codes[self.start]
+        for row in np.flatnonzero(lone)[::-1].tolist():
+            inner = int(self.calls[row])
+            if self.nesting.enclosing(inner) == call:
+                return inner
+        return call
 
     def _lone_given(self, call: int, other: int) -> int | None:
         """A parameter, buffer or state of a call that only one of the runs has; `other` is the candidate's call."""

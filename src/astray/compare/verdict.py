@@ -46,9 +46,10 @@ class Rule(IntEnum):
     SIBLINGS = 4
     NOISE = 5
     TOLERANCE = 6
+    CARRIED = 7
 
 
-RULES = ["", "bits", "start", "model", "siblings", "noise run", "tolerance"]
+RULES = ["", "bits", "start", "model", "siblings", "noise run", "tolerance", "seen before"]
 
 LABELS = [
     "identical",  # the same bits

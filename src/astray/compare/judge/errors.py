@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from astray.compare import metrics
-from astray.compare.evidence import Evidence
+from astray.compare.evidence import STATISTICS, Evidence
 from astray.compare.judge import thresholds as t
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import MEASURES, Judgement, Verdict
@@ -71,8 +71,8 @@ class Errors:
         return np.asarray(self.zeros / self.count)
 
 
-def find_errors(evidence: Evidence, judged: Judgement) -> Errors:
-    """The errors of all pairs; those that one run lacks, or whose shapes differ, have none."""
+def find_errors(evidence: Evidence, judged: Judgement, factor: Floats) -> Errors:
+    """The errors of all pairs, their candidates divided by a factor; pairs that one run lacks have none."""
     length = len(evidence.pairs.reference)
     columns = {name: np.full(length, np.nan) for name in MEASURES}
     facts = {name: np.zeros(length) for name in ("unit", "norm", "absmax", "zeros", "flips")}
@@ -80,10 +80,11 @@ def find_errors(evidence: Evidence, judged: Judgement) -> Errors:
     at = np.flatnonzero(evidence.pairs.matched)
     if len(at):
         facts["unit"][at] = evidence.eps(at) / 2
-        _read_statistics(evidence, at, columns, facts, count)
+        _read_statistics(evidence, at, factor[at], columns, facts, count)
     by_values = np.flatnonzero(~np.isnan(judged.metrics["rel_l2"]))
     if len(by_values):
         _read_values(judged, by_values, columns, facts)
+        _divide(judged, by_values[factor[by_values] != 1], factor, columns)
     identical = judged.verdict == Verdict.IDENTICAL
     for column in columns.values():
         column[identical] = 0.0
@@ -91,9 +92,16 @@ def find_errors(evidence: Evidence, judged: Judgement) -> Errors:
 
 
 def _read_statistics(
-    evidence: Evidence, at: Ints, columns: dict[str, Floats], facts: dict[str, Floats], count: Floats
+    evidence: Evidence,
+    at: Ints,
+    factor: Floats,
+    columns: dict[str, Floats],
+    facts: dict[str, Floats],
+    count: Floats,
 ) -> None:
     reference, candidate = evidence.statistics(at)
+    if np.any(factor != 1):
+        candidate |= {name: candidate[name] / factor for name in STATISTICS}
     counts = evidence.numbers("count", at)
     told = (counts[0] >= 0) & (counts[1] >= 0)
     count[at] = np.maximum(counts[0], 1)
@@ -124,6 +132,17 @@ def _read_values(judged: Judgement, at: Ints, columns: dict[str, Floats], facts:
     columns["sums"][unknown] = metrics.ratios(gaps, rms)
     unscaled = at[~(facts["absmax"][at] > 0)]
     columns["worst"][unscaled] = np.where(found["max_abs"][unscaled] > 0, np.nan, 0.0)
+
+
+def _divide(judged: Judgement, at: Ints, factor: Floats, columns: dict[str, Floats]) -> None:
+    """What values are off by after dividing: ‖c/f − r‖ follows from both norms and the cosine; the worst is lost."""
+    if not len(at):
+        return
+    found = judged.metrics
+    sizes = [np.hypot(found[f"mean_{side}"][at], found[f"std_{side}"][at]) for side in ("reference", "candidate")]
+    size = metrics.ratios(sizes[1], sizes[0]) / factor[at]
+    columns["values"][at] = np.sqrt((size - 1) ** 2 + 2 * size * np.maximum(1 - found["cosine"][at], 0.0))
+    columns["worst"][at] = np.nan
 
 
 def _bounded(column: Floats) -> Floats:

@@ -62,6 +62,7 @@ class Sources:
         self.plane = self._of_call(self.calls.plane)
         self.backward = self._of_call(self.calls.backward, False)
         self.site = self._of_call(self.calls.site)
+        self.enclosing = self._of_call(self.calls.enclosing)
         self.first_step = int(self.calls.step.min(initial=0))
 
     def _of_tensor(self, name: str, rows: Ints) -> Ints:
@@ -107,7 +108,7 @@ class Sources:
     @cached_property
     def _is_from_outside(self) -> Bools:
         """Inputs of outermost forward calls before anything else was computed in that step."""
-        outermost = self.known & ~self.backward & (self._of_call(self.calls.enclosing) < 0)
+        outermost = self.known & ~self.backward & (self.enclosing < 0)
         outermost &= self._of_call(self.calls.phase_is("forward"), False)
         return np.asarray(outermost & (self._count_before < 1))
 

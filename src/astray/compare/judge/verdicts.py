@@ -12,6 +12,7 @@ from astray.compare.evidence import Evidence, Progress
 from astray.compare.judge import thresholds as t
 from astray.compare.judge.errors import Errors, find_errors
 from astray.compare.judge.measuring import Facts, measure
+from astray.compare.judge.scaling import find_scaling
 from astray.compare.judge.siblings import Gains, largest_of_family
 from astray.compare.judge.sources import Sources, Unit
 from astray.compare.judge.surprise import find_bases, find_surprise
@@ -46,7 +47,7 @@ def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = No
 def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str, Floats]:
     """What a judged noise run shows: for each measure, by row of the reference's tensors, the gain of its family."""
     sources = Sources(evidence, _comparable(judged))
-    errors = find_errors(evidence, judged)
+    errors = find_errors(evidence, judged, find_scaling(evidence, sources).factor)
     bases = find_bases(errors, sources)
     rows = evidence.reference.tensor[evidence.pairs.reference]
     found: dict[str, Floats] = {}
@@ -89,7 +90,8 @@ class _Judge:
     def __init__(self, evidence: Evidence, judged: Judgement, facts: Facts) -> None:
         self.evidence, self.judged, self.facts = evidence, judged, facts
         self.sources = Sources(evidence, _comparable(judged))
-        self.errors = find_errors(evidence, judged)
+        self.scaling = find_scaling(evidence, self.sources)
+        self.errors = find_errors(evidence, judged, self.scaling.factor)
         self.bases = find_bases(self.errors, self.sources)
         self.unit = self.sources.unit
         self.identical = judged.verdict == Verdict.IDENTICAL
@@ -98,7 +100,10 @@ class _Judge:
     def decide(self, noise: list[Gains]) -> None:
         judged, facts = self.judged, self.facts
         self._keep_surprise(noise)
-        wrong = self._by_surprise() | self._by_start() | self._of_integers() | self._of_hidden() | self._unlike_siblings()
+        wrong = (
+            self._by_surprise() | self._by_start() | self._of_integers() | self._of_hidden() | self._unlike_siblings()
+        )
+        wrong |= self._by_factor()
         wrong &= self.open
         said = ~np.isnan(self.evidence.tolerance) & self.open
         wrong = np.where(said, judged.error > self.evidence.tolerance, wrong)
@@ -128,6 +133,20 @@ class _Judge:
 
     def _by_surprise(self) -> Bools:
         return np.asarray(self.judged.surprise > 1)
+
+    def _by_factor(self) -> Bools:
+        """Where gradients come in that are all scaled by one factor."""
+        judged, scaling = self.judged, self.scaling
+        if not scaling.found:
+            return scaling.entries
+        scaled = (scaling.factor != 1) & self.open
+        judged.reason[scaled] |= Reason.SCALED
+        at = np.flatnonzero(scaling.entries & self.open)
+        judged.deviation[at] = np.abs(scaling.factor[at] - 1)
+        judged.limit[at] = t.FACTOR_LEAST
+        judged.surprise[at] = judged.deviation[at] / t.FACTOR_LEAST
+        judged.measure[at], judged.rule[at] = MEASURES.index("sums"), Rule.MODEL
+        return scaling.entries
 
     def _by_start(self) -> Bools:
         """What came from nowhere: weights are the same or a cast, inputs and buffers the same but for rounding."""
@@ -187,7 +206,9 @@ class _Judge:
         So it is one program on one machine, and no rounding differs.
         """
         sources, unspoilt = self.sources, self.bases.unspoilt
-        at = np.flatnonzero(unspoilt & sources.known & np.isin(self.unit, (Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT)))
+        at = np.flatnonzero(
+            unspoilt & sources.known & np.isin(self.unit, (Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT))
+        )
         found = np.zeros(len(self.open), np.bool_)
         if not self.open[at].any():
             return found
@@ -265,8 +286,9 @@ class _Judge:
             self.identical[source], Verdict.DRIFTING, np.where(agree, judged.verdict[source], Verdict.DIVERGED)
         )
         judged.verdict[rows[self.facts.nonfinite[rows]]] = Verdict.NON_FINITE
-        for column in (judged.surprise, judged.measure, judged.deviation, judged.limit, judged.given, judged.siblings):
+        for column in (judged.measure, judged.deviation, judged.limit, judged.given, judged.siblings):
             column[rows] = column[source]
-        judged.rule[rows] = judged.rule[source]
+        judged.surprise[rows] = np.nan
+        judged.rule[rows] = Rule.CARRIED
         judged.origin[rows] = False
         judged.reason[rows] |= judged.reason[source] & (Reason.VICTIM | Reason.CHOSEN)
