@@ -38,7 +38,7 @@ def find_scaling(evidence: Evidence, sources: Sources) -> Scaling:
         here = gradients & (sources.step == step) & ~np.isnan(ratio)
         common = _common(ratio[here])
         begins = here & outermost
-        if common is None or not begins.any() or np.any(np.abs(ratio[begins] / common - 1) > t.FACTOR_SPREAD):
+        if common is None or not begins.any() or np.any(np.abs(ratio[begins] - common) > abs(common - 1) / 4):
             continue
         factor[here] = common
         entries |= begins

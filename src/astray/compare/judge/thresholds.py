@@ -80,7 +80,7 @@ FACTOR_SHARE = 0.9
 """All gradients are scaled by one factor, if nine of ten have the same ratio of norms up to 2 %: a few small ones
 may hold nothing but rounding."""
 
-FACTOR_LEAST = 1e-3
+FACTOR_LEAST = 1e-2
 """A common factor closer to one is rounding of the loss."""
 
 LARGEST = 1e3
