@@ -79,6 +79,17 @@ def test_a_damaged_parent_leads_nowhere() -> None:
     assert CallTree(Builder().run.ranks[0].calls).enclosings.tolist() == []
 
 
+def test_a_call_that_is_repeated_lies_where_it_lay_the_first_time() -> None:
+    builder = Builder()
+    root = builder.call("<root>")
+    block = builder.call("block", parent=root)
+    builder.call("block.fc", parent=block)
+    again = builder.call("block", recompute=True)
+    builder.call("block.fc", parent=again, recompute=True)
+    builder.call("lost", recompute=True)
+    assert tree_of(builder).enclosings.tolist() == [-1, root, block, root, again, -1]
+
+
 class Trained(nn.Module):
     """Has a step for training and one for validation, as Lightning's modules do."""
 

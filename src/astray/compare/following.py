@@ -19,11 +19,11 @@ from astray.compare.calibration import SAME_TENSOR, Rule
 from astray.compare.evidence import Evidence
 from astray.compare.kept import Source
 from astray.compare.keys import one_key
-from astray.compare.origins import parents
 from astray.compare.reasons import Reason
 from astray.compare.rows import Bools, Ints
 from astray.compare.verdict import BAD, Judgement, Verdict
 from astray.compare.wandering import MOVES, Wandering
+from astray.graph import graph_of
 
 SAME_NUMBERS = 1e-9
 """Two norms that differ by less are of the same numbers, added up in another order."""
@@ -272,4 +272,4 @@ class _Follower:
     @cached_property
     def _parents(self) -> Ints:
         """The row of the call around each call, −1 for none."""
-        return parents(self._run)
+        return graph_of(self._run).parent

@@ -14,7 +14,7 @@ from astray.compare.keys import one_key
 from astray.compare.rows import Bools, Ints
 from astray.compare.verdict import AGREEING, Verdict
 from astray.compare.weights import GIVEN
-from astray.record import ROOT
+from astray.graph import graph_of
 from astray.store import RankRun, Table
 
 FAR = 10
@@ -59,7 +59,7 @@ class _Calls:
         self.is_input = np.isin(role.codes, [role.code("input"), *(role.code(name) for name in GIVEN)])
         self.is_given = np.isin(role.codes, [role.code(name) for name in GIVEN])
         self.is_result = np.isin(role.codes, [role.code("output"), role.code("gradient")])
-        self.parent = parents(run)
+        self.parent = graph_of(run).parent
         self.backward = self._has("phase", "backward")
         self.is_gradient = self._has("kind", "parameter")
 
@@ -83,7 +83,7 @@ class _Calls:
         """Calls that are wrong because another one is: one inside, or in backward the forward."""
         wrong, given = self.has(self.bad), self.has(self.bad & self.is_given)
         forward = np.where(self.backward & ~self.is_gradient, self.parent, np.arange(self.count))
-        forward[self.is_gradient] = self._owners()
+        forward[self.is_gradient] = graph_of(self.run).owners[self.is_gradient]
         at = np.maximum(forward, 0)
         ahead, back = ~self.backward, self.backward & ~self.is_gradient
         explained = self._site_is_given_wrong() | (forward < 0)
@@ -118,19 +118,6 @@ class _Calls:
         place = one_key([calls.numbers("step"), calls.coded("site").codes])
         return np.isin(place, place[self.has(self.bad & self.is_given)])
 
-    def _owners(self) -> Ints:
-        """For each gradient of a parameter the forward call of its module in that step, −1 where there is none."""
-        calls, found = self.run.calls, []
-        modules = calls.coded("site")
-        forward = np.flatnonzero(~self.backward & self._has("kind", "module"))
-        steps = calls.numbers("step")
-        known = {(int(modules.codes[row]), int(steps[row])): row for row in forward[::-1].tolist()}
-        codes = {site: code for code, site in enumerate(modules.values)}
-        for row in np.flatnonzero(self.is_gradient).tolist():
-            module = str(modules[row]).rpartition(".")[0] or ROOT
-            found.append(known.get((codes.get(module, -1), int(steps[row])), -1))
-        return np.array(found, np.int64)
-
     def has(self, rows: Bools) -> Bools:
         """Calls that have one of these rows."""
         return self._mark(self.of_row[rows & (self.of_row >= 0)])
@@ -138,12 +125,3 @@ class _Calls:
     def _has(self, column: str, word: str) -> Bools:
         cells = self.run.calls.coded(column)
         return np.asarray(cells.codes == cells.code(word))
-
-
-def parents(run: RankRun) -> Ints:
-    """The row of each call's parent, −1 for none: what is around a forward call, the forward of a backward one."""
-    seq, parent = run.calls.numbers("seq"), run.calls.numbers("parent")
-    order = np.argsort(seq, kind="stable")
-    place = np.minimum(np.searchsorted(seq, parent, sorter=order), max(len(seq) - 1, 0))
-    found = order[place] if len(seq) else order
-    return np.where((parent >= 0) & (seq[found] == parent), found, -1)

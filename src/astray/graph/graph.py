@@ -54,10 +54,14 @@ class Graph(Flow):
         """The calls right inside of a call, those of its own phase; of −1, the outermost ones."""
         return self._children_of(call)
 
+    def sightings(self, row: int) -> Ints:
+        """All rows that show this value, in the order of observation."""
+        return self._shown_in(int(self._flows[row]))
+
     def consumers(self, row: int) -> Ints:
         """The rows of calls that take this value from here on."""
-        found = self._takers_of(int(self._flows[row]))
-        return found[found > row]
+        found = self.sightings(row)
+        return found[(found > row) & self.takes[found]]
 
     def contributors(self, row: int) -> Ints:
         """Whose shares the gradient is that arrives at the result of a forward call: what their backward calls gave.
@@ -159,8 +163,8 @@ class Graph(Flow):
         return found[:-1]
 
     @cached_property
-    def _takers_of(self) -> _Groups:
-        return _Groups(np.where(self.takes, self._flows, NO_ROW))
+    def _shown_in(self) -> _Groups:
+        return _Groups(self._flows)
 
     @cached_property
     def _places(self) -> Ints:
