@@ -104,7 +104,10 @@ class Blob(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """One tensor of a call, as it was at that moment."""
+    """One tensor of a call, as it was at that moment.
+
+    `value` is the same number for the same memory in the same version, wherever in the rank it is seen.
+    """
 
     seq: int
     role: Role
@@ -119,6 +122,7 @@ class Tensor(NamedTuple):
     blob: Blob | None = None
     placement: str | None = None
     note: str | None = None
+    value: int | None = None
 
 
 class Key(NamedTuple):

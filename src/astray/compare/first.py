@@ -22,11 +22,11 @@ from astray.compare.divergence import Cause, Divergence, Place, Side
 from astray.compare.metrics import BOUNDS, METRICS
 from astray.compare.micro import clues as micro_clues
 from astray.compare.micro.joined import JoinedRank
-from astray.compare.nesting import Nesting
 from astray.compare.origins import healed
 from astray.compare.rows import Bools, Ints
 from astray.compare.verdict import AGREEING, BAD, Verdict
 from astray.compare.weights import GIVEN, Others, has_role
+from astray.graph import graph_of
 from astray.record import ROOT, Frame, Statistics
 from astray.store import RankRun, Table
 
@@ -134,7 +134,7 @@ class _Search:
         self.candidate = candidate
         self.bad = bad
         self.matched: Bools = (pairs["row_reference"] >= 0) & (pairs["row_candidate"] >= 0)
-        self.nesting = Nesting(reference)
+        self.nesting = graph_of(reference)
         # A batch is not computed like its parts, so that bits which begin to differ say nothing.
         self.alike = not isinstance(reference, JoinedRank)
         self.calls: Ints = pairs.numbers("call_reference")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from astray.compare.rows import Bools, Ints
+from astray.compare.rows import Bools
 from astray.compare.verdict import AGREEING, Verdict
+from astray.graph import graph_of
 from astray.store import RankRun, Table
 
 
@@ -13,7 +14,7 @@ def healed(pairs: Table, bad: Bools, run: RankRun) -> Bools:
     """Wrong rows inside a forward call that computes the same result in another way, as other shapes or calls show."""
     call = pairs.numbers("call_reference")
     role, verdict, phase = pairs.coded("role"), pairs.coded("verdict").codes, run.calls.coded("phase")
-    parent = parents(run)
+    parent = graph_of(run).parent
     forward = phase.codes != phase.code("backward")
     is_result = np.isin(role.codes, [role.code("output"), role.code("gradient")])
     is_given = np.isin(role.codes, [role.code("parameter"), role.code("state")])
@@ -40,12 +41,3 @@ def healed(pairs: Table, bad: Bools, run: RankRun) -> Bools:
     found = np.zeros(len(bad), np.bool_)
     found[known] = inside[call[known]]
     return found & bad & ~is_given
-
-
-def parents(run: RankRun) -> Ints:
-    """The row of each call's parent, −1 for none: what is around a forward call, the forward of a backward one."""
-    seq, parent = run.calls.numbers("seq"), run.calls.numbers("parent")
-    order = np.argsort(seq, kind="stable")
-    place = np.minimum(np.searchsorted(seq, parent, sorter=order), max(len(seq) - 1, 0))
-    found = order[place] if len(seq) else order
-    return np.where((parent >= 0) & (seq[found] == parent), found, -1)

@@ -18,7 +18,7 @@ import msgspec
 from astray.errors import RunError
 from astray.record import Missed
 
-FORMAT = 3
+FORMAT = 4
 """The format version this astray writes. docs/format.md has the history."""
 
 

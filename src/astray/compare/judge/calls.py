@@ -12,8 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
-from astray.compare.origins import parents
 from astray.compare.rows import Bools, Floats, Ints
+from astray.graph import graph_of
 from astray.record import ROOT
 from astray.store import RankRun
 
@@ -37,7 +37,7 @@ class Calls:
         self.is_parameter: Bools = kind.codes == kind.code("parameter")
         self.is_optimizer: Bools = kind.codes == kind.code("optimizer")
         self.backward: Bools = self.phase_is("backward")
-        self.parent: Ints = parents(run)
+        self.parent: Ints = graph_of(run).outer
 
     def phase_is(self, word: str) -> Bools:
         phase = self._table.coded("phase")

@@ -26,6 +26,7 @@ from astray.compare.evidence import Evidence
 from astray.compare.judge.calls import Calls
 from astray.compare.keys import one_key
 from astray.compare.rows import Bools, Floats, Ints
+from astray.graph import graph_of
 
 GIVEN = ("input", "parameter", "state")
 RESULTS = ("output", "gradient")
@@ -161,22 +162,21 @@ class Sources:
 
     @cached_property
     def _same_value(self) -> Ints:
-        """A number for each value that both sides have in the same places; −1 where it is not known."""
+        """A number for each value that both sides hold in the same places; −1 where it is not known."""
         evidence, at = self.evidence, np.flatnonzero(self.known)
         found = np.full(len(self.call), -1)
-        if not len(at):
+        if not len(at) or not evidence.same_prints:
             return found
-        columns = []
-        for name in ("fingerprint", "count"):
-            for side in evidence.numbers(name, at):
-                columns.append(np.unique(side, return_inverse=True)[1])
-        if not evidence.same_prints:
-            return found
-        told = evidence.reference.known("fingerprint", evidence.pairs.reference[at])
-        told &= evidence.candidate.known("fingerprint", evidence.pairs.candidate[at])
-        telling = np.not_equal(evidence.numbers("min", at)[0], evidence.numbers("max", at)[0])
-        key = one_key(columns)
-        found[at[told & telling]] = np.unique(key, return_inverse=True)[1][told & telling]
+        codes, telling = [], np.ones(len(at), np.bool_)
+        for rows, side in (
+            (evidence.reference, evidence.pairs.reference),
+            (evidence.candidate, evidence.pairs.candidate),
+        ):
+            assert rows.run is not None, "pairs have both sides"
+            held, tensor = graph_of(rows.run).contents, rows.tensor[side[at]]
+            codes.append(np.unique(held.code[tensor], return_inverse=True)[1])
+            telling &= held.telling[tensor]
+        found[at[telling]] = one_key(codes)[telling]
         return found
 
     # -- history ---------------------------------------------------------------------------------------------------
