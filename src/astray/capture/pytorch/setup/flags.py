@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ _WATCHED: tuple[Callable[[], Any], ...] = (
 
 def state() -> tuple[Any, ...]:
     """Another answer than before is a reason to ask for everything again."""
-    return (len(sys.modules), vars(torch.cuda)["_initialized"], *[read() for read in _WATCHED])
+    return (len(sys.modules), getattr(torch.cuda, "_initialized", None), *[read() for read in _WATCHED])
 
 
 def seeds() -> dict[str, Any]:
@@ -127,6 +127,7 @@ def devices() -> dict[str, str]:
     return found
 
 
+@cache
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -104,7 +104,7 @@ class SetupCapture:
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def _look_at_torch(self, *, seeds: bool = True) -> None:
-        self._state = flags.state()
+        self._state = flags.state() if seeds else None
         self._note("torch", "", flags.torch_flags())
         if seeds:
             self._note("seed", "", flags.seeds())
