@@ -24,6 +24,7 @@ from astray.capture.setup import MOST_CHANGES, NOT_PLAIN, environment, plain
 from astray.record import ROOT
 
 _NO_SETTINGS = frozenset({"params", "param_names"})
+_OF_SCALERS = ("_enabled", "_init_scale", "_growth_factor", "_backoff_factor", "_growth_interval")
 _TENSOR = torch.Tensor
 _WHAT = "what the program is set to"
 
@@ -93,14 +94,6 @@ class SetupCapture:
                     told = {"class": type(optimizer).__name__, **told, "parameters": names}
                 self._note("optimizer", site, told)
 
-    def scaler(self, scaler: Any) -> None:
-        """A GradScaler scales a loss. Its scale is on the device, and is not waited for."""
-        with _Guarded(self._engine):
-            own = vars(scaler)
-            names = ("_init_scale", "_growth_factor", "_backoff_factor", "_growth_interval", "_enabled")
-            told = {name.lstrip("_"): plain(own.get(name)) for name in names}
-            self._note("scaler", "", {name: value for name, value in told.items() if value is not NOT_PLAIN})
-
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def _look_at_torch(self, *, seeds: bool = True) -> None:
@@ -149,6 +142,16 @@ class SetupCapture:
 
     def _note(self, subject: str, site: str, values: dict[str, Any], most_changes: int | None = None) -> None:
         self._engine.setup.note(self._engine.step, subject, site, values, most_changes)
+
+
+def note_scaler(engine: Engine, scaler: Any) -> None:
+    """A GradScaler scales a loss. Its scale is on the device, and is not waited for: what it began with is told."""
+    with _Guarded(engine):
+        own = vars(scaler)
+        told = {name.lstrip("_"): plain(own[name]) for name in _OF_SCALERS if name in own}
+        engine.setup.note(
+            engine.step, "scaler", "", {name: value for name, value in told.items() if value is not NOT_PLAIN}
+        )
 
 
 class _Guarded:
