@@ -12,9 +12,12 @@ from astray.cli import main
 from astray.compare.comparison import Comparison, compare
 from astray.record import Call, Setup, Statistics, Tensor
 from astray.report.html import comparison_as_html
+from astray.report.listing import Wanted
+from astray.report.listing import render as listing
 from astray.report.setup import render as table
+from astray.report.setup import summary_of
 from astray.report.text import render
-from astray.store import RunInfo, RunWriter
+from astray.store import RunInfo, RunWriter, open_run
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "comparison.schema.json").read_text(encoding="utf-8"))
 BASE = [
@@ -113,3 +116,20 @@ def test_on_the_command_line(tmp_path: Path, capsys: Any) -> None:
     assert "module h.3.norm (LayerNorm)" in printed
     assert "No divergence" not in printed
     assert main(["compare", str(tmp_path / "a"), "--replicas", "--setup"]) == 2
+
+
+def test_a_run_says_what_it_was_set_to(tmp_path: Path) -> None:
+    rows = [
+        Setup(0, "module", "fc", {"class": "Linear", "weight.dtype": "float32", "bias.dtype": "float32"}),
+        Setup(0, "optimizer", "AdamW/param_groups.0", {"class": "AdamW", "lr": 1e-3, "betas": [0.9, 0.99]}),
+        Setup(0, "torch", "", {"threads": 2, "float32_matmul_precision": "high"}),
+        Setup(0, "autocast", "<root>", {"autocast": "cpu bfloat16"}),
+        Setup(0, "seed", "", {"torch": 7}),
+        Setup(1, "optimizer", "AdamW/param_groups.0", {"lr": 1e-4}),
+    ]
+    assert summary_of(open_run(write(tmp_path / "a", rows))) == (
+        "AdamW lr 0.001, betas (0.9, 0.99) · 2 float32 parameters and buffers · autocast cpu bfloat16 · "
+        "matmul precision high · 2 threads · seed 7"
+    )
+    assert "  setup      AdamW lr 0.001" in listing(open_run(tmp_path / "a"), Wanted())
+    assert summary_of(open_run(write(tmp_path / "b", []))) == ""

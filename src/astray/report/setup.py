@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from astray.compare.comparison import Comparison
 from astray.compare.setup.difference import SetupDifference
 from astray.compare.setup.wording import shown
 from astray.report.grid import Grid
 from astray.report.page import BOLD, DIM, MARGIN, WIDTH, YELLOW, Page
+from astray.store import Run
 from astray.wording import counted
 
 MOST = 5
 """How many differences a report says before it says anything else."""
 
+_OF_OPTIMIZERS = ("lr", "betas", "momentum", "eps", "weight_decay")
 _EFFECTS = {"changes results": "results", "changes rounding": "rounding", "none known": "none known"}
 _LEAST = {"what": 24, "reference": 12, "candidate": 12}
 _LEAST_OF_ALL = {"what": 16, "name": 8, "reference": 9, "candidate": 9}
@@ -87,6 +91,39 @@ def _cells(one: SetupDifference, several: bool) -> dict[str, str]:
         "changes": _EFFECTS[one.expected_effect],
         "from": "start" if one.step is None else f"step {one.step}",
     }
+
+
+def summary_of(run: Run) -> str:
+    """What a run was set to at its start, in a few words; empty when it has not recorded it."""
+    rank = next(iter(run.ranks.values()), None)
+    known: dict[str, dict[str, Any]] = {}
+    dtypes: Counter[str] = Counter()
+    seen = set()
+    for row in rank.setup if rank is not None else ():
+        if (row.subject, row.site) in seen:
+            continue
+        seen.add((row.subject, row.site))
+        known.setdefault(row.subject, row.values)
+        if row.subject == "module":
+            dtypes.update(str(value) for name, value in row.values.items() if name.endswith(".dtype"))
+    return " · ".join(_facts(known, dtypes))
+
+
+def _facts(known: dict[str, dict[str, Any]], dtypes: Counter[str]) -> Iterator[str]:
+    optimizer, torch = known.get("optimizer", {}), known.get("torch", {})
+    if optimizer:
+        numbers = ", ".join(f"{name} {shown(optimizer[name])}" for name in _OF_OPTIMIZERS if optimizer.get(name))
+        yield f"{optimizer.get('class', 'an optimizer')} {numbers}".rstrip()
+    if dtypes:
+        yield ", ".join(f"{count:,} {dtype}" for dtype, count in dtypes.most_common()) + " parameters and buffers"
+    if known.get("autocast", {}).get("autocast", "off") != "off":
+        yield f"autocast {known['autocast']['autocast']}"
+    if torch.get("float32_matmul_precision", "highest") != "highest":
+        yield f"matmul precision {torch['float32_matmul_precision']}"
+    if torch.get("threads"):
+        yield counted(torch["threads"], "thread")
+    if known.get("seed", {}).get("torch") is not None:
+        yield f"seed {known['seed']['torch']}"
 
 
 def unrecorded(comparison: Comparison) -> Iterator[str]:
