@@ -147,6 +147,19 @@ class Frame(NamedTuple):
     code: str
 
 
+class Setup(NamedTuple):
+    """What something was set to, from a step on: a module, an optimizer's group, torch itself, the environment.
+
+    `subject` says what kind of thing it is and `site` which one; empty where there is only one. `values` are plain:
+    numbers, texts, booleans, None, and lists of these. A name that is not among them is as it was before.
+    """
+
+    step: int
+    subject: str
+    site: str
+    values: dict[str, Any]
+
+
 class Missed(NamedTuple):
     """Something that was not observed, why, and how often."""
 

@@ -31,6 +31,8 @@ from astray.compare.ranks.rank import Judging, Tally
 from astray.compare.ranks.schedule import Runs, compare_ranks, job_of
 from astray.compare.ranks.table import table
 from astray.compare.rows import CALL_COLUMNS
+from astray.compare.setup.difference import SetupDifference
+from astray.compare.setup.differences import put_together
 from astray.compare.suspects import Suspect, find_suspects
 from astray.compare.tolerances import Tolerances
 from astray.compare.unnamed import choose as unnamed_calls
@@ -118,6 +120,7 @@ def compare(
         tuple(notes),
         matching.steps,
         tuple(sorted((found for one in ranks for found in one.divergences[1:]), key=_when)),
+        put_together((found for one in ranks for found in one.setup), recorded.reference, recorded.candidate),
     )
 
 
@@ -148,6 +151,7 @@ class Comparison:
     firsts: the first divergence of each rank that has one, the earliest first.
     problems: what limits the comparison, a sentence each.
     others: divergences after the first of their rank that are not its victims: their inputs agree.
+    setup: what was set differently in the two runs, those first that change results.
     """
 
     reference: Run
@@ -157,6 +161,7 @@ class Comparison:
     problems: tuple[str, ...] = ()
     selected: Steps = field(default=Steps())
     others: tuple[Divergence, ...] = ()
+    setup: tuple[SetupDifference, ...] = ()
 
     @property
     def first(self) -> Divergence | None:

@@ -28,6 +28,8 @@ from astray.compare.own_metrics import Failures, OwnMetrics
 from astray.compare.partners import Words
 from astray.compare.ranks.table import RankPairs, table
 from astray.compare.rows import CALL_COLUMNS, Floats, Ints, Rows, Vocabularies, Vocabulary, read_rows
+from astray.compare.setup.difference import SetupDifference
+from astray.compare.setup.differences import of_rank
 from astray.compare.tolerances import Tolerances
 from astray.compare.verdict import MEASURES, Judgement, Verdict
 from astray.errors import RunError
@@ -65,6 +67,7 @@ class Compared(NamedTuple):
 
     noise: how much could be compared of the further recordings of the reference.
     accounts: what the tables of reference and candidate say of themselves.
+    setup: what was set differently.
     """
 
     rank: int
@@ -74,6 +77,7 @@ class Compared(NamedTuple):
     divergences: list[Divergence]
     failures: Failures
     accounts: tuple[Account | None, Account | None]
+    setup: list[SetupDifference]
 
 
 def compare_rank(
@@ -81,7 +85,8 @@ def compare_rank(
 ) -> Compared:
     """Pair, judge and blame. `progress` is called with (done, total) after each pair whose values had to be read."""
     judging = judging._replace(own=judging.own.anew())
-    recorded = sides.reference.recorded if isinstance(sides.reference, JoinedRank) else sides.reference
+    recorded = _recorded(sides.reference)
+    setup = of_rank(rank, recorded, _recorded(sides.candidate), matching)
     if matching.micro == "joined":
         left, right = join_ranks(sides.reference, sides.candidate, matching)
         sides = sides._replace(reference=left, candidate=right)
@@ -106,7 +111,13 @@ def compare_rank(
         divergences,
         judging.own.failures,
         (_account(sides.reference), _account(sides.candidate)),
+        setup,
     )
+
+
+def _recorded(run: RankRun | None) -> RankRun | None:
+    """A rank as it was recorded, before its micro steps were joined."""
+    return run.recorded if isinstance(run, JoinedRank) else run
 
 
 class _Judged(NamedTuple):
