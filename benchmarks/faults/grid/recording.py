@@ -1,0 +1,88 @@
+"""Records what cases need, in several processes. Runs that are there already are not recorded again."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Collection, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+
+import astray
+from faults.grid.cases import LEVELS, Case, Recording
+from faults.grid.catalogue import KINDS
+from faults.grid.models import MODELS
+from faults.grid.training import Training
+
+INDEX = "index.json"
+
+
+def record_all(folder: Path, needed: Sequence[tuple[Case, list[Recording]]], processes: int) -> None:
+    """Record the runs of these cases, and write the index of those that can be judged, now and then and at the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recordings = list(dict.fromkeys(one for _, runs in needed for one in runs))
+    missing = [one for one in recordings if not is_there(folder / one.path)]
+    begin = told = time.perf_counter()
+    if missing:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(processes, spawn, _begin) as pool:
+            for number, _ in enumerate(pool.map(record, [folder] * len(missing), missing, chunksize=4), 1):
+                if time.perf_counter() - told > 10 or number == len(missing):
+                    told = time.perf_counter()
+                    print(f"{number} of {len(missing)} runs, {told - begin:.0f} s", file=sys.stderr, flush=True)
+                    write_index(folder, needed)
+    write_index(folder, needed)
+
+
+def record(folder: Path, recording: Recording) -> None:
+    """Train the program, with what is planted in it, and record it."""
+    training = trained(recording)
+    options = {"level": LEVELS[recording.level], "keep": recording.keep}
+    if recording.perturb is not None:
+        options["perturb"] = recording.perturb
+    path = folder / recording.path
+    unfinished = path.with_name(path.name + ".unfinished")
+    with astray.record(unfinished, training.model, overwrite=True, **options) as recorder:  # type: ignore[arg-type]
+        training.run(recorder.step)
+    unfinished.rename(path)
+
+
+def trained(recording: Recording) -> Training:
+    """The program of a recording, ready to run."""
+    model = MODELS[recording.model]
+    training = Training(model, recording.variant, recording.steps)
+    if recording.kind is not None:
+        KINDS[recording.kind].planted(model).plant(training)  # type: ignore[arg-type]
+    training.prepare()
+    return training
+
+
+def is_there(path: Path) -> bool:
+    return path.exists()
+
+
+def write_index(folder: Path, needed: Sequence[tuple[Case, list[Recording]]]) -> None:
+    """Write down all cases whose runs are there, also those of earlier commands."""
+    there = {case.name: case for case in read_index(folder)}
+    there |= {case.name: case for case, runs in needed if all(is_there(folder / run.path) for run in runs)}
+    draft = folder / f"{INDEX}.draft"
+    draft.write_text(json.dumps([case.as_dict() for case in there.values()], indent=1) + "\n")
+    draft.rename(folder / INDEX)
+
+
+def read_index(folder: Path, halves: Collection[str] = ("seen", "unseen")) -> list[Case]:
+    """The cases that can be judged."""
+    if not (folder / INDEX).exists():
+        return []
+    cases = [Case.from_dict(one) for one in json.loads((folder / INDEX).read_text())]
+    return [case for case in cases if case.half in halves]
+
+
+def _begin() -> None:
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    torch.set_num_threads(1)
