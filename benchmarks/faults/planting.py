@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-Moment = Literal["begin", "gradients"]
-"""Of a step: before anything, and when the gradients are there."""
+Moment = Literal["begin", "gradients", "update"]
+"""Of a step: before anything, when the gradients are there, and when they are clipped and given to the optimizer."""
 
 
 class Plantable:

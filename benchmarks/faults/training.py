@@ -83,6 +83,7 @@ class Training(Plantable):
         self._happens("gradients")
         if self.largest_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.largest_norm)
+        self._happens("update")
         self.update()
         if self.now != self.kept_gradients:
             self.optimizer.zero_grad()

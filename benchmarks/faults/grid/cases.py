@@ -1,4 +1,4 @@
-"""The cells of the grid: which fault of which model is looked for beside which honest difference, and how it is recorded.
+"""The cells of the grid: which fault of which model is looked for beside which honest difference, and how.
 
 A case names the runs it compares; runs are shared wherever two cases need the same one.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from faults.declared import ANYWHERE, OPTIMIZER, Culprit, Setting
@@ -22,8 +23,8 @@ LEVELS: dict[str, list[str]] = {
     "function": ["function"],
     "module+function": ["module", "function"],
 }
-VALUES_BESIDE = ("none", *OTHER_BFLOAT16_KERNELS)
-"""The differences beside which values are kept by default: a run of a model takes 50 to 100 MB with them."""
+VALUES_BESIDE = OTHER_BFLOAT16_KERNELS
+"""The differences beside which values are kept by default: with them a run takes 50 MB, and in float32 100 MB."""
 SEEDS = (1, 2)
 """Of the perturbed recordings of a reference."""
 
@@ -74,6 +75,10 @@ class Case:
     def setting(self) -> Setting:
         return setting_of(self.level)
 
+    def is_in(self, folder: Path) -> bool:
+        """Whether all its runs are there."""
+        return all((folder / run).exists() for run in (self.reference, self.candidate, *self.noise_runs))
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -123,7 +128,10 @@ def half_of(model: Model, difference: Difference, kind: Kind | None, number: int
 def cases_of(
     model: Model, difference: Difference, kind: Kind | None, half: Half, levels: Sequence[str], values: Collection[str]
 ) -> Iterator[tuple[Case, list[Recording]]]:
-    """The cases of one cell with the runs that each needs: at each level, by statistics and by values, without and with a noise run."""
+    """The cases of one cell, each with the runs it needs.
+
+    There is one at each level, by statistics and by values, without and with noise runs.
+    """
     steps = STEPS if kind is None else kind.steps
     for level in levels:
         for keep in ("stats", "tensors"):

@@ -18,12 +18,14 @@ from faults.grid.judging import judge_all
 from faults.grid.models import MODELS
 from faults.grid.recording import read_index, record_all
 from faults.grid.report import print_report
+from faults.grid.sensitivity import DEPTHS, NOISES, curve, curve_table
 from faults.grid.variants import DIFFERENCES
 
 DESCRIPTION = """Faults in ten models, beside honest differences of dtype, kernels and device.
 
     python benchmarks/faults grid record DIR [--half seen|unseen|all] [--models …] [--noise …] [--faults …]
-    python benchmarks/faults grid judge DIR [--half …] [--json FILE]
+    python benchmarks/faults grid judge DIR [--half …] [--details] [--json FILE]
+    python benchmarks/faults grid sensitivity
 """
 
 
@@ -43,25 +45,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--values", metavar="NAME,…", default=",".join(VALUES_BESIDE), help="keep values too beside these differences"
     )
     record.add_argument("--processes", type=int, default=2)
-    judge = commands.add_parser(
-        "judge", help="compare the runs of all cases in DIR, and print how many faults are named"
-    )
+    judge = commands.add_parser("judge", help="compare the runs of all cases, and print how many faults are named")
     judge.add_argument("folder", type=Path, metavar="DIR")
     judge.add_argument("--half", choices=("seen", "unseen", "all"), default="all")
-    judge.add_argument(
-        "--only", metavar="REGEX", help="cases in whose name this is found: MODEL/NOISE/FAULT/LEVEL/KEEP"
-    )
-    judge.add_argument(
-        "--noise-runs", type=int, default=1, metavar="N", help="how many noise runs to use, where any are"
-    )
+    judge.add_argument("--only", metavar="REGEX", help="cases with this in their names: MODEL/NOISE/FAULT/LEVEL/KEEP")
+    judge.add_argument("--noise-runs", type=int, default=1, metavar="N", help="use so many noise runs, where any are")
     judge.add_argument("--details", action="store_true", help="list what was not named, of the unseen half too")
     judge.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")
     judge.add_argument("--processes", type=int, default=2)
+    sensitivity = commands.add_parser("sensitivity", help="find the smallest error of a weight that is named")
+    sensitivity.add_argument("--noise", metavar="NAME,…", default=",".join(NOISES))
+    sensitivity.add_argument("--depths", metavar="N,…", default=",".join(map(str, DEPTHS)))
+    sensitivity.add_argument("--keep", metavar="NAME,…", default="stats,tensors")
     options = parser.parse_args(arguments)
     if options.command == "record":
         _record(parser, options)
-    else:
+    elif options.command == "judge":
         _judge(parser, options)
+    else:
+        _sensitivity(parser, options)
 
 
 def _record(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -91,9 +93,23 @@ def _judge(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     begin = time.perf_counter()
     judged = judge_all(options.folder, cases, options.processes, options.noise_runs)
     print_report(judged, options.details)
-    print(f"{time.perf_counter() - begin:.0f} s · {provenance({name: version(name) for name in ('astray', 'torch')})}")
+    print(_made(begin))
     if options.json is not None:
         options.json.write_text(json.dumps([one.as_dict() for one in judged], indent=1) + "\n")
+
+
+def _sensitivity(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    noises = chosen(parser, options.noise, DIFFERENCES)
+    keeps = chosen(parser, options.keep, {"stats": None, "tensors": None})
+    depths = [int(depth) for depth in options.depths.split(",")]
+    begin = time.perf_counter()
+    print(f"{curve_table(list(curve(noises, depths, keeps)))}\n")  # type: ignore[arg-type]
+    print(_made(begin))
+
+
+def _made(begin: float) -> str:
+    """How long it took since `begin`, and with what."""
+    return f"{time.perf_counter() - begin:.0f} s · {provenance({name: version(name) for name in ('astray', 'torch')})}"
 
 
 def chosen(parser: argparse.ArgumentParser, text: str | None, known: Mapping[str, object]) -> list[str]:

@@ -69,7 +69,7 @@ def mask_off_by_one(training: Training, site: str) -> None:
 @kind("rotary positions left out in one layer", "attn", layer=10, features="rotary")
 def rotary_left_out(training: Training, site: str) -> None:
     if training.declared.plain_torch:
-        training.override(site, "rotate", lambda _, x, rotation: x)
+        training.override(site, "rotate", lambda _, x, _rotation: x)
         return
 
     def forward(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:

@@ -73,9 +73,9 @@ def weight_not_optimized(training: Training, site: str) -> None:
     **_of_weight(1) | {"cause": "input"}, steps=3,
 )  # fmt: skip
 def gradient_row_scaled_before_update(training: Training, site: str) -> None:
-    training.at(1, "gradients", lambda: training.module(site).weight.grad[3].mul_(4))
+    training.at(1, "update", lambda: training.module(site).weight.grad[3].mul_(4))
 
 
 @kind("one gradient changes its sign before the update", "o", "conv", layer=5, **_of_weight(0) | {"cause": "input"})
 def gradient_flipped_before_update(training: Training, site: str) -> None:
-    training.at(0, "gradients", lambda: training.module(site).weight.grad.neg_())
+    training.at(0, "update", lambda: training.module(site).weight.grad.neg_())

@@ -66,7 +66,7 @@ def judge(folder: Path, case: Case, noise_runs: int = 1) -> Judged:
             folder / case.candidate,
             noise=None if not noise else noise[0] if len(noise) == 1 else noise,
         )
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the table is to say so
         return Judged(case, "wrong", False, f"{type(error).__name__}: {error}", None, (), time.perf_counter() - begin)
     first = comparison.first
     suspects = tuple(getattr(comparison, "suspects", ()))[:3] or (() if first is None else (first,))

@@ -1,8 +1,8 @@
-"""The models of the grid: how each is built, what it is given, and where in it the parts are that faults are planted in.
+"""The models of the grid: how each is built, what it is given, and where the parts are that faults are planted in.
 
-Two are plain torch (`llama`, `resnet`) and run wherever torch does; the others are of transformers, with random weights.
-All weights are drawn by one seed. Biases and the weights of norms are drawn too, as training leaves them: a model
-fresh from its constructor has zeros and ones there, and a fault that drops them would change nothing.
+Two are plain torch (`llama`, `resnet`) and run wherever torch does; the others are of transformers. All weights are
+drawn by one seed. Biases and the weights of norms are drawn too, as training leaves them: a model fresh from its
+constructor has zeros and ones there, and a fault that drops them would change nothing.
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ _declare(
         "seen",
         _of(
             "GPT2LMHeadModel", "GPT2Config", vocab_size=VOCABULARY, n_positions=LENGTH + 1, n_embd=WIDTH, n_layer=12,
-            n_head=HEADS, initializer_range=WIDTH**-0.5, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-            bos_token_id=0, eos_token_id=0,
+            n_head=HEADS, initializer_range=WIDTH**-0.5, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            use_cache=False, bos_token_id=0, eos_token_id=0,
         ),
         Layout(
             numbered("transformer.h.{}", 12),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,8 +27,9 @@ def record_all(folder: Path, needed: Sequence[tuple[Case, list[Recording]]], pro
     """Record the runs of these cases, and write the index of those that can be judged, now and then and at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     recordings = list(dict.fromkeys(one for _, runs in needed for one in runs))
-    missing = [one for one in recordings if not is_there(folder / one.path)]
+    missing = [one for one in recordings if not (folder / one.path).exists()]
     begin = told = time.perf_counter()
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")  # threads that wait for each other leave the cores to the others
     if missing:
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(processes, spawn, _begin) as pool:
@@ -40,36 +42,30 @@ def record_all(folder: Path, needed: Sequence[tuple[Case, list[Recording]]], pro
 
 
 def record(folder: Path, recording: Recording) -> None:
-    """Train the program, with what is planted in it, and record it."""
-    training = trained(recording)
-    options = {"level": LEVELS[recording.level], "keep": recording.keep}
-    if recording.perturb is not None:
-        options["perturb"] = recording.perturb
-    path = folder / recording.path
-    unfinished = path.with_name(path.name + ".unfinished")
-    with astray.record(unfinished, training.model, overwrite=True, **options) as recorder:  # type: ignore[arg-type]
-        training.run(recorder.step)
-    unfinished.rename(path)
-
-
-def trained(recording: Recording) -> Training:
-    """The program of a recording, ready to run."""
+    """Train the program of a recording, with what is planted in it, and record it."""
     model = MODELS[recording.model]
     training = Training(model, recording.variant, recording.steps)
     if recording.kind is not None:
         KINDS[recording.kind].planted(model).plant(training)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"level": LEVELS[recording.level], "keep": recording.keep}
+    if recording.perturb is not None:
+        options["perturb"] = recording.perturb
+    path = folder / recording.path
+    unfinished = path.with_name(path.name + ".unfinished")
+    record_training(training, unfinished, **options)
+    unfinished.rename(path)
+
+
+def record_training(training: Training, path: Path, **options: Any) -> None:
+    """Run a training, and record it as a user would."""
     training.prepare()
-    return training
-
-
-def is_there(path: Path) -> bool:
-    return path.exists()
+    with astray.record(path, training.model, overwrite=True, **options) as recorder:
+        training.run(recorder.step)
 
 
 def write_index(folder: Path, needed: Sequence[tuple[Case, list[Recording]]]) -> None:
     """Write down all cases whose runs are there, also those of earlier commands."""
-    there = {case.name: case for case in read_index(folder)}
-    there |= {case.name: case for case, runs in needed if all(is_there(folder / run.path) for run in runs)}
+    there = {case.name: case for case in [*read_index(folder), *(case for case, _ in needed)] if case.is_in(folder)}
     draft = folder / f"{INDEX}.draft"
     draft.write_text(json.dumps([case.as_dict() for case in there.values()], indent=1) + "\n")
     draft.rename(folder / INDEX)

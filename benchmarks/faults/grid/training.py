@@ -51,9 +51,10 @@ class Training(Plantable):
         """Train; `end_step` is called after each step."""
         torch.manual_seed(3)  # whatever building and planting have drawn
         with _flags(self.variant):
-            for self.now in range(self.steps):
+            for step, batch in enumerate(self.data):
+                self.now = step
                 self._happens("begin")
-                self.step(self.data[self.now])
+                self.step(batch)
                 end_step()
 
     def prepare(self) -> None:
@@ -77,6 +78,7 @@ class Training(Plantable):
         self._happens("gradients")
         if self.largest_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.largest_norm)
+        self._happens("update")
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings["lr"] * self.schedule(self.now)
         self.optimizer.step()
@@ -90,16 +92,13 @@ class Training(Plantable):
         return torch.autocast(self.variant.device, torch.bfloat16) if self.variant.autocast else nullcontext()
 
     def _placed(self, batch: Batch) -> Batch:
-        dtype, last = getattr(torch, self.variant.dtype), self.variant.other_kernels
+        last = self.variant.other_kernels and self.declared.kernels == "convolution"
         inputs = {}
-        for name, tensor in batch.inputs.items():
-            tensor = tensor.to(self.variant.device)
+        for name, given in batch.inputs.items():
+            tensor = given.to(self.variant.device)
             if tensor.is_floating_point():
-                layout = (
-                    torch.channels_last if last and self.declared.kernels == "convolution" else torch.preserve_format
-                )
-                tensor = tensor.to(dtype).contiguous(memory_format=layout)
-            inputs[name] = tensor
+                tensor = tensor.to(getattr(torch, self.variant.dtype))
+            inputs[name] = tensor.contiguous(memory_format=torch.channels_last) if last else tensor
         return Batch(inputs, batch.targets.to(self.variant.device))
 
 
