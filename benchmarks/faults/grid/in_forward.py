@@ -246,10 +246,10 @@ def output_off_by_1_percent(training: Training, site: str) -> None:
 @kind("one element of an output × 16 at step 1, as a chip does that flips a bit", "down", "conv", "o", layer=4, step=1)
 def element_corrupted(training: Training, site: str) -> None:
     def corrupt(y: Tensor) -> Tensor:
-        factor = torch.ones_like(y)
+        factor = torch.ones(y.numel(), device=y.device, dtype=y.dtype)
         if training.now == 1:
-            factor.view(-1)[y.abs().argmax()] = 16.0
-        return y * factor
+            factor[y.detach().abs().argmax()] = 16.0
+        return y * factor.view(y.shape)
 
     training.override(site, "forward", lambda original, x: corrupt(original(x)))
 

@@ -65,9 +65,9 @@ def weight_row_flipped(training: Training, site: str) -> None:
     training.at(1, "begin", lambda: training.module(site).weight[5].mul_(-1))
 
 
-@kind("one element of a weight becomes NaN at step 1", "o", "conv", layer=8, step=1, cause="parameter")
+@kind("an element of a weight becomes NaN at step 1", "o", "conv", layer=8, step=1, cause="parameter")
 def nan_in_weight(training: Training, site: str) -> None:
-    training.at(1, "begin", lambda: training.module(site).weight[5, 3].fill_(torch.nan))
+    training.at(1, "begin", lambda: training.module(site).weight[5, 0].fill_(torch.nan))
 
 
 @kind("the weights of one expert × 1.05", "experts", layer=4, cause="parameter")

@@ -8,17 +8,16 @@ wrong    something else is named
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import astray
 from faults.grid.cases import Case
+from faults.grid.recording import in_processes
 from faults.report import described, found_as_dict
 from faults.scoring import is_module, score
 
@@ -44,15 +43,11 @@ class Judged:
 
 def judge_all(folder: Path, cases: Sequence[Case], processes: int, noise_runs: int) -> list[Judged]:
     """Judge all cases, in so many processes."""
-    arguments = [folder] * len(cases), cases, [noise_runs] * len(cases)
-    if processes == 1:
-        return list(map(judge, *arguments))
     judged: list[Judged] = []
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        for one in pool.map(judge, *arguments, chunksize=8):
-            judged.append(one)
-            if sys.stderr.isatty():
-                print(f"\r{len(judged)} of {len(cases)}", end="", file=sys.stderr, flush=True)
+    for one in in_processes(processes, judge, [folder] * len(cases), cases, [noise_runs] * len(cases)):
+        judged.append(one)
+        if sys.stderr.isatty():
+            print(f"\r{len(judged)} of {len(cases)}", end="\r", file=sys.stderr, flush=True)
     return judged
 
 

@@ -7,10 +7,10 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +21,7 @@ from faults.grid.models import MODELS
 from faults.grid.training import Training
 
 INDEX = "index.json"
+T = TypeVar("T")
 
 
 def record_all(folder: Path, needed: Sequence[tuple[Case, list[Recording]]], processes: int) -> None:
@@ -30,15 +31,21 @@ def record_all(folder: Path, needed: Sequence[tuple[Case, list[Recording]]], pro
     missing = [one for one in recordings if not (folder / one.path).exists()]
     begin = told = time.perf_counter()
     os.environ.setdefault("GOMP_SPINCOUNT", "0")  # threads that wait for each other leave the cores to the others
-    if missing:
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, spawn, _begin) as pool:
-            for number, _ in enumerate(pool.map(record, [folder] * len(missing), missing, chunksize=4), 1):
-                if time.perf_counter() - told > 10 or number == len(missing):
-                    told = time.perf_counter()
-                    print(f"{number} of {len(missing)} runs, {told - begin:.0f} s", file=sys.stderr, flush=True)
-                    write_index(folder, needed)
+    for number, _ in enumerate(in_processes(processes, record, [folder] * len(missing), missing), 1):
+        if time.perf_counter() - told > 10:
+            told = time.perf_counter()
+            print(f"{number} of {len(missing)} runs, {told - begin:.0f} s", file=sys.stderr, flush=True)
+            write_index(folder, needed)
     write_index(folder, needed)
+
+
+def in_processes(count: int, function: Callable[..., T], *arguments: Sequence[object]) -> Iterator[T]:
+    """What a function gives for each of its arguments, in their order, from so many processes; 1 is this one."""
+    if count == 1:
+        yield from map(function, *arguments)
+        return
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin) as pool:
+        yield from pool.map(function, *arguments, chunksize=4)
 
 
 def record(folder: Path, recording: Recording) -> None:
