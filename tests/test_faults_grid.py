@@ -58,7 +58,7 @@ def recorded(
         for case, runs in part("cases").cases_of(*cell, ["module"], ())
         if not case.noise_runs
     ]
-    part("recording").record_all(folder, needed, processes)
+    assert part("recording").record_all(folder, needed, processes) == []
     return [case for case, _ in needed]
 
 
@@ -170,6 +170,17 @@ def test_controls_of_a_small_part_are_quiet(small: Sequence[Any]) -> None:
         results = [one.result for one in small if one.case.noise == noise and not one.case.fault]
         assert len(results) == (2 if noise == "none" else 1)
         assert len(results) - results.count("silent") <= most, noise
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("noise", ["gpu", "gpu-bf16-sdpa", "gpu-channels-last"])
+def test_runs_on_a_gpu_are_recorded_and_judged(tmp_path: Path, noise: str) -> None:
+    cases = recorded(tmp_path, PLAIN_TORCH, [noise], ["control", "weight-off-by-5-percent"])
+    assert len(cases) == (4 if noise == "gpu" else 2)
+    for case in cases:
+        candidate = astray.open(tmp_path / case.candidate)
+        assert "cuda:0" in set(candidate.ranks[0].tensors["device"])
+        assert "Error" not in part("judging").judge(tmp_path, case).found
 
 
 @pytest.mark.slow

@@ -130,7 +130,8 @@ def cases_of(
 ) -> Iterator[tuple[Case, list[Recording]]]:
     """The cases of one cell, each with the runs it needs.
 
-    There is one at each level, by statistics and by values, without and with noise runs.
+    There is one at each level, by statistics and by values, without and with noise runs. One of functions alone needs a
+    run of modules too, which `consequences.py` reads.
     """
     steps = STEPS if kind is None else kind.steps
     for level in levels:
@@ -141,24 +142,36 @@ def cases_of(
             candidate = replace(reference, variant=difference.candidate, kind=None if kind is None else kind.name)
             candidate = replace(candidate, again=candidate == reference)
             noise_runs = [replace(reference, perturb=seed) for seed in SEEDS]
-            for noisy in (False, True):
-                runs = noise_runs if noisy else []
+            culprit, also = _expected(model, kind, level)
+            shown_by = [replace(reference, level="module+function", keep="stats")] if level == "function" else []
+            for runs in ([], noise_runs):
+                name = [model.name, difference.name, kind.name if kind else "control", level, keep]
                 case = Case(
-                    "/".join([model.name, difference.name, kind.name if kind else "control", level, keep]
-                             + ["noise-run"] * noisy),
-                    model.name, difference.name, kind.name if kind else None, half, level, keep,
-                    reference.path, candidate.path, tuple(run.path for run in runs), *_expected(model, kind, level),
-                )  # fmt: skip
-                yield case, [reference, candidate, *runs]
+                    "/".join([*name, *(["noise-run"] if runs else [])]),
+                    *name[:2],
+                    kind.name if kind else None,
+                    half,
+                    level,
+                    keep,
+                    reference.path,
+                    candidate.path,
+                    tuple(run.path for run in runs),
+                    culprit,
+                    also,
+                )
+                yield case, [reference, candidate, *runs, *shown_by]
 
 
 def _expected(model: Model, kind: Kind | None, level: str) -> tuple[Culprit | None, tuple[Culprit, ...]]:
     if kind is None:
         return None, ()
-    expected = kind.planted(model).expected(setting_of(level))
+    fault, functions = kind.planted(model), "function" in LEVELS[level]
+    expected, also = fault.expected(setting_of(level)), kind.also
+    if expected.phase == "update":  # a call that is left out, or one of another optimizer, shows in the next step alone
+        also = (*also, *fault.shows)
     if expected.site == OPTIMIZER:
-        expected = replace(expected, site=model.optimizer if "function" in LEVELS[level] else ANYWHERE)
-    return expected, kind.also
+        expected = replace(expected, site=model.optimizer if functions else ANYWHERE)
+    return expected, also
 
 
 def _chosen(name: str, names: Collection[str] | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -81,8 +82,10 @@ def _record(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Non
     needed = [
         one for cell in cells(models, noises, faults, options.half) for one in cases_of(*cell, levels, values)
     ]  # fmt: skip
-    record_all(options.folder, needed, options.processes)
+    failures = record_all(options.folder, needed, options.processes)
     print(f"{len(needed)} cases in {options.folder}")
+    if failures:
+        sys.exit("\n".join([f"{len(failures)} runs failed:", *failures]))
 
 
 def _judge(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

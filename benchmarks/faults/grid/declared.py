@@ -120,12 +120,12 @@ def kind(what: str, *parts: str, features: str = "", **declared: object) -> Call
     return declare
 
 
-def updated(step: int = 0, setting: str | None = None) -> dict[str, object]:
-    """A fault of the optimizer in one step: recorded modules show it as weights of the next."""
+def updated(step: int = 0, setting: str | None = None, shows: int = 1) -> dict[str, object]:
+    """A fault of the optimizer in one step: recorded modules show it as weights of the next, or so many steps later."""
     return {
         "site": OPTIMIZER,
         "step": step,
         "phase": "update",
         "setting": setting,
-        "shows": (Culprit(step + 1, ANYWHERE, "forward", "parameter"),),
+        "shows": (Culprit(step + shows, ANYWHERE, "forward", "parameter"),),
     }

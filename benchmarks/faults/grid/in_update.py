@@ -28,7 +28,7 @@ def weight_decay(training: Training, _: str) -> None:
     training.settings["weight_decay"] = 0.0
 
 
-@kind("β₂ of AdamW is 0.999, not 0.95", **updated(1, "betas"), optimizer="AdamW", steps=3)
+@kind("β₂ of AdamW is 0.999, not 0.95", **updated(setting="betas", shows=2), optimizer="AdamW", steps=3)
 def betas(training: Training, _: str) -> None:
     training.settings["betas"] = (0.9, 0.999)
 
