@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from faults.declared import control
 from faults.model import Attention, Heads
-from faults.training import Program, Training, modules
+from faults.planting import modules
+from faults.training import Program, Training
 
 WITHOUT_DROPOUT = Program(dropout=0.0)
 

@@ -33,6 +33,7 @@ class Culprit:
         or ANYWHERE.
     cause: the site computes wrongly, starts from a wrong parameter or buffer, or is given a wrong input from outside.
     function: which function of the site's own code is wrong, where it is one that the reference calls too.
+    setting: the name of what is set differently (`eps`, `lr`, …), where that is the cause.
     """
 
     step: int
@@ -40,6 +41,7 @@ class Culprit:
     phase: Phase
     cause: Cause
     function: str | None = None
+    setting: str | None = None
 
     def __str__(self) -> str:
         site = self.site if self.function is None else f"{self.site}/{self.function}"

@@ -42,10 +42,11 @@ class Result:
         else:
             known |= {"alarm": self.found is not None}
         counts = {verdict: count for verdict, count in self.outcome.comparison.counts.items() if count}
-        return known | {"found": _as_dict(self.found), "counts": counts, "seconds": round(self.outcome.seconds, 3)}
+        return known | {"found": found_as_dict(self.found), "counts": counts, "seconds": round(self.outcome.seconds, 3)}
 
 
-def _as_dict(found: astray.Divergence | None) -> dict[str, Any] | None:
+def found_as_dict(found: astray.Divergence | None) -> dict[str, Any] | None:
+    """A divergence, as far as a JSON file can hold it."""
     if found is None:
         return None
     numbers = {"error": found.error, "limit": found.limit}

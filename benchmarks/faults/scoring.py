@@ -8,11 +8,12 @@ missed   it names nothing: no alarm
 A site's own code is the site: where functions are recorded, any function of the module is exact, unless the culprit
 declares which one it is. The functions of an optimizer get gradients, weights and state alike as inputs, so there the
 cause is not asked. The outermost module is around everything, so naming it counts only where it is the culprit.
+Where the declared cause is a setting, naming the setting as the cause is exact too.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import astray
 from faults.declared import ANYWHERE, OPTIMIZER, OUTSIDE, ROOT, Culprit, Setting
@@ -43,7 +44,16 @@ def _is_site(found: astray.Divergence, culprit: Culprit, setting: Setting) -> bo
 
 
 def _is_cause(found: astray.Divergence, culprit: Culprit, setting: Setting) -> bool:
+    if culprit.setting is not None and str(found.cause) == "setting":
+        return True
     return found.cause == culprit.cause or (setting.functions and culprit.phase == "update")
+
+
+def is_module(found: Any, culprit: Culprit) -> bool:
+    """Whether a suspect is the culprit's module in the culprit's step, whatever is said of it."""
+    if found.step != culprit.step:
+        return False
+    return culprit.site in (ANYWHERE, OPTIMIZER) or module_of(found.site) == module_of(culprit.site)
 
 
 def module_of(site: str) -> str:

@@ -6,11 +6,10 @@ A fault gets the `Training` before it runs, and changes its parts: attributes, `
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,13 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from faults.model import GPT, LENGTH, VOCABULARY
+from faults.planting import Plantable
 
 STEPS, BATCH, WARMUP = 5, 4, 3
 EVALUATED = 4
 """The model is evaluated at the end of this step, after its update."""
-
-Moment = Literal["begin", "gradients"]
-"""Of a step: before anything, and when the gradients are there."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +39,11 @@ class Batch(NamedTuple):
     targets: Tensor
 
 
-class Training:
+class Training(Plantable):
     """A model, its optimizer and its data, and the loop over them."""
 
     def __init__(self, program: Program, rank: int = 0) -> None:
+        super().__init__()
         torch.manual_seed(0)
         self.program = program
         self.model = GPT(dropout=program.dropout, checkpointing=program.checkpointing)
@@ -61,9 +59,7 @@ class Training:
         self.loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
         self.context: Callable[[], AbstractContextManager[Any]] = nullcontext  # around each forward pass
         self.threads = 1
-        self.now = 0
         self.micro = 0
-        self._actions: dict[tuple[int, Moment], list[Callable[[], object]]] = defaultdict(list)
 
     def run(self, end_step: Callable[[], object]) -> None:
         """Train; `end_step` is called after each step."""
@@ -87,6 +83,7 @@ class Training:
         self._happens("gradients")
         if self.largest_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.largest_norm)
+        self._happens("update")
         self.update()
         if self.now != self.kept_gradients:
             self.optimizer.zero_grad()
@@ -124,29 +121,9 @@ class Training:
             {"params": [one for one in parameters if one.dim() == 1], "weight_decay": 0.0},
         ]
 
-    # -- what faults use -----------------------------------------------------------------------------------------
-
-    def at(self, step: int, moment: Moment, action: Callable[[], object]) -> None:
-        """Let something happen once, without gradients."""
-        self._actions[step, moment].append(torch.no_grad()(action))
-
-    def module(self, site: str) -> Any:
-        """The module at a site. Untyped, because faults set the attributes of all kinds of modules."""
-        return self.model.get_submodule(site)
-
-    def override(self, site: str, method: str, replacement: Callable[..., Any]) -> None:
-        """Let a method of one module be `replacement(original, *arguments)`."""
-        module = self.module(site)
-        original = getattr(module, method)
-        setattr(module, method, lambda *arguments: replacement(original, *arguments))
-
     def optimize_with(self, kind: type[torch.optim.Optimizer], **changed: Any) -> None:
         """Take another optimizer, or the same with other settings."""
         self.optimizer = kind(self.groups(), **(SETTINGS | changed))
-
-    def _happens(self, moment: Moment) -> None:
-        for action in self._actions[self.now, moment]:
-            action()
 
 
 SETTINGS: dict[str, Any] = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "foreach": False}
@@ -164,8 +141,3 @@ def _batch() -> Batch:
 def _batches(program: Program, rank: int) -> list[Batch]:
     """The micro steps of one step of one rank. All ranks draw those of all, and so go on drawing the same."""
     return [[_batch() for _ in range(program.accumulate)] for _ in range(program.ranks)][rank]
-
-
-def modules(training: Training, kind: type[nn.Module]) -> Sequence[str]:
-    """The sites of all modules of a class."""
-    return [site for site, module in training.model.named_modules() if isinstance(module, kind)]

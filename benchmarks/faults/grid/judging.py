@@ -1,0 +1,81 @@
+"""Compares the runs of each case, and scores the answers.
+
+exact    `Comparison.first` names the culprit, as in `faults.scoring`
+top 3    the culprit's module is among the first three suspects; without suspects, it is what `first` names
+silent   no alarm
+wrong    something else is named
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import astray
+from faults.grid.cases import Case
+from faults.grid.recording import in_processes
+from faults.report import described, found_as_dict
+from faults.scoring import is_module, score
+
+Result = Literal["exact", "silent", "wrong"]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What came of one case. For a control, `result` is "silent" when it should be."""
+
+    case: Case
+    result: Result
+    top_3: bool
+    found: str
+    detail: dict[str, Any] | None
+    suspects: tuple[str, ...]
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        known = {name: getattr(self, name) for name in ("result", "top_3", "found", "detail", "suspects")}
+        return self.case.as_dict() | known | {"seconds": round(self.seconds, 3)}
+
+
+def judge_all(folder: Path, cases: Sequence[Case], processes: int, noise_runs: int) -> list[Judged]:
+    """Judge all cases, in so many processes."""
+    judged: list[Judged] = []
+    for one in in_processes(processes, judge, [folder] * len(cases), cases, [noise_runs] * len(cases)):
+        judged.append(one)
+        if sys.stderr.isatty():
+            print(f"\r{len(judged)} of {len(cases)}", end="\r", file=sys.stderr, flush=True)
+    return judged
+
+
+def judge(folder: Path, case: Case, noise_runs: int = 1) -> Judged:
+    """Compare the runs of one case. A comparison that fails names nothing right."""
+    begin = time.perf_counter()
+    noise: Any = [folder / run for run in case.noise_runs[:noise_runs]]
+    try:
+        comparison = astray.compare(
+            folder / case.reference,
+            folder / case.candidate,
+            noise=None if not noise else noise[0] if len(noise) == 1 else noise,
+        )
+    except Exception as error:  # noqa: BLE001 - whatever it is, the table is to say so
+        return Judged(case, "wrong", False, f"{type(error).__name__}: {error}", None, (), time.perf_counter() - begin)
+    first = comparison.first
+    suspects = tuple(getattr(comparison, "suspects", ()))[:3] or (() if first is None else (first,))
+    culprits = () if case.culprit is None else (case.culprit, *case.also)
+    if first is None:
+        result: Result = "silent"
+    else:
+        result = "exact" if any(score(first, one, case.setting) == "exact" for one in culprits) else "wrong"
+    return Judged(
+        case,
+        result,
+        any(is_module(suspect, culprit) for suspect in suspects for culprit in culprits),
+        described(first),
+        found_as_dict(first),
+        tuple(f"step {one.step} {one.phase} {one.site}" for one in suspects),
+        time.perf_counter() - begin,
+    )
