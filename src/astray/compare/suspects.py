@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from astray.compare.divergence import Place
+from astray.compare.divergence import Place, sureness
 from astray.store import Table
 
 MOST = 10
@@ -63,18 +63,6 @@ class Suspect:
     def __str__(self) -> str:
         """Why it is suspected: "its norm is off by 6.2e-02; its inputs (1.1e-04) and 11 siblings explain 9.8e-04"."""
         return explained(self.measure, self.error, self.limit, self.given, self.rule, self.siblings)
-
-
-def sureness(score: float) -> str:
-    """How sure a surprise is.
-
-    Of thirty pairs of right runs none passed 0.7; the limits are half as much again as what was seen there.
-    """
-    if score >= 10:
-        return "certain"
-    if score >= 2:
-        return "very likely"
-    return "likely" if score > 1 else "no more than rounding"
 
 
 def explained(measure: str, error: float, limit: float, given: float, rule: str, siblings: int) -> str:

@@ -101,8 +101,10 @@ def compare_rank(
     divergences = []
     if sides.reference is not None and sides.candidate is not None:
         own = table([pairs._replace(columns=dict(pairs.columns))])
-        find = find_worst if isinstance(sides.reference, CheckpointRank) else find_divergences
-        divergences = find(own, rank, sides.reference, sides.candidate)
+        if isinstance(sides.reference, CheckpointRank):
+            divergences = find_worst(own, rank, sides.reference, sides.candidate)
+        else:
+            divergences = find_divergences(own, rank, sides.reference, sides.candidate, setup)
     return Compared(
         rank,
         pairs,
