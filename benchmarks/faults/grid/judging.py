@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import astray
+from faults.declared import Culprit
 from faults.grid.cases import Case
 from faults.grid.recording import in_processes
 from faults.report import described, found_as_dict
@@ -69,7 +70,7 @@ def judge(folder: Path, case: Case, noise_runs: int = 1) -> Judged:
     if first is None:
         result: Result = "silent"
     else:
-        result = "exact" if any(score(first, one, case.setting) == "exact" for one in culprits) else "wrong"
+        result = "exact" if any(_names(first, one, case) for one in culprits) else "wrong"
     return Judged(
         case,
         result,
@@ -79,3 +80,10 @@ def judge(folder: Path, case: Case, noise_runs: int = 1) -> Judged:
         tuple(f"step {one.step} {one.phase} {one.site}" for one in suspects),
         time.perf_counter() - begin,
     )
+
+
+def _names(first: astray.Divergence, culprit: Culprit, case: Case) -> bool:
+    """Whether it names the culprit: its place and cause, or what was set differently, if that is what it is."""
+    if culprit.setting is not None and any(one.name.rpartition(".")[2] == culprit.setting for one in first.settings):
+        return True
+    return score(first, culprit, case.setting) == "exact"
