@@ -96,8 +96,8 @@ class Divergence:
         entry), or "input" (the outermost call was given something else).
     error: how far off the tensor is. NaN: not known.
     surprise: how many times further off than what it came from explains; ∞ where nothing may differ. `measure` says by
-        what, `deviation` how far off it is by that, `limit` how far it may be, `given` how far off what it came from is,
-        `rule` who says so, and `siblings` how many others it was compared with.
+        what, `deviation` how far off it is by that, `limit` how far it may be, `given` how far off what it came from
+        is, `rule` who says so, and `siblings` how many others it was compared with.
     settings: what was set differently and explains it; then look there first.
     magnitude: the largest absolute difference known; exact from all values, a lower bound from some or from statistics.
     seen: where the wrong value shows first, when that is not the place itself.

@@ -56,7 +56,7 @@ def changes_results(one: SetupDifference) -> bool:
 
 
 def effects(pairs: Table, setup: Sequence[SetupDifference]) -> list[Effect]:
-    """Where settings that are known to change results take effect, the earliest first. `pairs` are those of one rank."""
+    """Where settings that are known to change results take effect, the earliest first; `pairs` are of one rank."""
     differs = (pairs.coded("verdict").codes != Verdict.IDENTICAL) & (pairs.numbers("row_candidate") >= 0)
     differs &= pairs.numbers("row_reference") >= 0
     found = []

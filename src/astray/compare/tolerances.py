@@ -1,4 +1,4 @@
-"""The largest errors that the user allows, by site or by dtype. They are final: nothing else decides where one is given."""
+"""The largest errors that the user allows, by site or by dtype. They are final: where one is given it decides alone."""
 
 from __future__ import annotations
 

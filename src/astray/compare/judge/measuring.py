@@ -1,7 +1,7 @@
 """Measures every pair by the best that both sides kept; first what dtype, shape and fingerprint decide.
 
-Reads `evidence`, feeds `errors` and `verdicts`. Whole columns are measured at once; only kept values are looked at pair by
-pair.
+Reads `evidence`, feeds `errors` and `verdicts`. Whole columns are measured at once; only kept values are looked at
+pair by pair.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Facts:
 
 
 def measure(evidence: Evidence, judged: Judgement, progress: Progress | None) -> Facts:
-    """Fill in what can be said of a pair by itself: error, source, metrics, and verdicts that bits and shapes decide."""
+    """Fill in what can be said of a pair by itself: error, source, metrics, and what bits and shapes decide."""
     pairs = evidence.pairs
     facts = Facts.of_nothing(len(pairs.reference))
     judged.verdict[pairs.candidate < 0] = Verdict.ONLY_IN_REFERENCE

@@ -18,14 +18,14 @@ class Others(NamedTuple):
     """For each row the largest gain among its family at other sites, and at how many."""
 
     largest: Floats
-    count: Ints
+    sites: Ints
 
 
 def largest_of_others(gain: Floats, family: Ints, site: Ints, *, least: int) -> Others:
     """Leave each row's own site out.
 
     >>> others = largest_of_others(np.array([9.0, 1.0, 2.0]), np.zeros(3, int), np.arange(3), least=1)
-    >>> others.largest.tolist(), others.count.tolist()
+    >>> others.largest.tolist(), others.sites.tolist()
     ([2.0, 9.0, 9.0], [2, 2, 2])
 
     least: families of fewer others are not worth the time.
@@ -86,7 +86,7 @@ def _running(numbers: Floats, group: Ints, begins: Bools) -> Floats:
 
 
 class Gains(NamedTuple):
-    """The gains that a noise run showed: for each measure, by row of the reference's tensors, the largest of a family."""
+    """The gains that a noise run showed: by measure and row of the reference's tensors, the largest of a family."""
 
     by_row: dict[str, Floats]
     rows: Ints  # of the reference's tensors, for each pair; −1 for none

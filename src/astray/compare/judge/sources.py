@@ -19,8 +19,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from astray.compare.evidence import Evidence
 from astray.compare.judge.calls import Calls
@@ -61,7 +63,7 @@ class Sources:
         self.is_result = self.known & self._has_role(*RESULTS)
         self.step = self._of_call(self.calls.step)
         self.plane = self._of_call(self.calls.plane)
-        self.backward = self._of_call(self.calls.backward, False)
+        self.backward = self._is_call(self.calls.backward)
         self.site = self._of_call(self.calls.site)
         self.enclosing = self._of_call(self.calls.enclosing)
         self.first_step = int(self.calls.step.min(initial=0))
@@ -69,8 +71,11 @@ class Sources:
     def _of_tensor(self, name: str, rows: Ints) -> Ints:
         return np.append(self.evidence.reference.columns[name], -1)[rows]
 
-    def _of_call(self, column: Ints, nothing: int | bool = -1) -> Ints:
-        return np.append(column, np.array(nothing, column.dtype))[self.call]
+    def _of_call(self, column: Ints) -> Ints:
+        return np.append(column, np.array(-1, column.dtype))[self.call]
+
+    def _is_call(self, column: Bools) -> Bools:
+        return np.append(column, False)[self.call]
 
     def _has_role(self, *roles: str) -> Bools:
         words = self.evidence.roles
@@ -87,7 +92,7 @@ class Sources:
         """How each row came about."""
         unit = np.full(len(self.call), Unit.NONE, np.int8)
         unit[self.is_result] = Unit.CALL
-        unit[self.is_result & self._of_call(self.calls.is_parameter, False)] = Unit.GRADIENT
+        unit[self.is_result & self._is_call(self.calls.is_parameter)] = Unit.GRADIENT
         entering = self.has_role("input")
         unit[entering] = Unit.CODE
         unit[entering & self._is_from_outside] = Unit.START
@@ -96,7 +101,7 @@ class Sources:
         unit[self.has_role("state")] = Unit.START
         unit[self.has_role("parameter") & (moved | self._has_history)] = Unit.WEIGHT
         unit[self.has_role("state") & (moved | self._has_history)] = Unit.BUFFER
-        optimizer = self._of_call(self.calls.is_optimizer, False)
+        optimizer = self._is_call(self.calls.is_optimizer)
         unit[optimizer & entering] = Unit.CODE
         unit[self.carried_from >= 0] = Unit.CARRIED
         return unit
@@ -110,7 +115,7 @@ class Sources:
     def _is_from_outside(self) -> Bools:
         """Inputs of outermost forward calls before anything else was computed in that step."""
         outermost = self.known & ~self.backward & (self.enclosing < 0)
-        outermost &= self._of_call(self.calls.phase_is("forward"), False)
+        outermost &= self._is_call(self.calls.phase_is("forward"))
         return np.asarray(outermost & (self._count_before < 1))
 
     @cached_property
@@ -200,10 +205,10 @@ class Sources:
 
     @cached_property
     def gradient_before(self) -> Ints:
-        """The gradient that moved a parameter since its last sighting, and the one that its optimizer is given; or −1."""
+        """The gradient that moved a parameter since its last sighting, or that its optimizer is given; −1 for none."""
         found = np.full(len(self.call), -1)
         weights = np.flatnonzero(self.has_role("parameter") & (self.last_seen >= 0))
-        given = np.flatnonzero(self.has_role("input") & self._of_call(self.calls.is_optimizer, False))
+        given = np.flatnonzero(self.has_role("input") & self._is_call(self.calls.is_optimizer))
         found[weights] = self._gradient(self._parameter_site(weights), self.step[self.last_seen[weights]])
         found[given] = self._gradient(self.site[given], self.step[given])
         return found
@@ -218,11 +223,11 @@ class Sources:
         paths = self.evidence.paths
         names = [numbers.get(self.calls.parameter_name(site, paths[path]), -1) for site, path in distinct.T.tolist()]
         of_module = np.array(names)[which.ravel()]
-        return np.where(self._of_call(self.calls.is_optimizer, False)[rows], self.site[rows], of_module)
+        return np.where(self._is_call(self.calls.is_optimizer)[rows], self.site[rows], of_module)
 
     def _gradient(self, sites: Ints, steps: Ints) -> Ints:
         """The last gradient of each of these parameters in a step; −1 where there is none."""
-        rows = np.flatnonzero(self.known & self._has_role("gradient") & self._of_call(self.calls.is_parameter, False))
+        rows = np.flatnonzero(self.known & self._has_role("gradient") & self._is_call(self.calls.is_parameter))
         if not len(rows) or not len(sites):
             return np.full(len(sites), -1)
         wide = int(self.calls.step.max()) + 1
@@ -358,6 +363,6 @@ class Sources:
         return one_key([pattern, self.role, self.path, self._of_call(self.calls.phase), self.plane])
 
 
-def _at(column: Floats, rows: Ints, nothing: float = 0.0) -> Floats:
+def _at(column: npt.NDArray[Any], rows: Ints, nothing: float = 0.0) -> npt.NDArray[Any]:
     """The column at some rows, with nothing where the row is −1."""
     return np.append(column, np.array(nothing, column.dtype))[rows]

@@ -55,10 +55,13 @@ def find_surprise(errors: Errors, sources: Sources, bases: Bases, noise: list[Ga
     score = np.full(length, -1.0)
     found = Surprise(
         score,
-        np.zeros(length, np.int8),
-        *(np.full(length, np.nan) for _ in range(4)),
-        np.zeros(length, np.int32),
-        np.zeros(length, np.int8),
+        measure=np.zeros(length, np.int8),
+        error=np.full(length, np.nan),
+        limit=np.full(length, np.nan),
+        given=np.full(length, np.nan),
+        gain=np.full(length, np.nan),
+        siblings=np.zeros(length, np.int32),
+        rule=np.zeros(length, np.int8),
     )
     units = (Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT, Unit.BUFFER)
     judged = np.isin(sources.unit, units) & (errors.unit > 0)
@@ -71,12 +74,12 @@ def find_surprise(errors: Errors, sources: Sources, bases: Bases, noise: list[Ga
         whole = bases.whole[name][at]
         gain = error[at] / whole
         near, kin = (largest_of_others(gain, family[at], sources.site[at], least=t.SIBLINGS) for family in families)
-        use_near = near.count >= t.SIBLINGS
+        use_near = near.sites >= t.SIBLINGS
         others = np.where(use_near, near.largest, kin.largest)
-        count = np.where(use_near, near.count, kin.count)
+        count = np.where(use_near, near.sites, kin.sites)
         known = count >= t.SIBLINGS
         before = largest_before(gain, families[0][at], sources.site[at])
-        earlier = (before.count >= t.BEFORE) & np.isin(sources.unit[at], (Unit.CALL, Unit.CODE))
+        earlier = (before.sites >= t.BEFORE) & np.isin(sources.unit[at], (Unit.CALL, Unit.CODE))
         others = np.where(earlier, np.minimum(others, before.largest), others)
         slack = np.where(use_near, 1.0, t.OF_KIND) * np.where(sources.backward[at], t.OF_GRADIENTS[name], 1.0)
         allowed = np.where(known, slack * t.GAIN[name] * np.maximum(others, t.LEAST[name]), t.LONELY)
@@ -175,7 +178,7 @@ def _is_bias(sources: Sources) -> Bools:
 
 def _likely(mean: Floats, count: Floats) -> Floats:
     """How many elements may flip where so many do on average."""
-    return np.minimum(count, mean + t.FLIPS_SPREAD * np.sqrt(mean) + 1)
+    return np.asarray(np.minimum(count, mean + t.FLIPS_SPREAD * np.sqrt(mean) + 1))
 
 
 def _gates(errors: Errors, sources: Sources, elements: Floats) -> tuple[Floats, Floats]:

@@ -10,8 +10,8 @@ FLOAT32 = 2.0**-24
 """The unit roundoff in which calls of coarser dtypes add up, too."""
 
 FINE_SUM = 8
-"""A float32 or float64 call adds up many products in its own precision, which costs about √k roundings for k terms, and
-kernels add up in blocks: 8 is one rounding for each of 64 blocks. A coarser dtype adds up in float32 and rounds once."""
+"""A float32 or float64 call adds up many products in its own precision, which costs about √k roundings for k terms.
+Kernels add up in blocks: 8 is one rounding for each of 64 blocks. A coarser dtype adds up in float32 and rounds once."""
 
 OWN = 8
 """A call whose inputs are bit-identical may be off by so many times the rounding of one call: 64 u in float32 (sums of
@@ -30,12 +30,12 @@ are off by is common to all. So many roundings of float32 are allowed in a sum w
 GAIN = {"values": 3.0, "worst": 5.0, "sums": 8.0, "extremes": 6.0}
 """A call's gain is what its results are off by over what it was given, rounding included. It may be so many times the
 largest gain of its siblings. Errors of elements are averages over many, and hardly differ between layers: of thirty
-pairs of right runs the furthest was 1.8 times its next sibling by values and 2.0 by the worst element. Sums and extremes
-scatter like single random numbers: 5.3 and 3.1. Half as much again is left for runs that nobody has seen."""
+pairs of right runs the furthest was 1.8 times its next sibling by values and 2.0 by the worst element. Sums and
+extremes scatter like single random numbers: 5.3 and 3.1. Half as much again is left for runs that nobody has seen."""
 
 OF_KIND = 2.0
-"""Siblings at the same place of other layers are alike. Where there are none, all of the same class are asked, which may
-have other shapes and stand elsewhere: twice as much is allowed."""
+"""Siblings at the same place of other layers are alike. Where there are none, all of the same class are asked, which
+may have other shapes and stand elsewhere: twice as much is allowed."""
 
 OF_GRADIENTS = {"values": 1.0, "worst": 1.0, "sums": 1.5, "extremes": 1.5}
 """Gradients are sums of terms that mostly cancel, more in one layer than in another: 5.9 and 6.3 were seen there."""
@@ -44,8 +44,8 @@ LEAST = {"values": 1.0, "worst": 1.0, "sums": 1 / SUMS, "extremes": 2 / WORST}
 """And siblings that were lucky count as if they had the gain of a plain rounding: one standard deviation."""
 
 OTHER_NOISE = 4.0
-"""A noise run shows what becomes of a rounding in the inputs. Where siblings show more than that, other kernels may have
-made it: so many times as much is allowed, and no more than what the siblings say."""
+"""A noise run shows what becomes of a rounding in the inputs. Where siblings show more than that, other kernels may
+have made it: so many times as much is allowed, and no more than what the siblings say."""
 
 LONELY = 16.0
 """The same where there are no siblings to ask: a softmax, a norm or an attention multiplies errors by 2 to 5."""

@@ -18,7 +18,7 @@ from astray.compare.judge.sources import Sources, Unit
 from astray.compare.judge.surprise import find_bases, find_surprise
 from astray.compare.judge.victims import find_victims
 from astray.compare.reasons import Reason
-from astray.compare.rows import Bools, Floats
+from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import AGREEING, BAD, MEASURES, Judgement, Rule, Verdict
 
 
@@ -276,7 +276,7 @@ class _Judge:
         facts = {name: getattr(self.errors, name) for name in ("unit", "count", "norm", "absmax", "zeros", "flips")}
         return Errors(**columns, **facts, identical=self.errors.identical)
 
-    def _carry(self, rows: np.ndarray) -> None:  # type: ignore[type-arg]
+    def _carry(self, rows: Ints) -> None:
         """What was seen before is as right or wrong as it was there, and nobody's fault here."""
         judged = self.judged
         rows = rows[self.open[rows] & (judged.rule[rows] != Rule.TOLERANCE)]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from astray.compare.judge.sources import Sources, Unit
-from astray.compare.rows import Bools
+from astray.compare.rows import Bools, Ints
 
 
 def find_victims(sources: Sources, origin: Bools, other: Bools, beyond: Callable[[Bools], Bools]) -> Bools:
@@ -46,7 +46,7 @@ def _tainted(sources: Sources, origin: Bools, other: Bools) -> Bools:
     return tainted
 
 
-def _walk(sources: Sources, rows: np.ndarray, tainted: Bools) -> None:  # type: ignore[type-arg]
+def _walk(sources: Sources, rows: Ints, tainted: Bools) -> None:
     """Walk through rows in order of observation, and mark what comes of marked ones."""
     calls = sources.calls
     group = sources.code_group
