@@ -10,8 +10,8 @@ FLOAT32 = 2.0**-24
 """The unit roundoff in which calls of coarser dtypes add up, too."""
 
 FINE_SUM = 8
-"""A float32 or float64 call adds up many products in its own precision, which costs about √k roundings for k terms.
-Kernels add up in blocks: 8 is one rounding for each of 64 blocks. A coarser dtype adds up in float32 and rounds once."""
+"""A float32 or float64 call adds up many products in its own precision: about √k roundings for k terms. Kernels add up
+in blocks: 8 is one rounding for each of 64 blocks. A coarser dtype adds up in float32 and rounds once."""
 
 OWN = 8
 """A call whose inputs are bit-identical may be off by so many times the rounding of one call: 64 u in float32 (sums of
