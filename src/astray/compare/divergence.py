@@ -202,6 +202,7 @@ class Divergence:
             rule=self.rule,
             siblings=self.siblings,
             of=of,
+            by=self.measured_by if self.judged == self.place else "",
         )
 
     @property

@@ -24,7 +24,7 @@ SURENESS = (CERTAIN, "very likely", "likely", ROUNDING, UNKNOWN)
 
 
 def explained(
-    *, measure: str, deviation: float, limit: float, given: float, rule: str, siblings: int, of: str = ""
+    *, measure: str, deviation: float, limit: float, given: float, rule: str, siblings: int, of: str = "", by: str = ""
 ) -> str:
     """How far off a tensor is, and what explains how much of it.
 
@@ -33,8 +33,10 @@ def explained(
     'its norm, mean or std is off by 0.062; what it came from (1.1e-04) and 11 siblings explain at most 9.8e-04'
 
     of: whose numbers these are, where that is not clear: "its parameter `weight`".
+    by: what tells its values, where that is not all of them: "sample".
     """
-    what = f"{_subject(measure, of)} off by {two_digits(deviation)}"
+    part = f" (by {by})" if by not in ("", "values") and measure in ("values", "worst") else ""
+    what = f"{_subject(measure, of)} off by {two_digits(deviation)}{part}"
     if rule == "tolerance":
         return f"{what}; the tolerance is {two_digits(limit)}"
     if rule == "start":
@@ -74,11 +76,9 @@ def sureness(surprise: float) -> str:
 def times(surprise: float) -> str:
     """A surprise as a number to be read.
 
-    >>> [times(value) for value in (float("inf"), 1234.5, 63.2, 2.54, 1.04, 0.4)]
-    ['∞', '1,234', '63', '2.5', '1.04', '0.40']
+    >>> [times(value) for value in (1234.5, 63.2, 2.54, 1.04, 0.4)]
+    ['more than 1,000', '63', '2.5', '1.04', '0.40']
     """
-    if math.isinf(surprise):
-        return "∞"
-    if math.isnan(surprise):
-        return "–"
-    return f"{surprise:,.0f}" if surprise >= 10 else f"{surprise:.1f}" if surprise >= 2 else f"{surprise:.2f}"
+    if surprise >= 1000:
+        return "more than 1,000"
+    return f"{surprise:.0f}" if surprise >= 10 else f"{surprise:.1f}" if surprise >= 2 else f"{surprise:.2f}"

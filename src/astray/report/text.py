@@ -34,6 +34,7 @@ _MOST_SUSPECTS = 3
 _WORTH_TELLING = 0.5
 """A suspect with half the score of what is wrong: below that, right runs have many."""
 
+_WITHIN_ROUNDING = (Verdict.ROUNDING.label, Verdict.DRIFTING.label)
 _WITHOUT_SIZE = (Verdict.SHAPE.label, Verdict.DTYPE.label, Verdict.NON_FINITE.label)
 
 _Row = tuple[str, str, str, str]
@@ -123,8 +124,8 @@ def _furthest(comparison: Comparison, first: Divergence) -> str:
 def error_of(first: Divergence) -> str:
     """How far off the tensor is, in the terms of its verdict, and what explains how much of it."""
     judged, of = first.judged, _whose(first)
-    if math.isfinite(first.deviation) and judged.verdict not in _WITHOUT_SIZE:
-        parts = [first.explained(of), *_part_of(first), *([] if of else _metrics(first)), *_remarks(judged)]
+    if math.isfinite(first.deviation) and math.isfinite(judged.error) and judged.verdict not in _WITHOUT_SIZE:
+        parts = [first.explained(of), *([] if of else _metrics(first)), *_remarks(judged)]
     elif of:
         parts = [f"{of}: {'; '.join(_remarks(judged)) or _amount(first, judged.error)}"]
     else:
@@ -160,11 +161,13 @@ def how_sure(first: Divergence) -> list[str]:
     """How sure it is that this is wrong, and why, in a line; none where the error says so by itself."""
     if first.sureness == UNKNOWN:
         return [f"{UNKNOWN}: fingerprints differ by rounding as well; record with keep='stats' to tell"]
-    if first.rule == "tolerance" or math.isnan(first.surprise) or not first.surprise > 1:
-        little = first.settings and first.verdict in (Verdict.ROUNDING.label, Verdict.DRIFTING.label)
-        return ["certain that it was set differently, though the error is no more than rounding"] if little else []
+    if first.settings and first.verdict in _WITHIN_ROUNDING:
+        return ["certain that it was set differently, though the error is no more than rounding"]
+    beyond_doubt = first.judged.verdict in _WITHOUT_SIZE or not math.isfinite(first.judged.error)
+    if first.rule == "tolerance" or beyond_doubt or not first.surprise > 1:
+        return []
     if math.isinf(first.surprise):
-        return ["certain: nothing explains it"]
+        return [f"{first.sureness}: nothing explains it"]
     return [f"{first.sureness}: {times(first.surprise)} times as far off as can be explained"]
 
 
@@ -191,12 +194,6 @@ def _amount(first: Divergence, error: float) -> str:
     if first.measured_by == "statistics" or _seen_by_statistics_alone(first):
         return f"at least {amount} (by statistics)"
     return f"{amount} (by {first.measured_by})"
-
-
-def _part_of(first: Divergence) -> Iterator[str]:
-    """Which part of the values was compared, where it was not all."""
-    if first.measure in ("values", "worst") and first.measured_by != "values":
-        yield f"by {first.measured_by}"
 
 
 def _seen_by_statistics_alone(first: Divergence) -> bool:
@@ -309,25 +306,38 @@ def _other_ranks(page: Page, comparison: Comparison) -> None:
 
 
 def _others(page: Page, comparison: Comparison) -> None:
-    """What else may be wrong by itself, the most surprising first."""
-    first = comparison.first
-    found = [one for one in comparison.others if first is None or not set(one.settings) & set(first.settings)]
-    shown = sorted(found, key=lambda one: -_score(one))[:_MOST_SUSPECTS]
-    if shown:
-        clean = all(one.clean for one in shown)
-        why = "not its victims, for their inputs agree" if clean else "further off than what they came from explains"
-        lines = [_told(comparison, one.place, one.rank, _score(one), error_of(one)) for one in shown]
-        more = [f"and {len(found) - len(shown):,} more"] if len(found) > len(shown) else []
-        page.entry("by itself", [f"These are {why}:", *lines, *more])
-    same = [one for one in comparison.others if one not in found]
+    """What else is wrong by itself or may be, the most surprising first."""
+    before = len(page.lines)
+    settings = comparison.first.settings if comparison.first is not None else ()
+    same = [one for one in comparison.others if any(setting in settings for setting in one.settings)]
     if same:
         page.entry("same cause", f"{figures.counted(len(same), 'more place')}, first {same[0].place}")
+    set_up = [one for one in comparison.others if one.settings and one not in same]
+    page.entry("other causes", [f"{one.place}: {one.settings[0].sentence}" for one in set_up[:_MOST_SUSPECTS]])
+    rest = [one for one in comparison.others if not one.settings and not _is_counted(comparison.first, one)]
+    rest.sort(key=lambda one: -_score(one))
+    shown = rest[:_MOST_SUSPECTS]
+    if shown:
+        clean = all(one.clean for one in shown)
+        why = "not its victims, for their inputs agree" if clean else "not explained by what they came from"
+        lines = [_told(comparison, one.place, one.rank, _score(one), error_of(one)) for one in shown]
+        more = [f"and {len(rest) - len(shown):,} more"] if len(rest) > len(shown) else []
+        page.entry("by itself", [f"These are {why}:", *lines, *more])
     told = [one.place for one in (*comparison.firsts, *comparison.others)]
     suspects = [one for one in suspects_of(comparison, told) if one.score >= _WORTH_TELLING]
-    if suspects:
-        page.entry("suspects", [suspect_line(one, comparison) for one in suspects[: _MOST_SUSPECTS - len(shown)]])
-    if shown or same or suspects:
+    page.entry("suspects", [suspect_line(one, comparison) for one in suspects[: _MOST_SUSPECTS - len(shown)]])
+    if len(page.lines) > before:
         page.line()
+
+
+def _is_counted(first: Divergence | None, one: Divergence) -> bool:
+    """Whether it is one of the parameters that the first divergence counts beside its own."""
+    return (
+        first is not None
+        and first.cause == one.cause == "parameter"
+        and (first.rank, first.step) == (one.rank, one.step)
+        and first.other_parameters + first.other_buffers > 0
+    )
 
 
 def _score(one: Divergence) -> float:
@@ -340,7 +350,8 @@ def _told(comparison: Comparison, place: Place, rank: int, score: float, why: st
     on = f", on rank {rank}" if len(comparison.reference.ranks) > 1 else ""
     if math.isinf(score):
         return f"{place}{on}: {why}"
-    return f"{place}{on} ({times(score)} {'times what can be explained' if score > 1 else 'of what would count as wrong'}): {why}"
+    of = "times what can be explained" if score > 1 else "of what would count as wrong"
+    return f"{place}{on} ({times(score)} {of}): {why}"
 
 
 def suspects_of(comparison: Comparison, told: Sequence[Place] = ()) -> list[Suspect]:
