@@ -19,7 +19,8 @@ MOST = 10
 WORDS = {
     "values": "its values are off by",
     "worst": "its worst element is off by",
-    "sums": "its norm, mean or std is off by",
+    "norm": "its norm is off by",
+    "mean": "its mean is off by",
     "extremes": "its extremes are off by",
 }
 

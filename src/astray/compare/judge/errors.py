@@ -1,11 +1,12 @@
-"""How far apart the two sides of each pair are, by four measures with a noise of their own.
+"""How far apart the two sides of each pair are, by five measures with a noise of their own.
 
 Reads the `evidence` of one rank and what was measured of it, feeds `flow` and `surprise`. All are relative:
 
 - `values`: ‖c − r‖ / ‖r‖, where values were kept. Rounding makes it about one unit roundoff.
 - `worst`: max |c − r| / max |r|, where values were kept. It sees one wrong element of a million.
-- `sums`: how far norm, mean and std are apart, beside ‖r‖. Rounding averages out in them: it is √n times smaller than
-  in the elements, so that a factor of 1.005 stands out of bfloat16's noise a hundredfold.
+- `norm`: how far norm and std are apart, beside ‖r‖; `mean`: how far the means are, beside the rms of r. Both are sums
+  over all elements, in which rounding averages out: it is √n times smaller than in the elements, so that a factor of
+  1.005 stands out of bfloat16's noise a hundredfold.
 - `extremes`: how far min, max and absmax are apart, beside max |r|: single elements, seen without any values.
 """
 
@@ -27,17 +28,18 @@ from astray.compare.verdict import MEASURES, Judgement, Verdict
 class Errors:
     """One entry per pair. A measure is NaN where it is not known and 0 where the bits are the same.
 
-    unit: the unit roundoff of the coarser side, 0 for integers. count, norm, absmax, zeros: of the reference.
+    unit: the unit roundoff of the coarser side, 0 for integers. count, size (‖r‖), absmax, zeros: of the reference.
     flips: by how many the two sides' zeros differ. element: how far off a typical element is, as far as is known.
     """
 
     values: Floats
     worst: Floats
-    sums: Floats
+    norm: Floats
+    mean: Floats
     extremes: Floats
     unit: Floats
     count: Floats
-    norm: Floats
+    size: Floats
     absmax: Floats
     zeros: Floats
     flips: Floats
@@ -46,6 +48,11 @@ class Errors:
     def measure(self, name: str) -> Floats:
         column: Floats = getattr(self, name)
         return column
+
+    @cached_property
+    def sums(self) -> Floats:
+        """The larger of those that are sums over all elements."""
+        return np.fmax(self.norm, self.mean)
 
     @cached_property
     def element(self) -> Floats:
@@ -58,12 +65,12 @@ class Errors:
 
     @cached_property
     def rms(self) -> Floats:
-        return np.asarray(self.norm / np.sqrt(self.count))
+        return np.asarray(self.size / np.sqrt(self.count))
 
     @cached_property
     def peak(self) -> Floats:
         """The largest element beside the norm."""
-        return _share(self.absmax, self.norm)
+        return _share(self.absmax, self.size)
 
     @cached_property
     def sparse(self) -> Floats:
@@ -75,7 +82,7 @@ def find_errors(evidence: Evidence, judged: Judgement, factor: Floats) -> Errors
     """The errors of all pairs, their candidates divided by a factor; pairs that one run lacks have none."""
     length = len(evidence.pairs.reference)
     columns = {name: np.full(length, np.nan) for name in MEASURES}
-    facts = {name: np.zeros(length) for name in ("unit", "norm", "absmax", "zeros", "flips")}
+    facts = {name: np.zeros(length) for name in ("unit", "size", "absmax", "zeros", "flips")}
     count = np.ones(length)
     at = np.flatnonzero(evidence.pairs.matched)
     if len(at):
@@ -109,13 +116,14 @@ def _read_statistics(
     slack = metrics.summing_slack(reference, candidate, evidence.eps(at), counts[0])
     with np.errstate(invalid="ignore"):
         bounds = metrics.bounds(reference, candidate, counts[0], slack)
-        sums = np.fmax.reduce([bounds[name] for name in metrics.BOUNDS[:3]])
+        norm = np.fmax(bounds["bound_l2"], bounds["bound_std"])
         extremes = np.fmax.reduce([bounds[name] for name in metrics.BOUNDS[3:]])
     known = told & same_count
-    columns["sums"][at] = np.where(known, sums, np.nan)
+    columns["norm"][at] = np.where(known, norm, np.nan)
+    columns["mean"][at] = np.where(known, bounds["bound_mean"], np.nan)
     columns["extremes"][at] = np.where(known, extremes, np.nan)
     for name in ("l2", "absmax"):
-        facts["norm" if name == "l2" else name][at] = np.nan_to_num(reference[name])
+        facts["size" if name == "l2" else name][at] = np.nan_to_num(reference[name])
     zeros = [np.maximum(side, 0) for side in evidence.numbers("zeros", at)]
     facts["zeros"][at] = zeros[0]
     facts["flips"][at] = np.where(known, np.abs(zeros[0] - zeros[1]), 0)
@@ -126,10 +134,10 @@ def _read_values(judged: Judgement, at: Ints, columns: dict[str, Floats], facts:
     columns["values"][at] = found["rel_l2"][at]
     absmax = facts["absmax"][at]
     columns["worst"][at] = metrics.ratios(found["max_abs"][at], absmax)
-    unknown = at[np.isnan(columns["sums"][at])]  # no statistics were kept: the values tell mean and std as well
+    unknown = at[np.isnan(columns["norm"][at])]  # no statistics were kept: the values tell mean and std as well
     rms = np.hypot(found["mean_reference"][unknown], found["std_reference"][unknown])
-    gaps = np.fmax(np.abs(found["mean_difference"][unknown]), np.abs(found["std_difference"][unknown]))
-    columns["sums"][unknown] = metrics.ratios(gaps, rms)
+    for name, gap in (("mean", "mean_difference"), ("norm", "std_difference")):
+        columns[name][unknown] = metrics.ratios(np.abs(found[gap][unknown]), rms)
     unscaled = at[~(facts["absmax"][at] > 0)]
     columns["worst"][unscaled] = np.where(found["max_abs"][unscaled] > 0, np.nan, 0.0)
 

@@ -304,6 +304,14 @@ class Sources:
             found[at] = np.where(missing & (level >= 0), level, found[at])
         return found
 
+    def arriving(self, column: Floats) -> Floats:
+        """For each gradient of a parameter the largest number among the gradients that arrive at its module."""
+        return self._by_owner(self._by_call(column, self.is_given & self.backward))
+
+    def entering(self, column: Floats) -> Floats:
+        """For each gradient of a parameter the largest number among the inputs of its module."""
+        return self._by_owner(self._by_call(column, self.has_role("input") & ~self.backward))
+
     @cached_property
     def _step_group(self) -> Ints:
         """Outermost calls of one plane and step."""

@@ -84,7 +84,7 @@ def find_surprise(errors: Errors, sources: Sources, bases: Bases, noise: list[Ga
         slack = np.where(use_near, 1.0, t.OF_KIND) * np.where(sources.backward[at], t.OF_GRADIENTS[name], 1.0)
         allowed = np.where(known, slack * t.GAIN[name] * np.maximum(others, t.LEAST[name]), t.LONELY)
         rule = np.where(known, Rule.SIBLINGS, Rule.MODEL)
-        if name == "sums":  # sums of what is off by δ may be off by as much, if it is all in one direction
+        if name in ("norm", "mean"):  # sums of what is off by δ may be off by as much, if it is all in one direction
             allowed = np.where(known, allowed, np.maximum(allowed, bases.element[at] / whole))
         capped = t.OWN * bases.own[name][at] / whole
         own = bases.unspoilt[at] & (capped < allowed)
@@ -145,14 +145,26 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
     spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / np.sqrt(errors.count), 0.0)))
     sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
     worst = np.where(real, np.nan_to_num(np.minimum(np.fmax(errors.worst, errors.extremes), t.LARGEST)), 0.0)
+    summed = spread + t.SHARED * t.FLOAT32 + flipped_sums
+    single = t.WORST * rounding + flips
+    cancelled = _cancellation(errors, sources)
     own = {
         "values": rounding + flips,
-        "worst": t.WORST * rounding + flips,
-        "sums": spread + t.SHARED * t.FLOAT32 + flipped_sums,
-        "extremes": t.WORST * rounding + flips,
+        "worst": single,
+        "norm": summed,
+        "mean": summed.copy(),
+        "extremes": single.copy(),
     }
-    far = np.maximum(elements, given(worst))
-    levels = {"values": elements, "worst": far, "sums": given(sums), "extremes": far}
+    far, together = np.maximum(elements, given(worst)), given(sums)
+    levels = {
+        "values": elements.copy(),
+        "worst": far,
+        "norm": together,
+        "mean": together.copy(),
+        "extremes": far.copy(),
+    }
+    for column in (*own.values(), *levels.values()):
+        column *= cancelled
     some = sources.is_explained
     differs = np.where(sources.known & ~errors.identical, 1.0, 0.0)
     spoilt = np.maximum(sources.largest(differs), np.append(differs, 1.0)[sources.gradient_before])
@@ -166,8 +178,39 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
         {name: np.hypot(levels[name], own[name]) for name in MEASURES},
         unspoilt=some & (spoilt == 0),
         element=elements,
-        silent={"values": nothing, "sums": nothing, "worst": singles, "extremes": singles},
+        silent={"values": nothing, "norm": nothing, "mean": nothing, "worst": singles, "extremes": singles},
     )
+
+
+def _cancellation(errors: Errors, sources: Sources) -> Floats:
+    """For gradients of parameters how much smaller they are than their terms: their error is that of the terms.
+
+    A weight's gradient is a sum over M positions of products of what arrives at its module and what entered it. Terms
+    of random signs add up to √M times their size. One that is much smaller (that of a bias before a batch norm, or of
+    the keys of an attention) holds little more than the rounding of its terms.
+    """
+    found = np.ones(len(errors.unit))
+    at = np.flatnonzero((sources.unit == Unit.GRADIENT) & (errors.size > 0))
+    if not len(at):
+        return found
+    rows = np.where(sources.known, errors.rms, 0.0), np.where(sources.known, errors.count, 0.0)
+    gradient, positions = (sources.arriving(column)[at] for column in rows)
+    entered, inputs = (sources.entering(column)[at] for column in rows)
+    count = errors.count[at]
+    matrix = _is_matrix(sources, at)
+    terms = np.where(matrix, np.sqrt(positions * inputs / count), positions / count)
+    size = np.sqrt(count * np.maximum(terms, 1.0)) * gradient * np.where(matrix, entered, 1.0)
+    found[at] = np.clip(size / errors.size[at], 1.0, t.LARGEST)
+    return found
+
+
+def _is_matrix(sources: Sources, rows: Ints) -> Bools:
+    """Which of these have more than one dimension."""
+    run = sources.run
+    shape = run.tensors.coded("shape")
+    dims = np.array([*(len(one) > 1 for one in shape.values), False])
+    tensor = sources.evidence.reference.tensor[sources.evidence.pairs.reference[rows]]
+    return np.asarray(dims[shape.codes[tensor]])
 
 
 def _is_bias(sources: Sources) -> Bools:
@@ -190,7 +233,7 @@ def _gates(errors: Errors, sources: Sources, elements: Floats) -> tuple[Floats, 
     nothing = np.zeros(len(elements))
     arrived = sources.largest(np.where(sources.backward & sources.known, errors.sparse, 0.0))
     at = np.flatnonzero(
-        sources.backward & sources.known & (errors.unit > 0) & (errors.sparse > arrived + t.GATED) & (errors.norm > 0)
+        sources.backward & sources.known & (errors.unit > 0) & (errors.sparse > arrived + t.GATED) & (errors.size > 0)
         & np.isin(sources.unit, (Unit.CALL, Unit.CODE))
     )  # fmt: skip
     if not len(at):
@@ -236,7 +279,7 @@ def _moves_of_optimizers(errors: Errors, sources: Sources) -> Floats:
     known = gradient >= 0
     share = np.where(known, np.minimum(1.0, t.FLIPPED * (errors.element[gradient] + errors.unit[gradient])), 1.0)
     flipped = _likely(errors.count[weights] * share, errors.count[weights])
-    size = np.maximum(errors.norm[weights], np.finfo(float).tiny)
+    size = np.maximum(errors.size[weights], np.finfo(float).tiny)
     own = np.minimum(t.MOVED * move * np.sqrt(flipped) / size, t.LARGEST)
     own[known & errors.identical[gradient]] = 0.0
     for step in np.unique(sources.step[weights]):  # what a step adds is there in the next

@@ -145,7 +145,7 @@ class _Judge:
         judged.deviation[at] = np.abs(scaling.factor[at] - 1)
         judged.limit[at] = t.FACTOR_LEAST
         judged.surprise[at] = judged.deviation[at] / t.FACTOR_LEAST
-        judged.measure[at], judged.rule[at] = MEASURES.index("sums"), Rule.MODEL
+        judged.measure[at], judged.rule[at] = MEASURES.index("norm"), Rule.MODEL
         return scaling.entries
 
     def _by_start(self) -> Bools:
@@ -163,7 +163,8 @@ class _Judge:
         limits = {
             "values": rounding,
             "worst": np.where(cast, rounding, t.WORST * rounding),
-            "sums": spread,
+            "norm": spread,
+            "mean": spread,
             "extremes": np.where(cast, rounding, t.WORST * rounding),
         }
         for number, name in enumerate(MEASURES):
@@ -273,7 +274,7 @@ class _Judge:
 
     def _without(self, tainted: Bools) -> Errors:
         columns = {name: np.where(tainted, 0.0, self.errors.measure(name)) for name in MEASURES}
-        facts = {name: getattr(self.errors, name) for name in ("unit", "count", "norm", "absmax", "zeros", "flips")}
+        facts = {name: getattr(self.errors, name) for name in ("unit", "count", "size", "absmax", "zeros", "flips")}
         return Errors(**columns, **facts, identical=self.errors.identical)
 
     def _carry(self, rows: Ints) -> None:
