@@ -4,6 +4,8 @@ exact    `Comparison.first` names the culprit, as in `faults.scoring`
 top 3    the culprit's module is among the first three suspects; without suspects, it is what `first` names
 silent   no alarm
 wrong    something else is named
+
+Apart from that, where the cause is a setting: whether the comparison says that it was set differently.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import astray
+from faults.declared import ANYWHERE
 from faults.grid.cases import Case
 from faults.grid.recording import in_processes
 from faults.report import described, found_as_dict
 from faults.scoring import is_module, score
 
 Result = Literal["exact", "silent", "wrong"]
+SPELLINGS = {"eps": ("eps", "variance_epsilon")}
+"""What a setting is called in some models."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +40,12 @@ class Judged:
     detail: dict[str, Any] | None
     suspects: tuple[str, ...]
     seconds: float
+    setting_named: bool | None = None  # None: no setting is the cause, or the comparison tells of none
 
     def as_dict(self) -> dict[str, Any]:
-        known = {name: getattr(self, name) for name in ("result", "top_3", "found", "detail", "suspects")}
+        known = {
+            name: getattr(self, name) for name in ("result", "top_3", "setting_named", "found", "detail", "suspects")
+        }
         return self.case.as_dict() | known | {"seconds": round(self.seconds, 3)}
 
 
@@ -78,4 +86,17 @@ def judge(folder: Path, case: Case, noise_runs: int = 1) -> Judged:
         found_as_dict(first),
         tuple(f"step {one.step} {one.phase} {one.site}" for one in suspects),
         time.perf_counter() - begin,
+        _setting_named(comparison, case),
+    )
+
+
+def _setting_named(comparison: astray.Comparison, case: Case) -> bool | None:
+    culprit, differences = case.culprit, getattr(comparison, "setup", None)
+    if culprit is None or culprit.setting is None or differences is None:
+        return None
+    names = SPELLINGS.get(culprit.setting, (culprit.setting,))
+    of_optimizer = culprit.site in (ANYWHERE, "AdamW", "SGD")
+    return any(
+        one.name in names and (one.kind == "optimizer" if of_optimizer else culprit.site in (one.site, *one.sites))
+        for one in differences
     )
