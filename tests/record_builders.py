@@ -89,6 +89,7 @@ class Rank:
             cells = [None if row.blob is None else row.blob[place] for row in rows]
             columns[name] = np.array([_or_null(cell) for cell in cells], np.int64)
         columns["part"] = Coded.of([None if row.blob is None else row.blob.part for row in rows])
+        columns["value"] = np.array([_or_null(row.value) for row in rows], np.int64)
         known = np.array([row.fingerprint is not None for row in rows], np.bool_)
         return Table(columns, {"fingerprint": known}), []
 

@@ -21,9 +21,10 @@ MAY_IMPORT = {
     "store": {"record", "errors", "stats", "checkpoints", "steps", "part", "wording", "alarms", "risk"},
     "device": {"record", "stats", "store"},
     "capture": {"device", "record", "errors", "stats", "store", "steps", "part", "placement", "wording", "guard"},
-    "compare": {"record", "errors", "stats", "store", "steps", "part", "wording", "report", "web"},
-    "alarms": {"record", "errors", "stats", "store", "steps", "part", "placement", "wording", "report"},
-    "risk": {"record", "errors", "stats", "store", "steps", "part", "wording", "report"},
+    "graph": {"record", "store"},
+    "compare": {"graph", "record", "errors", "stats", "store", "steps", "part", "wording", "report", "web"},
+    "alarms": {"graph", "record", "errors", "stats", "store", "steps", "part", "placement", "wording", "report"},
+    "risk": {"graph", "record", "errors", "stats", "store", "steps", "part", "wording", "report"},
     "state": {"record", "errors", "stats", "device", "capture", "checkpoints", "wording", "report"},
     "compat": {
         "state",
@@ -54,7 +55,7 @@ MAY_IMPORT = {
         "part",
         "wording",
     },
-    "web": {"record", "errors", "stats", "store", "compare", "alarms", "risk", "report", "part", "wording"},
+    "web": {"graph", "record", "errors", "stats", "store", "compare", "alarms", "risk", "report", "part", "wording"},
 }
 """Who may import whom. `report` renders what `compare`, `alarms` and `risk` found; these reach back for it only inside
 methods, and so does `Run` for the last two, and `Recorder` for the guard of a recording. `web` shows what all of them

@@ -79,11 +79,29 @@ export interface Alarm {
   where?: Where | null;
 }
 
+/** Something that was set differently in the two runs. */
+export interface Setting {
+  /** The first row of the site that it is about. */
+  row: number | null;
+  sentence: string;
+  subject: string;
+  name: string;
+  reference: string;
+  candidate: string;
+  effect: "changes results" | "changes rounding" | "none known";
+  kind: string;
+  /** The first step in which it is so; null when it is from the start. */
+  step: number | null;
+  count: number;
+}
+
 export interface Overview {
   agree?: boolean;
   sentence: string;
   first?: First | null;
   counts: Record<string, number>;
+  /** What was set differently, those first that change results. */
+  setup?: Setting[];
   notes?: string[];
   problems: string[];
   alarms?: Alarm[];

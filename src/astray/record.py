@@ -104,7 +104,10 @@ class Blob(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """One tensor of a call, as it was at that moment."""
+    """One tensor of a call, as it was at that moment.
+
+    `value` is the same number for the same memory in the same version, wherever in the rank it is seen.
+    """
 
     seq: int
     role: Role
@@ -119,6 +122,7 @@ class Tensor(NamedTuple):
     blob: Blob | None = None
     placement: str | None = None
     note: str | None = None
+    value: int | None = None
 
 
 class Key(NamedTuple):
@@ -141,6 +145,19 @@ class Frame(NamedTuple):
     line: int
     function: str
     code: str
+
+
+class Setup(NamedTuple):
+    """What something was set to, from a step on: a module, an optimizer's group, torch itself, the environment.
+
+    `subject` says what kind of thing it is and `site` which one; empty where there is only one. `values` are plain:
+    numbers, texts, booleans, None, and lists of these. A name that is not among them is as it was before.
+    """
+
+    step: int
+    subject: str
+    site: str
+    values: dict[str, Any]
 
 
 class Missed(NamedTuple):

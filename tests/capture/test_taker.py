@@ -182,7 +182,7 @@ class Bench:
             examples, nn.Parameter, {}, rings, lambda index: 0xABC, None, measure, Identity, self.unfilled,
             self.writer, lane, batch, twin, twin, twin, twin, self.first,
         )  # fmt: skip
-        self.taker.apply(True, ROLES, True, False)
+        self.taker.apply(True, ROLES, True, False, False)
 
     def first(self, tensor: torch.Tensor, identity: Identity, seq: int, role: str, path: str) -> tuple[Any, ...]:
         self.firsts.append(identity)
@@ -205,7 +205,7 @@ def test_a_row_is_made_of_plain_values() -> None:
     bench.taker.observe(7, "output", "y.0", x)
     identity = bench.firsts[0]
     assert (identity.address, identity.dtype, identity.owner) == (x.data_ptr(), "float32", x.untyped_storage())
-    assert bench.rows == [(7, "output", "y.0", "float32", (2, 3), (3, 1), "cpu", True, 1, None, None, None, None)]
+    assert bench.rows == [(7, "output", "y.0", "float32", (2, 3), (3, 1), "cpu", True, 1, *[None] * 4, 0)]
     assert type(bench.rows[0][4]) is tuple
 
 
@@ -276,7 +276,7 @@ def test_rows_go_to_the_lane_until_it_holds_a_batch(monkeypatch: pytest.MonkeyPa
     bench.see(*given[:2])
     assert (len(lane), len(bench.rows)) == ((2, 0) if kind is not PythonRows else (0, 2))
     bench.see(given[2])
-    assert bench.rows[-1] == (7, "output", "0", "float32", (4,), (1,), "cpu", False, 3, None, None, None, None)
+    assert bench.rows[-1] == (7, "output", "0", "float32", (4,), (1,), "cpu", False, 3, *[None] * 4, 2)
     if kind is not PythonRows:
         assert len(lane) == 2
         assert lane.tickets(TICKET) == tuple(np.array(column, np.int64).tobytes() for column in ([0, 1], [1, 2]))
@@ -306,7 +306,7 @@ def test_the_twin_gets_whatever_is_not_plain() -> None:
         bench.taker.observe(7, "output", "0", tensor)
     assert [call[3] for call in bench.twin] == given
     assert len(bench.rows) == 1
-    bench.taker.apply(False, ROLES, True, False)
+    bench.taker.apply(False, ROLES, True, False, False)
     bench.see(plain)
     assert bench.twin[-1] == (7, "output", "0", plain)
 

@@ -123,7 +123,7 @@ class Bench:
             examples, nn.Parameter, {}, {DEVICE: ring}, lambda index: STREAM, self.together, None, Identity, {}, writer,
             None, 1 << 20, refuse, refuse, refuse, refuse, self.first,
         )  # fmt: skip
-        self.taker.apply(True, frozenset({"output", "parameter"}), True, False)
+        self.taker.apply(True, frozenset({"output", "parameter"}), True, False, False)
 
     def together(self, device: torch.device, memories: list[Any], statistics: bool) -> list[int] | None:
         assert device == DEVICE
@@ -132,7 +132,7 @@ class Bench:
         return tickets
 
     def first(self, tensor: torch.Tensor, identity: Identity, *_: Any) -> tuple[Any, ...]:
-        ticket = self.ring.measure(Strided(*identity[2:]), None, True)
+        ticket = self.ring.measure(Strided(*identity[2:6]), None, True)
         note = ticket if isinstance(ticket, str) else None
         return (ticket if note is None else None, None, None, None, note)
 
@@ -195,7 +195,7 @@ def test_a_stream_that_is_captured_takes_no_slot(driver: Driver) -> None:
     bench.see(others[3])  # of the same layout
     driver.set(status=1)
     assert bench.see(others[7]) is None
-    assert bench.rows[-1][-1] == CAPTURED
+    assert bench.rows[-1][12] == CAPTURED
     assert bench.ring._slots.count == 2
     assert not bench.ring._slots.locked()
 
@@ -208,7 +208,7 @@ def test_a_failed_launch_leaves_a_reason_and_no_slot(driver: Driver) -> None:
     (ctypes.c_char * 64).in_dll(driver.library, "failing").value = b"cuLaunchKernel"
     driver.set(failure=700)
     assert bench.see(others[3]) is None
-    assert bench.rows[-1][-1] == "the CUDA driver answered CUDA_ERROR_ILLEGAL_ADDRESS (700)"
+    assert bench.rows[-1][12] == "the CUDA driver answered CUDA_ERROR_ILLEGAL_ADDRESS (700)"
     assert bench.ring._slots.count == 1
     assert not bench.ring._slots.locked()
 
@@ -344,6 +344,20 @@ def test_what_is_forgotten_within_a_step_is_measured_alone_only_there(driver: Dr
     bench.step(model)
     assert len(driver.launches()) == 1
     assert bench.groups == [4, 4]
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_values_are_numbered_as_they_are_seen_and_not_as_they_are_measured(driver: Driver) -> None:
+    bench, model = Bench(Ring()), parameters(4)
+    bench.step(model)
+    assert [row[-1] for row in bench.rows] == [0, 1, 2, 3]
+    for one in (model[2], model[0], model[2]):  # all four are measured when the first is seen
+        bench.see(one, "parameter")
+    bench.taker.clear()  # as when the ring was sent for: measured again, and still the same values
+    bench.see(model[0].t(), "output")
+    bench.see(model[3], "parameter")
+    assert [row[-1] for row in bench.rows[4:]] == [4, 5, 4, 5, 6]
+    assert bench.groups == [4]
 
 
 @pytest.mark.usefixtures("one_stream")

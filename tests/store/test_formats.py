@@ -97,3 +97,11 @@ def test_a_rank_left_over_from_an_earlier_launch_is_a_problem(tmp_path: Path) ->
     RunWriter(tmp_path / "run", rank=0, info=later, overwrite=True).close()
     (problem,) = [problem for problem in open_run(tmp_path / "run").problems if "rank1" in problem]
     assert "is of an earlier launch" in problem
+
+
+def test_a_run_of_format_3_opens_without_values() -> None:
+    """The run was written by the last astray that did not know the column."""
+    run = open_run(Path(__file__).parent / "native" / "format3")
+    assert (run.info.format, run.problems, len(run.ranks[0].tensors)) == (3, [], 212)
+    assert not run.ranks[0].tensors.valid("value").any()
+    assert set(run.ranks[0].tensors.numbers("value").tolist()) == {-1}

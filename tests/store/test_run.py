@@ -157,7 +157,7 @@ def test_the_joined_table(tmp_path: Path, info: RunInfo, tensor: Callable[..., T
     for rank, row in enumerate(rows):
         calls, tensors = run.ranks[rank].calls.row(0), run.ranks[rank].tensors.row(0)
         assert row == {**calls, **tensors, "rank": rank, "shape": [rank, 3], "stride": [3, 1]}
-    assert repr(run.table()) == "<Joined: 2 tensors, 40 columns; pyarrow.table, polars.DataFrame and duckdb take it>"
+    assert repr(run.table()) == "<Joined: 2 tensors, 41 columns; pyarrow.table, polars.DataFrame and duckdb take it>"
 
 
 def test_a_long_table_comes_in_pieces(tmp_path: Path, info: RunInfo, tensor: Callable[..., Tensor]) -> None:
@@ -171,4 +171,4 @@ def test_a_long_table_comes_in_pieces(tmp_path: Path, info: RunInfo, tensor: Cal
 def test_an_empty_run_joins_to_an_empty_table(tmp_path: Path, info: RunInfo) -> None:
     RunWriter(tmp_path, info=info).close()
     table = pyarrow.table(open_run(tmp_path).table())
-    assert (table.num_rows, table.num_columns) == (0, 40)
+    assert (table.num_rows, table.num_columns) == (0, 41)

@@ -5,37 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from astray.compare.comparison import compare
-from astray.compare.nesting import Nesting
-from astray.store import RankRun
-from astray.web.calls import calls_of_pairs, enclosing
+from astray.web.calls import calls_of_pairs
 from astray.web.views import RunView
 from page_documents import program_comparison
 from record_builders import Builder, linear_program
-
-
-def plainly_enclosing(run: RankRun) -> list[int]:
-    nesting = Nesting(run)
-    rows = range(len(run.calls))
-    return [-1 if (outer := nesting.enclosing(row)) is None else outer for row in rows]
-
-
-def test_all_calls_at_once_lie_where_each_lies_by_itself():
-    run = linear_program(Builder()).ranks[0]
-    found = enclosing(run.calls).tolist()
-    assert found == plainly_enclosing(run)
-    assert len(set(found)) > 5
-
-
-def test_recomputed_calls_lie_where_they_lay_the_first_time():
-    builder = Builder()
-    root = builder.call("<root>")
-    block = builder.call("block", parent=root)
-    builder.call("block.fc", parent=block)
-    again = builder.call("block", recompute=True)
-    builder.call("block.fc", parent=again, recompute=True)
-    builder.call("lost", recompute=True)
-    run = builder.run.ranks[0]
-    assert enclosing(run.calls).tolist() == plainly_enclosing(run) == [-1, 0, 1, 0, 3, -1]
 
 
 def test_a_damaged_run_leads_in_no_circle():
@@ -47,7 +20,6 @@ def test_a_damaged_run_leads_in_no_circle():
             builder.call("b", seq=seq, parent=parent, call=seq, phase="backward"), "output", "out", np.ones(2)
         )
     run = builder.run
-    assert enclosing(run.ranks[0].calls).tolist() == [-1] * 6
     assert RunView(run).calls.parent.tolist() == [-1] * 6
     assert run.problems[0] == "5 calls would lie inside of each other, so what is around them is not known."
 

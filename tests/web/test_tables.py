@@ -298,3 +298,21 @@ def _large(rows: int, gap: float) -> Run:
     }
     source = _Large(Table(columns), Table(tensors, {"fingerprint": np.ones(rows, np.bool_)}))
     return Run(Path(f"runs/{gap}"), RunInfo(astray="0", created=""), {0: RankRun(0, source)})
+
+
+def test_what_was_set_differently_is_in_the_overview(tmp_path):
+    from astray.record import Call, Setup, Statistics, Tensor
+    from astray.store import RunInfo, RunWriter
+
+    for name, eps in (("a", 1e-5), ("b", 1e-3)):
+        with RunWriter(tmp_path / name, info=RunInfo.here()) as writer:
+            writer.setup(Setup(0, "module", "norm", {"class": "LayerNorm", "eps": eps}))
+            writer.setup(Setup(0, "environment", "", {} if name == "a" else {"NCCL_ALGO": "Ring"}))
+            writer.call(Call(0, 0, 0, "module", "norm", "LayerNorm", 0, "forward"))
+            numbers = Statistics(0.0, 1.0, 0.5, 0.5, 1.0, 1.0, 0, 0, 0, 2)
+            writer.tensor(Tensor(0, "output", "out", "float32", (2,), (1,), "cpu", False, numbers, fingerprint=1))
+    view = ComparisonView(compare(tmp_path / "a", tmp_path / "b"))
+    first, second = overview_of(view)["setup"]
+    assert (first["row"], first["subject"], first["name"]) == (0, "module norm (LayerNorm)", "eps")
+    assert (first["reference"], first["candidate"], first["effect"]) == ("1e-05", "0.001", "changes results")
+    assert (second["row"], second["reference"], second["candidate"]) == (None, "–", "Ring")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import astray
-from faults.declared import ANYWHERE
+from faults.declared import ANYWHERE, Culprit
 from faults.grid.cases import Case
 from faults.grid.recording import in_processes
 from faults.report import described, found_as_dict
@@ -77,7 +77,7 @@ def judge(folder: Path, case: Case, noise_runs: int = 1) -> Judged:
     if first is None:
         result: Result = "silent"
     else:
-        result = "exact" if any(score(first, one, case.setting) == "exact" for one in culprits) else "wrong"
+        result = "exact" if any(_names(first, one, case) for one in culprits) else "wrong"
     return Judged(
         case,
         result,
@@ -90,13 +90,26 @@ def judge(folder: Path, case: Case, noise_runs: int = 1) -> Judged:
     )
 
 
+def _names(first: astray.Divergence, culprit: Culprit, case: Case) -> bool:
+    """Whether it names the culprit: its place and cause, or what was set differently, if that is what it is."""
+    if any(_is_setting(one, culprit) for one in getattr(first, "settings", ())):
+        return True
+    return score(first, culprit, case.setting) == "exact"
+
+
 def _setting_named(comparison: astray.Comparison, case: Case) -> bool | None:
     culprit, differences = case.culprit, getattr(comparison, "setup", None)
     if culprit is None or culprit.setting is None or differences is None:
         return None
-    names = SPELLINGS.get(culprit.setting, (culprit.setting,))
-    of_optimizer = culprit.site in (ANYWHERE, "AdamW", "SGD")
-    return any(
-        one.name in names and (one.kind == "optimizer" if of_optimizer else culprit.site in (one.site, *one.sites))
-        for one in differences
-    )
+    return any(_is_setting(one, culprit) for one in differences)
+
+
+def _is_setting(different: Any, culprit: Culprit) -> bool:
+    """Whether something that was set differently is the declared cause: by its name, and by its place."""
+    if culprit.setting is None:
+        return False
+    if different.name.rpartition(".")[2] not in SPELLINGS.get(culprit.setting, (culprit.setting,)):
+        return False
+    if culprit.site in (ANYWHERE, "AdamW", "SGD"):
+        return different.kind == "optimizer"
+    return culprit.site in {site.partition("/")[0] for site in (different.site, *different.sites)}

@@ -4,6 +4,7 @@ import type { Data } from "../data";
 import { plural } from "../numbers";
 import type { Go, View } from "../route";
 import { Jump, Line } from "./panes";
+import { SetDifferently } from "./setup";
 
 interface Props {
   data: Data;
@@ -51,6 +52,7 @@ function More({ data, go }: { data: Data; go: Go }) {
   const alarms = overview.alarms ?? [];
   return (
     <div class="headline-more">
+      <SetDifferently settings={overview.setup ?? []} go={go} />
       {first ? (
         <>
           <div class="evidence">

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from astray.capture.calls import Calls, OpenCall, Site
@@ -20,6 +21,7 @@ from astray.capture.observer import Observer
 from astray.capture.reading import TensorReader
 from astray.capture.selection import Scope, Selection
 from astray.capture.settings import Settings
+from astray.capture.setup import SetupLog
 from astray.capture.stacks import Stacks
 from astray.record import Call, Kind
 from astray.store import Intake
@@ -47,6 +49,8 @@ class Engine(Calls):
     def __init__(self, writer: Intake, settings: Settings, reader: TensorReader, internal: tuple[str, ...]) -> None:
         super().__init__(writer, Stacks(writer.stack, internal).capture, threading.local(), itertools.count())
         self.tensors = Observer(writer, reader, settings)
+        self.setup = SetupLog(writer.setup)
+        self.on_outermost: Callable[[str], None] | None = None  # told of each call of an outermost module
         self._passed_over: dict[str, None] = {}  # a few sites that the settings did not ask for
         _engines.add(self)
         self._failed_once = False
@@ -114,6 +118,8 @@ class Engine(Calls):
         """The micro step of an outermost call: each counts one further, but work done again for a backward is its."""
         if recompute:
             return self._passing.get(root, self._micro.get(root, 0))
+        if self.on_outermost is not None:
+            self.on_outermost(root)
         micro = self.latest_micro = self._micro[root] = self._micro.get(root, -1) + 1
         return micro
 

@@ -16,7 +16,7 @@ from astray.capture.catching import Catcher, Found, is_bad
 from astray.capture.reading import Identity, Reading, TensorReader, Twin
 from astray.capture.selection import Quota
 from astray.capture.settings import Settings
-from astray.capture.sightings import Sighting, Sightings, Unfilled
+from astray.capture.sightings import Numbers, Sighting, Sightings, Unfilled
 from astray.part import Part
 from astray.record import Role
 from astray.stats import Strided, gather, measure, pack, sample_positions
@@ -63,6 +63,7 @@ class Observer:
         self.quota = Quota(settings)
         self._writer = writer
         self._sightings = Sightings()
+        self._numbers = Numbers()
         self._unfilled = Unfilled()
         twin = Twin(
             self._observe, self._observe_unread, self._observe_inputs, self._written, self._changed, self._first,
@@ -72,6 +73,8 @@ class Observer:
         of = twin if self._taker is None else self._taker
         self.observe, self.observe_unread, self.observe_inputs = of.observe, of.observe_unread, of.observe_inputs
         self.written, self.changed = of.written, of.changed
+        numbers = self._numbers if self._taker is None else self._taker
+        self._number, self._ahead = numbers.of, numbers.ahead
         self._catcher = Catcher(writer, reader) if writer.catches else None
         if self._taker is not None:
             self._taker.catch(self._catcher is not None)
@@ -84,6 +87,7 @@ class Observer:
             self.quota.count(self._taker.counted())
         self.quota.change(settings)
         self._roles = settings.roles
+        self._ops = "op" in settings.level
         self._statistics = settings.wants_statistics
         self._whole = "tensors" in settings.keep
         self._sample = "sample" in settings.keep
@@ -92,9 +96,10 @@ class Observer:
         self._clear()  # what was kept of a tensor may be other than what is to be kept now
         if self._taker is not None:
             plain = not self.quota.is_limited and self._part is None
-            self._taker.apply(plain, self._roles, self._statistics, self._whole or self._sample)
+            self._taker.apply(plain, self._roles, self._statistics, self._whole or self._sample, self._ops)
 
     def _clear(self) -> None:
+        """Use no measurement again; the values are still the same."""
         self._sightings.clear()
         if self._taker is not None:
             self._taker.clear()
@@ -104,8 +109,9 @@ class Observer:
             return None
         reader = self.reader
         identity = reader.identity(tensor)
+        number = None
         if identity is not None:
-            owner, key, _, dtype, shape, stride = identity
+            owner, key, _, dtype, shape, stride, version = identity
             if self._unfilled:
                 self._unfilled.discard(owner)
             if self._part is not None:
@@ -114,6 +120,7 @@ class Observer:
             if seen is None or (seen[_VALUES] is not None and seen[_VALUES].stale):
                 seen = self._measure(tensor, reader.read(tensor, identity, self._statistics), seq, role, path)
                 self._sightings.add(owner, key, seen)
+            number = self._number(owner, version)
         else:
             reading = reader.read(tensor, None, self._statistics)
             dtype, shape, stride = reading.dtype, reading.shape, reading.stride
@@ -122,7 +129,7 @@ class Observer:
         self._writer.tensor_row(
             (
                 seq, role, path, dtype, shape, stride, reader.device(tensor), reader.requires_grad(tensor),
-                statistics, fingerprint, values, placement, note,
+                statistics, fingerprint, values, placement, note, number,
             )
         )  # fmt: skip
         return True if self._catcher is not None and is_bad(statistics) else None
@@ -212,7 +219,7 @@ class Observer:
             self._writer.tensor_row(
                 (
                     seq, role, path, what.dtype, what.shape, what.stride, reader.device(tensor),
-                    reader.requires_grad(tensor), None, None, None, None, "only a part of it has been filled yet",
+                    reader.requires_grad(tensor), None, None, None, None, "only a part of it has been filled yet", None,
                 )
             )  # fmt: skip
         return None
@@ -225,6 +232,10 @@ class Observer:
 
     def _written(self, tensor: Any) -> None:
         self._changed(tensor)
+        if self._ops:
+            identity = self.reader.identity(tensor)
+            if identity is not None:
+                self._ahead(identity.owner, identity.version)
         if self._unfilled and self.reader.is_whole(tensor):
             self._unfilled.discard(self.reader.owner(tensor))
 
@@ -232,17 +243,22 @@ class Observer:
         owner = self.reader.owner(tensor)
         if owner is not None:
             self._sightings.changed(owner)
+            self._numbers.changed(owner)
             if self._taker is not None:
                 self._taker.forget(owner)
 
     def forget(self) -> None:
         """Much may have been written behind our back: gradients summed over ranks, weights through `.data`."""
         self.forgotten += 1
-        self._clear()
+        self._sightings.clear()
+        self._numbers.clear()
+        if self._taker is not None:
+            self._taker.renumber()
 
     def next_step(self) -> None:
         """The step is over."""
         self._sightings.clear()
+        self._numbers.clear()
         if self._taker is not None:
             self._taker.next_step()
         self.quota.next_step()

@@ -23,6 +23,7 @@ class Identity(NamedTuple):
 
     `owner` is the living object that owns the memory; `key` changes whenever the numbers may have, and is the same for
     two tensors that hold the same numbers in the same order. `address` is 0 where it takes more than that to read it.
+    `version` counts the writes to the memory that are known of.
     """
 
     owner: Any
@@ -31,6 +32,7 @@ class Identity(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    version: int = 0
 
 
 class Reading(NamedTuple):
@@ -83,17 +85,26 @@ class Taker(Protocol):
     @property
     def changed(self) -> Callable[[Any], None]: ...
 
-    def apply(self, on: bool, roles: frozenset[str], statistics: bool, values: bool, /) -> None:
+    def apply(self, on: bool, roles: frozenset[str], statistics: bool, values: bool, ops: bool, /) -> None:
         """Records by these settings from now on. Unless it is `on`, the twin sees to everything."""
 
     def catch(self, on: bool, /) -> None:
         """Whether to say that a tensor holds NaN or infinities, where that is known at once."""
 
     def forget(self, owner: Any, /) -> None:
-        """Somebody wrote to this memory."""
+        """This memory was written to, so it is another value now."""
+
+    def of(self, owner: Any, version: int, /) -> int:
+        """Which value a memory is in a version of it; the next number at its first sight."""
+
+    def ahead(self, owner: Any, version: int, /) -> None:
+        """An op has written to this memory, and its version will say so when the op has returned."""
 
     def clear(self) -> None:
-        """Trusts nothing that was seen before."""
+        """Uses no earlier measurement again."""
+
+    def renumber(self) -> None:
+        """The same, and every memory may be another value."""
 
     def next_step(self) -> None:
         """The same, because a step is over."""

@@ -30,6 +30,11 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--replicas", action="store_true", help="instead of a candidate: compare the ranks of REFERENCE with each other"
     )
+    parser.add_argument(
+        "--setup",
+        action="store_true",
+        help="instead of the answer: a table of what was set differently, such as learning rates, eps, TF32",
+    )
     add_asked(parser)
     rows = parser.add_argument_group("rows", "List rows beneath the answer. docs/reports.md has the columns.")
     rows.add_argument("--filter", metavar="EXPR", help="those that fit, such as \"error > 1e-3 and site ~ 'mlp'\"")
@@ -107,6 +112,7 @@ def main(options: argparse.Namespace) -> int:
     from astray.cli.terminal import Progress, say, wants_colour, width
     from astray.compare.comparison import compare
     from astray.errors import AstrayError
+    from astray.report.setup import render as render_setup
     from astray.report.text import render
 
     if options.replicas or options.candidate is None:
@@ -121,7 +127,8 @@ def main(options: argparse.Namespace) -> int:
 
             write_failure(options.reference, options.candidate, str(error), Path(options.junit))
         raise
-    say(render(comparison, width=width(), colour=wants_colour(sys.stdout)))
+    show = render_setup if options.setup else render
+    say(show(comparison, width=width(), colour=wants_colour(sys.stdout)))
     written = (
         (options.json, comparison.to_json),
         (options.junit, comparison.to_junit),
@@ -167,7 +174,7 @@ def _replicas(options: argparse.Namespace) -> int:
         raise CompareError("It takes two runs, REFERENCE and CANDIDATE, or one run and --replicas.")
     unused = [
         name
-        for name in ("csv", "xlsx", "json", "html", "junit", "filter", "sort", "top", "map")
+        for name in ("csv", "xlsx", "json", "html", "junit", "filter", "sort", "top", "map", "setup")
         if getattr(options, name)
     ]
     if unused:

@@ -14,7 +14,10 @@ import numpy.typing as npt
 from astray.store import Coded, Run, Table
 
 KEY = ("rank", "step", "micro", "phase", "recompute", "kind", "site", "type", "call", "role", "path")
-JUDGED = ("verdict", "error", "limit", "source", "reason")
+JUDGED = (
+    "verdict", "origin", "error", "surprise", "measure", "deviation", "limit", "given", "siblings", "source", "rule",
+    "reason",
+)  # fmt: skip
 FORM = ("dtype", "shape")
 MOMENTS = ("mean", "std", "l2", "min", "max", "absmax")
 COUNTS = ("zeros", "nan", "inf", "count")

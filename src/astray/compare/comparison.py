@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.compare.calibration import Tolerances
 from astray.compare.checkpoints import pair_names
 from astray.compare.columns import Columns
 from astray.compare.divergence import Divergence
@@ -32,6 +31,10 @@ from astray.compare.ranks.rank import Judging, Tally
 from astray.compare.ranks.schedule import Runs, compare_ranks, job_of
 from astray.compare.ranks.table import table
 from astray.compare.rows import CALL_COLUMNS
+from astray.compare.setup.difference import SetupDifference
+from astray.compare.setup.differences import put_together
+from astray.compare.suspects import Suspect, find_suspects
+from astray.compare.tolerances import Tolerances
 from astray.compare.unnamed import choose as unnamed_calls
 from astray.compare.verdict import AGREEING, BAD, LABELS, Verdict
 from astray.errors import CompareError
@@ -46,7 +49,8 @@ AnyPath = str | os.PathLike[str]
 
 SIDES = ("dtype", "shape", "row", "call")
 COLUMNS = (
-    "rank", *CALL_COLUMNS, "role", "path", "verdict", "error", "limit", "source", "rule", "reason",
+    "rank", *CALL_COLUMNS, "role", "path", "verdict", "origin", "error", "surprise", "measure", "deviation", "limit",
+    "given", "siblings", "source", "rule", "reason",
     *(f"{name}_{side}" for name in SIDES for side in ("reference", "candidate")), *METRICS, *BOUNDS,
 )  # fmt: skip
 """The columns of `pairs`, but for the metrics that were asked for."""
@@ -56,7 +60,7 @@ def compare(
     reference: AnyPath | Run,
     candidate: AnyPath | Run,
     *,
-    noise: AnyPath | Run | None = None,
+    noise: AnyPath | Run | Sequence[AnyPath | Run] | None = None,
     tolerances: dict[str, float] | None = None,
     exact: bool = False,
     metrics: Sequence[str | Metric] | None = None,
@@ -71,7 +75,7 @@ def compare(
     ('h.2.mlp.proj', 3, 'parameter')
 
     asked: what to compare and how to pair it: steps, ranks, sites, mapping, by, shapes, micro and offset: see `Asked`.
-    noise: a second recording of the reference, which shows how far apart two runs get that are both right.
+    noise: further recordings of the reference, one or several: how far apart two runs get that are both right.
     tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype.
     exact: the runs should be bit-identical, and whatever is not has diverged.
     metrics: what to measure besides, where both runs kept values: "kl", "file.py:function", a function of two arrays.
@@ -82,20 +86,21 @@ def compare(
 
     Raises CompareError when the runs have no tensor in common, or kept nothing of them that can be compared.
     """
-    runs = Runs(_opened(reference), _opened(candidate), None if noise is None else _opened(noise))
+    again = () if noise is None else (noise,) if isinstance(noise, str | os.PathLike | Run) else tuple(noise)
+    runs = Runs(_opened(reference), _opened(candidate), tuple(_opened(run) for run in again))
     matching, unnamed = unnamed_calls(runs.reference, runs.candidate, Matching.check(**asked))
     if exact and matching.micro == "joined":
         raise CompareError("A batch and its parts are not computed alike, to the bit: --exact needs --micro paired.")
     judging = Judging(find_metrics(metrics, COLUMNS), Tolerances.check(tolerances), exact)
     matching, renamed = pair_names(runs.reference, runs.candidate, matching)
     matching.check_mapping(runs.candidate)
-    job = job_of((reference, candidate, noise), matching, judging, metrics)
+    job = job_of((reference, candidate, again), matching, judging, metrics)
     recorded = runs
     if matching.micro == "joined":
         runs = Runs(*join(runs.reference, runs.candidate, matching), runs.noise)
     ranks = compare_ranks(runs, matching, judging, job, processes, progress)
-    if runs.noise is not None:
-        _check([one.noise for one in ranks if one.noise], runs.reference, runs.noise, matching)
+    for number, run in enumerate(runs.noise):
+        _check([one.noise[number] for one in ranks if len(one.noise) > number], runs.reference, run, matching)
     tally = _check([one.tally for one in ranks], recorded.reference, recorded.candidate, matching)
     failures = sum((one.failures for one in ranks), Failures())
     pairs = table([one.pairs for one in ranks])
@@ -115,6 +120,7 @@ def compare(
         tuple(notes),
         matching.steps,
         tuple(sorted((found for one in ranks for found in one.divergences[1:]), key=_when)),
+        put_together((found for one in ranks for found in one.setup), recorded.reference, recorded.candidate),
     )
 
 
@@ -145,6 +151,7 @@ class Comparison:
     firsts: the first divergence of each rank that has one, the earliest first.
     problems: what limits the comparison, a sentence each.
     others: divergences after the first of their rank that are not its victims: their inputs agree.
+    setup: what was set differently in the two runs, those first that change results.
     """
 
     reference: Run
@@ -154,11 +161,17 @@ class Comparison:
     problems: tuple[str, ...] = ()
     selected: Steps = field(default=Steps())
     others: tuple[Divergence, ...] = ()
+    setup: tuple[SetupDifference, ...] = ()
 
     @property
     def first(self) -> Divergence | None:
         """The first divergence of all ranks; None when nothing diverged."""
         return self.firsts[0] if self.firsts else None
+
+    @cached_property
+    def suspects(self) -> tuple[Suspect, ...]:
+        """The calls that are most surprising, whether or not anything diverged, the most surprising first."""
+        return find_suspects(self.pairs)
 
     @property
     def of_checkpoints(self) -> bool:

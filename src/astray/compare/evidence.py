@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from astray.compare import kept, metrics
 from astray.compare.align import Alignment
-from astray.compare.calibration import Allowance
 from astray.compare.kept import Kept, Selection, Source
 from astray.compare.micro.pieces import Pieces, contrast_blocks, contrast_pieces
 from astray.compare.own_metrics import OwnMetrics
@@ -64,10 +63,11 @@ class Evidence:
     roles: list[str]  # and of the `role` columns
     phases: list[str]  # and of the `phase` columns
     parts: list[str]  # and of the `part` columns
+    paths: list[str]  # and of the `path` columns
     read_reference: ReadValues
     read_candidate: ReadValues
     own: OwnMetrics
-    allowance: Allowance
+    tolerance: Floats  # for each pair what the user allows, NaN where nothing was said
     pieces: tuple[ReadPieces, ReadPieces] | None = None  # where micro steps were joined
     blocks: tuple[ReadBlocks, ReadBlocks] | None = None  # of checkpoints, whose tensors may be larger than memory
     same_prints: bool = True  # whether the fingerprints of both runs were made in the same way
@@ -126,33 +126,6 @@ class Evidence:
         left, right = self.sides("dtype", at)
         return np.asarray(np.maximum(self.precisions[left], self.precisions[right]))
 
-    def noise_eps(self, at: Ints) -> Floats:
-        """The epsilon of the coarsest numbers that these may have come from.
-
-        A float32 sum of bfloat16 products has bfloat16's noise, if those differ at all. So the coarsest dtype counts of
-        all that came before and is not bit-identical. Weights of the first step came from nothing, and go by their own.
-        """
-        return np.maximum(self.eps(at), np.where(self.eps(at) > 0, self._carried[at], 0.0))
-
-    @cached_property
-    def _carried(self) -> Floats:
-        found = np.zeros(len(self.pairs.reference))
-        matched = np.flatnonzero(self.pairs.matched)
-        if not len(matched):
-            return found
-        given = np.isin(
-            self.sides("role", matched)[0], [self.roles.index(role) for role in GIVEN if role in self.roles]
-        )
-        mixed = np.not_equal(*self.sides("dtype", matched))
-        brings = (self.bits[matched] != 1) & ~given
-        if mixed.mean() < MIXED:  # where a few calls have another dtype, that may be the fault
-            brings &= ~mixed
-        found[matched] = np.where(brings, self.eps(matched), 0.0)
-        found = np.maximum.accumulate(found)
-        step = self.reference.columns["step"][self.pairs.reference[matched]]
-        found[matched[given & (step == step.min())]] = 0.0
-        return found
-
     @cached_property
     def bits(self) -> npt.NDArray[np.int8]:
         """For each pair: 1 the same fingerprint, 0 another one, −1 not known (or of different dtypes)."""
@@ -164,20 +137,6 @@ class Evidence:
             known &= np.equal(*self.sides("dtype", at))
             bits[at] = np.where(known, np.equal(*self.numbers("fingerprint", at)), -1)
         return bits
-
-    def calls_since_difference(self, at: Ints) -> Ints:
-        """How many calls lie between the first pair that is not known to be bit-identical and each of these."""
-        first = np.flatnonzero(self.pairs.matched & (self.bits != 1))[:1]
-        if not len(first) or self.blocks is not None:  # the tensors of a checkpoint do not come from each other
-            return np.zeros(len(at), np.int64)
-        calls: Ints = np.maximum(self._seq(at) - self._seq(first), 0)
-        return calls
-
-    def _seq(self, at: Ints) -> Ints:
-        run = self.reference.run
-        assert run is not None, "pairs have both sides"
-        seq: Ints = run.calls.numbers("seq")[self.reference.call_row[self.pairs.reference[at]]]
-        return seq
 
     def places(self, at: Ints) -> Iterator[tuple[int, ...]]:
         """For each pair where the values of both sides lie, and all else that a measurement of them depends on."""

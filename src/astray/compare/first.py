@@ -13,29 +13,27 @@ the results of the calls inside it before its own, so the earliest wrong tensor 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from astray.compare import clues, noise, weights
+from astray.compare import clues, weights
 from astray.compare.divergence import Cause, Divergence, Place, Side
 from astray.compare.metrics import BOUNDS, METRICS
 from astray.compare.micro import clues as micro_clues
 from astray.compare.micro.joined import JoinedRank
-from astray.compare.nesting import Nesting
-from astray.compare.origins import find_origins, healed
+from astray.compare.origins import healed
 from astray.compare.rows import Bools, Ints
+from astray.compare.settings import effects, explaining
+from astray.compare.setup.difference import SetupDifference
 from astray.compare.verdict import AGREEING, BAD, Verdict
 from astray.compare.weights import GIVEN, Others, has_role
+from astray.graph import graph_of
 from astray.record import ROOT, Frame, Statistics
 from astray.store import RankRun, Table
 
 RESULTS = ("output", "gradient")
-STEADY = 5
-"""So many results must be bit-identical before two runs count as the same program on the same machine."""
-SLIGHT = 10
-"""A tensor off by less than so many times what is allowed may be the victim of a fault that stayed below its own."""
-
 OUTSTANDING = 10
 """Of weights that differ at once, one that is so many times further off than the first is taken for the cause."""
 
@@ -45,52 +43,75 @@ MOST_ORIGINS = 20
 SAME_TENSOR = ("micro", "site", "call", "phase", "recompute", "role", "path")
 
 
-def find_divergences(pairs: Table, rank: int, reference: RankRun, candidate: RankRun) -> list[Divergence]:
+def find_divergences(
+    pairs: Table, rank: int, reference: RankRun, candidate: RankRun, setup: Sequence[SetupDifference] = ()
+) -> list[Divergence]:
     """The first divergence of one rank, and after it those that are not its victims; none when no pair is wrong.
 
-    `pairs` are those of this rank alone.
+    `pairs` and `setup`, what was set differently, are those of this rank alone.
     """
     bad = np.isin(pairs.coded("verdict").codes, BAD)
-    bad &= ~healed(pairs, bad, reference)
-    if not bad.any():
-        return []
-    found = [_first(pairs, rank, reference, candidate, bad)]
-    for row in find_origins(pairs, bad, reference).tolist():
+    origin = bad & pairs.numbers("origin") & ~healed(pairs, bad, reference)
+    lone = _results_without_parameter(pairs, reference, candidate)
+    bad[lone] = origin[lone] = True
+    searches = []
+    if origin.any():
+        rows = [_start(pairs, origin), *np.flatnonzero(origin).tolist()]
+        searches = [_Search(pairs, rank, reference, candidate, bad, row, setup) for row in _apart(pairs, rows)]
+    for row, setting in effects(pairs, setup):
+        if not any(setting in one.settings for one in searches):
+            shown = bad.copy()
+            shown[row] = True
+            searches.append(_Search(pairs, rank, reference, candidate, shown, row, setup, (setting,)))
+            searches.sort(key=lambda one: one.start)  # a setting is the first divergence where it is the earliest
+    return [search.found() for search in searches]
+
+
+def _apart(pairs: Table, rows: Sequence[int]) -> list[int]:
+    """Rows that are not about the same place: what was wrong in one step is so in the next, there or around it."""
+    found: list[int] = []
+    places: list[Place] = []
+    for row in rows:
         place = Place.of(pairs, row)
-        # What was wrong in one step is so in the next: the same fault, there or in what is around it.
-        known = any(place.phase == one.place.phase and related(place.site, one.place.site) for one in found)
-        if not known and len(found) <= MOST_ORIGINS:
-            found.append(_Search(pairs, rank, reference, candidate, bad, row).found())
+        if not any(place.phase == one.phase and related(place.site, one.site) for one in places):
+            found.append(row)
+            places.append(place)
+        if len(found) > MOST_ORIGINS:
+            break
     return found
 
 
-def _first(pairs: Table, rank: int, reference: RankRun, candidate: RankRun, bad: Bools) -> Divergence:
-    """The earliest that is wrong; or, if that is so by little, where the bits of the runs begin to differ.
+def _results_without_parameter(pairs: Table, reference: RankRun, candidate: RankRun) -> Ints:
+    """The first results of calls that both runs have, and one of them without a parameter that is not all zeros."""
+    verdict, role = pairs.coded("verdict").codes, pairs.coded("role")
+    matched = (pairs.numbers("row_reference") >= 0) & (pairs.numbers("row_candidate") >= 0)
+    found: list[int] = []
+    for side, other, run, only in (
+        ("reference", "candidate", reference, Verdict.ONLY_IN_REFERENCE),
+        ("candidate", "reference", candidate, Verdict.ONLY_IN_CANDIDATE),
+    ):
+        lone = np.flatnonzero((verdict == only) & (role.codes == role.code("parameter")))
+        told = np.any((pairs.numbers(f"row_{other}") >= 0) & has_role(pairs, "parameter"))  # some tools tell of none
+        lone = lone[told & (run.tensors.numbers("absmax")[pairs.numbers(f"row_{side}")[lone]] > 0)]
+        call = pairs.numbers(f"call_{side}")
+        results = np.flatnonzero(matched & has_role(pairs, *RESULTS) & np.isin(call, call[lone]))
+        _, first = np.unique(call[results], return_index=True)
+        found += results[first].tolist()
+    return np.array(sorted(found), np.int64)
 
-    A program that gave the same bits all along and then does not was changed there, however small the difference.
-    """
-    search = _Search(pairs, rank, reference, candidate, bad, _start(pairs, bad))
-    onset = search.onset()
-    if onset is None or not search.is_slight() or not search.made(onset):
-        return search.found()
-    sure = bad.copy()
-    sure[onset.row] = True
-    earlier = _Search(pairs, rank, reference, candidate, sure, onset.row)
-    return earlier.found(beyond=search.place())
 
-
-def _start(pairs: Table, bad: Bools) -> int:
+def _start(pairs: Table, origin: Bools) -> int:
     """The earliest wrong row; or the one that stands out among those that were wrong at the same time.
 
     The weights that a step starts with, and the gradients that its optimizer is given, all are what they are before
     the first of them is looked at. A gradient that is too large makes clipping scale all others down a little.
     """
-    first = int(np.argmax(bad))
+    first = int(np.argmax(origin))
     role, phase = pairs.coded("role"), pairs.coded("phase")
     of_update = phase.codes[first] == phase.code("update") and role.codes[first] == role.code("input")
     if not of_update and role.codes[first] != role.code("parameter"):
         return first
-    together = bad.copy()
+    together = origin.copy()
     for codes in (pairs.numbers("step"), phase.codes, role.codes, *([pairs.coded("path").codes] if of_update else [])):
         together &= codes == codes[first]
     verdict = pairs.coded("verdict").codes
@@ -113,24 +134,43 @@ def related(site: str, other: str) -> bool:
 class _Search:
     """The state of one search: where wrongness starts, whose fault it is, and what is known about it."""
 
-    def __init__(self, pairs: Table, rank: int, reference: RankRun, candidate: RankRun, bad: Bools, start: int) -> None:
+    def __init__(
+        self,
+        pairs: Table,
+        rank: int,
+        reference: RankRun,
+        candidate: RankRun,
+        bad: Bools,
+        start: int,
+        setup: Sequence[SetupDifference] = (),
+        settings: tuple[SetupDifference, ...] = (),
+    ) -> None:
         self.pairs = pairs
         self.rank = rank
         self.reference = reference
         self.candidate = candidate
         self.bad = bad
         self.matched: Bools = (pairs["row_reference"] >= 0) & (pairs["row_candidate"] >= 0)
-        self.nesting = Nesting(reference)
-        # A batch is not computed like its parts, so that bits which begin to differ say nothing.
-        self.alike = not isinstance(reference, JoinedRank)
+        self.nesting = graph_of(reference)
         self.calls: Ints = pairs.numbers("call_reference")
         self.start = start  # the earliest wrong tensor, or another that nothing before it explains
         self.cause, self.culprit, self.entry = self._blame()
         self.headline = self._headline()
         self.own = int(self.calls[self.headline]) == self.culprit  # whether the tensor shown is one of the culprit
+        self.settings = settings or self._settings(setup)
 
-    def found(self, beyond: Place | None = None) -> Divergence:
-        """With what is known. `beyond` is what follows from it and is beyond rounding, if it is not itself."""
+    def _settings(self, setup: Sequence[SetupDifference]) -> tuple[SetupDifference, ...]:
+        """What was set differently and explains it."""
+        place, entry = self.place(), Place.of(self.pairs, self.entry)
+        name = None
+        if self.cause == "parameter":
+            name = entry.path if entry.site == ROOT else f"{entry.site}.{entry.path}"
+        if place.phase == "update":
+            name = place.site
+        return explaining(setup, site=place.site, phase=place.phase, step=place.step, parameter=name)
+
+    def found(self) -> Divergence:
+        """With what is known."""
         entry = Place.of(self.pairs, self.entry)
         parameter = entry if self.cause == "parameter" else None
         others = self._others() if parameter and self.matched[self.entry] else Others(0, 0)
@@ -139,7 +179,14 @@ class _Search:
             rank=self.rank,
             place=self.place(),
             cause=self.cause,
-            limit=float(self.pairs["limit"][self.headline]),
+            limit=float(self.pairs["limit"][self.start]),
+            surprise=float(self.pairs["surprise"][self.start]),
+            measure=self.pairs["measure"][self.start] or "",
+            deviation=float(self.pairs["deviation"][self.start]),
+            given=float(self.pairs["given"][self.start]),
+            rule=self.pairs["rule"][self.start] or "",
+            siblings=int(self.pairs["siblings"][self.start]),
+            settings=self.settings,
             magnitude=self._magnitude(),
             measured_by=self.pairs["source"][self.headline] or "none",
             metrics=self._metrics(),
@@ -153,7 +200,7 @@ class _Search:
             other_buffers=others.buffers,
             previous=self._previous(),
             onset=None if onset is None else onset.place,
-            evidence=tuple(self._evidence(entry, others, onset, beyond)),
+            evidence=tuple(self._evidence(entry, others, onset)),
             victims=int(self.bad.sum() - self.bad[self.calls == self.culprit].sum()) - (not self.own),
             growth=self._growth(),
             order=(entry.step, int(np.sum(self.pairs["step"][: self.start] == entry.step))),
@@ -167,15 +214,30 @@ class _Search:
             return "parameter", call, entry
         if role != "input":
             lone = self._lone_given(call, int(self.pairs["call_candidate"][self.start]))
-            return ("computation", call, entry) if lone is None else ("parameter", call, lone)
+            if lone is None:
+                return "computation", self._stopped_gradient(call), entry
+            return "parameter", call, lone
         while True:
             outer = self.nesting.enclosing(call)
             if outer is None:
                 return "input", call, entry
             given = np.flatnonzero(self.bad & (self.calls == outer) & self._has_role("input"))
             if not len(given):
-                return "computation", outer, entry
+                return "computation", self._stopped_gradient(outer), entry
             call, entry = outer, int(given[0])
+
+    def _stopped_gradient(self, call: int) -> int:
+        """A call directly inside that sent a gradient to one of its inputs in one run only; else the call itself."""
+        if self.pairs["phase"][self.start] != "backward":
+            return call
+        verdict = self.pairs.coded("verdict").codes[: self.start]
+        lone = (verdict == Verdict.ONLY_IN_REFERENCE) & self._has_role("output")[: self.start]
+        lone &= self.pairs.coded("phase").codes[: self.start] == self.pairs.coded("phase").codes[self.start]
+        for row in np.flatnonzero(lone)[::-1].tolist():
+            inner = int(self.calls[row])
+            if self.nesting.enclosing(inner) == call:
+                return inner
+        return call
 
     def _lone_given(self, call: int, other: int) -> int | None:
         """A parameter, buffer or state of a call that only one of the runs has; `other` is the candidate's call."""
@@ -260,30 +322,18 @@ class _Search:
 
     # -- sentences -----------------------------------------------------------------------------------------------
 
-    def _evidence(self, entry: Place, others: Others, onset: clues.Onset | None, beyond: Place | None) -> list[str]:
+    def _evidence(self, entry: Place, others: Others, onset: clues.Onset | None) -> list[str]:
         inputs, given = self._places(self.culprit, "input"), self._places(self.culprit, *GIVEN)
+        sentences = [setting.sentence for setting in self.settings]
         if self.cause == "input":
-            sentences = [self._about_input(entry)]
+            sentences.append(self._about_input(entry))
         elif self.cause == "parameter" and not self.matched[self.entry]:
             agree = clues.agreement([("input", inputs)])
-            sentences = [self._about_lone(entry) + (f" {agree}." if agree else "")]
+            sentences.append(self._about_lone(entry) + (f" {agree}." if agree else ""))
         elif self.cause == "parameter":
-            sentences = [weights.sentence(self.pairs, self.entry, inputs, others, self.reference)]
+            sentences.append(weights.sentence(self.pairs, self.entry, inputs, others, self.reference))
         else:
-            sentences = [self._about_computation(entry, inputs, given)]
-        hint = self.alike and onset is not None and beyond is None and self.is_slight() and self._computed(onset)
-        if onset is not None and hint:
-            sentences[0] += (
-                f" But it is hardly beyond rounding. Everything is bit-identical until {onset.place} "
-                f"({clues.verdict_of(onset.place)}), what that call was given included: the same machine and program "
-                "would stay so; look there first."
-            )
-        if beyond is not None:
-            sentences.append(
-                "That is no more than rounding, but everything before it is bit-identical, what it was given included, "
-                f"and {beyond} is not rounding any more ({clues.verdict_of(beyond)}): the same machine and program "
-                "would have stayed identical."
-            )
+            sentences.append(self._about_computation(entry, inputs, given))
         sentences += clues.suspicious([*inputs, *given])
         until = max(self.start, self.headline)
         sentences += clues.arguments(self.pairs, until, [self.culprit], self.reference, self.candidate)
@@ -292,25 +342,9 @@ class _Search:
             one, other = (int(self.pairs[f"row_{side}"][self.headline]) for side in ("reference", "candidate"))
             limit = float(self.pairs["limit"][self.headline])
             sentences += micro_clues.sentences(self.reference, self.candidate, one, other, limit)
-        if onset is not None and not hint:
+        if onset is not None:
             sentences.append(f"The runs are bit-identical until {onset.place} ({clues.verdict_of(onset.place)}).")
         return sentences
-
-    def is_slight(self) -> bool:
-        """Whether the tensor shown is wrong by so little that a fault before it may have stayed below its limit."""
-        error, limit = float(self.pairs["error"][self.headline]), float(self.pairs["limit"][self.headline])
-        return error <= SLIGHT * limit or self._is_small()
-
-    def _is_small(self) -> bool:
-        """Whether it is a gradient hardly larger than what would have been forgiven as rounding noise."""
-        step = self.pairs.numbers("step")
-        rows = np.flatnonzero(self.matched & self._has_role("gradient") & (step == step[self.headline]))
-        if self.headline not in rows:
-            return False
-        sides = ((self.reference, "row_reference"), (self.candidate, "row_candidate"))
-        absmax = [run.tensors.numbers("absmax")[self.pairs.numbers(row)] for run, row in sides]
-        size = np.maximum(absmax[0][self.headline], absmax[1][self.headline])
-        return bool(noise.negligible(size, SLIGHT * np.nanmax(absmax[0][rows]), np.array(noise.FLOAT32_EPS)))
 
     def onset(self) -> clues.Onset | None:
         """Where the bits begin to differ. Fingerprints tell; statistics do if both runs come without, as of one tool.
@@ -326,32 +360,6 @@ class _Search:
             for run, row in sides
         }
         return onset if len(kinds) == 1 else None
-
-    def made(self, onset: clues.Onset) -> bool:
-        """Whether something else than the culprit made that tensor out of what is bit-identical, as all before it is.
-
-        And whether that was enough to know that the two runs are the same program on the same machine.
-        """
-        if not self.alike:
-            return False
-        steady = int(np.sum(self._has_role(*RESULTS)[: onset.row] & self.matched[: onset.row]))
-        if steady < STEADY or not self._is_one_program(onset):
-            return False
-        if onset.place.role == "input":  # made by the code around it
-            return self.nesting.enclosing(int(self.calls[onset.row])) is not None
-        return self._computed(onset)
-
-    def _is_one_program(self, onset: clues.Onset) -> bool:
-        """Whether both runs made the same calls until then, but for the module where the bits begin to differ."""
-        module = onset.place.site.partition("/")[0]
-        lone = np.flatnonzero(~self.matched[: onset.row])
-        sites = {str(self.pairs["site"][row]) for row in lone.tolist()}
-        return all(site == module or site.startswith((f"{module}.", f"{module}/")) for site in sites)
-
-    def _computed(self, onset: clues.Onset) -> bool:
-        """Whether the call of that tensor made it from recorded inputs that are bit-identical, as all before it is."""
-        call = int(self.calls[onset.row])
-        return onset.place.role in RESULTS and call != self.culprit and bool(self._places(call, "input", *GIVEN))
 
     def _about_lone(self, entry: Place) -> str:
         which = entry.verdict.removeprefix("only in ")

@@ -153,11 +153,11 @@ def _ranked(name: str, cells: Cells) -> npt.NDArray[Any]:
     if name == "verdict" or not values:
         return cells.column.codes
     places = np.zeros(len(values) + 1, np.int64)
-    places[sorted(range(len(values)), key=lambda code: _natural(values[code]))] = np.arange(len(values))
+    places[sorted(range(len(values)), key=lambda code: natural(values[code]))] = np.arange(len(values))
     return places[cells.column.codes]
 
 
-def _natural(value: Any) -> list[tuple[int, int, str]]:
+def natural(value: Any) -> list[tuple[int, int, str]]:
     """A text so that numbers in it compare as numbers; a shape by its sizes."""
     if isinstance(value, tuple):
         return [(1, size, "") for size in value]

@@ -28,10 +28,9 @@ class Reason(IntFlag):
     REORDERED = 16384
     SLICED = 32768
     ELSEWHERE = 65536
-    WEIGHT_ROUNDING = 131072
-    AMPLIFIED = 262144
-    COARSE = 524288
-    INHERITED = 1048576
+    VICTIM = 131072
+    CHOSEN = 262144
+    SCALED = 524288
     ADDED = 1 << 21
     MEAN = 1 << 22
     SUM = 1 << 23
@@ -40,8 +39,6 @@ class Reason(IntFlag):
     NO_SUM = 1 << 26
     OTHER_PART = 1 << 27
     REARRANGED = 1 << 28
-    WANDERED = 1 << 29
-    VANISHES = 1 << 30
 
 
 SENTENCES = {
@@ -54,12 +51,9 @@ SENTENCES = {
     Reason.SAME_STATISTICS: "bits differ but no statistic does: a tiny change, or the same values in another order",
     Reason.ZERO_REFERENCE: "the reference is all zeros, so that a relative error has no scale",
     Reason.NEGLIGIBLE: "both sides are below the rounding of the numbers they came from",
-    Reason.WEIGHT_ROUNDING: "the difference is below the rounding of the weight that it was added to",
-    Reason.AMPLIFIED: "a few elements differ: an optimizer moves those by its step size whose gradient is rounding",
-    Reason.INHERITED: "no further off than weights that an optimizer moved",
-    Reason.WANDERED: "an optimizer moved it by the rounding of its gradient, in either run another way",
-    Reason.VANISHES: "it came of a weight that wandered by rounding, and the difference vanishes behind it",
-    Reason.COARSE: "judged by the precision of what it was computed from",
+    Reason.VICTIM: "what it came from is wrong, and it is further off than the rest explains",
+    Reason.CHOSEN: "a choice among numbers that are off may fall another way",
+    Reason.SCALED: "compared after dividing by the factor that all gradients have in common",
     Reason.EMPTY: "no elements",
     Reason.NONFINITE_BOTH: "NaN or Inf on both sides; judged by the other elements",
     Reason.NONFINITE_ONE: "NaN or Inf where the other side has a number",

@@ -12,7 +12,6 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from astray.compare.calibration import Rule
 from astray.compare.kept import Source
 from astray.compare.metrics import BOUNDS, METRICS
 from astray.compare.rows import Floats, Ints
@@ -37,11 +36,26 @@ class Verdict(IntEnum):
         return LABELS[self]
 
 
+class Rule(IntEnum):
+    """What decided about a pair."""
+
+    NONE = 0
+    BITS = 1
+    START = 2
+    MODEL = 3
+    SIBLINGS = 4
+    NOISE = 5
+    TOLERANCE = 6
+    CARRIED = 7
+
+
+RULES = ["", "bits", "start", "model", "siblings", "noise run", "tolerance", "seen before"]
+
 LABELS = [
     "identical",  # the same bits
     "rounding",  # as far apart as one call's rounding makes them
-    "drifting",  # as far apart as the rounding of the calls since the first difference makes them
-    "diverged",  # further
+    "drifting",  # further, but no further than what they came from explains
+    "diverged",  # further than that, or come of what is
     "non-finite",  # NaN or Inf where the other side has none
     "shape",
     "dtype",  # of different kinds, such as a float and an integer
@@ -49,6 +63,9 @@ LABELS = [
     "only in candidate",
     "unknown",  # neither side is to blame: what they kept cannot be compared
 ]
+
+MEASURES = ("values", "worst", "sums", "extremes")
+"""By what a pair is judged: `judge.errors` says what each is."""
 
 AGREEING = (Verdict.IDENTICAL, Verdict.ROUNDING, Verdict.DRIFTING)
 BAD = (Verdict.DIVERGED, Verdict.NON_FINITE, Verdict.SHAPE, Verdict.DTYPE)
@@ -60,7 +77,15 @@ class Judgement:
 
     verdict: npt.NDArray[np.int8]
     error: Floats
-    limit: Floats  # the largest error that would have been called drifting; NaN where no error was judged
+    surprise: (
+        Floats  # how many times further off than can be explained, by the measure where that is most; NaN: unknown
+    )
+    measure: npt.NDArray[np.int8]  # which one that is, by its place in MEASURES
+    deviation: Floats  # how far off the pair is by that measure
+    limit: Floats  # and how far it may be
+    given: Floats  # and how far off what it came from is
+    siblings: npt.NDArray[np.int32]  # how many others it was compared with
+    origin: npt.NDArray[np.bool_]  # wrong by itself, and not because of what it came from
     source: npt.NDArray[np.int8]
     rule: npt.NDArray[np.int8]
     reason: npt.NDArray[np.int32]
@@ -73,7 +98,13 @@ class Judgement:
         return cls(
             verdict=np.full(pairs, Verdict.UNKNOWN, np.int8),
             error=unknown,
+            surprise=unknown.copy(),
+            measure=np.full(pairs, -1, np.int8),
+            deviation=unknown.copy(),
             limit=unknown.copy(),
+            given=unknown.copy(),
+            siblings=np.zeros(pairs, np.int32),
+            origin=np.zeros(pairs, np.bool_),
             source=np.full(pairs, Source.NONE, np.int8),
             rule=np.full(pairs, Rule.NONE, np.int8),
             reason=np.zeros(pairs, np.int32),

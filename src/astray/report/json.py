@@ -10,6 +10,8 @@ The document is one object:
     counts        verdict → rows
     sources       what the pairs were judged by → pairs
     problems      sentences about what limits the comparison
+    setup         what was set differently, those first that change results: the fields of `SetupDifference`, the first
+                  100 of its sites, and `count`, in how many places it is so
     first         the first divergence, or null: the fields of `Divergence`, with `place` spread into it; where none of
                   the call's own tensors is wrong, `role` and `path` are empty and the numbers are those of `seen`
     firsts        the same for every rank that diverged, the earliest first
@@ -34,12 +36,14 @@ import numpy as np
 
 from astray.compare.comparison import Comparison
 from astray.compare.divergence import Divergence, Place
+from astray.compare.setup.difference import SetupDifference
 from astray.compare.verdict import AGREEING
 from astray.record import Statistics
 from astray.report.draft import drafted
 
 SCHEMA = 1
 MOST_DIFFERENCES = 1000
+MOST_SITES = 100
 
 
 def write_json(comparison: Comparison, file: Path) -> Path:
@@ -65,6 +69,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "counts": comparison.counts,
         "sources": comparison.sources,
         "problems": comparison.problems,
+        "setup": [setup_entry(one) for one in comparison.setup],
         "first": firsts[0] if firsts else None,
         "firsts": firsts,
         "others": [_divergence(other) for other in comparison.others],
@@ -102,6 +107,12 @@ def _divergence(first: Divergence) -> dict[str, Any]:
         fields[side] = cells | {"fingerprint": None if print_ is None else f"{print_:016x}"}
         fields[side]["statistics"] = _statistics(cells["statistics"])
     return dataclasses.asdict(place) | fields
+
+
+def setup_entry(one: SetupDifference) -> dict[str, Any]:
+    """A difference in how the runs were set up."""
+    fields = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
+    return fields | {"sites": one.sites[:MOST_SITES], "count": one.count}
 
 
 def _statistics(found: Statistics | None) -> dict[str, Any] | None:

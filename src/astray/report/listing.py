@@ -17,6 +17,7 @@ from astray.compare.conditions import regular_expression
 from astray.errors import UsageError
 from astray.report import checkpoints, figures
 from astray.report.grid import Grid
+from astray.report.setup import summary_of
 from astray.steps import Steps
 from astray.store import CheckpointRun, RankRun, Run
 
@@ -106,6 +107,9 @@ def _header(run: Run, width: int, paint: _Paint) -> list[str]:
     chosen = [f"{name} {_plain(value)}" for name, value in info.settings.items() if _is_telling(name, value)]
     if chosen:
         about.append(("settings", ", ".join(chosen)))
+    setup = summary_of(run)
+    if setup:
+        about.append(("setup", setup))
     about += [("note", problem) for problem in run.problems]
     for rank in run.ranks.values():
         if rank.end is not None:

@@ -23,6 +23,7 @@ from astray.compare.verdict import AGREEING, BAD, Verdict
 from astray.record import Statistics
 from astray.report import checkpoints, figures
 from astray.report.page import BOLD, DIM, GREEN, LABEL, MARGIN, RED, WIDTH, YELLOW, Page
+from astray.report.setup import say_setup
 
 _MOST_STEPS = 4
 _MOST_NOTES = 8
@@ -34,6 +35,7 @@ def render(comparison: Comparison, *, width: int = WIDTH, colour: bool = False) 
     """The report as text. `colour` adds ANSI colours; set it when writing to a terminal."""
     page = Page(width, colour)
     _header(page, comparison)
+    say_setup(page, comparison)
     if comparison.first is not None and comparison.of_checkpoints:
         _differences(page, comparison, comparison.first)
     elif comparison.first is not None:

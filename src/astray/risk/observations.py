@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from astray.graph import graph_of
 from astray.risk.formats import limits
 from astray.risk.shares import Values
 from astray.stats import dtypes
@@ -45,7 +46,8 @@ class Observations:
     """Columns of all rows that have floating-point statistics, in order of rank and observation.
 
     words: columns of texts; each has one numbering for all ranks.
-    numbers: columns of numbers, `rank` and `known_print` (whether there is a fingerprint) among them.
+    numbers: columns of numbers; also `rank`, `known_print` (whether there is a fingerprint), and `value`, which is the
+        same for rows of a rank that show the same value.
     place: for each row, the number of its place; places are numbered in order of their first appearance.
     first: for each place, its first row.
     """
@@ -91,6 +93,7 @@ def _columns(
     found |= {name: calls.numbers(name)[at].astype(np.int64) for name in _NUMBERS_OF_CALL}
     found |= {name: tensors.numbers(name)[rows] for name in _NUMBERS_OF_TENSOR}
     found["known_print"] = tensors.valid("fingerprint")[rows]
+    found["value"] = graph_of(rank).first_seen[rows]
     found |= {name: _recoded(calls.coded(name), at, words[name]) for name in OF_CALL}
     found |= {name: _recoded(tensors.coded(name), rows, words[name]) for name in OF_TENSOR}
     return found

@@ -111,14 +111,12 @@ def risk(
 def _tensors(seen: Observations, row: Ints, levels: npt.NDArray[np.int32]) -> Ints:
     """One number for all places whose worst tensor is the same: what is one call's output is another's input.
 
-    The same tensor has the same fingerprint, in the same step of the same rank. One that is zero everywhere has that of
-    every other, so it stands for itself alone; and so does one without a fingerprint, or in more trouble at one place.
+    The same tensor shows the same value, in the same step of the same rank, with as many elements: a slice is another.
+    One that is in more trouble at one place stands for itself alone.
     """
-    at, places = seen.numbers, np.arange(len(row))
-    told = at["known_print"][row] & (at["absmax"][row] != 0)
-    print_ = np.where(told, at["fingerprint"][row], places.astype(np.uint64))
-    same = [told, print_, at["rank"][row], at["step"][row], at["count"][row], seen.words["dtype"].codes[row], levels]
-    keys = np.stack([column.astype(np.uint64) for column in same])
+    at = seen.numbers
+    same = [*(at[name][row] for name in ("value", "rank", "step", "count")), levels]
+    keys = np.stack([column.astype(np.int64) for column in same])
     return np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 

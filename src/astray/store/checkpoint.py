@@ -145,4 +145,5 @@ def _known_columns(checkpoint: Checkpoint) -> dict[str, Column]:
         "sampled": np.full(count, -1),
         "part": Coded(np.full(count, -1, np.int32), []),
         "placement": Coded(np.full(count, -1, np.int32), []),
+        "value": np.array(same, np.int64),
     }

@@ -189,6 +189,7 @@ class GatheredSource:
             "blob_bytes": np.array([-1 if one is None else one.nbytes for one in self._values], np.int64),
             "sampled": np.array(sampled, np.int64),
             "part": part,
+            "value": np.full(len(file), -1),  # no dump tells; `astray.graph` derives it
         }
         # a sample or a slice says nothing of the whole
         whole = (np.array(file) >= 0) & (np.array(sampled) < 0) & (part.codes < 0)

@@ -18,7 +18,7 @@ import msgspec
 from astray.errors import RunError
 from astray.record import Missed
 
-FORMAT = 3
+FORMAT = 4
 """The format version this astray writes. docs/format.md has the history."""
 
 
@@ -89,6 +89,7 @@ class End(msgspec.Struct, kw_only=True):
     calls: int = 0
     tensors: int = 0
     stacks: int = 0
+    setup: int | None = None  # lines of setup.jsonl; None when it was written before there was one
     values: int = 0  # how many blobs
     value_bytes: int = 0
     waited_seconds: float = 0.0  # how long the program stood still because the disk was slower

@@ -28,7 +28,7 @@ class Joined:
     """One row per tensor: `rank`, the columns of its call, then its own.
 
     >>> run.table()
-    <Joined: 9,120 tensors, 40 columns; pyarrow.table, polars.DataFrame and duckdb take it>
+    <Joined: 9,120 tensors, 41 columns; pyarrow.table, polars.DataFrame and duckdb take it>
     """
 
     def __init__(self, ranks: Mapping[int, RankRun]) -> None:

@@ -20,6 +20,7 @@ from astray.store.columns import BoolArray, Coded, Column, Table
 MEASURES = ("min", "max", "mean", "std", "l2", "absmax", "first_bad_value")
 COUNTS = ("zeros", "nan", "inf", "count", "first_bad")
 MEASURED = (*MEASURES, *COUNTS, "fingerprint", "note")
+NUMBERED = ("sampled", "value")  # of the other columns, those that may be −1 for none
 
 Measure = Callable[[int], Measurement]
 """Reads and measures the tensor of a row. Raises RunError where it cannot."""
@@ -60,7 +61,7 @@ class MeasuredTable(Table):
         prints = [None] * count if fingerprints is None else fingerprints
         self._statistics["fingerprint"][:] = [one or 0 for one in prints]
         there = np.array([one is not None for one in prints], np.bool_)
-        super().__init__(known, {"fingerprint": there, "sampled": np.asarray(known["sampled"]) >= 0})
+        super().__init__(known, {"fingerprint": there} | {name: np.asarray(known[name]) >= 0 for name in NUMBERED})
 
     @property
     def reasons(self) -> list[str]:
@@ -135,7 +136,7 @@ class MeasuredTable(Table):
     def _whole(self) -> Table:
         columns = dict(self.columns) | {name: self._all(name) for name in MEASURED}
         masks = {name: self.valid(name) for name in (*MEASURES, *COUNTS, "fingerprint")}
-        return Table(columns, masks | {"sampled": self._masks["sampled"]})
+        return Table(columns, masks | {name: self._masks[name] for name in NUMBERED})
 
     def __getitem__(self, name: str | list[str]) -> Any:
         if isinstance(name, list):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from astray.record import Frame
+from astray.record import Frame, Setup
 from astray.store.columns import Table
 from astray.store.info import End
 from astray.store.run import RankRun
@@ -27,6 +27,9 @@ class Retold:
 
     def stack(self, id: int) -> list[Frame]:
         return self._rank.stack(id)
+
+    def setup(self) -> tuple[list[Setup], list[str]]:
+        return self._rank.setup, []
 
     def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:  # noqa: ARG002 - as a RankSource has it
         found = self._rank.values(row if self._rows is None else int(self._rows[row]))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from astray.errors import RunError, UsageError
 from astray.part import Part
-from astray.record import Frame, Key
+from astray.record import Frame, Key, Setup
 from astray.stats import dtypes
 from astray.store.columns import Table
 from astray.store.info import End, RunInfo
@@ -103,7 +103,7 @@ class RankRun:
     @property
     def problems(self) -> list[str]:
         """What is not there or could not be read, a sentence each."""
-        return [*self._source.problems, *self.account.problems]
+        return [*self._source.problems, *self._setup[1], *self.account.problems]
 
     @property
     def complete(self) -> bool:
@@ -120,6 +120,16 @@ class RankRun:
         place = np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)
         rows = order[place]
         return np.where(known[rows] == wanted, rows, -1)
+
+    @cached_property
+    def _setup(self) -> tuple[list[Setup], list[str]]:
+        read = getattr(self._source, "setup", None)  # which other tools' files do not have
+        return ([], []) if read is None else read()
+
+    @property
+    def setup(self) -> list[Setup]:
+        """What the program was set to, in the order of the steps from which it held; empty when that is not known."""
+        return self._setup[0]
 
     def stack(self, id: int) -> list[Frame]:
         """The Python stack of this number, innermost frame first; empty when it was not recorded."""

@@ -13,12 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.compare.comparison import Comparison
-from astray.compare.keys import find, one_key
-from astray.store import RankRun, Run, Table
+from astray.graph import graph_of
+from astray.store import RankRun, Run
 
 Ints = npt.NDArray[np.int64]
-
-_SAME_CALL = ("step", "micro", "call")
 
 
 class Calls(NamedTuple):
@@ -113,43 +111,5 @@ def _of_rank(left: RankRun | None, right: RankRun | None, here: Ints, there: Int
 
 def _enclosing_keys(left: RankRun | None, right: RankRun | None, sizes: list[int], home: Ints) -> Ints:
     """For each key, a call of the reference or behind those one of the candidate, the key of the call around it."""
-    here = np.empty(0, np.int64) if left is None else enclosing(left.calls)
-    there = np.empty(0, np.int64) if right is None else enclosing(right.calls)
+    here, there = (np.empty(0, np.int64) if run is None else graph_of(run).enclosings for run in (left, right))
     return np.concatenate([here, np.where(there < 0, -1, np.where(home[there] >= 0, home[there], sizes[0] + there))])
-
-
-def enclosing(calls: Table) -> Ints:
-    """For each call the one around it, as `compare.nesting.Nesting` walks, for all calls at once; −1 where none is."""
-    if not len(calls):
-        return np.empty(0, np.int64)
-    seq, phase = calls.numbers("seq"), calls.coded("phase")
-    parent = np.where(calls.numbers("parent") >= 0, find(calls.numbers("parent"), seq), -1)
-    outer = np.where(phase.codes == phase.code("forward"), _outer_of_forward(calls, parent), parent)
-    # A call begins after the one around it. What claims otherwise is damaged, and could lead in a circle.
-    parent, outer = (np.where(seq[one] < seq, one, -1) for one in (parent, outer))
-    backward = np.flatnonzero((phase.codes == phase.code("backward")) & (parent >= 0))
-    whose = np.full(len(calls) + 1, -1)  # the backward call of each forward call
-    whose[parent[backward[::-1]]] = backward[::-1]
-    walking, at = backward, outer[parent[backward]]
-    outer[backward] = -1
-    while len(walking):
-        arrived = (at >= 0) & (whose[at] >= 0)
-        outer[walking[arrived]] = whose[at[arrived]]
-        on = (at >= 0) & ~arrived
-        walking, at = walking[on], outer[at[on]]
-    return outer
-
-
-def _outer_of_forward(calls: Table, parent: Ints) -> Ints:
-    """What activation checkpointing computes again lies where the same call lay the first time."""
-    again = calls.numbers("recompute") & (parent < 0)
-    if not again.any():
-        return parent
-    codes = [calls.coded(name).codes for name in ("site", "phase")]
-    key = one_key([*(calls.numbers(name) for name in _SAME_CALL), *codes])
-    ordinary = np.flatnonzero(~calls.numbers("recompute"))
-    distinct, first = np.unique(key[ordinary], return_index=True)
-    twin = find(key[again], distinct)
-    found = parent.copy()
-    found[again] = np.where(twin >= 0, parent[ordinary[first[twin]]], -1)
-    return found

@@ -16,6 +16,7 @@ from astray.compare.columns import STATISTICS
 from astray.compare.comparison import COLUMNS
 from astray.compare.divergence import Place
 from astray.compare.metrics import BOUNDS, METRICS
+from astray.graph import graph_of
 from astray.record import Frame
 from astray.report import figures
 from astray.web.contrasting import Contrasted
@@ -29,6 +30,9 @@ _FORM = ("dtype", "shape", "device", "placement", "note")
 LONGEST = 100_000
 DEEPEST = 50
 """Characters and levels of a call's arguments that are shown."""
+
+MOST_LINKS = 12
+"""Links that are told of one tensor; a learning rate or a mask may be taken by hundreds of calls."""
 
 _NEIGHBOURS = {"previous": -1, "next": 1}
 _BOUND = "At least this much, by the recorded statistics: |{of}(c) − {of}(r)| over the size of the reference."
@@ -109,15 +113,20 @@ def neighbour(view: View, call: int, step: int) -> int | None:
 
 
 def links_of(view: View, row: int) -> Document:
-    """The rows from which the tensor of a row comes, and to which it goes."""
+    """The rows that made the tensor of a row, and those that take it or pass it on."""
     side, tensor = next((at, one) for at, one in enumerate(view.sides(row)) if one is not None)
-    rank = tensor.rank.rank
-    found = view.links(side, rank).of(tensor.row)
-    if found is None:
-        return {"producers": [], "consumers": []}
+    graph, here = graph_of(tensor.rank), tensor.row
+    made, shown = int(graph.maker[here]), graph.sightings(here)
+    shares = graph.contributors(here).tolist() if made < 0 and graph.takes[here] else []
+    links = {
+        "producers": shares if made < 0 else [one for one in [made] if one != here],
+        "consumers": shown[(shown > here) & (graph.call_rows[shown] != graph.call_rows[here])].tolist(),
+    }
     return {
-        name: [{"row": to, "sentence": _named(view, to)} for to in view.rows_of(side, rank, rows)]
-        for name, rows in found._asdict().items()
+        name: [
+            {"row": to, "sentence": _named(view, to)} for to in view.rows_of(side, tensor.rank.rank, rows[:MOST_LINKS])
+        ]
+        for name, rows in links.items()
     }
 
 
@@ -133,8 +142,8 @@ def _stack(tensor: Tensor) -> list[Frame]:
     row = tensor.call
     stack = int(calls.numbers("stack")[row])
     if stack < 0 and calls["phase"][row] == "backward":
-        forward = np.flatnonzero(calls.numbers("seq") == calls.numbers("parent")[row])
-        stack = int(calls.numbers("stack")[forward[0]]) if len(forward) else -1
+        forward = int(graph_of(tensor.rank).parent[row])
+        stack = int(calls.numbers("stack")[forward]) if forward >= 0 else -1
     return tensor.rank.stack(stack) if stack >= 0 else []
 
 

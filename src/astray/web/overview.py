@@ -9,10 +9,13 @@ import numpy as np
 from astray.alarms.alarm import Alarm
 from astray.compare.comparison import Comparison
 from astray.compare.divergence import Divergence, Place
+from astray.compare.setup.difference import SetupDifference
+from astray.compare.setup.wording import shown
 from astray.compare.verdict import AGREEING
 from astray.record import Frame
 from astray.report import figures
 from astray.report.alarms import place_of, what_of
+from astray.report.setup import with_ranks
 from astray.report.text import after, answer, error_of, notes_of
 from astray.store import CheckpointRun, Table
 from astray.web.views import CallKey, ComparisonView, RunView, View
@@ -20,6 +23,9 @@ from astray.web.wire import Document
 
 MOST_ALARMS = 200
 """Alarms that are told; a run whose every step is NaN may have thousands."""
+
+MOST_SETTINGS = 200
+"""Differences in how the runs were set up that are told."""
 
 _KEY = ("step", "micro", "call", "recompute", "site", "phase", "role", "path")
 
@@ -41,9 +47,32 @@ def _of_comparison(comparison: Comparison) -> Document:
         "first": None if first is None else _divergence(comparison, first),
         "counts": comparison.counts,
         "sources": comparison.sources,
-        "notes": list(notes_of(comparison)),
+        "setup": [_setting(comparison, one) for one in comparison.setup[:MOST_SETTINGS]],
+        "notes": _setting_notes(comparison) + list(notes_of(comparison)),
         "problems": list(comparison.problems),
     }
+
+
+def _setting(comparison: Comparison, one: SetupDifference) -> Document:
+    sites = comparison.pairs.coded("site")
+    rows = np.flatnonzero(sites.codes == sites.code(one.site))
+    return {
+        "row": int(rows[0]) if len(rows) else None,
+        "sentence": with_ranks(one, comparison),
+        "subject": one.subject,
+        "name": one.name,
+        "reference": "–" if one.reference is None else shown(one.reference),
+        "candidate": "–" if one.candidate is None else shown(one.candidate),
+        "effect": one.expected_effect,
+        "kind": one.kind,
+        "step": one.step,
+        "count": one.count,
+    }
+
+
+def _setting_notes(comparison: Comparison) -> list[str]:
+    rest = len(comparison.setup) - MOST_SETTINGS
+    return [f"{rest:,} more settings differ; `astray compare … --setup` lists them."] if rest > 0 else []
 
 
 def _divergence(comparison: Comparison, first: Divergence) -> Document:

@@ -22,7 +22,6 @@ from astray.report.alarms import besides
 from astray.store import CheckpointRun, Coded, RankRun, Run, Table
 from astray.web.calls import Calls, calls_of_pairs, calls_of_rows
 from astray.web.columns import Places, comparison_columns, run_columns
-from astray.web.links import Links
 from astray.web.wire import Column
 
 Ints = npt.NDArray[np.int64]
@@ -55,7 +54,6 @@ class View(ABC):
     def __init__(self, runs: tuple[Run, ...]) -> None:
         self.runs = runs
         self.lock = threading.RLock()
-        self._links: dict[tuple[int, int], Links] = {}
         self._homes: dict[tuple[int, int], Ints] = {}
 
     @cached_property
@@ -101,12 +99,6 @@ class View(ABC):
             home[rows[here]] = here
             self._homes[side, rank] = home
         return [row for row in self._homes[side, rank][tensors].tolist() if row >= 0]
-
-    def links(self, side: int, rank: int) -> Links:
-        """The sightings in a rank of a run."""
-        if (side, rank) not in self._links:
-            self._links[side, rank] = Links(self.runs[side].ranks[rank])
-        return self._links[side, rank]
 
     def cell(self, name: str, row: int) -> Any:
         """A cell of the table, a word that is null as None."""

@@ -25,7 +25,7 @@ def _hasty() -> Iterator[None]:
 
 
 CALL: Row = (0, 0, "module", "fc", "Linear", 0, "forward", None, None, None, False)
-TENSOR: Row = ("input", "0", "float32", (2,), (1,), "cpu", False, None, None, None, None, None)
+TENSOR: Row = ("input", "0", "float32", (2,), (1,), "cpu", False, None, None, None, None, None, None)
 
 
 def numbers(rows: Rows) -> list[int]:

@@ -98,7 +98,9 @@ def random_tensor(source: random.Random) -> tuple[Any, ...]:
     text = "x" * source.randrange(30)
     blob: Any = source.choice([None, Blob(1, 2, 3)])
     measured = (statistics, source.choice([None, 2**64 - 1]))
-    return (source.randrange(99), "input", text, "float32", shape, shape, "cpu", True, *measured, blob, None, note)
+    value = source.choice([None, source.randrange(2**40)])
+    form = ("float32", shape, shape, "cpu", True)
+    return (source.randrange(99), "input", text, *form, *measured, blob, None, note, value)
 
 
 def contents(rows: Any) -> list[Any]:

@@ -8,7 +8,7 @@
 PyTypeObject *modules_type;
 static PyTypeObject *before_type, *after_type;
 
-static PyObject *s_called, *s_called_place, *s_layers, *s_check, *s_whole, *s_modes, *s_follow, *s_unfollow, *s_thread;
+static PyObject *s_called, *s_first_call, *s_called_place, *s_layers, *s_check, *s_whole, *s_modes, *s_follow, *s_unfollow, *s_thread;
 static PyObject *s_wanted, *s_local, *s_marks, *s_latest, *s_numbers, *s_calls, *s_mark, *s_observe, *s_watch, *s_gave_bad, *s_observe_state, *s_note_exception, *s_children;
 static PyObject *s_direct, *s_lists, *s_of, *s_module_modules, *s_parameters, *s_buffers, *s_compiled, *s_dict, *s_context;
 static PyObject *s_hooked, *s_version, *s_data_ptr, *s_numel, *s_sources;
@@ -422,7 +422,8 @@ static int has_its_children(PyObject *place, PyObject *module) {
 
 // `depth` says how many frames of our own lie above torch's function that goes on to call `forward`.
 static int before(Hook *self, PyObject *module, PyObject *args, PyObject *kwargs, int depth) {
-    if (PyObject_SetAttr(self->place, s_called_place, Py_True) < 0) return -1;
+    const int called = attribute_is_true(self->place, s_called_place);
+    if (called < 0 || PyObject_SetAttr(self->place, s_called_place, Py_True) < 0) return -1;
     const int same = has_its_children(self->place, module);
     if (same < 0) return -1;
     PyObject *site = same ? Py_NewRef(self->site) : PyObject_CallFunctionObjArgs(self->follow, module, NULL);
@@ -438,6 +439,7 @@ static int before(Hook *self, PyObject *module, PyObject *args, PyObject *kwargs
         failed = !frame || enter(self->modules, (Site *)site, module, args, kwargs, frame) < 0;
         Py_XDECREF(frame);
     }
+    if (!failed && !called) failed = done(CALL(self->modules->capture, s_first_call, site)) < 0;
     Py_XDECREF(site);
     return failed ? -1 : 0;
 }
@@ -537,7 +539,7 @@ int add_modules(PyObject *module) {
         PyObject **place;
         const char *text;
     } texts[] = {
-        {&s_called, "_called"}, {&s_called_place, "called"}, {&s_layers, "_layers"}, {&s_check, "check"},
+        {&s_called, "_called"}, {&s_first_call, "first_call"}, {&s_called_place, "called"}, {&s_layers, "_layers"}, {&s_check, "check"},
         {&s_whole, "_whole"}, {&s_modes, "_modes"}, {&s_follow, "follow"}, {&s_unfollow, "unfollow"},
         {&s_thread, "_thread"}, {&s_wanted, "wanted"}, {&s_local, "_local"}, {&s_marks, "marks"}, {&s_latest, "_latest"},
         {&s_numbers, "numbers"}, {&s_calls, "calls"}, {&s_mark, "_mark"},

@@ -273,6 +273,7 @@ typedef struct Sighting {
     uint64_t address;
     int64_t version, elements;
     int contiguous;
+    PyObject *number;  // of its value; NULL until there is a row of it
     PyObject *kept[kKept];
 } Sighting;
 
@@ -317,7 +318,7 @@ static void free_sightings(Sighting *chain) {
         Sighting *sighting = chain;
         chain = sighting->next;
         Py_XDECREF(sighting->living), Py_XDECREF(sighting->dtype), Py_XDECREF(sighting->device);
-        Py_XDECREF(sighting->shape), Py_XDECREF(sighting->stride);
+        Py_XDECREF(sighting->shape), Py_XDECREF(sighting->stride), Py_XDECREF(sighting->number);
         for (int i = 0; i < kKept; ++i) Py_XDECREF(sighting->kept[i]);
         PyMem_Free(sighting);
     }
@@ -378,7 +379,9 @@ static int grow_sightings(Sightings *sightings) {
     return 1;
 }
 
-static int add_sighting(Sightings *sightings, const Identity *what, PyObject *device, PyObject *const *kept) {
+// `number` is that of the value, or NULL when it has no row yet.
+static int add_sighting(Sightings *sightings, const Identity *what, PyObject *device, PyObject *number,
+                        PyObject *const *kept) {
     if (sightings->used > sightings->crowded) {  // a program without steps, such as a generation loop
         forget_sightings(sightings, NULL);
         sightings->crowded = 2 * sightings->used > kEnough ? 2 * sightings->used : kEnough;
@@ -398,12 +401,132 @@ static int add_sighting(Sightings *sightings, const Identity *what, PyObject *de
     sighting->version = what->version;
     sighting->elements = what->elements;
     sighting->contiguous = what->contiguous;
+    sighting->number = Py_XNewRef(number);
     for (int i = 0; i < kKept; ++i) sighting->kept[i] = new_reference(kept[i]);
     Sighting **at = &sightings->buckets[bucket_of(sightings, what->owner)];
     sighting->next = *at;
     *at = sighting;
     ++sightings->used;
     return 1;
+}
+
+// ---- numbers: which value a tensor is ------------------------------------------------------------------------------
+
+// A value is a memory in one of its versions, whatever part of it a tensor shows and in which order. Numbers outlive
+// sightings: measurements are forgotten when their tickets expire, and the values are still the same. `Numbers` in
+// `sightings.py` is the twin, and says what is known of versions.
+typedef struct Numbered {
+    struct Numbered *next;
+    const void *owner;  // not to be followed: it lives only as long as `living` says so
+    PyObject *living;   // a weak reference to it
+    int64_t from, to;   // the versions in which it is this value
+    PyObject *number;   // NULL until it is seen
+} Numbered;
+
+typedef struct {
+    Numbered **buckets;
+    size_t size, used, crowded;  // the size is a power of two
+    int64_t next;                // the number of the next value
+} Numbers;
+
+static size_t number_bucket(const Numbers *numbers, const void *owner) {
+    const uint64_t hash = ((uint64_t)(uintptr_t)owner >> 4) * 0x9E3779B97F4A7C15u;
+    return (size_t)(hash >> 32) & (numbers->size - 1);
+}
+
+// Letting go of a chain may run code that comes back here, so the chain belongs to no table any more.
+static void free_numbered(Numbered *chain) {
+    while (chain) {
+        Numbered *one = chain;
+        chain = one->next;
+        Py_DECREF(one->living), Py_XDECREF(one->number);
+        PyMem_Free(one);
+    }
+}
+
+enum { kOfOwner, kDead, kAll };
+
+// Forgets the number of an owner, those of owners that are dead, or all.
+static void forget_numbers(Numbers *numbers, int which, const void *owner) {
+    Numbered *chain = NULL;
+    if (!numbers->used) return;
+    const size_t begin = which == kOfOwner ? number_bucket(numbers, owner) : 0;
+    const size_t end = which == kOfOwner ? begin + 1 : numbers->size;
+    for (size_t i = begin; i < end; ++i) {
+        for (Numbered **at = &numbers->buckets[i]; *at;) {
+            Numbered *one = *at;
+            if (which == kOfOwner ? one->owner == owner : which == kAll || PyWeakref_GetObject(one->living) == Py_None) {
+                *at = one->next;
+                one->next = chain;
+                chain = one;
+                --numbers->used;
+            } else {
+                at = &one->next;
+            }
+        }
+    }
+    free_numbered(chain);
+}
+
+static int grow_numbers(Numbers *numbers) {
+    Numbers larger = *numbers;
+    larger.size = numbers->size ? 2 * numbers->size : 1024;
+    larger.buckets = PyMem_Calloc(larger.size, sizeof *larger.buckets);
+    if (!larger.buckets) return PyErr_NoMemory(), 0;
+    for (size_t i = 0; i < numbers->size; ++i) {
+        for (Numbered *one = numbers->buckets[i], *next; one; one = next) {
+            Numbered **at = &larger.buckets[number_bucket(&larger, one->owner)];
+            next = one->next;
+            one->next = *at;
+            *at = one;
+        }
+    }
+    PyMem_Free(numbers->buckets);
+    *numbers = larger;
+    return 1;
+}
+
+// What is known of an owner, as a new entry without a number if that is nothing. NULL with an error set.
+static Numbered *numbered(Numbers *numbers, PyObject *owner, int64_t version) {
+    if (numbers->used > numbers->crowded) {  // a program without steps, such as a generation loop
+        forget_numbers(numbers, kDead, NULL);
+        numbers->crowded = 2 * numbers->used > kEnough ? 2 * numbers->used : kEnough;
+    }
+    if (numbers->used >= numbers->size && !grow_numbers(numbers)) return NULL;
+    for (Numbered *one = numbers->buckets[number_bucket(numbers, owner)]; one; one = one->next)
+        if (one->owner == owner && PyWeakref_GetObject(one->living) == owner) return one;
+    Numbered *one = PyMem_Calloc(1, sizeof *one);
+    if (!one) return (Numbered *)PyErr_NoMemory();
+    one->living = PyWeakref_NewRef(owner, NULL);
+    if (!one->living) return PyMem_Free(one), NULL;
+    leave_alone(one->living);
+    one->owner = owner;
+    one->from = one->to = version;
+    Numbered **at = &numbers->buckets[number_bucket(numbers, owner)];
+    one->next = *at;
+    *at = one;
+    ++numbers->used;
+    return one;
+}
+
+// The number of a memory in a version. A new reference.
+static PyObject *number_of(Numbers *numbers, PyObject *owner, int64_t version) {
+    Numbered *one = numbered(numbers, owner, version);
+    if (!one) return NULL;
+    if (version && (version < one->from || version > one->to)) {
+        one->from = one->to = version;
+        Py_CLEAR(one->number);
+    }
+    if (!one->number && (one->number = PyLong_FromLongLong(numbers->next))) ++numbers->next;
+    return Py_XNewRef(one->number);
+}
+
+// An op has written to a memory, and its version will say so when the op has returned.
+static int number_ahead(Numbers *numbers, PyObject *owner, int64_t version) {
+    forget_numbers(numbers, kOfOwner, owner);
+    Numbered *one = numbered(numbers, owner, version);
+    if (one) one->to = version + 1;
+    return one != NULL;
 }
 
 // ---- the taker -----------------------------------------------------------------------------------------------------
@@ -447,6 +570,7 @@ typedef struct {
     Py_ssize_t batch;
     int64_t rows;  // counted here, for the quota
     int on, statistics, values;
+    int ops;       // calls are seen before the version counters know of their writes
     int catching;  // says which tensors hold NaN or infinities
     int handed;   // whether the twin may know of memories too
     int careful;  // the last tensor had no version: the next one is asked whether it keeps one
@@ -454,6 +578,7 @@ typedef struct {
     Attribute version, device, requires_grad;
     Layouts layouts;
     Sightings sightings;
+    Numbers numbers;
     Regulars regulars;
     PyObject *together;  // measures tensors of one type and device by one launch
     const Launching *launching;  // NULL when kernels are not launched natively
@@ -815,7 +940,7 @@ static int measure_group(Taker *self, Candidate *candidates, Py_ssize_t count, P
         if (tickets == Py_None) continue;
         PyObject *ticket = PyList_GetItem(tickets, taken++);
         PyObject *kept[kKept] = {ticket, Py_None, Py_None, Py_None, Py_None};
-        done = ticket && add_sighting(&self->sightings, &candidates[i].what, place->name, kept);
+        done = ticket && add_sighting(&self->sightings, &candidates[i].what, place->name, NULL, kept);
         Regular *one = find_regular(&self->regulars, candidates[i].tensor);
         if (one && one->tensor) one->taken = 1;
     }
@@ -853,7 +978,7 @@ static int measure_regulars(Taker *self) {
 
 // ---- observing -----------------------------------------------------------------------------------------------------
 
-enum { kCells = 13 };
+enum { kCells = 14 };
 
 static int write_row(Taker *self, PyObject *const *cells) {
     const int done = self->appending ? self->appending->append(self->lane, cells, kCells, self->batch) : 0;
@@ -879,7 +1004,7 @@ static int is_bad(PyObject *statistics) {
 // Records a tensor that has been identified. `row` is its call, role and path. Sets `bad`, if that is asked for and it
 // holds NaN or infinities.
 static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *const *row, int *bad) {
-    PyObject *kept[kKept] = {NULL}, *name = NULL;
+    PyObject *kept[kKept] = {NULL}, *name = NULL, *number = NULL;
     PyObject *requires_grad = read_attribute(&self->requires_grad, tensor);
     int done = requires_grad && note_filled(self, what);
     if (!done) goto end;
@@ -888,7 +1013,7 @@ static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *c
         done = 0;
         goto end;
     }
-    const Sighting *known = find_sighting(&self->sightings, what);
+    Sighting *known = find_sighting(&self->sightings, what);
     const int stale = known ? is_stale(known) : 0;
     if (stale) {
         done = stale > 0;
@@ -900,21 +1025,30 @@ static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *c
     if (known) {
         for (int i = 0; i < kKept; ++i) kept[i] = new_reference(known->kept[i]);
         name = new_reference(known->device);
+        number = Py_XNewRef(known->number);
+        if (!number) {  // measured with the other parameters, before it was seen
+            done = (number = number_of(&self->numbers, what->owner, what->version)) != NULL;
+            if (!done) goto end;
+            known = find_sighting(&self->sightings, what);
+            if (known && !known->number) known->number = new_reference(number);
+        }
     } else {
         const Place *place = find_place(self, tensor, what);
         done = place && measure_first(self, tensor, what, place->device, row, kept) &&
-               add_sighting(&self->sightings, what, place->name, kept);
+               (number = number_of(&self->numbers, what->owner, what->version)) &&
+               add_sighting(&self->sightings, what, place->name, number, kept);
         if (!done) goto end;
         name = new_reference(place->name);
     }
     done = !is_regular || note_regular(self, tensor, again);
     if (!done) goto end;
     PyObject *cells[kCells] = {row[0], row[1], row[2], what->dtype, what->shape, what->stride, name, requires_grad};
-    memcpy(cells + kCells - kKept, kept, sizeof kept);
+    memcpy(cells + kCells - 1 - kKept, kept, sizeof kept);
+    cells[kCells - 1] = number;
     done = write_row(self, cells);
     if (self->catching && bad && is_bad(kept[kStatistics])) *bad = 1;
 end:
-    Py_XDECREF(name), Py_XDECREF(requires_grad);
+    Py_XDECREF(name), Py_XDECREF(requires_grad), Py_XDECREF(number);
     for (int i = 0; i < kKept; ++i) Py_XDECREF(kept[i]);
     return done;
 }
@@ -1011,20 +1145,46 @@ static PyObject *taker_observe_inputs(PyObject *object, PyObject *const *args, P
     Py_RETURN_NONE;
 }
 
+// A memory was written to: what was measured of it holds no more, and it is another value.
+static void forget_owner(Taker *self, const void *owner) {
+    forget_sightings(&self->sightings, owner);
+    forget_numbers(&self->numbers, kOfOwner, owner);
+}
+
 // forget(owner): somebody wrote to this memory
 static PyObject *taker_forget(PyObject *self, PyObject *owner) {
-    forget_sightings(&((Taker *)self)->sightings, owner);
+    forget_owner((Taker *)self, owner);
     Py_RETURN_NONE;
 }
 
-// Forgets what was measured of a tensor's memory. The twin, which calls `forget`, does so when more may have to be done.
-static PyObject *note_change(Taker *self, PyObject *twin, PyObject *tensor, int more) {
+// of(owner, version): which value a memory is in a version, for tensors that the twin sees to
+static PyObject *taker_number(PyObject *self, PyObject *args) {
+    PyObject *owner;
+    long long version;
+    if (!PyArg_ParseTuple(args, "OL", &owner, &version)) return NULL;
+    return number_of(&((Taker *)self)->numbers, owner, version);
+}
+
+// ahead(owner, version): an op has written to this memory, of which this is the version until it returns
+static PyObject *taker_ahead(PyObject *self, PyObject *args) {
+    PyObject *owner;
+    long long version;
+    if (!PyArg_ParseTuple(args, "OL", &owner, &version)) return NULL;
+    if (!number_ahead(&((Taker *)self)->numbers, owner, version)) return NULL;
+    Py_RETURN_NONE;
+}
+
+// Forgets what is known of a tensor's memory. The twin, which calls `forget`, does so when more may have to be done.
+static PyObject *note_change(Taker *self, PyObject *twin, PyObject *tensor, int more, int ahead) {
     if (!more && !self->handed && is_plain(self, tensor)) {
         PyObject *owner = call_method(&self->storage, tensor);
         if (owner) {
-            forget_sightings(&self->sightings, owner);
+            forget_owner(self, owner);
+            const int64_t version = ahead ? read_integer(read_attribute(&self->version, tensor)) : -1;
+            if (version == -1 && PyErr_Occurred()) PyErr_Clear();  // an inference tensor keeps none
+            const int done = version < 0 || number_ahead(&self->numbers, owner, version);
             Py_DECREF(owner);
-            Py_RETURN_NONE;
+            return done ? new_reference(Py_None) : NULL;
         }
         if (refused()) return NULL;
     }
@@ -1034,16 +1194,16 @@ static PyObject *note_change(Taker *self, PyObject *twin, PyObject *tensor, int 
 // changed(tensor): a call wrote into this tensor, perhaps without its version counter knowing
 static PyObject *taker_changed(PyObject *object, PyObject *tensor) {
     Taker *self = (Taker *)object;
-    return note_change(self, self->changed, tensor, 0);
+    return note_change(self, self->changed, tensor, 0, 0);
 }
 
 // written(tensor): a call has written into this tensor
 static PyObject *taker_written(PyObject *object, PyObject *tensor) {
     Taker *self = (Taker *)object;
-    return note_change(self, self->written, tensor, PyDict_Size(self->unfilled) != 0);
+    return note_change(self, self->written, tensor, PyDict_Size(self->unfilled) != 0, self->ops);
 }
 
-// clear(): nothing seen before is to be trusted
+// clear(): nothing measured before is to be used again
 static PyObject *taker_clear(PyObject *self, PyObject *none) {
     (void)none;
     Regulars *regulars = &((Taker *)self)->regulars;
@@ -1053,10 +1213,16 @@ static PyObject *taker_clear(PyObject *self, PyObject *none) {
     Py_RETURN_NONE;
 }
 
+// renumber(): the same, and every memory may be another value
+static PyObject *taker_renumber(PyObject *self, PyObject *none) {
+    forget_numbers(&((Taker *)self)->numbers, kAll, NULL);
+    return taker_clear(self, none);
+}
+
 // next_step(): the same, and the parameters are measured anew
 static PyObject *taker_next_step(PyObject *self, PyObject *none) {
     ((Taker *)self)->regulars.due = 1;
-    return taker_clear(self, none);
+    return taker_renumber(self, none);
 }
 
 // counted(): how many rows were counted since the last time
@@ -1068,12 +1234,12 @@ static PyObject *taker_counted(PyObject *object, PyObject *none) {
     return PyLong_FromLongLong(rows);
 }
 
-// apply(on, roles, statistics, values): what is to be recorded from now on; not `on`, the twin does everything
+// apply(on, roles, statistics, values, ops): what is to be recorded from now on; not `on`, the twin does everything
 static PyObject *taker_apply(PyObject *object, PyObject *args) {
     Taker *self = (Taker *)object;
     PyObject *roles;
-    int on, statistics, values;
-    if (!PyArg_ParseTuple(args, "pOpp", &on, &roles, &statistics, &values)) return NULL;
+    int on, statistics, values, ops;
+    if (!PyArg_ParseTuple(args, "pOppp", &on, &roles, &statistics, &values, &ops)) return NULL;
     if (!PyFrozenSet_Check(roles)) {
         PyErr_SetString(PyExc_TypeError, "The roles are a frozenset.");
         return NULL;
@@ -1084,6 +1250,7 @@ static PyObject *taker_apply(PyObject *object, PyObject *args) {
     self->on = on;
     self->statistics = statistics;
     self->values = values;
+    self->ops = ops;
     clear_sightings(&self->sightings);
     Py_RETURN_NONE;
 }
@@ -1164,7 +1331,7 @@ static PyObject *taker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->batch = batch;
     self->appending = find_appending(self->lane);
     self->launching = find_launching();
-    self->sightings.crowded = kEnough;
+    self->sightings.crowded = self->numbers.crowded = kEnough;
     if (find_exchange(self) && find_questions(self, tensor) && learn_types(self, examples)) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
@@ -1204,6 +1371,8 @@ static void taker_dealloc(PyObject *object) {
     taker_break(object);
     clear_sightings(&self->sightings);
     PyMem_Free(self->sightings.buckets);
+    forget_numbers(&self->numbers, kAll, NULL);
+    PyMem_Free(self->numbers.buckets);
     clear_layouts(&self->layouts);
     free_regulars(&self->regulars);
     for (int i = 0; i < self->place_count; ++i) Py_DECREF(self->places[i].device), Py_DECREF(self->places[i].name);
@@ -1229,7 +1398,10 @@ static PyMethodDef kTakerMethods[] = {
     {"changed", taker_changed, METH_O, NULL},
     {"written", taker_written, METH_O, NULL},
     {"forget", taker_forget, METH_O, NULL},
+    {"of", taker_number, METH_VARARGS, NULL},
+    {"ahead", taker_ahead, METH_VARARGS, NULL},
     {"clear", taker_clear, METH_NOARGS, NULL},
+    {"renumber", taker_renumber, METH_NOARGS, NULL},
     {"next_step", taker_next_step, METH_NOARGS, NULL},
     {"counted", taker_counted, METH_NOARGS, NULL},
     {"apply", taker_apply, METH_VARARGS, NULL},

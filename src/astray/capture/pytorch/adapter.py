@@ -92,7 +92,9 @@ class PyTorchAdapter:
         self._engine = engine
         # Before `Discovery`, which ends the step in a hook of the same kind: hooks are called in their order.
         everything = self._models is None
-        self._optimizers = OptimizerCapture(engine, self._capture.parameters, self._modes, everything=everything)
+        self._optimizers = OptimizerCapture(
+            engine, self._capture.parameters, self._modes, self._capture.setup, everything=everything
+        )
         seed = engine.settings.perturb
         if seed is not None:  # before `Discovery` too, which records the first call of a model with what it is given
             self._perturbed = PerturbedInputs(engine, self._capture, seed, everything=everything)
@@ -105,6 +107,8 @@ class PyTorchAdapter:
             if self._others:
                 self._discovery = Discovery(engine, self._capture, end_step, self.listen, self._models)
                 self._discovery.let_program_pace()
+        self._capture.setup.start(seeded=not everything)
+        engine.on_outermost = self._capture.setup.outermost
         self.apply(engine.settings)
 
     def apply(self, settings: Settings) -> None:

@@ -103,7 +103,7 @@ class TorchReader:
             return None
         # Views of contiguous memory hold the same numbers in the same order, whatever their shape.
         key = (address, version, dtype, tensor.numel() if tensor.is_contiguous() else (shape, stride))
-        return Identity(owner, key, address, dtype, shape, stride)
+        return Identity(owner, key, address, dtype, shape, stride, version)
 
     def _identity_of_shard(self, tensor: Any) -> Identity | None:
         """That of the part which this process holds, though not to be read without knowing where it belongs."""
@@ -111,7 +111,8 @@ class TorchReader:
         if local is None:
             return None
         # What is written to it as a whole counts its own version up and not that of the part.
-        return local._replace(key=(local.key, tensor._version, signature(tensor)), address=0)
+        version = local.version + (tensor._version << 32)
+        return local._replace(key=(local.key, tensor._version, signature(tensor)), address=0, version=version)
 
     def owner(self, tensor: Any) -> Any:
         if is_distributed(tensor):
@@ -146,7 +147,7 @@ class TorchReader:
 
     def read(self, tensor: torch.Tensor, identity: Identity | None, statistics: bool) -> Reading:
         if identity is not None and identity.address:
-            _, _, address, dtype, shape, stride = identity
+            _, _, address, dtype, shape, stride, _ = identity
             memory = Strided(address, dtype, shape, stride)
             if tensor.is_cpu:
                 return Reading(dtype, shape, stride, memory)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from astray.compare.micro.groups import Way
 from astray.compare.micro.pieces import Pieces
 from astray.compare.rows import Floats, Ints
-from astray.record import Frame
+from astray.record import Frame, Setup
 from astray.stats import dtypes
 from astray.store import RankRun, Table
 from astray.store.info import End
@@ -112,6 +112,9 @@ class _Source:
 
     def tensors(self) -> tuple[Table, list[str]]:
         return self._tables.tensors, []
+
+    def setup(self) -> tuple[list[Setup], list[str]]:
+        return self._recorded.setup, []
 
     def stack(self, id: int) -> list[Frame]:
         return self._recorded.stack(id)

@@ -7,18 +7,18 @@ not matter which process compares it, or after which. What comes of it is a few 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from astray.compare.align import Alignment, align
-from astray.compare.calibration import Allowance, Tolerances, floors
 from astray.compare.checkpoints import find_worst
 from astray.compare.divergence import Divergence
 from astray.compare.evidence import Evidence, Progress, ReadBlocks, ReadPieces, ReadValues
 from astray.compare.first import find_divergences
-from astray.compare.judge import judge
+from astray.compare.judge import Gains, judge, noise_gains
 from astray.compare.kept import is_partial
 from astray.compare.matching import Matching
 from astray.compare.micro.batches import join_ranks
@@ -28,7 +28,10 @@ from astray.compare.own_metrics import Failures, OwnMetrics
 from astray.compare.partners import Words
 from astray.compare.ranks.table import RankPairs, table
 from astray.compare.rows import CALL_COLUMNS, Floats, Ints, Rows, Vocabularies, Vocabulary, read_rows
-from astray.compare.verdict import Judgement, Verdict
+from astray.compare.setup.difference import SetupDifference
+from astray.compare.setup.differences import of_rank
+from astray.compare.tolerances import Tolerances
+from astray.compare.verdict import MEASURES, Judgement, Verdict
 from astray.errors import RunError
 from astray.store import CheckpointRank, RankRun
 from astray.store.run import Account
@@ -39,7 +42,7 @@ class Sides(NamedTuple):
 
     reference: RankRun | None
     candidate: RankRun | None
-    noise: RankRun | None = None  # of a second recording of the reference
+    noise: tuple[RankRun | None, ...] = ()  # of further recordings of the reference
 
 
 class Judging(NamedTuple):
@@ -62,17 +65,19 @@ class Tally(NamedTuple):
 class Compared(NamedTuple):
     """One rank, compared.
 
-    noise: how much could be compared of the second recording.
+    noise: how much could be compared of the further recordings of the reference.
     accounts: what the tables of reference and candidate say of themselves.
+    setup: what was set differently.
     """
 
     rank: int
     pairs: RankPairs
     tally: Tally
-    noise: Tally | None
+    noise: tuple[Tally, ...]
     divergences: list[Divergence]
     failures: Failures
     accounts: tuple[Account | None, Account | None]
+    setup: list[SetupDifference]
 
 
 def compare_rank(
@@ -80,31 +85,41 @@ def compare_rank(
 ) -> Compared:
     """Pair, judge and blame. `progress` is called with (done, total) after each pair whose values had to be read."""
     judging = judging._replace(own=judging.own.anew())
-    recorded = sides.reference.recorded if isinstance(sides.reference, JoinedRank) else sides.reference
+    recorded = _recorded(sides.reference)
+    setup = of_rank(rank, recorded, _recorded(sides.candidate), matching)
     if matching.micro == "joined":
         left, right = join_ranks(sides.reference, sides.candidate, matching)
         sides = sides._replace(reference=left, candidate=right)
-    again = None
-    if sides.noise is not None:  # its names and steps are those of the reference, whatever the candidate's are
-        plain = Matching(steps=matching.steps)
-        again = _judge(rank, recorded, sides.noise, plain, Judging(OwnMetrics({})), None)
-    found = _judge(rank, sides.reference, sides.candidate, matching, judging, progress, again)
+    plain = Matching(steps=matching.steps)  # their names and steps are those of the reference, whatever the candidate's
+    again = [
+        _judge(rank, recorded, run, plain, Judging(OwnMetrics({})), None) for run in sides.noise if run is not None
+    ]
+    seen = [_gains(one, recorded, sides.reference) for one in again]
+    found = _judge(rank, sides.reference, sides.candidate, matching, judging, progress, seen)
     words = {name: vocabulary.words for name, vocabulary in found.vocabularies.items()}
     pairs = RankPairs(len(found.pairs.reference), _columns(found), words)
     divergences = []
     if sides.reference is not None and sides.candidate is not None:
         own = table([pairs._replace(columns=dict(pairs.columns))])
-        find = find_worst if isinstance(sides.reference, CheckpointRank) else find_divergences
-        divergences = find(own, rank, sides.reference, sides.candidate)
+        if isinstance(sides.reference, CheckpointRank):
+            divergences = find_worst(own, rank, sides.reference, sides.candidate)
+        else:
+            divergences = find_divergences(own, rank, sides.reference, sides.candidate, setup)
     return Compared(
         rank,
         pairs,
         _tally(found),
-        None if again is None else _tally(again),
+        tuple(_tally(one) for one in again),
         divergences,
         judging.own.failures,
         (_account(sides.reference), _account(sides.candidate)),
+        setup,
     )
+
+
+def _recorded(run: RankRun | None) -> RankRun | None:
+    """A rank as it was recorded, before its micro steps were joined."""
+    return run.recorded if isinstance(run, JoinedRank) else run
 
 
 class _Judged(NamedTuple):
@@ -113,6 +128,7 @@ class _Judged(NamedTuple):
     candidate: Rows
     vocabularies: Vocabularies
     pairs: Alignment
+    evidence: Evidence
     judgement: Judgement
 
 
@@ -123,9 +139,9 @@ def _judge(
     matching: Matching,
     judging: Judging,
     progress: Progress | None,
-    again: _Judged | None = None,
+    noise: Sequence[dict[str, Floats]] = (),
 ) -> _Judged:
-    """Two sides of a rank, judged; `again` is the reference beside its second recording."""
+    """Two sides of a rank, judged; `noise` has the gains that further recordings of the reference showed."""
     vocabularies: Vocabularies = defaultdict(Vocabulary)
     reference = read_rows(left, vocabularies, matching.of_reference())
     candidate = read_rows(right, vocabularies, matching.of_candidate())
@@ -139,18 +155,18 @@ def _judge(
         roles=vocabularies["role"].words,
         phases=vocabularies["phase"].words,
         parts=vocabularies["part"].words,
+        paths=vocabularies["path"].words,
         read_reference=_reader(left),
         read_candidate=_reader(right),
         own=judging.own,
-        allowance=Allowance(
-            judging.allowed.column(reference, pairs.reference, words.site, vocabularies["dtype"].words),
-            floors(reference, pairs.reference, None if again is None else _errors(again, left)),
-        ),
+        tolerance=judging.allowed.column(reference, pairs.reference, words.site, vocabularies["dtype"].words),
         pieces=None if not isinstance(left, JoinedRank) else (_pieces(left), _pieces(right)),
         blocks=_blocks(left, right),
         same_prints=left is None or right is None or left.fingerprints == right.fingerprints,
     )
-    return _Judged(rank, reference, candidate, vocabularies, pairs, judge(evidence, progress, judging.exact))
+    rows = np.append(reference.tensor, -1)[pairs.reference]
+    judgement = judge(evidence, [Gains(gains, rows) for gains in noise], progress, judging.exact)
+    return _Judged(rank, reference, candidate, vocabularies, pairs, evidence, judgement)
 
 
 def _reader(run: RankRun | None) -> ReadValues:
@@ -184,11 +200,19 @@ def _blocks(left: RankRun | None, right: RankRun | None) -> tuple[ReadBlocks, Re
     return left.blocks, right.blocks
 
 
-def _errors(again: _Judged, reference: RankRun | None) -> tuple[Ints, Floats]:
-    """Rows of the reference, and how far off each was in the second recording."""
-    seen = np.flatnonzero(again.pairs.matched & ~np.isnan(again.judgement.error))
-    rows, errors = again.reference.tensor[again.pairs.reference[seen]], again.judgement.error[seen]
-    return reference.largest(rows, errors) if isinstance(reference, JoinedRank) else (rows, errors)
+def _gains(again: _Judged, recorded: RankRun | None, reference: RankRun | None) -> dict[str, Floats]:
+    """The gains of a noise run by row of the reference's tensors, be they as recorded or joined."""
+    if recorded is None or not again.pairs.matched.any():
+        return {name: np.empty(0) for name in MEASURES}
+    gains = noise_gains(again.evidence, again.judgement, len(recorded.tensors))
+    if not isinstance(reference, JoinedRank):
+        return gains
+    joined = {}
+    for name, column in gains.items():
+        rows, largest = reference.largest(np.flatnonzero(~np.isnan(column)), column[~np.isnan(column)])
+        joined[name] = np.full(len(reference.tensors), np.nan)
+        joined[name][rows] = largest
+    return joined
 
 
 def _tally(found: _Judged) -> Tally:
@@ -206,7 +230,10 @@ def _columns(found: _Judged) -> dict[str, npt.NDArray[Any]]:
     columns: dict[str, npt.NDArray[Any]] = {"rank": np.full(len(pairs.reference), found.rank, np.int32)}
     for name in (*CALL_COLUMNS, "role", "path"):
         columns[name] = _of_either(found.reference.columns[name], found.candidate.columns[name], pairs)
-    columns |= {"verdict": judged.verdict, "error": judged.error, "limit": judged.limit}
+    columns |= {"verdict": judged.verdict, "origin": judged.origin, "error": judged.error}
+    columns |= {
+        name: getattr(judged, name) for name in ("surprise", "measure", "deviation", "limit", "given", "siblings")
+    }
     columns |= {"source": judged.source, "part": _part(found), "rule": judged.rule, "reason": judged.reason}
     for name in ("dtype", "shape"):
         columns[f"{name}_reference"] = _at(found.reference.columns[name], pairs.reference)

@@ -27,15 +27,16 @@ SECONDS_A_BYTE_OF_OWN = 1 / 1e8
 
 
 class Runs(NamedTuple):
-    """What is compared; `noise` is a second recording of the reference."""
+    """What is compared; `noise` are further recordings of the reference."""
 
     reference: Run
     candidate: Run
-    noise: Run | None
+    noise: tuple[Run, ...] = ()
 
     def sides(self, rank: int) -> Sides:
         """One rank of each."""
-        return Sides(*(None if run is None else run.ranks.get(rank) for run in self))
+        noise = tuple(run.ranks.get(rank) for run in self.noise)
+        return Sides(self.reference.ranks.get(rank), self.candidate.ranks.get(rank), noise)
 
 
 class RanksProgress:
@@ -72,12 +73,12 @@ def job_of(given: Sequence[Any], matching: Matching, judging: Judging, metrics: 
     in another process, nor is one of the main module, which is not run again.
     """
     reference, candidate, noise = given
-    paths = all(isinstance(run, str | os.PathLike) for run in (reference, candidate, noise or ""))
+    paths = all(isinstance(run, str | os.PathLike) for run in (reference, candidate, *noise))
     named = all(isinstance(metric, str) and not metric.startswith("__main__:") for metric in metrics or ())
     interpreter = bool(sys.executable) and not getattr(sys, "frozen", False)  # and not a program made of one
     if not paths or not named or not interpreter or os.name != "posix":
         return None
-    again = None if noise is None else os.fspath(noise)
+    again = tuple(os.fspath(run) for run in noise)
     names = tuple(metrics or ())
     return Job(os.fspath(reference), os.fspath(candidate), again, matching, judging.allowed, judging.exact, names)
 
@@ -126,7 +127,7 @@ def worth_it(runs: Runs, ranks: Sequence[int], processes: int, own: bool = False
     """
     each = SECONDS_A_BYTE_OF_OWN if own else SECONDS_A_BYTE
     seconds = 0.0
-    for run in filter(None, runs):
+    for run in (runs.reference, runs.candidate, *runs.noise):
         for rank in filter(None, map(run.ranks.get, ranks)):
             if rank.end is None:
                 return True

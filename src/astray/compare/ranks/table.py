@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.compare.calibration import RULES
 from astray.compare.kept import labelled, with_part
 from astray.compare.reasons import explain
 from astray.compare.rows import WORDS, Ints, Vocabularies, Vocabulary
-from astray.compare.verdict import LABELS
+from astray.compare.verdict import LABELS, MEASURES, RULES
 from astray.store import Coded, Table
 
 
@@ -49,6 +48,7 @@ def table(ranks: Sequence[RankPairs]) -> Table:
     joined["recompute"] = joined["recompute"].astype(np.bool_)
     joined["verdict"] = Coded(joined["verdict"].astype(np.int32), LABELS)
     joined["source"] = labelled(with_part(joined["source"].astype(np.int32), part.codes), part.values)
+    joined["measure"] = Coded(joined["measure"].astype(np.int32), list(MEASURES))
     joined["rule"] = Coded(joined["rule"].astype(np.int32), RULES)
     joined["reason"] = _reasons(joined["reason"])
     return Table(joined)

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from io import FileIO
 from typing import Any, NamedTuple
 
-from astray.compare.calibration import Tolerances
 from astray.compare.matching import Matching
+from astray.compare.tolerances import Tolerances
 
 OFTEN = 0.05
 """Seconds between two messages about progress."""
@@ -29,7 +29,7 @@ class Job(NamedTuple):
 
     reference: str
     candidate: str
-    noise: str | None
+    noise: tuple[str, ...]
     matching: Matching
     allowed: Tolerances
     exact: bool
@@ -114,8 +114,8 @@ def _serve(asked: FileIO, answers: FileIO) -> None:
 
     def compare(rank: int) -> Any:
         # Whatever this process knows of a rank goes with it: it opens the runs for each anew.
-        runs = [open_run(path) if path else None for path in (job.reference, job.candidate, job.noise)]
-        sides = Sides(*(None if run is None else run.ranks.get(rank) for run in runs))
+        one, other, *noise = (open_run(path).ranks.get(rank) for path in (job.reference, job.candidate, *job.noise))
+        sides = Sides(one, other, tuple(noise))
         return compare_rank(rank, sides, job.matching, Judging(own, job.allowed, job.exact), progress)
 
     own = find_metrics(job.metrics, ())

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sized
 from typing import NamedTuple, TypeVar
 
+from astray.record import Setup
 from astray.store.native.batches import MOST_ROWS
 from astray.store.native.files import Stack
 from astray.store.native.rows import Row, Rows, call_rows, tensor_rows
@@ -41,6 +42,7 @@ class Backlog:
         self.wake = Wake()  # there is something to write now
         self.waited_seconds = 0.0
         self.stacks: list[Stack] = []
+        self.setup: list[Setup] = []
         self.calls = call_rows()
         self.tensors = tensor_rows()
         self._values: list[Values] = []
@@ -135,6 +137,10 @@ class Backlog:
         """Take all rows that are there now."""
         tensors, calls, stacks = self.tensors.take(), self.calls.take(), _take(self.stacks)
         return Taken(stacks, calls, tensors)
+
+    def take_setup(self) -> list[Setup]:
+        """Take what the program was set to: all that was put before the rows taken so far is among it, or was taken."""
+        return _take(self.setup)
 
     def take_values(self) -> Iterator[list[Values]]:
         """Take the values that are there now, among them those of the rows that were taken, a group at a time."""

@@ -23,7 +23,7 @@ from astray.store.late import Late
 from astray.store.native.cells import Absent, AnyCells, Cells, Encoded, Listed, numbers
 from astray.store.native.disk import write_all
 from astray.store.native.message import END, record_batch
-from astray.store.native.rows import FINGERPRINT, MEASURED, NOTE, PLACEMENT, TICKET, Rows
+from astray.store.native.rows import FINGERPRINT, MEASURED, NOTE, PLACEMENT, TICKET, VALUE_NUMBER, Rows
 from astray.store.native.schema import TENSORS, Column
 
 OFFSET_LIMIT = 2**31 - 1
@@ -48,8 +48,9 @@ def tensor_columns(rows: Rows, blobs: list[Blob | None] | None = None, late: Lat
     Statistics that come by ticket are waited for. There are no `blobs` when nobody has values.
     """
     count = len(rows)
-    plain, (placement, note) = (
-        [Cells(rows, column, 0, count) for column in columns] for columns in (range(TICKET), (PLACEMENT, NOTE))
+    plain, (placement, note, value) = (
+        [Cells(rows, column, 0, count) for column in columns]
+        for columns in (range(TICKET), (PLACEMENT, NOTE, VALUE_NUMBER))
     )
     measured: list[AnyCells] = [Cells(rows, column, 0, count) for column in range(MEASURED, FINGERPRINT + 1)]
     noted: AnyCells = note
@@ -62,7 +63,7 @@ def tensor_columns(rows: Rows, blobs: list[Blob | None] | None = None, late: Lat
         if blobs is None
         else [Listed([None if blob is None else blob[field] for blob in blobs]) for field in range(len(Blob._fields))]
     )
-    return [*plain, *measured, *where, placement, noted]
+    return [*plain, *measured, *where, placement, noted, value]
 
 
 def _redeemed(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from astray.errors import RunError
-from astray.record import Blob, Call, Missed
+from astray.record import Blob, Call, Missed, Setup
 from astray.store.info import End, RunInfo
 from astray.store.native.backlog import GROUP_BYTES
 from astray.store.native.cells import numbers
@@ -45,7 +45,15 @@ class Account(NamedTuple):
     missed: list[Missed]
 
 
-def write_dump(path: Path, rank: int, info: RunInfo, overwrite: bool, memory: Memory, account: Account) -> Dump:
+def write_dump(
+    path: Path,
+    rank: int,
+    info: RunInfo,
+    overwrite: bool,
+    memory: Memory,
+    account: Account,
+    setup: Sequence[Setup] = (),
+) -> Dump:
     """Write everything in memory. Raises nothing: a full disk is a sentence."""
     try:
         folder = join(path, rank, info, overwrite)
@@ -57,6 +65,7 @@ def write_dump(path: Path, rank: int, info: RunInfo, overwrite: bool, memory: Me
     files.values.connect(_nothing, _nothing, lost.append)
     failure = None
     try:
+        files.write_setup(setup)
         gone = _write_pieces(files, memory)
         files.close()
     except Exception as error:  # noqa: BLE001 - a failure here must never end the user's program

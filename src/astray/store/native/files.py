@@ -11,17 +11,18 @@ import contextlib
 import errno
 import json
 from collections.abc import Callable, Sequence
+from io import BufferedWriter
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from astray.record import Blob, Frame, Missed
+from astray.record import Blob, Frame, Missed, Setup
 from astray.store.info import End, now, write_json
 from astray.store.late import Late
 from astray.store.native.batches import BatchFile, call_columns, tensor_columns
 from astray.store.native.cells import Cells, numbers
-from astray.store.native.folder import END_FILE
+from astray.store.native.folder import END_FILE, SETUP_FILE
 from astray.store.native.rows import STEP, TICKET, VALUES, Rows, call_rows, tensor_rows
 from astray.store.native.schema import CALLS, TENSORS
 from astray.store.native.values import Values
@@ -51,6 +52,8 @@ class RankFiles:
         self.values = ValuesWriter(folder, shard_bytes)
         self.steps: set[int] = set()
         self.stacks = 0
+        self.setup = 0
+        self._setup_file: BufferedWriter | None = None  # made when there is something to write
         self._calls = call_rows()
         self._tensors = tensor_rows()
         self._stacks: list[Stack] = []
@@ -99,6 +102,15 @@ class RankFiles:
             self._stack_file.flush()
             self.stacks += len(stacks)
 
+    def write_setup(self, rows: Sequence[Setup]) -> None:
+        """Write what the program is set to, before the calls that it holds for."""
+        if rows:
+            if self._setup_file is None:
+                self._setup_file = (self.folder / SETUP_FILE).open("xb")
+            self._setup_file.write(b"".join(json.dumps(row._asdict()).encode() + b"\n" for row in rows))
+            self._setup_file.flush()
+            self.setup += len(rows)
+
     def write_calls(self, columns: Sequence[Cells]) -> None:
         """Write the rows of calls, given as columns."""
         self.calls.append(columns)
@@ -124,8 +136,9 @@ class RankFiles:
     def close(self) -> None:
         """End every file properly, each of them even if another cannot be."""
         with contextlib.ExitStack() as closing:
-            for file in (self._stack_file, self.values, self.calls, self.tensors):
-                closing.callback(file.close)
+            for file in (self._setup_file, self._stack_file, self.values, self.calls, self.tensors):
+                if file is not None:
+                    closing.callback(file.close)
 
     def abandon(self, error: Exception, write: Callable[[], None] | None = None) -> str:
         """Keep of the rows taken what can still be written, by `write` if they are elsewhere; say what happened."""
@@ -149,6 +162,7 @@ class RankFiles:
             calls=self.calls.rows,
             tensors=self.tensors.rows,
             stacks=self.stacks,
+            setup=self.setup,
             values=self.values.count,
             value_bytes=self.values.nbytes,
             waited_seconds=round(waited_seconds, 3),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from astray.record import Missed
+from astray.record import Missed, Setup
 from astray.store.info import End, Flight, RunInfo, now, plain
 from astray.store.late import Late
 from astray.store.native.cuts import Cut, Cuts
@@ -31,6 +31,7 @@ REMEMBER = 5
 MOST_BYTES = 512 << 20
 DUMP_SECONDS = 60.0
 PATIENCE = 0.2
+MOST_SETUP = 10_000  # rows of what the program is set to, before older ones are summed up
 
 
 class FlightRecorder(Intake):
@@ -73,6 +74,7 @@ class FlightRecorder(Intake):
         self._owned: list[Values] = []  # in memory before the rows that refer to them
         self._freed = 0  # bytes of the queue that came into memory
         self._lacking: Counter[tuple[str, str]] = Counter()  # what the thread has missed
+        self._setup: list[Setup] = []  # of the whole recording: what was set at its start still holds
         self._requests: deque[_Request] = deque()
         self._dumping = threading.RLock()  # once the thread has ended; a signal may come in the middle
         self._start()
@@ -115,6 +117,12 @@ class FlightRecorder(Intake):
     def attach(self, seq: int, role: str, path: str, fingerprint: int, values: Values) -> None:
         if self._attached is not None:
             self._attached.add(seq, role, path, fingerprint, values)
+
+    def setup(self, row: Setup) -> None:
+        if self._open:
+            self._setup.append(row)
+            if len(self._setup) >= MOST_SETUP:
+                self._setup = summed_up(self._setup, self._memory.steps[:1] or [row.step])
 
     def step_done(self) -> None:
         """Say that a step is over, so that it is looked at. Waits when the recorder's thread is far behind."""
@@ -269,10 +277,24 @@ class FlightRecorder(Intake):
         ended = self.end.ended if self.end is not None else "normally"
         account = Account(why, ended, self.failure, self.waited_seconds, missed)
         try:
-            return write_dump(request.path, self.rank, info, request.overwrite, memory, account)
+            return write_dump(request.path, self.rank, info, request.overwrite, memory, account, list(self._setup))
         except Exception as error:  # noqa: BLE001 - the recording goes on, and so does the program
             failure = f"{request.path} could not be written: {type(error).__name__}: {error}."
             return Dump(request.path, None, f"{failure} Choose another folder.")
+
+
+def summed_up(rows: list[Setup], held: list[int]) -> list[Setup]:
+    """The rows with one for each thing in place of all those before the first step that is held."""
+    before: dict[tuple[str, str], Setup] = {}
+    later = []
+    for row in rows:
+        if row.step > held[0]:
+            later.append(row)
+            continue
+        known = before.get((row.subject, row.site))
+        values = {**known.values, **row.values} if known is not None else row.values
+        before[row.subject, row.site] = row._replace(values=values)
+    return [*before.values(), *later]
 
 
 class _Request:

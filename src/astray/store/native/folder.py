@@ -18,8 +18,11 @@ from astray.store.info import RunInfo, read_json, write_json
 
 RUN_FILE = "run.json"
 END_FILE = "end.json"
+SETUP_FILE = "setup.jsonl"
 RANK_FOLDER = re.compile(r"rank(\d+)")
-RANK_FILES = re.compile(r"(calls|tensors)\.arrows|stacks\.jsonl|\.?values-\d+\.safetensors|end\.json|\.end\.json\.\d+")
+RANK_FILES = re.compile(
+    r"(calls|tensors)\.arrows|(stacks|setup)\.jsonl|\.?values-\d+\.safetensors|end\.json|\.end\.json\.\d+"
+)
 
 
 def claim(path: Path, rank: int, info: RunInfo, overwrite: bool) -> Path:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from astray.part import Part
-from astray.record import Call, Frame, Missed, Tensor
+from astray.record import Call, Frame, Missed, Setup, Tensor
 from astray.store.info import End, plain
 from astray.store.late import Late
 from astray.store.native import backlog
@@ -161,6 +161,9 @@ class Intake(ABC):
         """Record a Python stack, innermost frame first, before the first call that refers to it."""
         if self._open:
             self._backlog.put(self._backlog.stacks, Stack(id, frames))
+
+    def setup(self, row: Setup) -> None:  # noqa: B027 - other tools' files have no place for it
+        """Record what something is set to, from a step on."""
 
     def missed(self, what: str, why: str, count: int = 1) -> None:
         """Note something that was not observed, `count` times. The same thing said again is added up."""

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.errors import RunError, RunVersionError
-from astray.record import Blob, Frame
+from astray.record import Blob, Frame, Setup
 from astray.store.columns import Table
 from astray.store.info import FORMAT, End, RunInfo, read_json
-from astray.store.native.folder import END_FILE, RUN_FILE, rank_folders
+from astray.store.native.folder import END_FILE, RUN_FILE, SETUP_FILE, rank_folders
 from astray.store.native.schema import CALLS, TENSORS, Column
 from astray.store.native.tables import empty_table, read_table
 from astray.store.native.values import ValuesReader
@@ -101,6 +101,27 @@ class NativeRank:
         """A Python stack; empty when it is not there."""
         return self._stacks.get(id, [])
 
+    def setup(self) -> tuple[list[Setup], list[str]]:
+        """What the program was set to, and what is wrong with the file. A run of before there was one has none."""
+        file = self._folder / SETUP_FILE
+        expected = self.end.setup if self.end is not None else None
+        try:
+            lines = file.read_bytes().splitlines()
+        except FileNotFoundError:
+            return [], [f"{file} is missing; it had {expected:,} lines."] if expected else []
+        except OSError as error:
+            return [], [f"{file} cannot be read: {error.strerror}. What the program was set to is not known."]
+        rows = list(map(_read_setup, lines))
+        unread = rows.count(None)
+        found = [row for row in rows if row is not None]
+        if unread == 1 and rows[-1] is None and self.end is None:  # cut by a kill, in the middle of writing it
+            return found, []
+        if unread:
+            return found, [f"{file}: {unread:,} of {len(lines):,} lines cannot be read."]
+        if expected is not None and len(found) != expected:
+            return found, [f"{file} has {len(found):,} lines; {expected:,} were recorded."]
+        return found, []
+
     def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:
         """The bytes of a tensor, mapped from their file; None when they were not kept."""
         file, offset, size = (int(tensors.numbers(name)[row]) for name in ("blob_file", "blob_offset", "blob_bytes"))
@@ -166,6 +187,17 @@ def _read_stack(line: bytes) -> tuple[int, list[Frame]] | None:
         return entry["id"], [Frame(*frame) for frame in entry["frames"]]
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _read_setup(line: bytes) -> Setup | None:
+    """A row of what the program was set to; None where the line is damaged."""
+    try:
+        entry = json.loads(line)
+        row = Setup(entry["step"], entry["subject"], entry["site"], entry["values"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    sound = type(row.step) is int and isinstance(row.subject, str) and isinstance(row.site, str)
+    return row if sound and isinstance(row.values, dict) else None
 
 
 def _how(ended: str) -> str:

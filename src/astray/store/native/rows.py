@@ -120,7 +120,7 @@ _TENSOR = tuple(_FIELDS[name] for name in Tensor._fields)
 STEP = Call._fields.index("step")
 TICKET = Tensor._fields.index("statistics")
 MEASURED = TICKET + 1
-FINGERPRINT, VALUES, PLACEMENT, NOTE = range(MEASURED + len(_MEASURED), MEASURED + len(_MEASURED) + 4)
+FINGERPRINT, VALUES, PLACEMENT, NOTE, VALUE_NUMBER = range(MEASURED + len(_MEASURED), MEASURED + len(_MEASURED) + 5)
 """Where in a tensor's row, spread out, what is: the ticket, the first of the statistics, and so on."""
 
 

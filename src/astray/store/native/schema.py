@@ -6,6 +6,7 @@ version. A column added later may be left out by a row, since older runs do not 
     1  first version
     2  tensors: part
     3  tensors: first_bad, first_bad_value
+    4  tensors: value
 """
 
 from __future__ import annotations
@@ -67,4 +68,5 @@ TENSORS = (
     Column("part", "string", True),  # which slice, when only that part of the tensor was kept
     Column("placement", "string", True),  # mesh and sharding, when it is a shard of something larger
     Column("note", "string", True),  # what a reader should know about this row
+    Column("value", "int64", True),  # which value it is: the same number for the same memory in the same version
 )

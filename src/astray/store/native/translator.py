@@ -25,9 +25,14 @@ class NativeTranslator:
         self.lost: Counter[str] = Counter()
         self._writer = RunWriter(path, rank, info=msgspec.structs.replace(info, **known), overwrite=overwrite)
         self._stacks: set[int] = set()
+        self._has_setup = False
 
     def take(self, step: int, rows: RankRun) -> None:  # noqa: ARG002 - the calls say it
         """Write the rows, and the values that can be had."""
+        if not self._has_setup:
+            self._has_setup = True
+            for row in rows.setup:
+                self._writer.setup(row)
         for at in range(len(rows.calls)):
             call = Call(**{name: rows.calls.row(at)[name] for name in Call._fields})
             if call.stack is not None and call.stack not in self._stacks:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.errors import RunError
+from astray.record import Setup
 from astray.store.info import RunInfo
 from astray.store.late import Late
 from astray.store.native import backlog
@@ -70,6 +71,11 @@ class RunWriter(Intake):
             self._course = Stepwise(self._files, self._backlog, late, self.watch)
         self._start()
 
+    def setup(self, row: Setup) -> None:
+        """Record what something is set to, from a step on. It is written before the calls that follow."""
+        if self._open:
+            self._backlog.setup.append(row)
+
     def step_done(self) -> None:
         """Say that a step is over, so that its rows reach the file soon."""
         if self._open:
@@ -91,7 +97,7 @@ class RunWriter(Intake):
             self._course.end()
             self._files.close()
         except Exception as error:  # noqa: BLE001 - a failure here must never end the user's program
-            self.failure = self._files.abandon(error, self._course.write)
+            self.failure = self._files.abandon(error, self._write)
             if self.watch is not None:
                 self.failure += " Nothing is watched from here on."
         finally:
@@ -114,7 +120,7 @@ class RunWriter(Intake):
             for group in self._backlog.take_values():
                 self._files.take_values(group)
             if self._course.waiting_rows >= backlog.BATCH_ROWS:
-                self._course.write()
+                self._write()
             self._backlog.make_room()
             if self._backlog.flushes or closing:
                 self._files.values.settle()
@@ -123,7 +129,7 @@ class RunWriter(Intake):
                 continue
             if self._backlog.flushes or closing or time.monotonic() - written >= patience:
                 self._step_ended = False
-                self._course.write()
+                self._write()
                 self._backlog.answer()
                 written = time.monotonic()
                 if not self._course.waiting_rows:
@@ -131,6 +137,11 @@ class RunWriter(Intake):
                 elif written - held >= HELD_SECONDS and self._late is not None:
                     self._late.settle(own_thread=True)
                     held = written
+
+    def _write(self) -> None:
+        """Write the rows that were taken, and before them what was said of the program until they were."""
+        self._files.write_setup(self._backlog.take_setup())
+        self._course.write()
 
     def _watch(self, on_step: Listener) -> Watch:
         return Watch(

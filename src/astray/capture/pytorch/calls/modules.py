@@ -35,6 +35,7 @@ from astray.capture.pytorch.calls.taking import Tensors, flattener
 from astray.capture.pytorch.calls.wrappers import Chain, Children, Gate, can_be_called, hides_gradients, is_compiled
 from astray.capture.pytorch.calls.wrappers import state as state_of
 from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCode, never_compiled
+from astray.capture.pytorch.setup.watching import SetupCapture
 from astray.capture.pytorch.shards import is_distributed
 from astray.record import ROOT
 
@@ -63,6 +64,7 @@ class ModuleCapture:
         self._moving: set[str] = set()  # sites whose running statistics their last call has moved
         self._fast_paths = FastPaths(modes, self._put_hooks, self._take_hooks, self._note_fast_path)
         self._gatherings = Gatherings(engine, self._put_hooks, self._take_hooks, self._filled)
+        self.setup = SetupCapture(engine, self._sites.chains, self._sites.of)
         self._called = False
         self._native = self._make_native()
         self._gate = Gate(engine, self.enter, self._after)
@@ -86,6 +88,7 @@ class ModuleCapture:
         came = self._sites.add(root, label)
         self._place(came)
         self._watch_parameters(came)
+        self.setup.modules_changed()
 
     def _follow(self, module: nn.Module) -> Site | None:
         """Brings names and hooks in line with a model that has changed: layers were added, replaced or wrapped.
@@ -102,6 +105,7 @@ class ModuleCapture:
         self._watch_parameters(self._sites.chains())
         for known, place in list(self._places.items()):
             place.children = Children(known)
+        self.setup.modules_changed()
         return self._sites.of(module)
 
     def _place(self, chains: list[Chain]) -> None:
@@ -143,7 +147,7 @@ class ModuleCapture:
         before: Any
         after: Any
         if self._native is None:
-            before = _BeforeHook(self._engine, place.before, site, place, self._follow)
+            before = _BeforeHook(self._engine, place.before, site, place, self._follow, self.setup.first_call)
             after = _AfterHook(self._engine, place.after, site)
         else:
             unusual = None if place.before == self._before else place.before
@@ -193,6 +197,10 @@ class ModuleCapture:
                 elif self._taps is None:  # else code compiled without hooks would be used again when they are back
                     self._take_hooks(module)
             self._fast_paths.check()
+
+    def first_call(self, site: Site) -> None:
+        """A module runs for the first time; said by a native hook."""
+        self.setup.first_call(site)
 
     def next_step(self) -> None:
         """Ends the step."""
@@ -428,7 +436,7 @@ class _Place:
 
 
 class _BeforeHook(_CallHook):
-    __slots__ = ("follow", "place")
+    __slots__ = ("first_call", "follow", "place")
 
     def __init__(
         self,
@@ -437,10 +445,12 @@ class _BeforeHook(_CallHook):
         site: Site,
         place: _Place,
         follow: Callable[[nn.Module], Site | None],
+        first_call: Callable[[Site], None],
     ) -> None:
         super().__init__(engine, action, site)
         self.place = place
         self.follow = follow
+        self.first_call = first_call
 
     @never_compiled
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
@@ -449,10 +459,12 @@ class _BeforeHook(_CallHook):
         try:
             with DisableTorchFunction():  # what is done here is no part of the program
                 place, site = self.place, self.site
-                place.called = True
+                first, place.called = not place.called, True
                 if not place.children.of(module):
                     site = self.follow(module) or site
                 self.action(site, module, args, kwargs or {})
+                if first:
+                    self.first_call(site)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             self.engine.failed(f"the call of {self.site.name}", error)
 

@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from astray.capture.engine import Engine
 from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.setup.watching import note_scaler
 from astray.capture.pytorch.update.closures import is_inner
 from astray.record import SKIPPED_UPDATE
 
@@ -67,10 +68,12 @@ class Pace:
         if not is_inner(sys._getframe(1), optimizer):
             self.stepped(optimizer)
 
-    def scaled(self) -> None:
+    def scaled(self, scaler: GradScaler) -> None:
         """A loss has been scaled."""
         if self._engine.belongs_here():
             self._engine.scaled = True
+            if self._engine.listening:
+                note_scaler(self._engine, scaler)
 
     def skipped(self, optimizer: Any) -> None:
         """An optimizer would have stepped, had not gradients overflowed."""
@@ -123,7 +126,7 @@ def _covering_scale(pace: Pace, scale: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(scale)
     def covered(self: GradScaler, *args: Any, **kwargs: Any) -> Any:
         if self.is_enabled():
-            pace.scaled()
+            pace.scaled(self)
         return scale(self, *args, **kwargs)
 
     return covered

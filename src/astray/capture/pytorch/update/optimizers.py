@@ -27,6 +27,7 @@ from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.parameters import ParameterCapture
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.setup.watching import SetupCapture
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.pytorch.update.closures import closure_of, frames, is_inner
 from astray.capture.pytorch.update.updates import Known, ParameterUpdate, observe_common_state
@@ -57,8 +58,11 @@ class OptimizerCapture:
     everything: also of optimizers that have none, for a program whose models are found as it runs.
     """
 
-    def __init__(self, engine: Engine, parameters: ParameterCapture, modes: Modes, *, everything: bool) -> None:
+    def __init__(
+        self, engine: Engine, parameters: ParameterCapture, modes: Modes, setup: SetupCapture, *, everything: bool
+    ) -> None:
         self._engine = engine
+        self._setup = setup
         self._parameters = parameters
         self._modes = modes
         self._everything = everything
@@ -88,6 +92,7 @@ class OptimizerCapture:
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         engine = self._engine
         engine.tensors.forget()  # weights will change, those of distributed tensors without a trace
+        self._note_setup(optimizer)
         if is_compiling() or not (engine.settings.optimizer or self._is_a_place()) or not engine.belongs_here():
             return None
         try:
@@ -205,17 +210,40 @@ class OptimizerCapture:
             if self._engine.listening:
                 self._engine.missed(f"a step of {kind}", "none of its parameters belongs to a recorded model")
             return False
-        known = self._labels.get(id(optimizer))
-        if known is None or known[0]() is not optimizer:
-            self._counts[kind] += 1
-            number = self._counts[kind]
-            self._labels[id(optimizer)] = (weakref.ref(optimizer), kind if number == 1 else f"{kind}#{number}")
+        self._label(optimizer)
         if not self._engine.listening:
             return False
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             self._engine.missed(f"a step of {kind}", "it was captured into a CUDA graph")
             return False
         return True
+
+    def _label(self, optimizer: Any) -> str:
+        """What this optimizer is called; it gets its name when it is first asked for."""
+        known = self._labels.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:
+            kind = type(optimizer).__name__
+            self._counts[kind] += 1
+            number = self._counts[kind]
+            known = weakref.ref(optimizer), kind if number == 1 else f"{kind}#{number}"
+            self._labels[id(optimizer)] = known
+        return known[1]
+
+    def _note_setup(self, optimizer: Any) -> None:
+        """What an optimizer is set to, in steps that are recorded."""
+        engine = self._engine
+        if is_compiling() or not engine.listening or not engine.belongs_here():
+            return
+        try:
+            if self._everything or self._has_known_parameters(optimizer):
+                with DisableTorchFunction():
+                    self._setup.optimizer(optimizer, self._label(optimizer), self._name)
+        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
+            engine.failed(f"the settings of {type(optimizer).__name__}", error)
+
+    def _name(self, parameter: torch.Tensor) -> str | None:
+        site = self._parameters.site(parameter)
+        return None if site is None else site.name
 
     def _has_known_parameters(self, optimizer: Any) -> bool:
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
@@ -225,7 +253,7 @@ class OptimizerCapture:
 
     def _begin(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         engine, optimizer, kind = self._engine, step.optimizer, type(step.optimizer).__name__
-        label = self._labels[id(optimizer)][1]
+        label = self._label(optimizer)
         step.gradients_come = closure_of(args, kwargs) is not None
         step.call = engine.enter(self._site(label, kind), step.frame, phase="update", micro=0, row=bool(step.wanted))
         if self._is_a_place():

@@ -1,0 +1,59 @@
+// What was set differently in the two runs: said before anything else, and as a table for who wants all of it.
+
+import type { Setting } from "../documents";
+import { plural } from "../numbers";
+import type { Go } from "../route";
+import { Jump } from "./panes";
+
+/** How many are said at once; the table has them all. */
+const FEW = 5;
+
+export function SetDifferently({ settings, go }: { settings: Setting[]; go: Go }) {
+  if (!settings.length) return null;
+  const telling = settings.filter((one) => one.effect !== "none known").slice(0, FEW);
+  return (
+    <div class="settings" data-test="setup">
+      {telling.length ? (
+        <dl class="around">
+          <dt>set differently</dt>
+          <dd>
+            {telling.map((one) => (
+              <div key={one.sentence}>
+                <Jump row={one.row} sentence={one.sentence} go={go} />
+              </div>
+            ))}
+          </dd>
+        </dl>
+      ) : null}
+      <details class="notes">
+        <summary>{plural(settings.length, "setting")} set differently</summary>
+        <table class="settings-table">
+          <thead>
+            <tr>
+              <th>what</th>
+              <th>name</th>
+              <th>reference</th>
+              <th>candidate</th>
+              <th>effect</th>
+              <th>from</th>
+            </tr>
+          </thead>
+          <tbody>
+            {settings.map((one) => (
+              <tr key={one.sentence}>
+                <td>
+                  <Jump row={one.row} sentence={one.subject} go={go} />
+                </td>
+                <td>{one.name}</td>
+                <td>{one.reference}</td>
+                <td>{one.candidate}</td>
+                <td>{one.effect}</td>
+                <td>{one.step === null ? "the start" : `step ${one.step}`}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </details>
+    </div>
+  );
+}

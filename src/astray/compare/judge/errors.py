@@ -1,0 +1,153 @@
+"""How far apart the two sides of each pair are, by four measures with a noise of their own.
+
+Reads the `evidence` of one rank and what was measured of it, feeds `flow` and `surprise`. All are relative:
+
+- `values`: ‖c − r‖ / ‖r‖, where values were kept. Rounding makes it about one unit roundoff.
+- `worst`: max |c − r| / max |r|, where values were kept. It sees one wrong element of a million.
+- `sums`: how far norm, mean and std are apart, beside ‖r‖. Rounding averages out in them: it is √n times smaller than
+  in the elements, so that a factor of 1.005 stands out of bfloat16's noise a hundredfold.
+- `extremes`: how far min, max and absmax are apart, beside max |r|: single elements, seen without any values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from astray.compare import metrics
+from astray.compare.evidence import STATISTICS, Evidence
+from astray.compare.judge import thresholds as t
+from astray.compare.rows import Bools, Floats, Ints
+from astray.compare.verdict import MEASURES, Judgement, Verdict
+
+
+@dataclass(frozen=True)
+class Errors:
+    """One entry per pair. A measure is NaN where it is not known and 0 where the bits are the same.
+
+    unit: the unit roundoff of the coarser side, 0 for integers. count, norm, absmax, zeros: of the reference.
+    flips: by how many the two sides' zeros differ. element: how far off a typical element is, as far as is known.
+    """
+
+    values: Floats
+    worst: Floats
+    sums: Floats
+    extremes: Floats
+    unit: Floats
+    count: Floats
+    norm: Floats
+    absmax: Floats
+    zeros: Floats
+    flips: Floats
+    identical: Bools
+
+    def measure(self, name: str) -> Floats:
+        column: Floats = getattr(self, name)
+        return column
+
+    @cached_property
+    def element(self) -> Floats:
+        """By values where they were kept; else what extremes and sums show of it.
+
+        An extreme may be right by chance. Sums are off by δ/√n where elements are off by δ each for itself.
+        """
+        shown = np.fmax(self.extremes, self.sums * np.maximum(np.sqrt(self.count) / t.SUMS, 1.0))
+        return _bounded(np.where(np.isnan(self.values), shown, self.values))
+
+    @cached_property
+    def rms(self) -> Floats:
+        return np.asarray(self.norm / np.sqrt(self.count))
+
+    @cached_property
+    def peak(self) -> Floats:
+        """The largest element beside the norm."""
+        return _share(self.absmax, self.norm)
+
+    @cached_property
+    def sparse(self) -> Floats:
+        """The share of zeros."""
+        return np.asarray(self.zeros / self.count)
+
+
+def find_errors(evidence: Evidence, judged: Judgement, factor: Floats) -> Errors:
+    """The errors of all pairs, their candidates divided by a factor; pairs that one run lacks have none."""
+    length = len(evidence.pairs.reference)
+    columns = {name: np.full(length, np.nan) for name in MEASURES}
+    facts = {name: np.zeros(length) for name in ("unit", "norm", "absmax", "zeros", "flips")}
+    count = np.ones(length)
+    at = np.flatnonzero(evidence.pairs.matched)
+    if len(at):
+        facts["unit"][at] = evidence.eps(at) / 2
+        _read_statistics(evidence, at, factor[at], columns, facts, count)
+    by_values = np.flatnonzero(~np.isnan(judged.metrics["rel_l2"]))
+    if len(by_values):
+        _read_values(judged, by_values, columns, facts)
+        _divide(judged, by_values[factor[by_values] != 1], factor, columns)
+    identical = judged.verdict == Verdict.IDENTICAL
+    for column in columns.values():
+        column[identical] = 0.0
+    return Errors(**columns, **facts, count=count, identical=identical)
+
+
+def _read_statistics(
+    evidence: Evidence,
+    at: Ints,
+    factor: Floats,
+    columns: dict[str, Floats],
+    facts: dict[str, Floats],
+    count: Floats,
+) -> None:
+    reference, candidate = evidence.statistics(at)
+    if np.any(factor != 1):
+        candidate |= {name: candidate[name] / factor for name in STATISTICS}
+    counts = evidence.numbers("count", at)
+    told = (counts[0] >= 0) & (counts[1] >= 0)
+    count[at] = np.maximum(counts[0], 1)
+    same_count = counts[0] == counts[1]  # what has another shape has another error
+    slack = metrics.summing_slack(reference, candidate, evidence.eps(at), counts[0])
+    with np.errstate(invalid="ignore"):
+        bounds = metrics.bounds(reference, candidate, counts[0], slack)
+        sums = np.fmax.reduce([bounds[name] for name in metrics.BOUNDS[:3]])
+        extremes = np.fmax.reduce([bounds[name] for name in metrics.BOUNDS[3:]])
+    known = told & same_count
+    columns["sums"][at] = np.where(known, sums, np.nan)
+    columns["extremes"][at] = np.where(known, extremes, np.nan)
+    for name in ("l2", "absmax"):
+        facts["norm" if name == "l2" else name][at] = np.nan_to_num(reference[name])
+    zeros = [np.maximum(side, 0) for side in evidence.numbers("zeros", at)]
+    facts["zeros"][at] = zeros[0]
+    facts["flips"][at] = np.where(known, np.abs(zeros[0] - zeros[1]), 0)
+
+
+def _read_values(judged: Judgement, at: Ints, columns: dict[str, Floats], facts: dict[str, Floats]) -> None:
+    found = judged.metrics
+    columns["values"][at] = found["rel_l2"][at]
+    absmax = facts["absmax"][at]
+    columns["worst"][at] = metrics.ratios(found["max_abs"][at], absmax)
+    unknown = at[np.isnan(columns["sums"][at])]  # no statistics were kept: the values tell mean and std as well
+    rms = np.hypot(found["mean_reference"][unknown], found["std_reference"][unknown])
+    gaps = np.fmax(np.abs(found["mean_difference"][unknown]), np.abs(found["std_difference"][unknown]))
+    columns["sums"][unknown] = metrics.ratios(gaps, rms)
+    unscaled = at[~(facts["absmax"][at] > 0)]
+    columns["worst"][unscaled] = np.where(found["max_abs"][unscaled] > 0, np.nan, 0.0)
+
+
+def _divide(judged: Judgement, at: Ints, factor: Floats, columns: dict[str, Floats]) -> None:
+    """What values are off by after dividing: ‖c/f − r‖ follows from both norms and the cosine; the worst is lost."""
+    if not len(at):
+        return
+    found = judged.metrics
+    sizes = [np.hypot(found[f"mean_{side}"][at], found[f"std_{side}"][at]) for side in ("reference", "candidate")]
+    size = metrics.ratios(sizes[1], sizes[0]) / factor[at]
+    columns["values"][at] = np.sqrt((size - 1) ** 2 + 2 * size * np.maximum(1 - found["cosine"][at], 0.0))
+    columns["worst"][at] = np.nan
+
+
+def _bounded(column: Floats) -> Floats:
+    return np.minimum(np.nan_to_num(column, nan=0.0, posinf=t.LARGEST), t.LARGEST)
+
+
+def _share(part: Floats, whole: Floats) -> Floats:
+    return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)

@@ -1,0 +1,368 @@
+"""What each tensor came from: the rows whose error may explain its own, and the family it is compared with.
+
+Reads the calls of the reference, feeds `surprise`. Each row is a unit of one kind:
+
+- `CARRIED`: a value that was seen before in both runs. It is as right or wrong as it was there.
+- `CALL`: a result. It came from what its call was given and from the results of the calls directly inside it; in
+  backward also from what the forward call saw.
+- `CODE`: an input that no recorded call made. Code of the enclosing call did, from what that was given and from the
+  results inside it so far.
+- `GRADIENT`: of a parameter. It came from what its module was given, forward and backward.
+- `WEIGHT`, `BUFFER`: what a module starts from. They have a history: the sighting before, and what moved them since.
+- `START`: it came from nowhere: weights and buffers of the first step, and the program's inputs.
+
+Modules are explained by modules alone, functions by functions, ops by ops (their *plane*): so a row is judged alike
+whatever else was recorded.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.compare.evidence import Evidence
+from astray.compare.judge.calls import Calls
+from astray.compare.keys import one_key
+from astray.compare.rows import Bools, Floats, Ints
+from astray.graph import graph_of
+
+GIVEN = ("input", "parameter", "state")
+RESULTS = ("output", "gradient")
+
+
+class Unit(IntEnum):
+    """How a row came about."""
+
+    NONE = 0
+    CARRIED = 1
+    CALL = 2
+    CODE = 3
+    GRADIENT = 4
+    WEIGHT = 5
+    BUFFER = 6
+    START = 7
+
+
+class Sources:
+    """The units of one rank. Rows are pairs, given and found by their number; −1 stands for none."""
+
+    def __init__(self, evidence: Evidence, comparable: Bools) -> None:
+        assert evidence.reference.run is not None, "pairs have both sides"
+        self.evidence, self.run = evidence, evidence.reference.run
+        self.calls = Calls(self.run)
+        rows = evidence.pairs.reference
+        self.known: Bools = comparable & evidence.pairs.matched
+        self.call: Ints = np.where(self.known, np.append(evidence.reference.call_row, -1)[rows], -1)
+        self.role = self._of_tensor("role", rows)
+        self.path = self._of_tensor("path", rows)
+        self.is_given = self.known & self._has_role(*GIVEN)
+        self.is_result = self.known & self._has_role(*RESULTS)
+        self.step = self._of_call(self.calls.step)
+        self.plane = self._of_call(self.calls.plane)
+        self.backward = self._is_call(self.calls.backward)
+        self.site = self._of_call(self.calls.site)
+        self.enclosing = self._of_call(self.calls.enclosing)
+        self.first_step = int(self.calls.step.min(initial=0))
+
+    def _of_tensor(self, name: str, rows: Ints) -> Ints:
+        return np.append(self.evidence.reference.columns[name], -1)[rows]
+
+    def _of_call(self, column: Ints) -> Ints:
+        return np.append(column, np.array(-1, column.dtype))[self.call]
+
+    def _is_call(self, column: Bools) -> Bools:
+        return np.append(column, False)[self.call]
+
+    def _has_role(self, *roles: str) -> Bools:
+        words = self.evidence.roles
+        return np.isin(self.role, [words.index(role) for role in roles if role in words])
+
+    def has_role(self, role: str) -> Bools:
+        """Known rows in a role."""
+        return self.known & self._has_role(role)
+
+    # -- units -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def unit(self) -> Ints:
+        """How each row came about."""
+        unit = np.full(len(self.call), Unit.NONE, np.int8)
+        unit[self.is_result] = Unit.CALL
+        unit[self.is_result & self._is_call(self.calls.is_parameter)] = Unit.GRADIENT
+        entering = self.has_role("input")
+        unit[entering] = Unit.CODE
+        unit[entering & self._is_from_outside] = Unit.START
+        moved = self.last_seen >= 0
+        unit[self.has_role("parameter")] = Unit.START
+        unit[self.has_role("state")] = Unit.START
+        unit[self.has_role("parameter") & (moved | self._has_history)] = Unit.WEIGHT
+        unit[self.has_role("state") & (moved | self._has_history)] = Unit.BUFFER
+        optimizer = self._is_call(self.calls.is_optimizer)
+        unit[optimizer & entering] = Unit.CODE
+        unit[self.carried_from >= 0] = Unit.CARRIED
+        return unit
+
+    @cached_property
+    def _has_history(self) -> Bools:
+        """Whether steps were run that nobody recorded: a first step that is not 0 starts from what they left."""
+        return np.full(len(self.call), self.first_step > 0)
+
+    @cached_property
+    def _is_from_outside(self) -> Bools:
+        """Inputs of outermost forward calls before anything else was computed in that step."""
+        outermost = self.known & ~self.backward & (self.enclosing < 0)
+        outermost &= self._is_call(self.calls.phase_is("forward"))
+        return np.asarray(outermost & (self._count_before < 1))
+
+    @cached_property
+    def _count_before(self) -> Floats:
+        """How many results of outermost calls of the same plane and step came before each row."""
+        return self._prefix(self.is_result.astype(np.float64), add=True, within=self._step_group)
+
+    @cached_property
+    def carried_from(self) -> Ints:
+        """The first row of the same plane and step that has the same value, on both sides; −1 for what is new."""
+        found = np.full(len(self.call), -1)
+        values = self._same_value
+        at = np.flatnonzero(self.known & (values >= 0) & (self.plane >= 0))
+        if not len(at):
+            return found
+        key = one_key([values[at], self.step[at], self.plane[at]])
+        _, first, number = np.unique(key, return_index=True, return_inverse=True)
+        source = self._outermost(at, number, at[first])[number]
+        later = source != at
+        found[at[later]] = source[later]
+        # A result is made by its call, whatever else is like it; only the call around it may hand it on unchanged.
+        found[self.is_result & (found >= 0) & ~self._hands_on(found)] = -1
+        weights = self.has_role("parameter") | self.has_role("state")
+        found[weights & (found >= 0) & ~(self.has_role("parameter") | self.has_role("state"))[found]] = -1
+        return found
+
+    def _outermost(self, at: Ints, number: Ints, first: Ints) -> Ints:
+        """The row that each value came by: the first, or, of gradients that arrive, the one at the outermost call.
+
+        A gradient may reach a call and those around it at once, in any order.
+        """
+        arrives = self.backward & self.has_role("input")
+        inner = np.flatnonzero(arrives[first])
+        here = np.flatnonzero(arrives[at] & np.isin(number, inner))
+        if not len(here):
+            return first
+        depth = self.calls.depth[self.call[at[here]]]
+        order = np.lexsort((at[here], depth, number[here]))
+        groups, begin = np.unique(number[here][order], return_index=True)
+        found = first.copy()
+        found[groups] = at[here][order][begin]
+        return found
+
+    def _hands_on(self, source: Ints) -> Bools:
+        """Whether a row's value was made inside of its call, or was given to it."""
+        own, other = self.call, np.where(source >= 0, self.call[source], -1)
+        inside = self.calls.lies_in(other, own)
+        return np.asarray((own == other) | inside)
+
+    @cached_property
+    def _same_value(self) -> Ints:
+        """A number for each value that both sides hold in the same places; −1 where it is not known."""
+        evidence, at = self.evidence, np.flatnonzero(self.known)
+        found = np.full(len(self.call), -1)
+        if not len(at) or not evidence.same_prints:
+            return found
+        codes, telling = [], np.ones(len(at), np.bool_)
+        for rows, side in (
+            (evidence.reference, evidence.pairs.reference),
+            (evidence.candidate, evidence.pairs.candidate),
+        ):
+            assert rows.run is not None, "pairs have both sides"
+            held, tensor = graph_of(rows.run).contents, rows.tensor[side[at]]
+            codes.append(np.unique(held.code[tensor], return_inverse=True)[1])
+            telling &= held.telling[tensor]
+        found[at[telling]] = one_key(codes)[telling]
+        return found
+
+    # -- history ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def last_seen(self) -> Ints:
+        """For parameters and buffers the sighting in the step before, −1 for the first; within a step the first."""
+        found = np.full(len(self.call), -1)
+        at = np.flatnonzero(self.has_role("parameter") | self.has_role("state"))
+        if not len(at):
+            return found
+        name = one_key([self.site[at], self.path[at], self.role[at], self.plane[at]])
+        order = np.lexsort((at, name))
+        ordered, names, steps = at[order], name[order], self.step[at][order]
+        begins = np.concatenate([[True], (names[1:] != names[:-1]) | (steps[1:] != steps[:-1])])
+        group = np.cumsum(begins) - 1
+        first = ordered[begins]
+        earlier = np.concatenate([[-1], np.where(names[begins][1:] == names[begins][:-1], first[:-1], -1)])
+        found[ordered] = np.where(begins, earlier[group], first[group])
+        return found
+
+    @cached_property
+    def gradient_before(self) -> Ints:
+        """The gradient that moved a parameter since its last sighting, or that its optimizer is given; −1 for none."""
+        found = np.full(len(self.call), -1)
+        weights = np.flatnonzero(self.has_role("parameter") & (self.last_seen >= 0))
+        given = np.flatnonzero(self.has_role("input") & self._is_call(self.calls.is_optimizer))
+        found[weights] = self._gradient(self._parameter_site(weights), self.step[self.last_seen[weights]])
+        found[given] = self._gradient(self.site[given], self.step[given])
+        return found
+
+    def _parameter_site(self, rows: Ints) -> Ints:
+        """The site under which the gradients of some parameters stand."""
+        if not len(rows):
+            return rows
+        numbers = {name: number for number, name in enumerate(self.calls.sites)}
+        pairs = np.stack([self.site[rows], self.path[rows]])
+        distinct, which = np.unique(pairs, axis=1, return_inverse=True)
+        paths = self.evidence.paths
+        names = [numbers.get(self.calls.parameter_name(site, paths[path]), -1) for site, path in distinct.T.tolist()]
+        of_module = np.array(names)[which.ravel()]
+        return np.where(self._is_call(self.calls.is_optimizer)[rows], self.site[rows], of_module)
+
+    def _gradient(self, sites: Ints, steps: Ints) -> Ints:
+        """The last gradient of each of these parameters in a step; −1 where there is none."""
+        rows = np.flatnonzero(self.known & self._has_role("gradient") & self._is_call(self.calls.is_parameter))
+        if not len(rows) or not len(sites):
+            return np.full(len(sites), -1)
+        wide = int(self.calls.step.max()) + 1
+        key = self.site[rows].astype(np.int64) * wide + self.step[rows]
+        order = np.argsort(key, kind="stable")
+        wanted = sites.astype(np.int64) * wide + steps
+        place = np.maximum(np.searchsorted(key[order], wanted, side="right") - 1, 0)
+        return np.where((sites >= 0) & (key[order][place] == wanted), rows[order][place], -1)
+
+    # -- explanation -----------------------------------------------------------------------------------------------
+
+    def largest(self, column: Floats) -> Floats:
+        """For each row the largest number of a column among the rows that it came from; 0 where there are none."""
+        calls, found = self.calls, np.zeros(len(self.call))
+        given, made = self._by_call(column, self.is_given), self._by_call(column, self.is_result)
+        inside = calls.spread(made, calls.enclosing)
+        whole = np.maximum(given, inside)
+        seen = np.maximum(whole, made)  # of a forward call, by its backward
+        unit = self.unit
+        at = np.flatnonzero(unit == Unit.CALL)
+        call = self.call[at]
+        found[at] = np.maximum(whole[call], _at(seen, calls.forward_of[call]))
+        lone = at[~self._is_explained[call]]
+        code = np.concatenate([np.flatnonzero(unit == Unit.CODE), lone])
+        if len(code):
+            outer = calls.enclosing[self.call[code]]
+            before = self._prefix(column, within=self.code_group)[code]
+            forward = np.where(outer >= 0, _at(calls.forward_of, outer, -1), calls.forward_of[self.call[code]])
+            found[code] = np.fmax.reduce([found[code], before, _at(given, outer), _at(seen, forward)])
+            found[code] = np.maximum(found[code], _at(column, self.gradient_before[code]))
+        gradient = np.flatnonzero(unit == Unit.GRADIENT)
+        if len(gradient):
+            found[gradient] = self._by_owner(seen)[gradient]
+        at = np.flatnonzero((unit == Unit.WEIGHT) | (unit == Unit.BUFFER))
+        found[at] = _at(column, self.last_seen[at])
+        buffer = np.flatnonzero(unit == Unit.BUFFER)
+        found[buffer] = np.maximum(found[buffer], _at(given, _at(self.call, self.last_seen[buffer], -1)))
+        carried = np.flatnonzero(unit == Unit.CARRIED)
+        found[carried] = column[self.carried_from[carried]]
+        return found
+
+    @cached_property
+    def _is_explained(self) -> Bools:
+        """Calls that were given something that was recorded, or that have recorded calls inside."""
+        some = self._by_call(np.ones(len(self.call)), self.is_given)
+        made = self._by_call(np.ones(len(self.call)), self.is_result)
+        return np.asarray(np.maximum(some, self.calls.spread(made, self.calls.enclosing)) > 0)
+
+    @cached_property
+    def is_explained(self) -> Bools:
+        """Rows that came from something that was recorded."""
+        return np.asarray(self.largest(np.ones(len(self.call))) > 0)
+
+    def _by_call(self, column: Floats, rows: Bools) -> Floats:
+        """The largest number of each call among some rows."""
+        found = np.zeros(self.calls.count)
+        np.maximum.at(found, self.call[rows], column[rows])
+        return found
+
+    def _by_owner(self, seen: Floats) -> Floats:
+        """For each gradient of a parameter the largest number of its module's calls in that step."""
+        calls = self.calls
+        found = np.zeros(len(self.call))
+        at = np.flatnonzero(self.unit == Unit.GRADIENT)
+        steps = int(calls.step.max(initial=0)) + 1
+        for plane in calls.planes_of_owners:
+            users = np.flatnonzero(calls.plane == plane)
+            size = (len(calls.modules) + 1) * steps
+            largest = np.full(size, -1.0)
+            np.maximum.at(largest, calls.module[users] * steps + calls.step[users], seen[users])
+            owner = calls.owner[self.call[at]]
+            level = np.where(owner >= 0, largest[owner * steps + self.step[at]], -1.0)
+            missing = found[at] <= 0 if plane != calls.planes_of_owners[0] else np.ones(len(at), np.bool_)
+            found[at] = np.where(missing & (level >= 0), level, found[at])
+        return found
+
+    @cached_property
+    def _step_group(self) -> Ints:
+        """Outermost calls of one plane and step."""
+        return one_key([self._of_call(self.calls.step), self.plane])
+
+    @cached_property
+    def code_group(self) -> Ints:
+        """The enclosing call; for outermost calls their plane, step and micro step."""
+        calls = self.calls
+        outer = self._of_call(calls.enclosing)
+        top = one_key([self.step, self._of_call(calls.micro), self.plane])
+        return np.where(outer >= 0, outer, calls.count + top)
+
+    def _prefix(self, column: Floats, *, within: Ints, add: bool = False) -> Floats:
+        """For each row the largest (or the sum) of a column among the results of its group that came before it."""
+        found = np.zeros(len(column))
+        at = np.flatnonzero(self.known & (self.call >= 0))
+        if not len(at):
+            return found
+        order = at[np.argsort(within[at], kind="stable")]
+        group = within[order]
+        begins = np.concatenate([[True], group[1:] != group[:-1]])
+        number = np.cumsum(begins) - 1
+        numbers = np.where(self.is_result[order], column[order], 0.0)
+        if add:
+            total = np.cumsum(numbers) - numbers
+            found[order] = total - total[begins][number]
+            return found
+        rank = np.unique(numbers, return_inverse=True)
+        width = len(rank[0])
+        running = np.maximum.accumulate(number * width + rank[1])
+        before = np.concatenate([[0], running[:-1]]) - number * width
+        found[order] = np.where(begins, 0.0, rank[0][np.maximum(before, 0)])
+        return found
+
+    # -- families --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def families(self) -> tuple[Ints, Ints]:
+        """Two numbers for each row: of its nearest siblings, at the same place of other layers, and of all its kind."""
+        calls = self.calls
+        pattern = self._of_call(calls.pattern)
+        near = one_key([pattern, self.role, self.path, self._of_call(calls.phase), self.plane, self.unit, self.step])
+        outer = self._of_call(calls.enclosing)
+        around = np.where(self.unit == Unit.CODE, np.append(calls.type, -1)[outer], -1)
+        name = np.where(self.unit == Unit.CODE, self._of_call(calls.last_name), -1)
+        kind = np.where(self.unit == Unit.GRADIENT, self._of_call(calls.owner_type), self._of_call(calls.type))
+        kind = np.where(self.unit == Unit.CODE, -1, kind)
+        last = np.where(self.unit == Unit.GRADIENT, self._of_call(calls.last_name), -1)
+        columns = [kind, around, name, last, self.role, self.path, self._of_call(calls.phase)]
+        return near, one_key([*columns, self.plane, self.unit, self.step])
+
+    @cached_property
+    def kin_of_any_step(self) -> Ints:
+        """A number for each row's nearest siblings, in whatever step."""
+        pattern = self._of_call(self.calls.pattern)
+        return one_key([pattern, self.role, self.path, self._of_call(self.calls.phase), self.plane])
+
+
+def _at(column: npt.NDArray[Any], rows: Ints, nothing: float = 0.0) -> npt.NDArray[Any]:
+    """The column at some rows, with nothing where the row is −1."""
+    return np.append(column, np.array(nothing, column.dtype))[rows]

@@ -1,0 +1,245 @@
+"""How surprising each row is: what it is off by, over what the rows it came from explain.
+
+Reads `errors` and `sources`, feeds `verdicts`. For each measure the *base* of a row is what it was given, ⊕ the
+rounding of its own call; its *gain* is its error over that. A row may have so many times the largest gain among its
+siblings; in a noise run, of its family there; without either, what a model allows. A surprise above 1 is beyond that.
+
+Three kinds of right difference come out of nothing, and are a part of the base: sums that are off by √n less than
+elements; gates that flip a few elements of a gradient; an optimizer that moves elements whose gradient is rounding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from astray.compare.judge import thresholds as t
+from astray.compare.judge.errors import Errors
+from astray.compare.judge.siblings import Gains, largest_before, largest_of_others
+from astray.compare.judge.sources import Sources, Unit
+from astray.compare.rows import Bools, Floats, Ints
+from astray.compare.verdict import MEASURES, Rule
+
+
+class Surprise(NamedTuple):
+    """One entry per row: the largest of its measures' surprises, and of that measure the error, limit, rule and so on.
+
+    given: what the row came from is off by. gain: the largest gain among `siblings` others.
+    """
+
+    score: Floats
+    measure: Ints
+    error: Floats
+    limit: Floats
+    given: Floats
+    gain: Floats
+    siblings: Ints
+    rule: Ints
+
+
+class Bases(NamedTuple):
+    """For each measure what a row may be off by of itself (`own`), and together with what it was given (`whole`)."""
+
+    own: dict[str, Floats]
+    given: dict[str, Floats]
+    whole: dict[str, Floats]
+    unspoilt: Bools  # rows of which everything they came from is bit-identical
+    element: Floats  # what elements of what it came from are off by
+    silent: dict[str, Bools]  # rows of which a measure says nothing
+
+
+def find_surprise(errors: Errors, sources: Sources, bases: Bases, noise: list[Gains]) -> Surprise:
+    """Judge every row that came from something by its siblings, or by runs that show the noise."""
+    length = len(errors.unit)
+    score = np.full(length, -1.0)
+    found = Surprise(
+        score,
+        measure=np.zeros(length, np.int8),
+        error=np.full(length, np.nan),
+        limit=np.full(length, np.nan),
+        given=np.full(length, np.nan),
+        gain=np.full(length, np.nan),
+        siblings=np.zeros(length, np.int32),
+        rule=np.zeros(length, np.int8),
+    )
+    units = (Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT, Unit.BUFFER)
+    judged = np.isin(sources.unit, units) & (errors.unit > 0)
+    families = sources.families
+    for number, name in enumerate(MEASURES):
+        error = np.minimum(errors.measure(name), t.LARGEST)
+        at = np.flatnonzero(judged & ~np.isnan(error) & ~bases.silent[name])
+        if not len(at):
+            continue
+        whole = bases.whole[name][at]
+        gain = error[at] / whole
+        near, kin = (largest_of_others(gain, family[at], sources.site[at], least=t.SIBLINGS) for family in families)
+        use_near = near.sites >= t.SIBLINGS
+        others = np.where(use_near, near.largest, kin.largest)
+        count = np.where(use_near, near.sites, kin.sites)
+        known = count >= t.SIBLINGS
+        before = largest_before(gain, families[0][at], sources.site[at])
+        earlier = (before.sites >= t.BEFORE) & np.isin(sources.unit[at], (Unit.CALL, Unit.CODE))
+        others = np.where(earlier, np.minimum(others, before.largest), others)
+        slack = np.where(use_near, 1.0, t.OF_KIND) * np.where(sources.backward[at], t.OF_GRADIENTS[name], 1.0)
+        allowed = np.where(known, slack * t.GAIN[name] * np.maximum(others, t.LEAST[name]), t.LONELY)
+        rule = np.where(known, Rule.SIBLINGS, Rule.MODEL)
+        if name == "sums":  # sums of what is off by δ may be off by as much, if it is all in one direction
+            allowed = np.where(known, allowed, np.maximum(allowed, bases.element[at] / whole))
+        capped = t.OWN * bases.own[name][at] / whole
+        own = bases.unspoilt[at] & (capped < allowed)
+        allowed, rule = np.where(own, capped, allowed), np.where(own, Rule.MODEL, rule)
+        if noise:
+            seen = np.fmax.reduce([run.of(name, at) for run in noise])
+            shown = ~np.isnan(seen)
+            by_noise = slack * t.GAIN[name] * np.maximum(seen, t.LEAST[name])
+            usual = np.where(known, others, t.LONELY / t.GAIN[name])
+            less = seen < usual  # other kernels may round more than a perturbed input does
+            by_noise = np.where(less, np.minimum(allowed, t.OTHER_NOISE * by_noise), by_noise)
+            allowed, rule = np.where(shown, by_noise, allowed), np.where(shown, Rule.NOISE, rule)
+            others = np.where(shown, seen, others)
+        surprise = gain / allowed
+        better = surprise > score[at]
+        here = at[better]
+        score[here] = surprise[better]
+        found.measure[here] = number
+        found.error[here] = error[here]
+        found.limit[here] = (allowed * whole)[better]
+        found.given[here] = bases.given[name][here]
+        found.gain[here] = others[better]
+        found.siblings[here] = count[better]
+        found.rule[here] = rule[better]
+    score[score < 0] = np.nan
+    return found
+
+
+def find_bases(errors: Errors, sources: Sources) -> Bases:
+    """What each row may be off by: of itself, and because of what it came from."""
+    unit = errors.unit
+    moved = _moves_of_optimizers(errors, sources)
+    bias = _is_bias(sources)
+    real = sources.known & (unit > 0) & (errors.count > 1)
+    element = np.where(real, np.maximum(errors.element, moved), 0.0)
+    rms = np.maximum(errors.rms, np.finfo(float).tiny)
+
+    def given(column: Floats) -> Floats:
+        """What was given is off by, a bias only as far as it weighs in the result."""
+        plain = sources.largest(np.where(bias, 0.0, column))
+        if not bias.any():
+            return plain
+        weighed = np.minimum(sources.largest(np.where(bias, column * errors.rms, 0.0)) / rms, t.LARGEST)
+        whole = np.minimum(weighed, sources.largest(np.where(bias, column, 0.0)))
+        forward = np.isin(sources.unit, (Unit.CALL, Unit.CODE)) & ~sources.backward
+        return np.maximum(plain, np.where(forward, whole, sources.largest(column)))
+
+    coarsest = np.maximum(unit, sources.largest(np.where(sources.known, unit, 0.0)))
+    rounding = np.where(coarsest <= t.FLOAT32, t.FINE_SUM * coarsest, coarsest)
+    elements = given(element)
+    # A buffer is a mean over many numbers, and may be much smaller than they are.
+    size = np.where(sources.unit == Unit.BUFFER, sources.largest(np.where(real, errors.rms, 0.0)) / rms, 0.0)
+    averaging = np.minimum(rounding * size, t.LARGEST)
+    flips, flipped_sums = _gates(errors, sources, elements)
+    flips, flipped_sums = np.maximum(flips, averaging), np.maximum(flipped_sums, averaging)
+    flips, flipped_sums = np.maximum(flips, moved), np.maximum(flipped_sums, moved / np.sqrt(errors.count))
+    spread = t.SUMS * np.maximum(np.where(coarsest <= t.FLOAT32, coarsest, rounding), elements) / np.sqrt(errors.count)
+    spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / np.sqrt(errors.count), 0.0)))
+    sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
+    worst = np.where(real, np.nan_to_num(np.minimum(np.fmax(errors.worst, errors.extremes), t.LARGEST)), 0.0)
+    own = {
+        "values": rounding + flips,
+        "worst": t.WORST * rounding + flips,
+        "sums": spread + t.SHARED * t.FLOAT32 + flipped_sums,
+        "extremes": t.WORST * rounding + flips,
+    }
+    far = np.maximum(elements, given(worst))
+    levels = {"values": elements, "worst": far, "sums": given(sums), "extremes": far}
+    some = sources.is_explained
+    differs = np.where(sources.known & ~errors.identical, 1.0, 0.0)
+    spoilt = np.maximum(sources.largest(differs), np.append(differs, 1.0)[sources.gradient_before])
+    weights = sources.unit == Unit.WEIGHT
+    spoilt = np.where(weights, spoilt, sources.largest(differs))
+    singles = (flips > 0) | np.isin(sources.unit, (Unit.WEIGHT, Unit.BUFFER))
+    nothing = np.zeros(len(unit), np.bool_)
+    return Bases(
+        own,
+        levels,
+        {name: np.hypot(levels[name], own[name]) for name in MEASURES},
+        unspoilt=some & (spoilt == 0),
+        element=elements,
+        silent={"values": nothing, "sums": nothing, "worst": singles, "extremes": singles},
+    )
+
+
+def _is_bias(sources: Sources) -> Bools:
+    """Parameters that are added: of one dimension, by their name."""
+    words = np.array([*(path.rpartition(".")[2].endswith("bias") for path in sources.evidence.paths), False])
+    return np.asarray(sources.has_role("parameter") & words[sources.path])
+
+
+def _likely(mean: Floats, count: Floats) -> Floats:
+    """How many elements may flip where so many do on average."""
+    return np.asarray(np.minimum(count, mean + t.FLIPS_SPREAD * np.sqrt(mean) + 1))
+
+
+def _gates(errors: Errors, sources: Sources, elements: Floats) -> tuple[Floats, Floats]:
+    """What flipped gates may do to gradients, in elements and in sums: k of them, each as large as the largest.
+
+    A gradient that gained zeros has passed a gate. How many flip follows from the error of what the forward call saw,
+    and from how many zeros there are more or less now.
+    """
+    nothing = np.zeros(len(elements))
+    arrived = sources.largest(np.where(sources.backward & sources.known, errors.sparse, 0.0))
+    at = np.flatnonzero(
+        sources.backward & sources.known & (errors.unit > 0) & (errors.sparse > arrived + t.GATED) & (errors.norm > 0)
+        & np.isin(sources.unit, (Unit.CALL, Unit.CODE))
+    )  # fmt: skip
+    if not len(at):
+        return nothing, nothing
+    forward = sources.largest(np.where(sources.backward, 0.0, errors.element))[at]
+    mean = errors.count[at] * np.minimum(1.0, t.FLIPPED * forward) + errors.flips[at]
+    count = np.where(mean > 0, _likely(mean, errors.count[at]), 0.0)
+    peak = errors.peak[at]
+    elements, sums = nothing.copy(), nothing.copy()
+    elements[at] = np.sqrt(count) * peak
+    sums[at] = count * peak**2 / 2 + np.sqrt(count) * peak / np.sqrt(errors.count[at])
+    return elements, sums
+
+
+def _at_least_typical(moves: Floats, steps: Ints) -> Floats:
+    """The moves of weights; one whose extremes stayed where they were has moved as far as the others of its step."""
+    found = moves.copy()
+    for step in np.unique(steps):
+        here = steps == step
+        found[here] = np.maximum(moves[here], np.median(moves[here]))
+    return found
+
+
+def _moves_of_optimizers(errors: Errors, sources: Sources) -> Floats:
+    """What weights may be off by because an optimizer moved elements whose gradient is nothing but rounding.
+
+    Adam moves every element by about its learning rate, be its gradient ever so small. How far, is taken from what the
+    statistics of the weight moved in the reference; how many elements, from the error of the gradient.
+    """
+    found = np.zeros(len(errors.unit))
+    evidence = sources.evidence
+    weights = np.flatnonzero(sources.unit == Unit.WEIGHT)
+    weights = weights[sources.last_seen[weights] >= 0]
+    if not len(weights):
+        return found
+    before = sources.last_seen[weights]
+    moves = [
+        np.abs(evidence.numbers(name, weights)[0] - evidence.numbers(name, before)[0])
+        for name in ("min", "max", "mean", "std")
+    ]
+    move = _at_least_typical(np.nan_to_num(np.fmax.reduce(moves)), sources.step[weights])
+    gradient = sources.gradient_before[weights]
+    known = gradient >= 0
+    share = np.where(known, np.minimum(1.0, t.FLIPPED * (errors.element[gradient] + errors.unit[gradient])), 1.0)
+    flipped = _likely(errors.count[weights] * share, errors.count[weights])
+    size = np.maximum(errors.norm[weights], np.finfo(float).tiny)
+    own = np.minimum(t.MOVED * move * np.sqrt(flipped) / size, t.LARGEST)
+    own[known & errors.identical[gradient]] = 0.0
+    for step in np.unique(sources.step[weights]):  # what a step adds is there in the next
+        here = sources.step[weights] == step
+        found[weights[here]] = np.minimum(own[here] + found[before[here]], t.LARGEST)
+    return found

@@ -1,0 +1,87 @@
+"""Every number by which a verdict is decided, with the reason for its value. Nothing else in `judge` holds one.
+
+ε below is the unit roundoff u of a dtype: half the spacing of numbers just above 1, the most that one rounding changes
+a number by. 2⁻²⁴ for float32, 2⁻⁸ for bfloat16.
+"""
+
+from __future__ import annotations
+
+FLOAT32 = 2.0**-24
+"""The unit roundoff in which calls of coarser dtypes add up, too."""
+
+FINE_SUM = 8
+"""A float32 or float64 call adds up many products in its own precision: about √k roundings for k terms. Kernels add up
+in blocks: 8 is one rounding for each of 64 blocks. A coarser dtype adds up in float32 and rounds once."""
+
+OWN = 8
+"""A call whose inputs are bit-identical may be off by so many times the rounding of one call: 64 u in float32 (sums of
+4,096 terms), 8 u in bfloat16 (a few roundings inside of one module)."""
+
+WORST = 4
+"""The worst of many elements is about four times as far off as they are on average, for up to 10⁵ normal numbers."""
+
+SUMS = 4
+"""How many standard deviations a sum over n elements is off by, where each of them is off by itself: 4·δ/√n."""
+
+SHARED = 8
+"""Elements may also be off together: the mean and the scale that a norm divides by are sums in float32, and what they
+are off by is common to all. So many roundings of float32 are allowed in a sum whatever n is."""
+
+GAIN = {"values": 3.0, "worst": 5.0, "sums": 8.0, "extremes": 6.0}
+"""A call's gain is what its results are off by over what it was given, rounding included. It may be so many times the
+largest gain of its siblings. Errors of elements are averages over many, and hardly differ between layers: of thirty
+pairs of right runs the furthest was 1.8 times its next sibling by values and 2.0 by the worst element. Sums and
+extremes scatter like single random numbers: 5.3 and 3.1. Half as much again is left for runs that nobody has seen."""
+
+OF_KIND = 2.0
+"""Siblings at the same place of other layers are alike. Where there are none, all of the same class are asked, which
+may have other shapes and stand elsewhere: twice as much is allowed."""
+
+OF_GRADIENTS = {"values": 1.0, "worst": 1.0, "sums": 1.5, "extremes": 1.5}
+"""Gradients are sums of terms that mostly cancel, more in one layer than in another: 5.9 and 6.3 were seen there."""
+
+LEAST = {"values": 1.0, "worst": 1.0, "sums": 1 / SUMS, "extremes": 2 / WORST}
+"""And siblings that were lucky count as if they had the gain of a plain rounding: one standard deviation."""
+
+OTHER_NOISE = 4.0
+"""A noise run shows what becomes of a rounding in the inputs. Where siblings show more than that, other kernels may
+have made it: so many times as much is allowed, and no more than what the siblings say."""
+
+LONELY = 16.0
+"""The same where there are no siblings to ask: a softmax, a norm or an attention multiplies errors by 2 to 5."""
+
+SIBLINGS = 3
+"""So many other sites must be there to be asked: among fewer, a fault and the odd one out look alike."""
+
+STEADY = 5
+"""So many siblings must have made the same bits out of the same bits before one that does not is wrong by that alone,
+and so many times as many as those that do not: atomic additions give other bits now and then."""
+
+BEFORE = 5
+"""So many siblings before a row are enough to ask them alone: those after it may have come of it."""
+
+FLIPS_SPREAD = 4
+"""A gate flips in k elements on average: up to k + 4·√k + 1 are no surprise."""
+
+FLIPPED = 0.8
+"""The part of normal numbers that change their sign, for each unit of relative error: the density at zero, twice."""
+
+GATED = 0.05
+"""A gradient that leaves a call with so many more zeros than it came with has passed a gate (ReLU, max-pool)."""
+
+MOVED = 2.0
+"""An element whose gradient is nothing but rounding may move up in one run and down in the other: two moves apart."""
+
+CAST = 6.0
+"""Sums over a tensor that was cast may be off by so many standard deviations; one element by one rounding."""
+
+FACTOR_SPREAD = 0.02
+FACTOR_SHARE = 0.9
+"""All gradients are scaled by one factor, if nine of ten have the same ratio of norms up to 2 %: a few small ones
+may hold nothing but rounding."""
+
+FACTOR_LEAST = 1e-2
+"""A common factor closer to one is rounding of the loss."""
+
+LARGEST = 1e3
+"""Errors beyond this are all the same: the reference is almost zero."""

@@ -1,0 +1,294 @@
+"""Turns what was measured into verdicts: which rows agree, which are wrong by themselves, and which have come of those.
+
+The last stage of `judge`. Four can decide how far off a row may be, and the column `rule` says who did: a tolerance
+of the user's, a noise run, the row's siblings, or a model. What came from nowhere (rule `start`) is exact.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from astray.compare.evidence import Evidence, Progress
+from astray.compare.judge import thresholds as t
+from astray.compare.judge.errors import Errors, find_errors
+from astray.compare.judge.measuring import Facts, measure
+from astray.compare.judge.scaling import find_scaling
+from astray.compare.judge.siblings import Gains, largest_of_family
+from astray.compare.judge.sources import Sources, Unit
+from astray.compare.judge.surprise import find_bases, find_surprise
+from astray.compare.judge.victims import find_victims
+from astray.compare.reasons import Reason
+from astray.compare.rows import Bools, Floats, Ints
+from astray.compare.verdict import AGREEING, BAD, MEASURES, Judgement, Rule, Verdict
+
+
+def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = None, exact: bool = False) -> Judgement:
+    """Judge every pair of one rank.
+
+    noise: the gains that noise runs showed. exact: whatever is not identical has diverged.
+    """
+    judged = Judgement.of_nothing(len(evidence.pairs.reference), evidence.own.names)
+    facts = measure(evidence, judged, progress)
+    if not evidence.pairs.matched.any():
+        return judged
+    if evidence.blocks is not None:  # the tensors of a checkpoint do not come from each other
+        _judge_alone(evidence, judged, facts)
+    else:
+        _Judge(evidence, judged, facts).decide(noise)
+    if exact:
+        other = np.isin(judged.verdict, (Verdict.ROUNDING, Verdict.DRIFTING))
+        judged.verdict[other] = Verdict.DIVERGED
+        judged.rule[other] = Rule.BITS
+        judged.limit[other | (judged.verdict == Verdict.DIVERGED)] = 0.0
+        judged.origin[:] = np.isin(judged.verdict, BAD)
+    return judged
+
+
+def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str, Floats]:
+    """What a judged noise run shows: for each measure, by row of the reference's tensors, the gain of its family."""
+    sources = Sources(evidence, _comparable(judged))
+    errors = find_errors(evidence, judged, find_scaling(evidence, sources).factor)
+    bases = find_bases(errors, sources)
+    rows = evidence.reference.tensor[evidence.pairs.reference]
+    found: dict[str, Floats] = {}
+    for name in MEASURES:
+        error = np.minimum(errors.measure(name), t.LARGEST)
+        known = np.flatnonzero(sources.known & ~np.isnan(error) & (errors.unit > 0))
+        found[name] = np.full(tensors, np.nan)
+        if len(known):
+            gain = error[known] / bases.whole[name][known]
+            found[name][rows[known]] = largest_of_family(gain, sources.kin_of_any_step[known])
+    return found
+
+
+def _comparable(judged: Judgement) -> Bools:
+    return np.asarray(~np.isin(judged.verdict, (Verdict.SHAPE, Verdict.DTYPE)))
+
+
+def _judge_alone(evidence: Evidence, judged: Judgement, facts: Facts) -> None:
+    """By the rounding of one call: there is nothing that a tensor came from."""
+    eps = np.zeros(len(judged.verdict))
+    at = np.flatnonzero(evidence.pairs.matched)
+    eps[at] = evidence.eps(at)
+    limit = t.OWN * np.where(eps / 2 <= t.FLOAT32, t.FINE_SUM * eps / 2, eps / 2)
+    open_ = facts.measured & (judged.verdict != Verdict.IDENTICAL)
+    said = ~np.isnan(evidence.tolerance)
+    limit = np.where(said, evidence.tolerance, limit)
+    judged.limit[open_] = limit[open_]
+    judged.rule[open_] = np.where(said, Rule.TOLERANCE, Rule.MODEL)[open_]
+    wrong = (judged.error > limit) | ((eps == 0) & facts.differs & ~said) | (facts.hidden & ~said)
+    judged.verdict[open_] = np.where(wrong, Verdict.DIVERGED, Verdict.ROUNDING)[open_]
+    judged.verdict[open_ & facts.nonfinite] = Verdict.NON_FINITE
+    judged.verdict[facts.bits_only] = Verdict.DIVERGED
+    judged.error[facts.hidden & ~(judged.error > limit)] = np.nan
+    judged.origin[:] = np.isin(judged.verdict, BAD)
+
+
+class _Judge:
+    """The columns of one rank while verdicts are found."""
+
+    def __init__(self, evidence: Evidence, judged: Judgement, facts: Facts) -> None:
+        self.evidence, self.judged, self.facts = evidence, judged, facts
+        self.sources = Sources(evidence, _comparable(judged))
+        self.scaling = find_scaling(evidence, self.sources)
+        self.errors = find_errors(evidence, judged, self.scaling.factor)
+        self.bases = find_bases(self.errors, self.sources)
+        self.unit = self.sources.unit
+        self.identical = judged.verdict == Verdict.IDENTICAL
+        self.open = facts.measured & ~self.identical
+
+    def decide(self, noise: list[Gains]) -> None:
+        judged, facts = self.judged, self.facts
+        self._keep_surprise(noise)
+        wrong = (
+            self._by_surprise() | self._by_start() | self._of_integers() | self._of_hidden() | self._unlike_siblings()
+        )
+        wrong |= self._by_factor()
+        wrong &= self.open
+        said = ~np.isnan(self.evidence.tolerance) & self.open
+        wrong = np.where(said, judged.error > self.evidence.tolerance, wrong)
+        self._keep_tolerance(said)
+        wrong |= facts.nonfinite & self.open
+        wrong |= facts.bits_only
+        agree = self.open & ~wrong
+        judged.verdict[agree] = np.where(self._is_rounding(), Verdict.ROUNDING, Verdict.DRIFTING)[agree]
+        judged.verdict[agree & said] = Verdict.ROUNDING
+        judged.verdict[wrong] = Verdict.DIVERGED
+        judged.verdict[self.open & facts.nonfinite] = Verdict.NON_FINITE
+        judged.error[facts.hidden & wrong & ~(judged.surprise > 1)] = np.nan
+        wrong = np.isin(judged.verdict, BAD)
+        judged.origin[:] = wrong & ~self._comes_of(wrong)
+        victims = find_victims(self.sources, judged.origin, self.open & ~wrong & ~said, self._beyond_clean)
+        judged.verdict[victims] = Verdict.DIVERGED
+        judged.reason[victims] |= Reason.VICTIM
+        carried = np.flatnonzero(self.unit == Unit.CARRIED)
+        self._carry(carried)
+
+    def _keep_surprise(self, noise: list[Gains]) -> None:
+        found = find_surprise(self.errors, self.sources, self.bases, noise)
+        judged, at = self.judged, np.flatnonzero(self.open & ~np.isnan(found.score))
+        judged.surprise[at], judged.measure[at] = found.score[at], found.measure[at]
+        judged.deviation[at], judged.limit[at] = found.error[at], found.limit[at]
+        judged.given[at], judged.siblings[at], judged.rule[at] = found.given[at], found.siblings[at], found.rule[at]
+
+    def _by_surprise(self) -> Bools:
+        return np.asarray(self.judged.surprise > 1)
+
+    def _by_factor(self) -> Bools:
+        """Where gradients come in that are all scaled by one factor."""
+        judged, scaling = self.judged, self.scaling
+        if not scaling.found:
+            return scaling.entries
+        scaled = (scaling.factor != 1) & self.open
+        judged.reason[scaled] |= Reason.SCALED
+        at = np.flatnonzero(scaling.entries & self.open)
+        judged.deviation[at] = np.abs(scaling.factor[at] - 1)
+        judged.limit[at] = t.FACTOR_LEAST
+        judged.surprise[at] = judged.deviation[at] / t.FACTOR_LEAST
+        judged.measure[at], judged.rule[at] = MEASURES.index("sums"), Rule.MODEL
+        return scaling.entries
+
+    def _by_start(self) -> Bools:
+        """What came from nowhere: weights are the same or a cast, inputs and buffers the same but for rounding."""
+        judged, errors = self.judged, self.errors
+        start = self.open & (self.unit == Unit.START) & (errors.unit > 0)
+        weights = start & self.sources.has_role("parameter")
+        pairs = np.flatnonzero(start)
+        cast = np.zeros(len(start), np.bool_)
+        cast[pairs] = np.not_equal(*self.evidence.sides("dtype", pairs))
+        exact = weights & ~cast & (self.evidence.bits == 0)
+        rounding = np.where(cast, errors.unit, t.OWN * self.bases.own["values"])
+        spread = np.where(cast, t.CAST, t.OWN * t.SUMS) * errors.unit / np.sqrt(errors.count) + t.SHARED * t.FLOAT32
+        spread = np.where(cast & self._is_constant(), errors.unit, spread)
+        limits = {
+            "values": rounding,
+            "worst": np.where(cast, rounding, t.WORST * rounding),
+            "sums": spread,
+            "extremes": np.where(cast, rounding, t.WORST * rounding),
+        }
+        for number, name in enumerate(MEASURES):
+            error = np.where(start, errors.measure(name), np.nan)
+            limit = np.where(exact, 0.0, limits[name])
+            with np.errstate(divide="ignore", invalid="ignore"):
+                surprise = np.where(exact, np.inf, error / limit)
+            better = start & ~np.isnan(error) & ~(surprise <= judged.surprise)
+            judged.surprise[better], judged.measure[better] = surprise[better], number
+            judged.deviation[better], judged.limit[better] = error[better], limit[better]
+        judged.rule[start] = Rule.START
+        judged.given[start] = 0.0
+        return np.asarray(start & (exact | (judged.surprise > 1)))
+
+    def _is_constant(self) -> Bools:
+        """Tensors whose elements are so close together that a cast rounds all of them in the same direction."""
+        found = np.zeros(len(self.open), np.bool_)
+        at = np.flatnonzero(self.sources.known)
+        mean, std = (self.evidence.numbers(name, at)[0] for name in ("mean", "std"))
+        found[at] = std <= t.OWN * self.errors.unit[at] * np.abs(mean)
+        return found
+
+    def _of_integers(self) -> Bools:
+        """Integers do not round. But what a call chooses may be another thing where what it chose from is off."""
+        differs = self.facts.differs & (self.errors.unit == 0)
+        self.judged.limit[self.open & differs] = 0.0
+        self.judged.rule[self.open & differs] = Rule.MODEL
+        chosen = self.sources.largest(np.where(self.open, 1.0, 0.0)) > 0
+        self.judged.reason[self.open & differs & chosen] |= Reason.CHOSEN
+        return np.asarray(differs & ~chosen)
+
+    def _of_hidden(self) -> Bools:
+        """The same values in another order, though everything they came from is the same."""
+        started = np.isin(self.unit, (Unit.START, Unit.NONE))
+        return np.asarray(self.facts.hidden & (self.bases.unspoilt | started))
+
+    def _unlike_siblings(self) -> Bools:
+        """Other bits out of the same bits, where the siblings that were given the same bits gave the same ones.
+
+        So it is one program on one machine, and no rounding differs.
+        """
+        sources, unspoilt = self.sources, self.bases.unspoilt
+        at = np.flatnonzero(
+            unspoilt & sources.known & np.isin(self.unit, (Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT))
+        )
+        found = np.zeros(len(self.open), np.bool_)
+        if not self.open[at].any():
+            return found
+        family = sources.families[0][at]
+        _, number = np.unique(family, return_inverse=True)
+        same = np.bincount(number, self.identical[at]) if len(at) else np.zeros(0)
+        other = np.bincount(number, self.open[at])
+        steady = (same >= t.STEADY) & (same >= t.STEADY * other)
+        here = at[self.open[at] & steady[number] & self._is_rounded_twice()[at]]
+        found[here] = True
+        judged = self.judged
+        judged.rule[here], judged.limit[here], judged.surprise[here] = Rule.SIBLINGS, 0.0, np.inf
+        judged.siblings[here] = same[number][np.isin(at, here)]
+        return found
+
+    def _is_rounded_twice(self) -> Bools:
+        """Rows that are off by more than one rounding of each element: the tail of a vector may be computed apart."""
+        errors, unit = self.errors, self.errors.unit
+        far = errors.values > unit
+        far |= errors.worst > t.WORST * unit
+        far |= errors.extremes > t.WORST * unit
+        return np.asarray(far | (errors.sums > t.SUMS * unit / np.sqrt(errors.count)))
+
+    def _keep_tolerance(self, said: Bools) -> None:
+        judged, tolerance = self.judged, self.evidence.tolerance
+        judged.rule[said], judged.limit[said] = Rule.TOLERANCE, tolerance[said]
+        judged.deviation[said], judged.measure[said] = judged.error[said], -1
+        with np.errstate(divide="ignore", invalid="ignore"):
+            judged.surprise[said] = judged.error[said] / tolerance[said]
+
+    def _is_rounding(self) -> Bools:
+        """Whether a row is off by no more than the rounding of its own call."""
+        errors, own = self.errors, self.bases.own
+        fits = np.ones(len(self.open), np.bool_)
+        for name in MEASURES:
+            fits &= ~(errors.measure(name) > t.OWN * own[name])
+        return fits
+
+    def _comes_of(self, wrong: Bools) -> Bools:
+        """Wrong rows that came of another row that is wrong in the same way."""
+        found = np.zeros(len(wrong), np.bool_)
+        verdict = self.judged.verdict
+        for kinds in ((Verdict.NON_FINITE,), (Verdict.SHAPE, Verdict.DTYPE)):
+            spoilt = np.isin(verdict, kinds)
+            if spoilt.any():
+                found |= spoilt & (self.sources.largest(spoilt.astype(np.float64)) > 0)
+        by_bits = wrong & (self.facts.bits_only | (self.evidence.tolerance >= 0))
+        if by_bits.any():
+            found |= by_bits & (self.sources.largest(wrong.astype(np.float64)) > 0)
+        return found
+
+    def _beyond_clean(self, tainted: Bools) -> Bools:
+        """Rows that are further off than what they came from explains, if nothing tainted counts."""
+        clean = self._without(tainted)
+        found = np.zeros(len(tainted), np.bool_)
+        bases = find_bases(clean, self.sources)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for name in MEASURES:
+                allowed = np.maximum(t.GAIN[name], self.judged.limit / self.bases.whole[name])
+                found |= self.errors.measure(name) > allowed * bases.whole[name]
+        return found
+
+    def _without(self, tainted: Bools) -> Errors:
+        columns = {name: np.where(tainted, 0.0, self.errors.measure(name)) for name in MEASURES}
+        facts = {name: getattr(self.errors, name) for name in ("unit", "count", "norm", "absmax", "zeros", "flips")}
+        return Errors(**columns, **facts, identical=self.errors.identical)
+
+    def _carry(self, rows: Ints) -> None:
+        """What was seen before is as right or wrong as it was there, and nobody's fault here."""
+        judged = self.judged
+        rows = rows[self.open[rows] & (judged.rule[rows] != Rule.TOLERANCE)]
+        source = self.sources.carried_from[rows]
+        agree = np.isin(judged.verdict[source], AGREEING)
+        judged.verdict[rows] = np.where(
+            self.identical[source], Verdict.DRIFTING, np.where(agree, judged.verdict[source], Verdict.DIVERGED)
+        )
+        judged.verdict[rows[self.facts.nonfinite[rows]]] = Verdict.NON_FINITE
+        for column in (judged.measure, judged.deviation, judged.limit, judged.given, judged.siblings):
+            column[rows] = column[source]
+        judged.surprise[rows] = np.nan
+        judged.rule[rows] = Rule.CARRIED
+        judged.origin[rows] = False
+        judged.reason[rows] |= judged.reason[source] & (Reason.VICTIM | Reason.CHOSEN)

@@ -1,0 +1,92 @@
+"""What has come of the rows that are wrong by themselves.
+
+Reads the origins that `verdicts` found, and follows them through `sources`. A row is a victim when something it came
+from is, and it is further off than the rest explains; where the difference has healed, it agrees again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from astray.compare.judge.sources import Sources, Unit
+from astray.compare.rows import Bools, Ints
+
+
+def find_victims(sources: Sources, origin: Bools, other: Bools, beyond: Callable[[Bools], Bools]) -> Bools:
+    """Rows that are wrong because of an origin.
+
+    other: those that may be. beyond: says of all rows whether they are too far off, given which ones are tainted.
+    """
+    tainted = _tainted(sources, origin, other)
+    if not (tainted & other).any():
+        return np.zeros(len(origin), np.bool_)
+    return np.asarray(tainted & other & beyond(tainted))
+
+
+def _tainted(sources: Sources, origin: Bools, other: Bools) -> Bools:
+    """Whatever can be reached from an origin. After the step behind the first one, that is everything."""
+    tainted = origin.copy()
+    if not origin.any():
+        return tainted
+    first = int(np.argmax(origin))
+    steps = np.where(sources.known, sources.step, -1)
+    walked = np.flatnonzero((origin | other) & (steps <= steps[first] + 1))
+    walked = walked[walked >= first]
+    position = np.arange(len(origin))  # a value comes by its source, wherever it was seen before
+    carried = np.flatnonzero(sources.unit == Unit.CARRIED)
+    np.minimum.at(position, sources.carried_from[carried], carried)
+    walked = walked[np.argsort(position[walked], kind="stable")]
+    after = steps > steps[first] + 1
+    _walk(sources, walked, tainted)
+    late = np.any(tainted[steps == steps[first] + 1])
+    if late:
+        tainted |= after & other
+    return tainted
+
+
+def _walk(sources: Sources, rows: Ints, tainted: Bools) -> None:
+    """Walk through rows in order of observation, and mark what comes of marked ones."""
+    calls = sources.calls
+    group = sources.code_group
+    columns = [
+        rows.tolist(),
+        sources.unit[rows].tolist(),
+        sources.call[rows].tolist(),
+        group[rows].tolist(),
+        sources.is_result[rows].tolist(),
+        sources.carried_from[rows].tolist(),
+        sources.last_seen[rows].tolist(),
+        sources.gradient_before[rows].tolist(),
+        sources.step[rows].tolist(),
+    ]
+    spoilt: set[int] = set()  # calls that were given or have made something tainted
+    inside: set[int] = set()  # groups in which something tainted was made
+    owners: set[tuple[int, int]] = set()  # modules by step
+    marked = set(np.flatnonzero(tainted).tolist())
+    forward, owner, module = calls.forward_of, calls.owner, calls.module
+    enclosing = calls.enclosing
+    for row, unit, call, where, result, carried, before, gradient, step in zip(*columns, strict=True):
+        if row not in marked:
+            if unit == Unit.CARRIED:
+                comes = carried in marked
+            elif unit == Unit.CALL:
+                comes = call in spoilt or call in inside or int(forward[call]) in spoilt or where in inside
+            elif unit == Unit.CODE:
+                outer = int(enclosing[call])
+                comes = where in inside or outer in spoilt or gradient in marked or int(forward[call]) in spoilt
+            elif unit == Unit.GRADIENT:
+                comes = (int(owner[call]), step) in owners
+            else:
+                comes = before in marked or gradient in marked
+            if not comes:
+                continue
+            marked.add(row)
+        spoilt.add(call)
+        owners.add((int(module[call]), step))
+        if result:
+            inside.add(where)
+            if enclosing[call] >= 0:
+                spoilt.add(int(enclosing[call]))
+    tainted[np.array(sorted(marked), np.int64)] = True

@@ -1,0 +1,136 @@
+"""What was set differently in two runs: the first lines of every report, and the table of `astray compare --setup`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from astray.compare.comparison import Comparison
+from astray.compare.setup.difference import SetupDifference
+from astray.compare.setup.wording import shown
+from astray.report.grid import Grid
+from astray.report.page import BOLD, DIM, MARGIN, WIDTH, YELLOW, Page
+from astray.store import Run
+from astray.wording import counted
+
+MOST = 5
+"""How many differences a report says before it says anything else."""
+
+_OF_OPTIMIZERS = ("lr", "betas", "momentum", "eps", "weight_decay")
+_EFFECTS = {"changes results": "results", "changes rounding": "rounding", "none known": "none known"}
+_LEAST = {"what": 24, "reference": 12, "candidate": 12}
+_LEAST_OF_ALL = {"what": 16, "name": 8, "reference": 9, "candidate": 9}
+
+
+def say_setup(page: Page, comparison: Comparison) -> None:
+    """Puts what was set differently onto the page, if anything was: at most a few lines, those first that matter."""
+    told = [one for one in comparison.setup if one.expected_effect != "none known"]
+    rest = len(comparison.setup) - len(told[:MOST])
+    if not comparison.setup:
+        return
+    if told:
+        first, *others = told[:MOST]
+        for line in page.folded(f"Set differently: {with_ranks(first, comparison)}", later_indent=" " * MARGIN):
+            page.line(page.paint(line, YELLOW))
+        page.entry("also", [with_ranks(one, comparison) for one in others])
+    else:
+        page.line(f"Set differently: {counted(rest, 'setting')} with no known effect on numbers; --setup lists them.")
+    if told and rest:
+        page.entry("more", f"{_more(comparison.setup, told)}; --setup lists them all.")
+    page.line()
+
+
+def _more(setup: Sequence[SetupDifference], told: Sequence[SetupDifference]) -> str:
+    """How many differences were not said."""
+    harmless = len(setup) - len(told)
+    parts = [f"{len(told) - MOST:,} more"] if len(told) > MOST else []
+    parts += [f"{harmless:,} with no known effect on numbers"] if harmless else []
+    return " and ".join(parts)
+
+
+def with_ranks(difference: SetupDifference, comparison: Comparison) -> str:
+    """The sentence of a difference, and on which ranks it is so, where that is not all."""
+    everywhere = len(set(comparison.reference.ranks) & set(comparison.candidate.ranks))
+    if len(difference.ranks) >= everywhere:
+        return difference.sentence
+    ranks = ", ".join(map(str, difference.ranks))
+    return f"{difference.sentence[:-1]}, on rank{'s' * (len(difference.ranks) > 1)} {ranks}."
+
+
+def render(comparison: Comparison, *, width: int = WIDTH, colour: bool = False) -> str:
+    """Everything that was set differently, as a table."""
+    page = Page(width, colour)
+    page.line(page.paint(f"{comparison.reference.path}  →  {comparison.candidate.path}", BOLD))
+    page.line()
+    if comparison.setup:
+        several = len(comparison.reference.ranks) > 1
+        rows = [_cells(one, several) for one in comparison.setup]
+        words = ("what", "name", "reference", "candidate", "changes", "from")
+        head, *body = Grid(words, ["from"], _LEAST, _LEAST_OF_ALL).lines(rows, page.width)
+        page.line(page.paint(head, DIM))
+        for line in body:
+            page.line(line)
+    else:
+        page.line("Nothing was set differently, as far as both runs tell.")
+    for note in unrecorded(comparison):
+        page.line()
+        for line in page.folded(note):
+            page.line(line)
+    return page.text()
+
+
+def _cells(one: SetupDifference, several: bool) -> dict[str, str]:
+    ranks = {"rank": ",".join(map(str, one.ranks))} if several else {}
+    return {
+        **ranks,
+        "what": one.subject,
+        "name": one.name,
+        "reference": "–" if one.reference is None else shown(one.reference),
+        "candidate": "–" if one.candidate is None else shown(one.candidate),
+        "changes": _EFFECTS[one.expected_effect],
+        "from": "start" if one.step is None else f"step {one.step}",
+    }
+
+
+def summary_of(run: Run) -> str:
+    """What a run was set to at its start, in a few words; empty when it has not recorded it."""
+    rank = next(iter(run.ranks.values()), None)
+    known: dict[str, dict[str, Any]] = {}
+    dtypes: Counter[str] = Counter()
+    seen = set()
+    for row in rank.setup if rank is not None else ():
+        if (row.subject, row.site) in seen:
+            continue
+        seen.add((row.subject, row.site))
+        known.setdefault(row.subject, row.values)
+        if row.subject == "module":
+            dtypes.update(str(value) for name, value in row.values.items() if name.endswith(".dtype"))
+    return " · ".join(_facts(known, dtypes))
+
+
+def _facts(known: dict[str, dict[str, Any]], dtypes: Counter[str]) -> Iterator[str]:
+    optimizer, torch = known.get("optimizer", {}), known.get("torch", {})
+    if optimizer:
+        numbers = ", ".join(f"{name} {shown(optimizer[name])}" for name in _OF_OPTIMIZERS if optimizer.get(name))
+        yield f"{optimizer.get('class', 'an optimizer')} {numbers}".rstrip()
+    if dtypes:
+        yield ", ".join(f"{count:,} {dtype}" for dtype, count in dtypes.most_common()) + " parameters and buffers"
+    if known.get("autocast", {}).get("autocast", "off") != "off":
+        yield f"autocast {known['autocast']['autocast']}"
+    if torch.get("float32_matmul_precision", "highest") != "highest":
+        yield f"matmul precision {torch['float32_matmul_precision']}"
+    if torch.get("threads"):
+        yield counted(torch["threads"], "thread")
+    if known.get("seed", {}).get("torch") is not None:
+        yield f"seed {known['seed']['torch']}"
+
+
+def unrecorded(comparison: Comparison) -> Iterator[str]:
+    """Which of the runs have not recorded what they were set to."""
+    for side, run in (("reference", comparison.reference), ("candidate", comparison.candidate)):
+        if not any(rank.setup for rank in run.ranks.values()):
+            yield (
+                f"The {side} {run.path} has not recorded what it was set to: only arguments, dtypes and what its "
+                "description says are compared."
+            )
