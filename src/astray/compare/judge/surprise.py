@@ -120,7 +120,7 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
     bias = _is_bias(sources)
     real = sources.known & (unit > 0) & (errors.count > 1)
     element = np.where(real, np.maximum(errors.element, moved), 0.0)
-    rms = np.maximum(errors.rms, np.finfo(float).tiny)
+    rms = np.maximum(errors.rms, np.finfo(np.float32).tiny)
 
     def given(column: Floats) -> Floats:
         """What was given is off by, a bias only as far as it weighs in the result."""
@@ -132,11 +132,13 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
         forward = np.isin(sources.unit, (Unit.CALL, Unit.CODE)) & ~sources.backward
         return np.maximum(plain, np.where(forward, whole, sources.largest(column)))
 
-    coarsest = np.maximum(unit, sources.largest(np.where(sources.known, unit, 0.0)))
+    coarsest = _coarsest(errors, sources)
     rounding = np.where(coarsest <= t.FLOAT32, t.FINE_SUM * coarsest, coarsest)
     elements = given(element)
     # A buffer is a mean over many numbers, and may be much smaller than they are.
-    size = np.where(sources.unit == Unit.BUFFER, sources.largest(np.where(real, errors.rms, 0.0)) / rms, 0.0)
+    size = np.where(
+        sources.unit == Unit.BUFFER, np.minimum(sources.largest(np.where(real, errors.rms, 0.0)) / rms, t.LARGEST), 0.0
+    )
     averaging = np.minimum(rounding * size, t.LARGEST)
     flips, flipped_sums = _gates(errors, sources, elements)
     flips, flipped_sums = np.maximum(flips, averaging), np.maximum(flipped_sums, averaging)
@@ -211,6 +213,25 @@ def _is_matrix(sources: Sources, rows: Ints) -> Bools:
     dims = np.array([*(len(one) > 1 for one in shape.values), False])
     tensor = sources.evidence.reference.tensor[sources.evidence.pairs.reference[rows]]
     return np.asarray(dims[shape.codes[tensor]])
+
+
+def _coarsest(errors: Errors, sources: Sources) -> Floats:
+    """The unit roundoff of the coarsest numbers that each row came from, however many calls ago.
+
+    A float32 sum of bfloat16 products has bfloat16's noise, if those differ at all.
+    """
+    unit = np.where(sources.known, errors.unit, 0.0)
+    found = np.maximum(unit, sources.largest(unit))
+    differs = sources.known & ~errors.identical & (unit > 0)
+    if not differs.any() or unit[differs].min() == unit[differs].max():
+        return found
+    carried = np.where(differs, found, 0.0)
+    for _ in range(t.LONGEST):
+        further = np.where(differs, np.maximum(carried, sources.largest(carried)), 0.0)
+        if np.array_equal(further, carried):
+            break
+        carried = further
+    return np.maximum(found, carried)
 
 
 def _is_bias(sources: Sources) -> Bools:

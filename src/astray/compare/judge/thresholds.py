@@ -85,5 +85,8 @@ may hold nothing but rounding."""
 FACTOR_LEAST = 1e-2
 """A common factor closer to one is rounding of the loss."""
 
+LONGEST = 64
+"""So many calls in a row are followed in a finer dtype, to know how coarse the numbers are that they began with."""
+
 LARGEST = 1e3
 """Errors beyond this are all the same: the reference is almost zero."""

@@ -152,7 +152,7 @@ class _Judge:
         """What came from nowhere: weights are the same or a cast, inputs and buffers the same but for rounding."""
         judged, errors = self.judged, self.errors
         start = self.open & (self.unit == Unit.START) & (errors.unit > 0)
-        weights = start & self.sources.has_role("parameter")
+        weights = start & self.sources.is_weight
         pairs = np.flatnonzero(start)
         cast = np.zeros(len(start), np.bool_)
         cast[pairs] = np.not_equal(*self.evidence.sides("dtype", pairs))
