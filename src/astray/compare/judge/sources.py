@@ -107,7 +107,7 @@ class Sources:
 
     @cached_property
     def is_weight(self) -> Bools:
-        """Parameters, also those that functions are given: they require a gradient, and an optimizer or nothing made them."""
+        """Parameters, also as functions are given them: they require a gradient; if anything made them, an optimizer did."""
         given = self.has_role("input") & ~self.backward & ((self.plane == 1) | (self.plane == 2))
         found = self.has_role("parameter")
         at = np.flatnonzero(given)
@@ -241,7 +241,7 @@ class Sources:
         return np.where(self._is_call(self.calls.is_optimizer)[rows], self.site[rows], of_module)
 
     def _sites_by_shape(self, rows: Ints) -> Ints:
-        """The parameter of a function's module that has the shape of an argument; −1 where there are none or several."""
+        """The parameter of a function's module that has the shape of an argument; −1 where none or several have."""
         shape = np.append(self.evidence.reference.columns["shape"], -1)[self.evidence.pairs.reference]
         gradients = np.flatnonzero(self.unit_of_gradients)
         owner = self._of_call(self.calls.owner)[gradients]

@@ -65,9 +65,9 @@ def _walk(sources: Sources, rows: Ints, tainted: Bools) -> None:
     inside: set[int] = set()  # groups in which something tainted was made
     owners: set[tuple[int, int, int]] = set()  # modules by plane and step
     marked = set(np.flatnonzero(tainted).tolist())
-    moving = {plane: set(marked) for plane in range(3)}  # gradients, as each plane by itself would know it
     forward, owner, module, plane = calls.forward_of, calls.owner, calls.module, calls.plane
     enclosing, planes = calls.enclosing, calls.planes_of_owners
+    moving = {one: set(marked) if one == planes[0] else set() for one in planes}  # gradients, as each plane knows them
     for row, unit, call, where, result, carried, before, gradient, step in zip(*columns, strict=True):
         if row not in marked:
             if unit == Unit.CARRIED:
