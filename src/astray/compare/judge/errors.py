@@ -78,15 +78,19 @@ class Errors:
         return np.asarray(self.zeros / self.count)
 
 
-def find_errors(evidence: Evidence, judged: Judgement, factor: Floats) -> Errors:
-    """The errors of all pairs, their candidates divided by a factor; pairs that one run lacks have none."""
+def find_errors(evidence: Evidence, judged: Judgement, factor: Floats, multiplied: Floats) -> Errors:
+    """The errors of all pairs; those that one run lacks have none.
+
+    factor: by which their candidates are divided. multiplied: the unit roundoff of the products they are made of.
+    """
     length = len(evidence.pairs.reference)
     columns = {name: np.full(length, np.nan) for name in MEASURES}
     facts = {name: np.zeros(length) for name in ("unit", "size", "absmax", "zeros", "flips")}
     count = np.ones(length)
     at = np.flatnonzero(evidence.pairs.matched)
     if len(at):
-        facts["unit"][at] = evidence.eps(at) / 2
+        unit = evidence.eps(at) / 2
+        facts["unit"][at] = np.where(unit == t.FLOAT32, np.maximum(unit, multiplied[at]), unit)
         _read_statistics(evidence, at, factor[at], columns, facts, count)
     by_values = np.flatnonzero(~np.isnan(judged.metrics["rel_l2"]))
     if len(by_values):

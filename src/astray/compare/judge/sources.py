@@ -107,7 +107,7 @@ class Sources:
 
     @cached_property
     def is_weight(self) -> Bools:
-        """Parameters, also as functions are given them: they require a gradient; if anything made them, an optimizer did."""
+        """Parameters, also as functions get them: they require a gradient; if anything made them, an optimizer did."""
         given = self.has_role("input") & ~self.backward & ((self.plane == 1) | (self.plane == 2))
         found = self.has_role("parameter")
         at = np.flatnonzero(given)
@@ -386,22 +386,26 @@ class Sources:
     def families(self) -> tuple[Ints, Ints]:
         """Two numbers for each row: of its nearest siblings, at the same place of other layers, and of all its kind."""
         calls = self.calls
-        pattern = self._of_call(calls.pattern)
-        near = one_key([pattern, self.role, self.path, self._of_call(calls.phase), self.plane, self.unit, self.step])
-        outer = self._of_call(calls.enclosing)
-        around = np.where(self.unit == Unit.CODE, np.append(calls.type, -1)[outer], -1)
-        name = np.where(self.unit == Unit.CODE, self._of_call(calls.last_name), -1)
-        kind = np.where(self.unit == Unit.GRADIENT, self._of_call(calls.owner_type), self._of_call(calls.type))
-        kind = np.where(self.unit == Unit.CODE, -1, kind)
-        last = np.where(self.unit == Unit.GRADIENT, self._of_call(calls.last_name), -1)
-        columns = [kind, around, name, last, self.role, self.path, self._of_call(calls.phase)]
+        of_module = np.where(self.unit == Unit.GRADIENT, self._of_call(calls.owner_type), self._of_call(calls.type))
+        place = [
+            self._of_call(calls.pattern),
+            self._of_call(calls.type),
+            self.role,
+            self.path,
+            self._of_call(calls.phase),
+        ]
+        near = one_key([*place, of_module, self.plane, self.unit, self.step])
+        code = self.unit == Unit.CODE
+        around = np.where(code, np.append(calls.type, -1)[self.enclosing], -1)
+        named = np.where(code | (self.unit == Unit.GRADIENT), self._of_call(calls.last_name), -1)
+        columns = [np.where(code, -1, of_module), around, named, self.role, self.path, self._of_call(calls.phase)]
         return near, one_key([*columns, self.plane, self.unit, self.step])
 
     @cached_property
     def kin_of_any_step(self) -> Ints:
         """A number for each row's nearest siblings, in whatever step."""
-        pattern = self._of_call(self.calls.pattern)
-        return one_key([pattern, self.role, self.path, self._of_call(self.calls.phase), self.plane])
+        place = [self._of_call(column) for column in (self.calls.pattern, self.calls.type, self.calls.phase)]
+        return one_key([*place, self.role, self.path, self.plane])
 
 
 def _at(column: npt.NDArray[Any], rows: Ints, nothing: float = 0.0) -> npt.NDArray[Any]:

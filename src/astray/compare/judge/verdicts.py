@@ -12,6 +12,7 @@ from astray.compare.evidence import Evidence, Progress
 from astray.compare.judge import thresholds as t
 from astray.compare.judge.errors import Errors, find_errors
 from astray.compare.judge.measuring import Facts, measure
+from astray.compare.judge.precision import multiplied_units
 from astray.compare.judge.scaling import find_scaling
 from astray.compare.judge.siblings import Gains, largest_of_family
 from astray.compare.judge.sources import Sources, Unit
@@ -47,7 +48,7 @@ def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = No
 def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str, Floats]:
     """What a judged noise run shows: for each measure, by row of the reference's tensors, the gain of its family."""
     sources = Sources(evidence, _comparable(judged))
-    errors = find_errors(evidence, judged, find_scaling(evidence, sources).factor)
+    errors = find_errors(evidence, judged, find_scaling(evidence, sources).factor, multiplied_units(sources))
     bases = find_bases(errors, sources)
     rows = evidence.reference.tensor[evidence.pairs.reference]
     found: dict[str, Floats] = {}
@@ -91,7 +92,7 @@ class _Judge:
         self.evidence, self.judged, self.facts = evidence, judged, facts
         self.sources = Sources(evidence, _comparable(judged))
         self.scaling = find_scaling(evidence, self.sources)
-        self.errors = find_errors(evidence, judged, self.scaling.factor)
+        self.errors = find_errors(evidence, judged, self.scaling.factor, multiplied_units(self.sources))
         self.bases = find_bases(self.errors, self.sources)
         self.unit = self.sources.unit
         self.identical = judged.verdict == Verdict.IDENTICAL
