@@ -217,6 +217,9 @@ class _Search:
             if lone is None:
                 return "computation", self._stopped_gradient(call), entry
             return "parameter", call, lone
+        producer = self._lone_producer()
+        if producer is not None:
+            return "computation", producer, entry
         while True:
             outer = self.nesting.enclosing(call)
             if outer is None:
@@ -225,6 +228,16 @@ class _Search:
             if not len(given):
                 return "computation", self._stopped_gradient(outer), entry
             call, entry = outer, int(given[0])
+
+    def _lone_producer(self) -> int | None:
+        """The call that made a wrong input in the reference, where the candidate has no such call."""
+        row = int(self.pairs["row_reference"][self.start])
+        maker = int(self.nesting.producer[row]) if row >= 0 else -1
+        if maker < 0:
+            return None
+        call = int(self.reference.call_rows[maker])
+        others = self.calls == call
+        return None if call < 0 or np.any(others & self.matched) or not others.any() else call
 
     def _stopped_gradient(self, call: int) -> int:
         """A call directly inside that sent a gradient to one of its inputs in one run only; else the call itself."""

@@ -6,11 +6,13 @@ off it is than what it came from explains. Above 1 it counts as wrong by itself;
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from astray.compare.divergence import Place, sureness
+from astray.compare.divergence import Divergence, Place, sureness
 from astray.store import Table
 
 MOST = 10
@@ -86,8 +88,24 @@ def explained(measure: str, error: float, limit: float, given: float, rule: str,
     return f"{what}; {source}{others} explain{'' if others else 's'} {limit:.1e}"
 
 
-def find_suspects(pairs: Table) -> tuple[Suspect, ...]:
-    """The most surprising tensor of each site and phase, the most surprising first."""
+def find_suspects(pairs: Table, firsts: Sequence[Divergence] = ()) -> tuple[Suspect, ...]:
+    """The most surprising tensor of each site and phase, the most surprising first.
+
+    firsts: the first divergences, which come before all others: one may be known by more than its numbers.
+    """
+    known = {(one.rank, one.site, one.phase): _of_divergence(one) for one in firsts[:MOST]}
+    found = _by_surprise(pairs)
+    rest = [one for one in found if (one.rank, one.site, one.phase) not in known]
+    return (*known.values(), *rest)[:MOST]
+
+
+def _of_divergence(one: Divergence) -> Suspect:
+    sure = one.settings or one.parameter is not None or math.isnan(one.surprise)
+    score = math.inf if sure else one.surprise
+    return Suspect(one.rank, one.place, score, one.measure, one.deviation, one.limit, one.given, one.rule, one.siblings)
+
+
+def _by_surprise(pairs: Table) -> tuple[Suspect, ...]:
     score = pairs.numbers("surprise")
     at = np.flatnonzero(score > 0)
     order = at[np.lexsort((at, -score[at]))]

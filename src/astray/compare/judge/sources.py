@@ -155,6 +155,25 @@ class Sources:
         found[weights & (found >= 0) & ~weights[found]] = -1
         return found
 
+    @cached_property
+    def handed_from(self) -> Ints:
+        """For inputs that only the candidate computes anew: the first row of the value that the reference hands on."""
+        found = np.full(len(self.call), -1)
+        evidence = self.evidence
+        at = np.flatnonzero(self.known & (self.plane >= 0))
+        held = graph_of(self.run).contents
+        tensor = evidence.reference.tensor[evidence.pairs.reference[at]]
+        at, tensor = at[held.telling[tensor]], tensor[held.telling[tensor]]
+        if not len(at):
+            return found
+        code = np.unique(held.code[tensor], return_inverse=True)[1]
+        key = one_key([code, self.step[at], self.plane[at]])
+        _, first, number = np.unique(key, return_index=True, return_inverse=True)
+        source = at[first][number]
+        new = (source < at) & self.has_role("input")[at] & ~self.backward[at]
+        found[at[new]] = source[new]
+        return found
+
     def _outermost(self, at: Ints, number: Ints, first: Ints) -> Ints:
         """The row that each value came by: the first, or, of gradients that arrive, the one at the outermost call.
 
@@ -291,6 +310,8 @@ class Sources:
             forward = np.where(outer >= 0, _at(calls.forward_of, outer, -1), calls.forward_of[self.call[code]])
             found[code] = np.fmax.reduce([found[code], before, _at(given, outer), _at(seen, forward)])
             found[code] = np.maximum(found[code], _at(column, self.gradient_before[code]))
+            handed = self.handed_from[code]
+            found[code] = np.where(handed >= 0, _at(column, handed), found[code])
         gradient = np.flatnonzero(unit == Unit.GRADIENT)
         if len(gradient):
             found[gradient] = self._by_owner(seen)[gradient]
