@@ -31,10 +31,20 @@ class Contents(NamedTuple):
     code: the same for equal bits in one dtype and number of elements; 0 where nothing is known.
     telling: whether no other tensor is likely to hold the same: a constant of zeros, ones or another whole number is
         everywhere, and so is a tensor without one finite element.
+    dtype, low, high: the least and the largest finite element, and in which dtype.
     """
 
     code: npt.NDArray[np.uint64]
     telling: Bools
+    dtype: Ints
+    low: npt.NDArray[np.float64]
+    high: npt.NDArray[np.float64]
+
+    def may_be_part(self, rows: Ints, of: Ints) -> Bools:
+        """Whether rows may be views of others: nothing in them is below or above what is there."""
+        with np.errstate(invalid="ignore"):
+            beyond = (self.low[rows] < self.low[of]) | (self.high[rows] > self.high[of])
+        return np.asarray(~beyond | (self.dtype[rows] != self.dtype[of]))
 
 
 def contents(tensors: Table) -> Contents:
@@ -52,7 +62,8 @@ def contents(tensors: Table) -> Contents:
     code = np.where(known | measured, code, np.uint64(0))
     with np.errstate(invalid="ignore"):
         common = measured & ~((low < high) | (low != np.rint(low)) & ~np.isnan(low))
-    return Contents(code, (known | measured) & ~common & ~(known & (prints == 0)))
+    telling = (known | measured) & ~common & ~(known & (prints == 0))
+    return Contents(code, telling, tensors.coded("dtype").codes, low, high)
 
 
 def number_values(tree: CallTree, tensors: Table, call_rows: Ints, held: Contents) -> Ints:
