@@ -12,19 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from astray.compare.divergence import Divergence, Place, sureness
+from astray.compare.divergence import Divergence, Place
+from astray.compare.explanation import explained, sureness
 from astray.store import Table
 
 MOST = 10
 """So many suspects are told."""
-
-WORDS = {
-    "values": "its values are off by",
-    "worst": "its worst element is off by",
-    "norm": "its norm is off by",
-    "mean": "its mean is off by",
-    "extremes": "its extremes are off by",
-}
 
 
 @dataclass(frozen=True)
@@ -64,28 +57,15 @@ class Suspect:
         return sureness(self.score)
 
     def __str__(self) -> str:
-        """Why it is suspected: "its norm is off by 6.2e-02; its inputs (1.1e-04) and 11 siblings explain 9.8e-04"."""
-        return explained(self.measure, self.error, self.limit, self.given, self.rule, self.siblings)
-
-
-def explained(measure: str, error: float, limit: float, given: float, rule: str, siblings: int) -> str:
-    """How far off a tensor is, and what would explain how much of it."""
-    what = f"{WORDS.get(measure, 'it is off by')} {error:.1e}"
-    if rule == "start":
-        return f"{what}, and it came from nothing that could differ"
-    if limit == 0 and rule == "siblings":
-        return f"{what}, though all it came from is bit-identical, and {siblings} siblings of it stayed so"
-    if limit == 0 or np.isnan(limit):
-        return what
-    source = f"what it came from ({given:.1e})" if given else "rounding, as all it came from is bit-identical,"
-    others = {
-        "siblings": f" and {siblings} siblings",
-        "noise run": " and the noise run",
-        "tolerance": "",
-    }.get(rule, "")
-    if rule == "tolerance":
-        return f"{what}; the tolerance is {limit:.1e}"
-    return f"{what}; {source}{others} explain{'' if others else 's'} {limit:.1e}"
+        """Why it is suspected: "its extremes are off by 0.062; rounding explains at most 9.8e-04"."""
+        return explained(
+            measure=self.measure,
+            deviation=self.error,
+            limit=self.limit,
+            given=self.given,
+            rule=self.rule,
+            siblings=self.siblings,
+        )
 
 
 def find_suspects(pairs: Table, firsts: Sequence[Divergence] = ()) -> tuple[Suspect, ...]:
