@@ -4,8 +4,9 @@ Reads `errors` and `sources`, feeds `verdicts`. For each measure the *base* of a
 rounding of its own call; its *gain* is its error over that. A row may have so many times the largest gain among its
 siblings; in a noise run, of its family there; without either, what a model allows. A surprise above 1 is beyond that.
 
-Three kinds of right difference come out of nothing, and are a part of the base: sums that are off by √n less than
-elements; gates that flip a few elements of a gradient; an optimizer that moves elements whose gradient is rounding.
+Four kinds of right difference come out of nothing, and are a part of the base: sums that are off by √n less than
+elements; gates that flip a few elements of a gradient; an optimizer that moves elements whose gradient is rounding;
+gradients that are sums of much larger terms.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Bases(NamedTuple):
     own: dict[str, Floats]
     given: dict[str, Floats]
     whole: dict[str, Floats]
-    unspoilt: Bools  # rows of which everything they came from is bit-identical
+    spoilt: Bools  # rows of which something they came from is not bit-identical
+    unspoilt: Bools  # rows that came from something that was recorded, all of which is bit-identical
     element: Floats  # what elements of what it came from are off by
     silent: dict[str, Bools]  # rows of which a measure says nothing
 
@@ -145,14 +147,16 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
     spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / np.sqrt(errors.count), 0.0)))
     sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
     worst = np.where(real, np.nan_to_num(np.minimum(np.fmax(errors.worst, errors.extremes), t.LARGEST)), 0.0)
+    cancelled = _cancellation(errors, sources)
     own = {
-        "values": rounding + flips,
-        "worst": t.WORST * rounding + flips,
-        "sums": spread + t.SHARED * t.FLOAT32 + flipped_sums,
-        "extremes": t.WORST * rounding + flips,
+        "values": cancelled * rounding + flips,
+        "worst": cancelled * t.WORST * rounding + flips,
+        "sums": cancelled * (spread + t.SHARED * t.FLOAT32) + flipped_sums,
+        "extremes": cancelled * t.WORST * rounding + flips,
     }
     far = np.maximum(elements, given(worst))
     levels = {"values": elements, "worst": far, "sums": given(sums), "extremes": far}
+    levels = {name: np.minimum(cancelled * level, t.LARGEST) for name, level in levels.items()}
     some = sources.is_explained
     differs = np.where(sources.known & ~errors.identical, 1.0, 0.0)
     spoilt = np.maximum(sources.largest(differs), np.append(differs, 1.0)[sources.gradient_before])
@@ -164,6 +168,7 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
         own,
         levels,
         {name: np.hypot(levels[name], own[name]) for name in MEASURES},
+        spoilt=spoilt > 0,
         unspoilt=some & (spoilt == 0),
         element=elements,
         silent={"values": nothing, "sums": nothing, "worst": singles, "extremes": singles},
@@ -174,6 +179,21 @@ def _is_bias(sources: Sources) -> Bools:
     """Parameters that are added: of one dimension, by their name."""
     words = np.array([*(path.rpartition(".")[2].endswith("bias") for path in sources.evidence.paths), False])
     return np.asarray(sources.has_role("parameter") & words[sources.path])
+
+
+def _cancellation(errors: Errors, sources: Sources) -> Floats:
+    """How many times larger than a gradient are the terms that it is the sum of; 1 where they do not cancel.
+
+    The gradient of a vector (a bias, the scale of a norm) is a sum over what arrives at its module, so that what it is
+    off by is beside that. Before a batch norm or a softmax all of it cancels, and nothing is left but rounding.
+    """
+    found = np.ones(len(errors.norm))
+    at = np.flatnonzero(sources.backward & sources.is_result & (errors.unit > 0) & sources.is_vector)
+    if len(at):
+        arriving = sources.largest(np.where(sources.backward & sources.has_role("input"), errors.norm, 0.0))[at]
+        size = np.maximum(errors.norm[at], np.finfo(float).tiny)
+        found[at] = np.clip(arriving / size, 1.0, t.LARGEST / t.FLOAT32)
+    return found
 
 
 def _likely(mean: Floats, count: Floats) -> Floats:
