@@ -2,7 +2,8 @@
 
 Reads the `evidence` of one rank and what was measured of it, feeds `flow` and `surprise`. All are relative:
 
-- `values`: ‖c − r‖ / ‖r‖, where values were kept. Rounding makes it about one unit roundoff.
+- `values`: ‖c − r‖ / ‖r‖, where values were kept. Rounding makes it about one unit roundoff. Of a slice, beside the
+  size of the whole where that is larger.
 - `worst`: max |c − r| / max |r|, where values were kept. It sees one wrong element of a million.
 - `norm`: how far norm and std are apart, beside ‖r‖; `mean`: how far the means are, beside the rms of r. Both are sums
   over all elements, in which rounding averages out: it is √n times smaller than in the elements, so that a factor of
@@ -12,6 +13,7 @@ Reads the `evidence` of one rank and what was measured of it, feeds `flow` and `
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +22,7 @@ import numpy as np
 from astray.compare import metrics
 from astray.compare.evidence import STATISTICS, Evidence
 from astray.compare.judge import thresholds as t
+from astray.compare.kept import is_partial
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import MEASURES, Judgement, Verdict
 
@@ -94,7 +97,7 @@ def find_errors(evidence: Evidence, judged: Judgement, factor: Floats, multiplie
         _read_statistics(evidence, at, factor[at], columns, facts, count)
     by_values = np.flatnonzero(~np.isnan(judged.metrics["rel_l2"]))
     if len(by_values):
-        _read_values(judged, by_values, columns, facts)
+        _read_values(evidence, judged, by_values, columns, facts, count)
         _divide(judged, by_values[factor[by_values] != 1], factor, columns)
     identical = judged.verdict == Verdict.IDENTICAL
     for column in columns.values():
@@ -133,17 +136,33 @@ def _read_statistics(
     facts["flips"][at] = np.where(known, np.abs(zeros[0] - zeros[1]), 0)
 
 
-def _read_values(judged: Judgement, at: Ints, columns: dict[str, Floats], facts: dict[str, Floats]) -> None:
+def _read_values(
+    evidence: Evidence, judged: Judgement, at: Ints, columns: dict[str, Floats], facts: dict[str, Floats], count: Floats
+) -> None:
+    """What values tell; where no statistics were kept, size and sums as well."""
     found = judged.metrics
-    columns["values"][at] = found["rel_l2"][at]
-    absmax = facts["absmax"][at]
-    columns["worst"][at] = metrics.ratios(found["max_abs"][at], absmax)
-    unknown = at[np.isnan(columns["norm"][at])]  # no statistics were kept: the values tell mean and std as well
-    rms = np.hypot(found["mean_reference"][unknown], found["std_reference"][unknown])
+    rms = np.hypot(found["mean_reference"][at], found["std_reference"][at])
+    untold = np.isnan(columns["norm"][at]) & ~(facts["absmax"][at] > 0)
+    alone = at[untold]
+    count[alone] = np.maximum(_elements(evidence, alone), 1)
+    facts["size"][alone] = np.nan_to_num(rms[untold]) * np.sqrt(count[alone])
     for name, gap in (("mean", "mean_difference"), ("norm", "std_difference")):
-        columns[name][unknown] = metrics.ratios(np.abs(found[gap][unknown]), rms)
-    unscaled = at[~(facts["absmax"][at] > 0)]
-    columns["worst"][unscaled] = np.where(found["max_abs"][unscaled] > 0, np.nan, 0.0)
+        columns[name][alone] = metrics.ratios(np.abs(found[gap][alone]), rms[untold])
+    # A slice of almost nothing may hold no more than the rounding of the numbers around it.
+    whole = np.where(is_partial(judged.source[at]), facts["size"][at] / np.sqrt(count[at]), 0.0)
+    columns["values"][at] = np.where(whole > rms, metrics.ratios(found["rmse"][at], whole), found["rel_l2"][at])
+    worst = metrics.ratios(found["max_abs"][at], facts["absmax"][at])
+    # The error is the larger of both measures, so it stands for the worst element where its scale is not known.
+    columns["worst"][at] = np.where(facts["absmax"][at] > 0, worst, judged.error[at])
+
+
+def _elements(evidence: Evidence, at: Ints) -> Floats:
+    """How many elements the reference has, by its shape."""
+    rows = evidence.reference
+    assert rows.run is not None, "pairs have both sides"
+    shape = rows.run.tensors.coded("shape")
+    sizes = np.array([*(math.prod(one) for one in shape.values), 0], np.float64)
+    return sizes[shape.codes[rows.tensor[evidence.pairs.reference[at]]]]
 
 
 def _divide(judged: Judgement, at: Ints, factor: Floats, columns: dict[str, Floats]) -> None:

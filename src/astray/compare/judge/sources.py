@@ -85,6 +85,14 @@ class Sources:
         """Known rows in a role."""
         return self.known & self._has_role(role)
 
+    @cached_property
+    def is_vector(self) -> Bools:
+        """Known rows of tensors of one dimension."""
+        shape = self.run.tensors.coded("shape")
+        vectors = np.array([*(len(one) == 1 for one in shape.values), False])[shape.codes]
+        found = np.append(vectors[self.evidence.reference.tensor], False)[self.evidence.pairs.reference]
+        return np.asarray(found & self.known)
+
     # -- units -----------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -4,8 +4,9 @@ Reads `errors` and `sources`, feeds `verdicts`. For each measure the *base* of a
 rounding of its own call; its *gain* is its error over that. A row may have so many times the largest gain among its
 siblings; in a noise run, of its family there; without either, what a model allows. A surprise above 1 is beyond that.
 
-Three kinds of right difference come out of nothing, and are a part of the base: sums that are off by √n less than
-elements; gates that flip a few elements of a gradient; an optimizer that moves elements whose gradient is rounding.
+Four kinds of right difference come out of nothing, and are a part of the base: sums that are off by √n less than
+elements; gates that flip a few elements of a gradient; an optimizer that moves elements whose gradient is rounding;
+gradients that are sums of much larger terms.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Bases(NamedTuple):
     own: dict[str, Floats]
     given: dict[str, Floats]
     whole: dict[str, Floats]
-    unspoilt: Bools  # rows of which everything they came from is bit-identical
+    spoilt: Bools  # rows of which something they came from is not bit-identical
+    unspoilt: Bools  # rows that came from something that was recorded, all of which is bit-identical
     element: Floats  # what elements of what it came from are off by
     silent: dict[str, Bools]  # rows of which a measure says nothing
 
@@ -166,7 +168,7 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
         "extremes": far.copy(),
     }
     for column in (*own.values(), *levels.values()):
-        column *= cancelled
+        np.minimum(column * cancelled, t.LARGEST, out=column)
     some = sources.is_explained
     differs = np.where(sources.known & ~errors.identical, 1.0, 0.0)
     spoilt = np.maximum(sources.largest(differs), np.append(differs, 1.0)[sources.gradient_before])
@@ -178,6 +180,7 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
         own,
         levels,
         {name: np.hypot(levels[name], own[name]) for name in MEASURES},
+        spoilt=spoilt > 0,
         unspoilt=some & (spoilt == 0),
         element=elements,
         silent={"values": nothing, "norm": nothing, "mean": nothing, "worst": singles, "extremes": singles},
@@ -185,34 +188,28 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
 
 
 def _cancellation(errors: Errors, sources: Sources) -> Floats:
-    """For gradients of parameters how much smaller they are than their terms: their error is that of the terms.
+    """How many times larger than a gradient the terms are that it is the sum of: its error is that of the terms.
 
     A weight's gradient is a sum over M positions of products of what arrives at its module and what entered it. Terms
     of random signs add up to √M times their size. One that is much smaller (that of a bias before a batch norm, or of
     the keys of an attention) holds little more than the rounding of its terms.
     """
     found = np.ones(len(errors.unit))
-    at = np.flatnonzero((sources.unit == Unit.GRADIENT) & (errors.size > 0))
-    if not len(at):
-        return found
-    rows = np.where(sources.known, errors.rms, 0.0), np.where(sources.known, errors.count, 0.0)
-    gradient, positions = (sources.arriving(column)[at] for column in rows)
-    entered, inputs = (sources.entering(column)[at] for column in rows)
-    count = errors.count[at]
-    matrix = _is_matrix(sources, at)
-    terms = np.where(matrix, np.sqrt(positions * inputs / count), positions / count)
-    size = np.sqrt(count * np.maximum(terms, 1.0)) * gradient * np.where(matrix, entered, 1.0)
-    found[at] = np.clip(size / errors.size[at], 1.0, t.LARGEST)
-    return found
-
-
-def _is_matrix(sources: Sources, rows: Ints) -> Bools:
-    """Which of these have more than one dimension."""
-    run = sources.run
-    shape = run.tensors.coded("shape")
-    dims = np.array([*(len(one) > 1 for one in shape.values), False])
-    tensor = sources.evidence.reference.tensor[sources.evidence.pairs.reference[rows]]
-    return np.asarray(dims[shape.codes[tensor]])
+    size = np.maximum(errors.size, np.finfo(np.float32).tiny)
+    vectors = np.flatnonzero((sources.unit == Unit.CALL) & sources.backward & (errors.unit > 0) & sources.is_vector)
+    if len(vectors):  # what a function gives for a bias, as its module's gradient
+        arrives = sources.largest(np.where(sources.backward & sources.has_role("input"), errors.size, 0.0))
+        found[vectors] = arrives[vectors] / size[vectors]
+    at = np.flatnonzero((sources.unit == Unit.GRADIENT) & (errors.unit > 0))
+    if len(at):
+        rows = np.where(sources.known, errors.rms, 0.0), np.where(sources.known, errors.count, 0.0)
+        gradient, positions = (sources.arriving(column)[at] for column in rows)
+        entered, inputs = (sources.entering(column)[at] for column in rows)
+        count, matrix = errors.count[at], ~sources.is_vector[at]
+        terms = np.where(matrix, np.sqrt(positions * inputs / count), positions / count)
+        summed = np.sqrt(count * np.maximum(terms, 1.0)) * gradient * np.where(matrix, entered, 1.0)
+        found[at] = summed / size[at]
+    return np.clip(found, 1.0, t.LARGEST / t.FLOAT32)
 
 
 def _coarsest(errors: Errors, sources: Sources) -> Floats:

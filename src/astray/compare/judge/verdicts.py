@@ -198,9 +198,8 @@ class _Judge:
         return np.asarray(differs & ~chosen)
 
     def _of_hidden(self) -> Bools:
-        """The same values in another order, though everything they came from is the same."""
-        started = np.isin(self.unit, (Unit.START, Unit.NONE))
-        return np.asarray(self.facts.hidden & (self.bases.unspoilt | started))
+        """The same values in another order, and nothing they came from differs."""
+        return np.asarray(self.facts.hidden & ~self.bases.spoilt)
 
     def _unlike_siblings(self) -> Bools:
         """Other bits out of the same bits, where the siblings that were given the same bits gave the same ones.
