@@ -171,7 +171,7 @@ class Comparison:
     @cached_property
     def suspects(self) -> tuple[Suspect, ...]:
         """The calls that are most surprising, whether or not anything diverged, the most surprising first."""
-        return find_suspects(self.pairs)
+        return find_suspects(self.pairs, self.firsts)
 
     @property
     def of_checkpoints(self) -> bool:

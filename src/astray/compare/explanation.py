@@ -12,7 +12,8 @@ from astray.wording import two_digits
 _MEASURED = {
     "values": ("values", "are"),
     "worst": ("worst element", "is"),
-    "sums": ("norm, mean or std", "is"),
+    "norm": ("norm or std", "is"),
+    "mean": ("mean", "is"),
     "extremes": ("extremes", "are"),
 }
 
@@ -28,9 +29,9 @@ def explained(
 ) -> str:
     """How far off a tensor is, and what explains how much of it.
 
-    >>> numbers = {"measure": "sums", "deviation": 6.2e-2, "limit": 9.8e-4, "given": 1.1e-4}
+    >>> numbers = {"measure": "norm", "deviation": 6.2e-2, "limit": 9.8e-4, "given": 1.1e-4}
     >>> explained(**numbers, rule="siblings", siblings=11)
-    'its norm, mean or std is off by 0.062; what it came from (1.1e-04) and 11 siblings explain at most 9.8e-04'
+    'its norm or std is off by 0.062; what it came from (1.1e-04) and 11 siblings explain at most 9.8e-04'
 
     of: whose numbers these are, where that is not clear: "its parameter `weight`".
     by: what tells its values, where that is not all of them: "sample".

@@ -219,6 +219,9 @@ class _Search:
             if lone is None:
                 return "computation", self._stopped_gradient(call), entry
             return "parameter", call, lone
+        producer = self._lone_producer()
+        if producer is not None:
+            return "computation", producer, entry
         while True:
             outer = self.nesting.enclosing(call)
             if outer is None:
@@ -227,6 +230,16 @@ class _Search:
             if not len(given):
                 return "computation", self._stopped_gradient(outer), entry
             call, entry = outer, int(given[0])
+
+    def _lone_producer(self) -> int | None:
+        """The call that made a wrong input in the reference, where the candidate has no such call."""
+        row = int(self.pairs["row_reference"][self.start])
+        maker = int(self.nesting.producer[row]) if row >= 0 else -1
+        if maker < 0:
+            return None
+        call = int(self.reference.call_rows[maker])
+        others = self.calls == call
+        return None if call < 0 or np.any(others & self.matched) or not others.any() else call
 
     def _stopped_gradient(self, call: int) -> int:
         """A call directly inside that sent a gradient to one of its inputs in one run only; else the call itself."""
@@ -480,11 +493,14 @@ class _Search:
 
     def _about_computation(self, entry: Place, inputs: list[Place], given: list[Place]) -> str:
         if entry.role == "input":
-            site, kind = self._name(self.culprit)
             shows = f"The wrong value shows first as {entry.tensor} of {entry.module}"
             lone = self._made_by_one()
             if lone:
-                return f"{shows}. {lone}: look at the code of {site} ({kind}) there."
+                outer = self.nesting.enclosing(int(self.calls[self.entry]))
+                return f"{shows}. {lone}" + (
+                    "." if outer is None else ": look at the code of {} ({}).".format(*self._name(outer))
+                )
+            site, kind = self._name(self.culprit)
             return f"{shows}, and no observed call produced it: the code of {site} ({kind}) around its submodules did."
         if entry.role == "gradient":
             return self._about_gradient()

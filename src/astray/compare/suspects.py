@@ -6,11 +6,13 @@ off it is than what it came from explains. Above 1 it counts as wrong by itself;
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from astray.compare.divergence import Place
+from astray.compare.divergence import Divergence, Place
 from astray.compare.explanation import explained, sureness
 from astray.store import Table
 
@@ -24,7 +26,8 @@ class Suspect:
 
     place: its most surprising tensor. score: how many times further off than can be explained; ∞ where nothing may
     differ. measure: by what (docs/verdict.md). error: how far off by that measure. limit: how far it may be. given: how
-    far off what it came from is. rule: who says so. siblings: how many others it was compared with.
+    far off what it came from is. rule: who says so. siblings: how many others it was compared with. of: whose numbers
+    these are, in words, where they are not those of the place.
     """
 
     rank: int
@@ -36,6 +39,7 @@ class Suspect:
     given: float
     rule: str
     siblings: int
+    of: str = ""
 
     @property
     def step(self) -> int:
@@ -56,6 +60,8 @@ class Suspect:
 
     def __str__(self) -> str:
         """Why it is suspected: "its extremes are off by 0.062; rounding explains at most 9.8e-04"."""
+        if math.isnan(self.error):  # another shape, NaN, integers: what has no size
+            return self.place.reason or self.place.verdict
         return explained(
             measure=self.measure,
             deviation=self.error,
@@ -63,11 +69,39 @@ class Suspect:
             given=self.given,
             rule=self.rule,
             siblings=self.siblings,
+            of=self.of,
         )
 
 
-def find_suspects(pairs: Table) -> tuple[Suspect, ...]:
-    """The most surprising tensor of each site and phase, the most surprising first."""
+def find_suspects(pairs: Table, firsts: Sequence[Divergence] = ()) -> tuple[Suspect, ...]:
+    """The most surprising tensor of each site and phase, the most surprising first.
+
+    firsts: the first divergences, which come before all others: one may be known by more than its numbers.
+    """
+    known = {(one.rank, one.site, one.phase): _of_divergence(one) for one in firsts[:MOST]}
+    found = _by_surprise(pairs)
+    rest = [one for one in found if (one.rank, one.site, one.phase) not in known]
+    return (*known.values(), *rest)[:MOST]
+
+
+def _of_divergence(one: Divergence) -> Suspect:
+    sure = one.settings or one.parameter is not None or math.isnan(one.surprise)
+    score = math.inf if sure else one.surprise
+    return Suspect(
+        rank=one.rank,
+        place=one.place,
+        score=score,
+        measure=one.measure,
+        error=one.deviation,
+        limit=one.limit,
+        given=one.given,
+        rule=one.rule,
+        siblings=one.siblings,
+        of=one.whose,
+    )
+
+
+def _by_surprise(pairs: Table) -> tuple[Suspect, ...]:
     score = pairs.numbers("surprise")
     at = np.flatnonzero(score > 0)
     order = at[np.lexsort((at, -score[at]))]

@@ -12,6 +12,7 @@ from astray.compare.evidence import Evidence, Progress
 from astray.compare.judge import thresholds as t
 from astray.compare.judge.errors import Errors, find_errors
 from astray.compare.judge.measuring import Facts, measure
+from astray.compare.judge.precision import multiplied_units
 from astray.compare.judge.scaling import find_scaling
 from astray.compare.judge.siblings import Gains, largest_of_family
 from astray.compare.judge.sources import Sources, Unit
@@ -47,7 +48,7 @@ def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = No
 def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str, Floats]:
     """What a judged noise run shows: for each measure, by row of the reference's tensors, the gain of its family."""
     sources = Sources(evidence, _comparable(judged))
-    errors = find_errors(evidence, judged, find_scaling(evidence, sources).factor)
+    errors = find_errors(evidence, judged, find_scaling(evidence, sources).factor, multiplied_units(sources))
     bases = find_bases(errors, sources)
     rows = evidence.reference.tensor[evidence.pairs.reference]
     found: dict[str, Floats] = {}
@@ -91,7 +92,7 @@ class _Judge:
         self.evidence, self.judged, self.facts = evidence, judged, facts
         self.sources = Sources(evidence, _comparable(judged))
         self.scaling = find_scaling(evidence, self.sources)
-        self.errors = find_errors(evidence, judged, self.scaling.factor)
+        self.errors = find_errors(evidence, judged, self.scaling.factor, multiplied_units(self.sources))
         self.bases = find_bases(self.errors, self.sources)
         self.unit = self.sources.unit
         self.identical = judged.verdict == Verdict.IDENTICAL
@@ -145,14 +146,14 @@ class _Judge:
         judged.deviation[at] = np.abs(scaling.factor[at] - 1)
         judged.limit[at] = t.FACTOR_LEAST
         judged.surprise[at] = judged.deviation[at] / t.FACTOR_LEAST
-        judged.measure[at], judged.rule[at] = MEASURES.index("sums"), Rule.MODEL
+        judged.measure[at], judged.rule[at] = MEASURES.index("norm"), Rule.MODEL
         return scaling.entries
 
     def _by_start(self) -> Bools:
         """What came from nowhere: weights are the same or a cast, inputs and buffers the same but for rounding."""
         judged, errors = self.judged, self.errors
         start = self.open & (self.unit == Unit.START) & (errors.unit > 0)
-        weights = start & self.sources.has_role("parameter")
+        weights = start & self.sources.is_weight
         pairs = np.flatnonzero(start)
         cast = np.zeros(len(start), np.bool_)
         cast[pairs] = np.not_equal(*self.evidence.sides("dtype", pairs))
@@ -163,7 +164,8 @@ class _Judge:
         limits = {
             "values": rounding,
             "worst": np.where(cast, rounding, t.WORST * rounding),
-            "sums": spread,
+            "norm": spread,
+            "mean": spread,
             "extremes": np.where(cast, rounding, t.WORST * rounding),
         }
         for number, name in enumerate(MEASURES):
@@ -196,9 +198,8 @@ class _Judge:
         return np.asarray(differs & ~chosen)
 
     def _of_hidden(self) -> Bools:
-        """The same values in another order, though everything they came from is the same."""
-        started = np.isin(self.unit, (Unit.START, Unit.NONE))
-        return np.asarray(self.facts.hidden & (self.bases.unspoilt | started))
+        """The same values in another order, and nothing they came from differs."""
+        return np.asarray(self.facts.hidden & ~self.bases.spoilt)
 
     def _unlike_siblings(self) -> Bools:
         """Other bits out of the same bits, where the siblings that were given the same bits gave the same ones.
@@ -273,7 +274,7 @@ class _Judge:
 
     def _without(self, tainted: Bools) -> Errors:
         columns = {name: np.where(tainted, 0.0, self.errors.measure(name)) for name in MEASURES}
-        facts = {name: getattr(self.errors, name) for name in ("unit", "count", "norm", "absmax", "zeros", "flips")}
+        facts = {name: getattr(self.errors, name) for name in ("unit", "count", "size", "absmax", "zeros", "flips")}
         return Errors(**columns, **facts, identical=self.errors.identical)
 
     def _carry(self, rows: Ints) -> None:
