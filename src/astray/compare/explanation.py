@@ -38,6 +38,8 @@ def explained(
     """
     part = f" (by {by})" if by not in ("", "values") and measure in ("values", "worst") else ""
     what = f"{_subject(measure, of)} off by {two_digits(deviation)}{part}"
+    if rule == "seen before":
+        return f"{what}, as where it was seen first"
     if rule == "tolerance":
         return f"{what}; the tolerance is {two_digits(limit)}"
     if rule == "start":

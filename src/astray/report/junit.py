@@ -93,7 +93,8 @@ def _case(
     if first is not None:
         what = "First divergence" if first in comparison.firsts else "Wrong by itself"
         what = "Differs" if comparison.of_checkpoints else what
-        text = f"{what}{_on_rank(comparison, first)}: {first.place.full}. {first.evidence[0]}"
+        sure = "" if comparison.of_checkpoints else f" How sure: {first.sureness}."
+        text = f"{what}{_on_rank(comparison, first)}: {first.place.full}. {first.evidence[0]}{sure}"
         _add(case, "failure", text, first.verdict)
     elif len(unmatched):
         place = Place.of(comparison.pairs, int(unmatched[0]))

@@ -313,14 +313,14 @@ def _others(page: Page, comparison: Comparison) -> None:
     if same:
         page.entry("same cause", f"{figures.counted(len(same), 'more place')}, first {same[0].place}")
     set_up = [one for one in comparison.others if one.settings and one not in same]
-    page.entry("other causes", [f"{one.place}: {one.settings[0].sentence}" for one in set_up[:_MOST_SUSPECTS]])
+    page.entry("other causes", [other_line(one, comparison) for one in set_up[:_MOST_SUSPECTS]])
     rest = [one for one in comparison.others if not one.settings and not _is_counted(comparison.first, one)]
     rest.sort(key=lambda one: -_score(one))
     shown = rest[:_MOST_SUSPECTS]
     if shown:
         clean = all(one.clean for one in shown)
         why = "not its victims, for their inputs agree" if clean else "not explained by what they came from"
-        lines = [_told(comparison, one.place, one.rank, _score(one), error_of(one)) for one in shown]
+        lines = [other_line(one, comparison) for one in shown]
         more = [f"and {len(rest) - len(shown):,} more"] if len(rest) > len(shown) else []
         page.entry("by itself", [f"These are {why}:", *lines, *more])
     told = [one.place for one in (*comparison.firsts, *comparison.others)]
@@ -352,6 +352,13 @@ def _told(comparison: Comparison, place: Place, rank: int, score: float, why: st
         return f"{place}{on}: {why}"
     of = "times what can be explained" if score > 1 else "of what would count as wrong"
     return f"{place}{on} ({times(score)} {of}): {why}"
+
+
+def other_line(one: Divergence, comparison: Comparison) -> str:
+    """A further divergence: where it is, how surprising, and why."""
+    if one.settings:
+        return f"{one.place}: {one.settings[0].sentence}"
+    return _told(comparison, one.place, one.rank, _score(one), error_of(one))
 
 
 def suspects_of(comparison: Comparison, told: Sequence[Place] = ()) -> list[Suspect]:
