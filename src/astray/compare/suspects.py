@@ -68,6 +68,8 @@ class Suspect:
 def explained(measure: str, error: float, limit: float, given: float, rule: str, siblings: int) -> str:
     """How far off a tensor is, and what would explain how much of it."""
     what = f"{WORDS.get(measure, 'it is off by')} {error:.1e}"
+    if np.isnan(error):
+        what = "it differs, though no statistic shows by how much"
     if rule == "start":
         return f"{what}, and it came from nothing that could differ"
     if limit == 0 and rule == "siblings":

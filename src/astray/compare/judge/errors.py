@@ -13,7 +13,7 @@ Reads the `evidence` of one rank and what was measured of it, feeds `flow` and `
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from astray.compare import metrics
 from astray.compare.evidence import STATISTICS, Evidence
 from astray.compare.judge import thresholds as t
+from astray.compare.judge.sources import GIVEN
 from astray.compare.kept import is_partial
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import MEASURES, Judgement, Verdict
@@ -30,8 +31,9 @@ from astray.compare.verdict import MEASURES, Judgement, Verdict
 class Errors:
     """One entry per pair. A measure is NaN where it is not known and 0 where the bits are the same.
 
-    unit: the unit roundoff of the coarser side, 0 for integers. count, norm, absmax, zeros: of the reference.
-    flips: by how many the two sides' zeros differ. element: how far off a typical element is, as far as is known.
+    unit: the unit roundoff that a pair is judged by, mostly of the coarser side; 0 for integers. count, norm, absmax,
+    zeros: of the reference. flips: by how many the two sides' zeros differ. element: how far off a typical element is,
+    as far as is known.
     """
 
     values: Floats
@@ -49,6 +51,10 @@ class Errors:
     def measure(self, name: str) -> Floats:
         column: Floats = getattr(self, name)
         return column
+
+    def without(self, rows: Bools) -> Errors:
+        """The same, with some rows that are off by nothing."""
+        return replace(self, **{name: np.where(rows, 0.0, self.measure(name)) for name in MEASURES})
 
     @cached_property
     def element(self) -> Floats:
@@ -82,7 +88,7 @@ def find_errors(evidence: Evidence, judged: Judgement, factor: Floats) -> Errors
     count = np.ones(length)
     at = np.flatnonzero(evidence.pairs.matched)
     if len(at):
-        facts["unit"][at] = evidence.eps(at) / 2
+        facts["unit"][at] = _precision(evidence, at) / 2
         _read_statistics(evidence, at, factor[at], columns, facts, count)
     by_values = np.flatnonzero(~np.isnan(judged.metrics["rel_l2"]))
     if len(by_values):
@@ -92,6 +98,17 @@ def find_errors(evidence: Evidence, judged: Judgement, factor: Floats) -> Errors
     for column in columns.values():
         column[identical] = 0.0
     return Errors(**columns, **facts, count=count, identical=identical)
+
+
+def _precision(evidence: Evidence, at: Ints) -> Floats:
+    """The epsilon of the coarser side; of the reference for results that are among few with other dtypes."""
+    coarser, dtypes = evidence.eps(at), evidence.sides("dtype", at)
+    mixed = np.not_equal(*dtypes)
+    if mixed.mean() >= t.MIXED:
+        return coarser
+    given = [number for number, role in enumerate(evidence.roles) if role in GIVEN]
+    results = ~np.isin(evidence.sides("role", at)[0], given)
+    return np.where(mixed & results, evidence.precisions[dtypes[0]], coarser)
 
 
 def _read_statistics(
