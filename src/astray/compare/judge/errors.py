@@ -66,6 +66,12 @@ class Errors:
         return _bounded(np.where(np.isnan(self.values), shown, self.values))
 
     @cached_property
+    def at_most(self) -> Floats:
+        """The most that elements are off by, if each is by itself: sums would show it. By values where they were kept."""
+        shown = np.fmax(self.extremes, t.SUMS * self.sums * np.sqrt(self.count))
+        return _bounded(np.where(np.isnan(self.values), np.where(np.isnan(shown), np.inf, shown), self.values))
+
+    @cached_property
     def rms(self) -> Floats:
         return np.asarray(self.norm / np.sqrt(self.count))
 

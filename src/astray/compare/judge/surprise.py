@@ -142,7 +142,7 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
     moved = _moves_of_optimizers(errors, sources)
     bias = _is_bias(sources)
     real = sources.known & (unit > 0) & (errors.count > 1)
-    element = np.where(real, np.maximum(errors.element, moved), 0.0)
+    element = np.where(real, np.maximum(errors.element, np.minimum(moved, errors.at_most)), 0.0)
     rms = np.maximum(errors.rms, np.finfo(float).tiny)
 
     def given(column: Floats) -> Floats:
