@@ -326,10 +326,18 @@ class Sources:
         found[carried] = column[self.carried_from[carried]]
         return found
 
+    def smallest_given(self, column: Floats) -> Floats:
+        """For each result the smallest number above zero among what its call was given; 0 where there is none."""
+        rows = self.is_given & (column > 0)
+        smallest = np.full(self.calls.count, np.inf)
+        np.minimum.at(smallest, self.call[rows], column[rows])
+        smallest[np.isinf(smallest)] = 0.0
+        return np.where(self.is_result, _at(smallest, self.call), 0.0)
+
     @cached_property
     def _is_explained(self) -> Bools:
-        """Calls that were given something that was recorded, or that have recorded calls inside."""
-        some = self._by_call(np.ones(len(self.call)), self.is_given)
+        """Calls whose inputs were recorded, or that have recorded calls inside. Weights alone explain no result."""
+        some = self._by_call(np.ones(len(self.call)), self.has_role("input"))
         made = self._by_call(np.ones(len(self.call)), self.is_result)
         return np.asarray(np.maximum(some, self.calls.spread(made, self.calls.enclosing)) > 0)
 
