@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-
 from astray.compare.calibration import MARGIN, Tolerances
+
 from astray.compare.comparison import compare
 from astray.errors import CompareError
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from astray.compare.comparison import compare
-from astray.compare.noise import limits
 from astray.stats.kernels import sample_positions
 
 EPS32, EPS16 = 2.0**-23, 2.0**-7

@@ -42,14 +42,8 @@ STATISTICS = ("min", "max", "mean", "std", "l2", "absmax")
 COUNTS = ("nan", "inf")
 
 
-MIXED = 0.1
-"""The least share of pairs with different dtypes in runs of different precision. Less may be an accident."""
-
 SHUFFLED = 0.01
 """Numbers in another order are further off than this."""
-
-GIVEN = ("parameter", "state")
-"""The roles of what a call starts from besides its inputs."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ Reads the `evidence` of one rank and what was measured of it, feeds `flow` and `
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy as np
 from astray.compare import metrics
 from astray.compare.evidence import STATISTICS, Evidence
 from astray.compare.judge import thresholds as t
+from astray.compare.judge.sources import GIVEN
 from astray.compare.kept import is_partial
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import MEASURES, Judgement, Verdict
@@ -31,8 +32,9 @@ from astray.compare.verdict import MEASURES, Judgement, Verdict
 class Errors:
     """One entry per pair. A measure is NaN where it is not known and 0 where the bits are the same.
 
-    unit: the unit roundoff of the coarser side, 0 for integers. count, size (‖r‖), absmax, zeros: of the reference.
-    flips: by how many the two sides' zeros differ. element: how far off a typical element is, as far as is known.
+    unit: the unit roundoff that a pair is judged by, mostly of the coarser side; 0 for integers. count, size (‖r‖),
+    absmax, zeros: of the reference. flips: by how many the two sides' zeros differ. element: how far off a typical
+    element is, as far as is known.
     """
 
     values: Floats
@@ -52,6 +54,10 @@ class Errors:
         column: Floats = getattr(self, name)
         return column
 
+    def without(self, rows: Bools) -> Errors:
+        """The same, with some rows that are off by nothing."""
+        return replace(self, **{name: np.where(rows, 0.0, self.measure(name)) for name in MEASURES})
+
     @cached_property
     def sums(self) -> Floats:
         """The larger of those that are sums over all elements."""
@@ -65,6 +71,12 @@ class Errors:
         """
         shown = np.fmax(self.extremes, self.sums * np.maximum(np.sqrt(self.count) / t.SUMS, 1.0))
         return _bounded(np.where(np.isnan(self.values), shown, self.values))
+
+    @cached_property
+    def at_most(self) -> Floats:
+        """The most that elements are off by, if each is by itself: sums would show it. By values if they were kept."""
+        shown = np.fmax(self.extremes, t.SUMS * self.sums * np.sqrt(self.count))
+        return _bounded(np.where(np.isnan(self.values), np.where(np.isnan(shown), np.inf, shown), self.values))
 
     @cached_property
     def rms(self) -> Floats:
@@ -92,7 +104,7 @@ def find_errors(evidence: Evidence, judged: Judgement, factor: Floats, multiplie
     count = np.ones(length)
     at = np.flatnonzero(evidence.pairs.matched)
     if len(at):
-        unit = evidence.eps(at) / 2
+        unit = _precision(evidence, at) / 2
         facts["unit"][at] = np.where(unit == t.FLOAT32, np.maximum(unit, multiplied[at]), unit)
         _read_statistics(evidence, at, factor[at], columns, facts, count)
     by_values = np.flatnonzero(~np.isnan(judged.metrics["rel_l2"]))
@@ -103,6 +115,17 @@ def find_errors(evidence: Evidence, judged: Judgement, factor: Floats, multiplie
     for column in columns.values():
         column[identical] = 0.0
     return Errors(**columns, **facts, count=count, identical=identical)
+
+
+def _precision(evidence: Evidence, at: Ints) -> Floats:
+    """The epsilon of the coarser side; of the reference for results that are among few with other dtypes."""
+    coarser, dtypes = evidence.eps(at), evidence.sides("dtype", at)
+    mixed = np.not_equal(*dtypes)
+    if mixed.mean() >= t.MIXED:
+        return coarser
+    given = [number for number, role in enumerate(evidence.roles) if role in GIVEN]
+    results = ~np.isin(evidence.sides("role", at)[0], given)
+    return np.where(mixed & results, evidence.precisions[dtypes[0]], coarser)
 
 
 def _read_statistics(

@@ -23,6 +23,7 @@ class Facts:
 
     measured: its error is known. differs: values surely do. hidden: they surely do, and no statistic shows how much.
     nonfinite: NaN or infinity where the other side has none. bits_only: fingerprints differ, and nothing else is known.
+    rearranged: a gradient that has another shape and as many elements, which is measured by its statistics alone.
     """
 
     measured: Bools
@@ -30,10 +31,11 @@ class Facts:
     hidden: Bools
     nonfinite: Bools
     bits_only: Bools
+    rearranged: Bools
 
     @classmethod
     def of_nothing(cls, pairs: int) -> Facts:
-        return cls(*(np.zeros(pairs, np.bool_) for _ in range(5)))
+        return cls(*(np.zeros(pairs, np.bool_) for _ in range(6)))
 
 
 def measure(evidence: Evidence, judged: Judgement, progress: Progress | None) -> Facts:
@@ -47,6 +49,7 @@ def measure(evidence: Evidence, judged: Judgement, progress: Progress | None) ->
     remaining = _settle_form(evidence, np.flatnonzero(pairs.matched & decided), judged)
     if len(remaining):
         _measure(evidence, remaining, judged, facts, progress)
+    _measure_rearranged(evidence, np.flatnonzero(judged.verdict == Verdict.SHAPE), judged, facts)
     return facts
 
 
@@ -126,6 +129,25 @@ def _with_statistics(found: Measured, at: Ints, some: Bools, judged: Judgement, 
         nonfinite=found.nonfinite | (before & facts.nonfinite[at]),
         reason=found.reason | np.where(some & ~found.differs, same, 0),
     )
+
+
+def _measure_rearranged(evidence: Evidence, at: Ints, judged: Judgement, facts: Facts) -> None:
+    """Gradients of as many elements as the other side's.
+
+    Views hand gradients through in shapes of their own, and two ways to one result seldom use the same views. That the
+    elements are in the right order shows in the forward, or where the gradient goes.
+    """
+    if not len(at) or "backward" not in evidence.phases:
+        return
+    at = at[evidence.sides("phase", at)[0] == evidence.phases.index("backward")]
+    left, right = evidence.numbers("count", at)
+    at = at[(left == right) & (left > 0) & (evidence.eps(at) > 0)]
+    if not len(at):
+        return
+    nothing = np.zeros(len(at), np.bool_)
+    facts.rearranged[at] = True
+    judged.verdict[at], judged.source[at] = Verdict.UNKNOWN, Source.STATISTICS
+    _keep(at, measure_statistics(evidence, at)._replace(equal=nothing, hidden=nothing), judged, facts)
 
 
 def _keep(at: Ints, found: Measured, judged: Judgement, facts: Facts) -> None:

@@ -37,22 +37,41 @@ class Surprise(NamedTuple):
     gain: Floats
     siblings: Ints
     rule: Ints
+    allowed: dict[str, Floats]  # by measure, how many times its base a row may be off by; NaN where it says nothing
 
 
 class Bases(NamedTuple):
     """For each measure what a row may be off by of itself (`own`), and together with what it was given (`whole`)."""
 
     own: dict[str, Floats]
+    moved: Floats  # weights, by what an optimizer may do to gradients that are nothing but rounding
     given: dict[str, Floats]
     whole: dict[str, Floats]
     spoilt: Bools  # rows of which something they came from is not bit-identical
     unspoilt: Bools  # rows that came from something that was recorded, all of which is bit-identical
     element: Floats  # what elements of what it came from are off by
+    cancelled: Bools  # sums of terms that cancel, of which nothing may be left but rounding
     silent: dict[str, Bools]  # rows of which a measure says nothing
 
 
 def find_surprise(errors: Errors, sources: Sources, bases: Bases, noise: list[Gains]) -> Surprise:
-    """Judge every row that came from something by its siblings, or by runs that show the noise."""
+    """Judge every row that came from something by its siblings, or by runs that show the noise.
+
+    A row that is wrong is no witness of what is right: its gain would allow its siblings, and all that comes of it,
+    whatever it likes. So they are judged once more without those that were found.
+    """
+    wrong = np.zeros(len(errors.unit), np.bool_)
+    found = _judged_by_witnesses(errors, sources, bases, noise, wrong)
+    for _ in range(t.ROUNDS):
+        more = (found.score > 1) & ~wrong
+        if not more.any():
+            break
+        wrong |= more
+        found = _judged_by_witnesses(errors, sources, bases, noise, wrong)
+    return found
+
+
+def _judged_by_witnesses(errors: Errors, sources: Sources, bases: Bases, noise: list[Gains], wrong: Bools) -> Surprise:
     length = len(errors.unit)
     score = np.full(length, -1.0)
     found = Surprise(
@@ -64,6 +83,7 @@ def find_surprise(errors: Errors, sources: Sources, bases: Bases, noise: list[Ga
         gain=np.full(length, np.nan),
         siblings=np.zeros(length, np.int32),
         rule=np.zeros(length, np.int8),
+        allowed={name: np.full(length, np.nan) for name in MEASURES},
     )
     units = (Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT, Unit.BUFFER)
     judged = np.isin(sources.unit, units) & (errors.unit > 0)
@@ -75,12 +95,13 @@ def find_surprise(errors: Errors, sources: Sources, bases: Bases, noise: list[Ga
             continue
         whole = bases.whole[name][at]
         gain = error[at] / whole
-        near, kin = (largest_of_others(gain, family[at], sources.site[at], least=t.SIBLINGS) for family in families)
+        shown = np.where(wrong[at], 0.0, gain)
+        near, kin = (largest_of_others(shown, family[at], sources.site[at], least=t.SIBLINGS) for family in families)
         use_near = near.sites >= t.SIBLINGS
         others = np.where(use_near, near.largest, kin.largest)
         count = np.where(use_near, near.sites, kin.sites)
         known = count >= t.SIBLINGS
-        before = largest_before(gain, families[0][at], sources.site[at])
+        before = largest_before(shown, families[0][at], sources.site[at])
         earlier = (before.sites >= t.BEFORE) & np.isin(sources.unit[at], (Unit.CALL, Unit.CODE))
         others = np.where(earlier, np.minimum(others, before.largest), others)
         slack = np.where(use_near, 1.0, t.OF_KIND) * np.where(sources.backward[at], t.OF_GRADIENTS[name], 1.0)
@@ -93,13 +114,14 @@ def find_surprise(errors: Errors, sources: Sources, bases: Bases, noise: list[Ga
         allowed, rule = np.where(own, capped, allowed), np.where(own, Rule.MODEL, rule)
         if noise:
             seen = np.fmax.reduce([run.of(name, at) for run in noise])
-            shown = ~np.isnan(seen)
+            told = ~np.isnan(seen)
             by_noise = slack * t.GAIN[name] * np.maximum(seen, t.LEAST[name])
             usual = np.where(known, others, t.LONELY / t.GAIN[name])
             less = seen < usual  # other kernels may round more than a perturbed input does
             by_noise = np.where(less, np.minimum(allowed, t.OTHER_NOISE * by_noise), by_noise)
-            allowed, rule = np.where(shown, by_noise, allowed), np.where(shown, Rule.NOISE, rule)
-            others = np.where(shown, seen, others)
+            allowed, rule = np.where(told, by_noise, allowed), np.where(told, Rule.NOISE, rule)
+            others = np.where(told, seen, others)
+        found.allowed[name][at] = allowed
         surprise = gain / allowed
         better = surprise > score[at]
         here = at[better]
@@ -115,19 +137,22 @@ def find_surprise(errors: Errors, sources: Sources, bases: Bases, noise: list[Ga
     return found
 
 
-def find_bases(errors: Errors, sources: Sources) -> Bases:
-    """What each row may be off by: of itself, and because of what it came from."""
+def find_bases(errors: Errors, sources: Sources, moved: Floats | None = None) -> Bases:
+    """What each row may be off by: of itself, and because of what it came from.
+
+    moved: what optimizers may have moved weights by, where that is known already.
+    """
     unit = errors.unit
-    moved = _moves_of_optimizers(errors, sources)
+    moved = _moves_of_optimizers(errors, sources) if moved is None else moved
     bias = _is_bias(sources)
     real = sources.known & (unit > 0) & (errors.count > 1)
-    element = np.where(real, np.maximum(errors.element, moved), 0.0)
+    element = np.where(real, np.maximum(errors.element, np.minimum(moved, errors.at_most)), 0.0)
     rms = np.maximum(errors.rms, np.finfo(np.float32).tiny)
 
     def given(column: Floats) -> Floats:
         """What was given is off by, a bias only as far as it weighs in the result."""
         plain = sources.largest(np.where(bias, 0.0, column))
-        if not bias.any():
+        if not np.any(column[bias] > 0):
             return plain
         weighed = np.minimum(sources.largest(np.where(bias, column * errors.rms, 0.0)) / rms, t.LARGEST)
         whole = np.minimum(weighed, sources.largest(np.where(bias, column, 0.0)))
@@ -149,7 +174,7 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
     spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / np.sqrt(errors.count), 0.0)))
     sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
     worst = np.where(real, np.nan_to_num(np.minimum(np.fmax(errors.worst, errors.extremes), t.LARGEST)), 0.0)
-    summed = spread + t.SHARED * t.FLOAT32 + flipped_sums
+    summed = spread + shared_rounding(coarsest) + flipped_sums
     single = t.WORST * rounding + flips
     cancelled = _cancellation(errors, sources)
     own = {
@@ -178,11 +203,13 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
     nothing = np.zeros(len(unit), np.bool_)
     return Bases(
         own,
+        moved,
         levels,
         {name: np.hypot(levels[name], own[name]) for name in MEASURES},
         spoilt=spoilt > 0,
         unspoilt=some & (spoilt == 0),
         element=elements,
+        cancelled=(cancelled > 1) & (t.OWN * own["values"] >= 1),
         silent={"values": nothing, "norm": nothing, "mean": nothing, "worst": singles, "extremes": singles},
     )
 
@@ -231,6 +258,26 @@ def _coarsest(errors: Errors, sources: Sources) -> Floats:
     return np.maximum(found, carried)
 
 
+def shared_rounding(unit: Floats) -> Floats:
+    """What all elements may be off by together, for dtypes of these unit roundoffs."""
+    return t.SHARED * np.clip(unit, t.EXACT, t.FLOAT32)
+
+
+def find_negligible(errors: Errors, sources: Sources) -> Bools:
+    """Results that are smaller, in both runs, than the rounding of whatever their call was given: zero but for that.
+
+    0 against 1e-9 is infinitely wrong, and fine beside ones. The smallest that was given counts: a mask of −1e38 must
+    not make everything beside it small. Sums are taken in float32, whatever the dtype.
+    """
+    found = np.zeros(len(errors.unit), np.bool_)
+    at = np.flatnonzero(sources.is_result & ~errors.identical & (errors.unit > 0) & (sources.unit == Unit.CALL))
+    if len(at):
+        size = np.fmax(*sources.evidence.numbers("absmax", at))
+        rounding = 2 * np.minimum(errors.unit[at], t.FLOAT32)
+        found[at] = size <= rounding * sources.smallest_given(errors.absmax)[at]
+    return found
+
+
 def _is_bias(sources: Sources) -> Bools:
     """Parameters that are added: of one dimension, by their name."""
     words = np.array([*(path.rpartition(".")[2].endswith("bias") for path in sources.evidence.paths), False])
@@ -269,10 +316,16 @@ def _gates(errors: Errors, sources: Sources, elements: Floats) -> tuple[Floats, 
 def _at_least_typical(moves: Floats, steps: Ints) -> Floats:
     """The moves of weights; one whose extremes stayed where they were has moved as far as the others of its step."""
     found = moves.copy()
-    for step in np.unique(steps):
-        here = steps == step
+    for here in _by_step(steps):
         found[here] = np.maximum(moves[here], np.median(moves[here]))
     return found
+
+
+def _by_step(steps: Ints) -> list[Ints]:
+    """The places of each step, one step after another."""
+    order = np.argsort(steps, kind="stable")
+    begins = np.flatnonzero(np.diff(steps[order], prepend=-1))
+    return np.split(order, begins[1:])
 
 
 def _moves_of_optimizers(errors: Errors, sources: Sources) -> Floats:
@@ -300,7 +353,6 @@ def _moves_of_optimizers(errors: Errors, sources: Sources) -> Floats:
     size = np.maximum(errors.size[weights], np.finfo(float).tiny)
     own = np.minimum(t.MOVED * move * np.sqrt(flipped) / size, t.LARGEST)
     own[known & errors.identical[gradient]] = 0.0
-    for step in np.unique(sources.step[weights]):  # what a step adds is there in the next
-        here = sources.step[weights] == step
+    for here in _by_step(sources.step[weights]):  # what a step adds is there in the next
         found[weights[here]] = np.minimum(own[here] + found[before[here]], t.LARGEST)
     return found

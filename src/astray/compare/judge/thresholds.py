@@ -25,7 +25,11 @@ SUMS = 4
 
 SHARED = 8
 """Elements may also be off together: the mean and the scale that a norm divides by are sums in float32, and what they
-are off by is common to all. So many roundings of float32 are allowed in a sum whatever n is."""
+are off by is common to all. So many roundings of float32 are allowed in a sum whatever n is; of float64, where all of
+it is float64."""
+
+EXACT = 2.0**-45
+"""Statistics are sums in float64, which depend on their order: they cannot tell float64 numbers any closer."""
 
 GAIN = {"values": 3.0, "worst": 4.0, "norm": 7.0, "mean": 14.0, "extremes": 6.0}
 """A call's gain is what its results are off by over what it was given, rounding included. It may be so many times the
@@ -59,6 +63,9 @@ STEADY = 5
 """So many siblings must have made the same bits out of the same bits before one that does not is wrong by that alone,
 and so many times as many as those that do not: atomic additions give other bits now and then."""
 
+ROUNDS = 3
+"""Rows are judged again without those that were found wrong, until no more are; so often at most."""
+
 BEFORE = 5
 """So many siblings before a row are enough to ask them alone: those after it may have come of it."""
 
@@ -73,6 +80,10 @@ GATED = 0.05
 
 MOVED = 2.0
 """An element whose gradient is nothing but rounding may move up in one run and down in the other: two moves apart."""
+
+MIXED = 0.1
+"""The least share of pairs with different dtypes in runs of different precision. Where fewer results are coarser in the
+candidate than in the reference, that may be the fault: they are judged by the precision of the reference."""
 
 CAST = 6.0
 """Sums over a tensor that was cast may be off by so many standard deviations; one element by one rounding."""

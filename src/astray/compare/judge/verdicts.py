@@ -10,17 +10,19 @@ import numpy as np
 
 from astray.compare.evidence import Evidence, Progress
 from astray.compare.judge import thresholds as t
-from astray.compare.judge.errors import Errors, find_errors
+from astray.compare.judge.errors import find_errors
 from astray.compare.judge.measuring import Facts, measure
 from astray.compare.judge.precision import multiplied_units
 from astray.compare.judge.scaling import find_scaling
 from astray.compare.judge.siblings import Gains, largest_of_family
 from astray.compare.judge.sources import Sources, Unit
-from astray.compare.judge.surprise import find_bases, find_surprise
-from astray.compare.judge.victims import find_victims
+from astray.compare.judge.surprise import find_bases, find_negligible, find_surprise, shared_rounding
+from astray.compare.judge.victims import find_reached
 from astray.compare.reasons import Reason
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import AGREEING, BAD, MEASURES, Judgement, Rule, Verdict
+
+BY_SURPRISE = (Rule.MODEL, Rule.SIBLINGS, Rule.NOISE)
 
 
 def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = None, exact: bool = False) -> Judgement:
@@ -35,7 +37,7 @@ def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = No
     if evidence.blocks is not None:  # the tensors of a checkpoint do not come from each other
         _judge_alone(evidence, judged, facts)
     else:
-        _Judge(evidence, judged, facts).decide(noise)
+        _settle(evidence, judged, facts, noise)
     if exact:
         other = np.isin(judged.verdict, (Verdict.ROUNDING, Verdict.DRIFTING))
         judged.verdict[other] = Verdict.DIVERGED
@@ -45,10 +47,18 @@ def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = No
     return judged
 
 
+def _settle(evidence: Evidence, judged: Judgement, facts: Facts, noise: list[Gains]) -> None:
+    """Decide about all pairs, unless bits have decided about every one."""
+    undecided = (judged.verdict != Verdict.IDENTICAL) & evidence.pairs.matched
+    if undecided.any():
+        _Judge(evidence, judged, facts).decide(noise)
+
+
 def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str, Floats]:
     """What a judged noise run shows: for each measure, by row of the reference's tensors, the gain of its family."""
     sources = Sources(evidence, _comparable(judged))
     errors = find_errors(evidence, judged, find_scaling(evidence, sources).factor, multiplied_units(sources))
+    errors = errors.without(find_negligible(errors, sources))
     bases = find_bases(errors, sources)
     rows = evidence.reference.tensor[evidence.pairs.reference]
     found: dict[str, Floats] = {}
@@ -92,7 +102,9 @@ class _Judge:
         self.evidence, self.judged, self.facts = evidence, judged, facts
         self.sources = Sources(evidence, _comparable(judged))
         self.scaling = find_scaling(evidence, self.sources)
-        self.errors = find_errors(evidence, judged, self.scaling.factor, multiplied_units(self.sources))
+        errors = find_errors(evidence, judged, self.scaling.factor, multiplied_units(self.sources))
+        self.negligible = find_negligible(errors, self.sources)
+        self.errors = errors.without(self.negligible)
         self.bases = find_bases(self.errors, self.sources)
         self.unit = self.sources.unit
         self.identical = judged.verdict == Verdict.IDENTICAL
@@ -114,19 +126,22 @@ class _Judge:
         agree = self.open & ~wrong
         judged.verdict[agree] = np.where(self._is_rounding(), Verdict.ROUNDING, Verdict.DRIFTING)[agree]
         judged.verdict[agree & said] = Verdict.ROUNDING
-        judged.verdict[wrong] = Verdict.DIVERGED
+        judged.reason[agree & (self.negligible | self.bases.cancelled)] |= Reason.NEGLIGIBLE
+        judged.reason[agree & facts.rearranged] |= Reason.REARRANGED
+        judged.verdict[wrong] = np.where(facts.rearranged, Verdict.SHAPE, Verdict.DIVERGED)[wrong]
         judged.verdict[self.open & facts.nonfinite] = Verdict.NON_FINITE
-        judged.error[facts.hidden & wrong & ~(judged.surprise > 1)] = np.nan
+        unseen = facts.hidden & wrong & (judged.error == 0)
+        judged.error[unseen] = judged.deviation[unseen] = np.nan
+        self._doubt_reduced()
         wrong = np.isin(judged.verdict, BAD)
         judged.origin[:] = wrong & ~self._comes_of(wrong)
-        victims = find_victims(self.sources, judged.origin, self.open & ~wrong & ~said, self._beyond_clean)
-        judged.verdict[victims] = Verdict.DIVERGED
-        judged.reason[victims] |= Reason.VICTIM
+        self._find_victims(self.open & ~wrong & ~said)
         carried = np.flatnonzero(self.unit == Unit.CARRIED)
         self._carry(carried)
 
     def _keep_surprise(self, noise: list[Gains]) -> None:
         found = find_surprise(self.errors, self.sources, self.bases, noise)
+        self.allowed = found.allowed
         judged, at = self.judged, np.flatnonzero(self.open & ~np.isnan(found.score))
         judged.surprise[at], judged.measure[at] = found.score[at], found.measure[at]
         judged.deviation[at], judged.limit[at] = found.error[at], found.limit[at]
@@ -159,7 +174,8 @@ class _Judge:
         cast[pairs] = np.not_equal(*self.evidence.sides("dtype", pairs))
         exact = weights & ~cast & (self.evidence.bits == 0)
         rounding = np.where(cast, errors.unit, t.OWN * self.bases.own["values"])
-        spread = np.where(cast, t.CAST, t.OWN * t.SUMS) * errors.unit / np.sqrt(errors.count) + t.SHARED * t.FLOAT32
+        spread = np.where(cast, t.CAST, t.OWN * t.SUMS) * errors.unit / np.sqrt(errors.count)
+        spread = spread + shared_rounding(errors.unit)
         spread = np.where(cast & self._is_constant(), errors.unit, spread)
         limits = {
             "values": rounding,
@@ -173,7 +189,8 @@ class _Judge:
             limit = np.where(exact, 0.0, limits[name])
             with np.errstate(divide="ignore", invalid="ignore"):
                 surprise = np.where(exact, np.inf, error / limit)
-            better = start & ~np.isnan(error) & ~(surprise <= judged.surprise)
+            smaller = np.where(exact, error <= judged.deviation, surprise <= judged.surprise)
+            better = start & ~np.isnan(error) & ~smaller
             judged.surprise[better], judged.measure[better] = surprise[better], number
             judged.deviation[better], judged.limit[better] = error[better], limit[better]
         judged.rule[start] = Rule.START
@@ -199,7 +216,7 @@ class _Judge:
 
     def _of_hidden(self) -> Bools:
         """The same values in another order, and nothing they came from differs."""
-        return np.asarray(self.facts.hidden & ~self.bases.spoilt)
+        return np.asarray(self.facts.hidden & ~self.bases.spoilt & ~self.negligible)
 
     def _unlike_siblings(self) -> Bools:
         """Other bits out of the same bits, where the siblings that were given the same bits gave the same ones.
@@ -240,6 +257,15 @@ class _Judge:
         with np.errstate(divide="ignore", invalid="ignore"):
             judged.surprise[said] = judged.error[said] / tolerance[said]
 
+    def _doubt_reduced(self) -> None:
+        """Say nothing of micro steps' numbers of which neither the mean nor the sum is the batch's."""
+        judged = self.judged
+        reduced = (self.evidence.remarks & (Reason.MEAN | Reason.SUM)) > 0
+        doubtful = reduced & (judged.verdict == Verdict.DIVERGED) & (judged.rule != Rule.TOLERANCE)
+        judged.verdict[doubtful] = Verdict.UNKNOWN
+        judged.surprise[doubtful] = np.nan
+        judged.reason[doubtful] |= Reason.NO_BATCH
+
     def _is_rounding(self) -> Bools:
         """Whether a row is off by no more than the rounding of its own call."""
         errors, own = self.errors, self.bases.own
@@ -261,21 +287,40 @@ class _Judge:
             found |= by_bits & (self.sources.largest(wrong.astype(np.float64)) > 0)
         return found
 
-    def _beyond_clean(self, tainted: Bools) -> Bools:
-        """Rows that are further off than what they came from explains, if nothing tainted counts."""
-        clean = self._without(tainted)
-        found = np.zeros(len(tainted), np.bool_)
-        bases = find_bases(clean, self.sources)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            for name in MEASURES:
-                allowed = np.maximum(t.GAIN[name], self.judged.limit / self.bases.whole[name])
-                found |= self.errors.measure(name) > allowed * bases.whole[name]
+    def _find_victims(self, other: Bools) -> None:
+        """What has come of rows that are wrong by themselves; `other` are those that seemed right."""
+        judged = self.judged
+        reached = find_reached(self.sources, judged.origin, other)
+        candidates = reached.rows & other
+        victims = candidates & self._beyond_clean(reached.rows) if candidates.any() else candidates
+        judged.verdict[victims] = Verdict.DIVERGED
+        if reached.again.any():
+            found = judged.origin & reached.again & (judged.surprise > 1) & np.isin(judged.rule, BY_SURPRISE)
+            found &= ~self._beyond_all_together()
+            judged.origin[found] = False
+            victims |= found
+        judged.reason[victims] |= Reason.VICTIM
+
+    def _beyond_all_together(self) -> Bools:
+        """Rows that are further off than what they came from explains, if that is off in one direction.
+
+        Rounding averages out in sums, and what has come of a fault does not.
+        """
+        found, bases = np.zeros(len(self.open), np.bool_), self.bases
+        for name in MEASURES:
+            whole = np.hypot(np.maximum(bases.given[name], bases.element), bases.own[name])
+            found |= self.errors.measure(name) > np.fmax(t.GAIN[name], self.allowed[name]) * whole
         return found
 
-    def _without(self, tainted: Bools) -> Errors:
-        columns = {name: np.where(tainted, 0.0, self.errors.measure(name)) for name in MEASURES}
-        facts = {name: getattr(self.errors, name) for name in ("unit", "count", "size", "absmax", "zeros", "flips")}
-        return Errors(**columns, **facts, identical=self.errors.identical)
+    def _beyond_clean(self, tainted: Bools) -> Bools:
+        """Rows that are further off than what they came from explains, if nothing tainted counts."""
+        clean = self.errors.without(tainted)
+        found = np.zeros(len(tainted), np.bool_)
+        bases = find_bases(clean, self.sources, self.bases.moved)
+        for name in MEASURES:
+            allowed = np.fmax(t.GAIN[name], self.allowed[name])
+            found |= self.errors.measure(name) > allowed * bases.whole[name]
+        return found
 
     def _carry(self, rows: Ints) -> None:
         """What was seen before is as right or wrong as it was there, and nobody's fault here."""

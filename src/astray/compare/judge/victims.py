@@ -1,12 +1,13 @@
 """What has come of the rows that are wrong by themselves.
 
 Reads the origins that `verdicts` found, and follows them through `sources`. A row is a victim when something it came
-from is, and it is further off than the rest explains; where the difference has healed, it agrees again.
+from is, and it is further off than the rest explains; where the difference has healed, it agrees again. `verdicts`
+decides that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,22 +15,21 @@ from astray.compare.judge.sources import Sources, Unit
 from astray.compare.rows import Bools, Ints
 
 
-def find_victims(sources: Sources, origin: Bools, other: Bools, beyond: Callable[[Bools], Bools]) -> Bools:
-    """Rows that are wrong because of an origin.
+class Reached(NamedTuple):
+    """What can be reached from rows that are wrong, those included; and which of those can be from another."""
 
-    other: those that may be. beyond: says of all rows whether they are too far off, given which ones are tainted.
+    rows: Bools
+    again: Bools
+
+
+def find_reached(sources: Sources, origin: Bools, other: Bools) -> Reached:
+    """Whatever can have come of an origin. After the step behind the first one, that is everything.
+
+    other: the rows besides that may have.
     """
-    tainted = _tainted(sources, origin, other)
-    if not (tainted & other).any():
-        return np.zeros(len(origin), np.bool_)
-    return np.asarray(tainted & other & beyond(tainted))
-
-
-def _tainted(sources: Sources, origin: Bools, other: Bools) -> Bools:
-    """Whatever can be reached from an origin. After the step behind the first one, that is everything."""
-    tainted = origin.copy()
+    tainted, again = origin.copy(), np.zeros(len(origin), np.bool_)
     if not origin.any():
-        return tainted
+        return Reached(tainted, again)
     first = int(np.argmax(origin))
     steps = np.where(sources.known, sources.step, -1)
     walked = np.flatnonzero((origin | other) & (steps <= steps[first] + 1))
@@ -39,14 +39,15 @@ def _tainted(sources: Sources, origin: Bools, other: Bools) -> Bools:
     np.minimum.at(position, sources.carried_from[carried], carried)
     walked = walked[np.argsort(position[walked], kind="stable")]
     after = steps > steps[first] + 1
-    _walk(sources, walked, tainted)
+    _walk(sources, walked, tainted, again)
     late = np.any(tainted[steps == steps[first] + 1])
     if late:
         tainted |= after & other
-    return tainted
+        again |= after & origin
+    return Reached(tainted, again)
 
 
-def _walk(sources: Sources, rows: Ints, tainted: Bools) -> None:
+def _walk(sources: Sources, rows: Ints, tainted: Bools, again: Bools) -> None:
     """Walk through rows in order of observation, and mark what comes of marked ones."""
     calls = sources.calls
     group = sources.code_group
@@ -69,24 +70,26 @@ def _walk(sources: Sources, rows: Ints, tainted: Bools) -> None:
     enclosing, planes = calls.enclosing, calls.planes_of_owners
     moving = {one: set(marked) if one == planes[0] else set() for one in planes}  # gradients, as each plane knows them
     for row, unit, call, where, result, carried, before, gradient, step in zip(*columns, strict=True):
-        if row not in marked:
-            if unit == Unit.CARRIED:
-                comes = carried in marked
-            elif unit == Unit.CALL:
-                comes = call in spoilt or call in inside or int(forward[call]) in spoilt or where in inside
-            elif unit == Unit.CODE:
-                outer = int(enclosing[call])
-                comes = where in inside or outer in spoilt or gradient in marked or int(forward[call]) in spoilt
-            elif unit == Unit.GRADIENT:
-                found = [one for one in planes if (int(owner[call]), one, step) in owners]
-                for one in found:
-                    moving[one].add(row)
-                comes = planes[0] in found
-            else:
-                comes = before in marked or gradient in moving.get(int(plane[call]), marked)
-            if not comes:
-                continue
+        if unit == Unit.CARRIED:
+            comes = carried in marked
+        elif unit == Unit.CALL:
+            comes = call in spoilt or call in inside or int(forward[call]) in spoilt or where in inside
+        elif unit == Unit.CODE:
+            outer = int(enclosing[call])
+            comes = where in inside or outer in spoilt or gradient in marked or int(forward[call]) in spoilt
+        elif unit == Unit.GRADIENT:
+            found = [one for one in planes if (int(owner[call]), one, step) in owners]
+            for one in found:
+                moving[one].add(row)
+            comes = planes[0] in found
+        else:
+            comes = before in marked or gradient in moving.get(int(plane[call]), marked)
+        if row in marked:
+            again[row] = comes
+        elif comes:
             marked.add(row)
+        else:
+            continue
         spoilt.add(call)
         owners.add((int(module[call]), int(plane[call]), step))
         if result:
