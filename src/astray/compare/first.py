@@ -493,11 +493,14 @@ class _Search:
 
     def _about_computation(self, entry: Place, inputs: list[Place], given: list[Place]) -> str:
         if entry.role == "input":
-            site, kind = self._name(self.culprit)
             shows = f"The wrong value shows first as {entry.tensor} of {entry.module}"
             lone = self._made_by_one()
             if lone:
-                return f"{shows}. {lone}: look at the code of {site} ({kind}) there."
+                outer = self.nesting.enclosing(int(self.calls[self.entry]))
+                return f"{shows}. {lone}" + (
+                    "." if outer is None else ": look at the code of {} ({}).".format(*self._name(outer))
+                )
+            site, kind = self._name(self.culprit)
             return f"{shows}, and no observed call produced it: the code of {site} ({kind}) around its submodules did."
         if entry.role == "gradient":
             return self._about_gradient()

@@ -31,8 +31,8 @@ from astray.report.setup import say_setup
 _MOST_STEPS = 4
 _MOST_NOTES = 8
 _MOST_SUSPECTS = 3
-_WORTH_TELLING = 0.5
-"""A suspect with half the score of what is wrong: below that, right runs have many."""
+_WORTH_TELLING = 0.7
+"""A suspect with so much of the score that counts as wrong: of thirty pairs of right runs none had more."""
 
 _WITHIN_ROUNDING = (Verdict.ROUNDING.label, Verdict.DRIFTING.label)
 _WITHOUT_SIZE = (Verdict.SHAPE.label, Verdict.DTYPE.label, Verdict.NON_FINITE.label)
@@ -123,9 +123,9 @@ def _furthest(comparison: Comparison, first: Divergence) -> str:
 
 def error_of(first: Divergence) -> str:
     """How far off the tensor is, in the terms of its verdict, and what explains how much of it."""
-    judged, of = first.judged, _whose(first)
+    judged, of = first.judged, first.whose
     if math.isfinite(first.deviation) and math.isfinite(judged.error) and judged.verdict not in _WITHOUT_SIZE:
-        parts = [first.explained(of), *([] if of else _metrics(first)), *_remarks(judged)]
+        parts = [first.explained, *([] if of else _metrics(first)), *_remarks(judged)]
     elif of:
         parts = [f"{of}: {'; '.join(_remarks(judged)) or _amount(first, judged.error)}"]
     else:
@@ -169,15 +169,6 @@ def how_sure(first: Divergence) -> list[str]:
     if math.isinf(first.surprise):
         return [f"{first.sureness}: nothing explains it"]
     return [f"{first.sureness}: {times(first.surprise)} times as far off as can be explained"]
-
-
-def _whose(first: Divergence) -> str:
-    """The tensor that was judged, where it is not the one that is shown: "its parameter `weight`"."""
-    judged = first.judged
-    if judged == first.place:
-        return ""
-    same_call = (judged.site, judged.call, judged.step) == (first.site, first.call, first.step)
-    return f"its {judged.tensor}" if same_call else f"{judged.tensor} of {judged.module}"
 
 
 def _remarks(place: Place) -> Iterator[str]:
@@ -323,7 +314,8 @@ def _others(page: Page, comparison: Comparison) -> None:
         lines = [other_line(one, comparison) for one in shown]
         more = [f"and {len(rest) - len(shown):,} more"] if len(rest) > len(shown) else []
         page.entry("by itself", [f"These are {why}:", *lines, *more])
-    told = [one.place for one in (*comparison.firsts, *comparison.others)]
+    divergences = (*comparison.firsts, *comparison.others)
+    told = [place for one in divergences for place in (one.place, one.judged)]
     suspects = [one for one in suspects_of(comparison, told) if one.score >= _WORTH_TELLING]
     page.entry("suspects", [suspect_line(one, comparison) for one in suspects[: _MOST_SUSPECTS - len(shown)]])
     if len(page.lines) > before:
