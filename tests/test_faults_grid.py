@@ -228,6 +228,27 @@ def test_results(
     assert (judged.result, judged.top_3) == (result, top_3)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "sites", "named"),
+    [
+        ("variance_epsilon", "module", ("layers.3.norm",), True),
+        ("eps", "module", ("layers.2.norm", "layers.3.norm"), True),
+        ("eps", "module", ("layers.2.norm",), False),
+        ("p", "module", ("layers.3.norm",), False),
+        ("eps", "optimizer", (), False),
+    ],
+)
+def test_the_setting_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, kind: str, sites: tuple[str, ...], named: bool
+) -> None:
+    different = SimpleNamespace(name=name, kind=kind, site=sites[0] if sites else "", sites=sites)
+    monkeypatch.setattr(astray, "compare", lambda *_, **__: SimpleNamespace(first=None, setup=(different,)))
+    culprit = importlib.import_module("faults.declared").Culprit
+    place = culprit(0, "layers.3.norm", "forward", "computation", setting="eps")
+    case = part("cases").Case("x", "llama", "none", "x", "seen", "module", "stats", "a", "b", culprit=place)
+    assert part("judging").judge(Path("somewhere"), case).setting_named is named
+
+
 def test_a_case_survives_the_index() -> None:
     cases, models, kinds = part("cases"), part("models").MODELS, part("catalogue").KINDS
     difference = part("variants").DIFFERENCES["bf16-sdpa"]

@@ -35,3 +35,17 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     """
     near = get_close_matches(str(word), list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def two_digits(value: float) -> str:
+    """A number that only its size matters of.
+
+    >>> two_digits(0.00098765), two_digits(0.062), two_digits(0.5), two_digits(12.3), two_digits(1e6), two_digits(0.0)
+    ('9.9e-04', '0.062', '0.50', '12.3', '1.0e+06', '0')
+    """
+    if not value:
+        return "0"
+    size = abs(value)
+    if 0.01 <= size < 100:
+        return f"{value:.{1 if size >= 1 else 2 if size >= 0.1 else 3}f}"
+    return f"{value:.1e}"

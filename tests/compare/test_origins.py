@@ -150,3 +150,14 @@ def test_a_real_model_with_two_faults(tmp_path, level):
     assert "First divergence: step 0, forward, call 0 of text.1" in file
     assert "Wrong by itself: step 0, forward, call 0 of image.2" in file
     assert [other["site"].partition("/")[0] for other in document(found)["others"]] == ["image.2"]
+
+
+def test_a_gradient_is_the_victim_of_the_backward_in_its_own_micro_step(runs):
+    def program(builder, off):
+        for micro in range(2):  # the first is a validation pass, or the micro step before
+            fc, head = call(builder, "fc", micro=micro), call(builder, "head", micro=micro)
+        call(builder, "head", made=off, phase="backward", parent=head, micro=1)
+        call(builder, "fc", given=off, made=off, phase="backward", parent=fc, micro=1)
+        gradient(builder, "fc.weight", off, micro=1)
+
+    assert origins(runs, program) == [(0, "head", "backward")]

@@ -119,9 +119,11 @@ def test_on_the_command_line(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_a_run_says_what_it_was_set_to(tmp_path: Path) -> None:
+    trained = {"weight.requires_grad": True, "bias.requires_grad": True}
+    names = {"parameters": ["fc.weight"]}
     rows = [
-        Setup(0, "module", "fc", {"class": "Linear", "weight.dtype": "float32", "bias.dtype": "float32"}),
-        Setup(0, "optimizer", "AdamW/param_groups.0", {"class": "AdamW", "lr": 1e-3, "betas": [0.9, 0.99]}),
+        Setup(0, "module", "fc", {"class": "Linear", "weight.dtype": "float32", "bias.dtype": "float32", **trained}),
+        Setup(0, "optimizer", "AdamW/param_groups.0", {"class": "AdamW", "lr": 1e-3, "betas": [0.9, 0.99], **names}),
         Setup(0, "torch", "", {"threads": 2, "float32_matmul_precision": "high"}),
         Setup(0, "autocast", "<root>", {"autocast": "cpu bfloat16"}),
         Setup(0, "seed", "", {"torch": 7}),
@@ -129,7 +131,7 @@ def test_a_run_says_what_it_was_set_to(tmp_path: Path) -> None:
     ]
     assert summary_of(open_run(write(tmp_path / "a", rows))) == (
         "AdamW lr 0.001, betas (0.9, 0.99) · 2 float32 parameters and buffers · autocast cpu bfloat16 · "
-        "matmul precision high · 2 threads · seed 7"
+        "matmul precision high · 2 threads · seed 7 · in no optimizer: fc.bias"
     )
     assert "  setup      AdamW lr 0.001" in listing(open_run(tmp_path / "a"), Wanted())
     assert summary_of(open_run(write(tmp_path / "b", []))) == ""

@@ -77,7 +77,9 @@ def test_what_lies_outside_the_slice(runs, golden):
 
 
 def test_by_a_sample(runs):
-    assert "1.0 relative (by sample); rounding" in str(two(runs, ONES, ONES * 2, keep="stats,sample"))
+    assert "its values are off by 1.0 (by sample); rounding explains" in str(
+        two(runs, ONES, ONES * 2, keep="stats,sample")
+    )
 
 
 def test_by_fingerprints(runs, golden):

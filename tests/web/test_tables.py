@@ -293,7 +293,7 @@ def _large(rows: int, gap: float) -> Run:
         "first_bad_value": np.full(rows, np.nan),
         **{name: np.zeros(rows, np.int64) for name in ("zeros", "nan", "inf")},
         "count": np.full(rows, 512),
-        **dict.fromkeys(("first_bad", "blob_file", "blob_offset", "blob_bytes", "sampled"), null),
+        **dict.fromkeys(("first_bad", "blob_file", "blob_offset", "blob_bytes", "sampled", "value"), null),
         "fingerprint": (numbers * 1e15).astype(np.uint64),
     }
     source = _Large(Table(columns), Table(tensors, {"fingerprint": np.ones(rows, np.bool_)}))

@@ -4,6 +4,8 @@ exact    `Comparison.first` names the culprit, as in `faults.scoring`
 top 3    the culprit's module is among the first three suspects; without suspects, it is what `first` names
 silent   no alarm
 wrong    something else is named
+
+Apart from that, where the cause is a setting: whether the comparison says that it was set differently.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import astray
-from faults.declared import Culprit
+from faults.declared import ANYWHERE, Culprit
 from faults.grid.cases import Case
 from faults.grid.recording import in_processes
 from faults.report import described, found_as_dict
 from faults.scoring import is_module, score
 
 Result = Literal["exact", "silent", "wrong"]
+SPELLINGS = {"eps": ("eps", "variance_epsilon")}
+"""What a setting is called in some models."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,12 @@ class Judged:
     detail: dict[str, Any] | None
     suspects: tuple[str, ...]
     seconds: float
+    setting_named: bool | None = None  # None: no setting is the cause, or the comparison tells of none
 
     def as_dict(self) -> dict[str, Any]:
-        known = {name: getattr(self, name) for name in ("result", "top_3", "found", "detail", "suspects")}
+        known = {
+            name: getattr(self, name) for name in ("result", "top_3", "setting_named", "found", "detail", "suspects")
+        }
         return self.case.as_dict() | known | {"seconds": round(self.seconds, 3)}
 
 
@@ -79,11 +86,30 @@ def judge(folder: Path, case: Case, noise_runs: int = 1) -> Judged:
         found_as_dict(first),
         tuple(f"step {one.step} {one.phase} {one.site}" for one in suspects),
         time.perf_counter() - begin,
+        _setting_named(comparison, case),
     )
 
 
 def _names(first: astray.Divergence, culprit: Culprit, case: Case) -> bool:
     """Whether it names the culprit: its place and cause, or what was set differently, if that is what it is."""
-    if culprit.setting is not None and any(one.name.rpartition(".")[2] == culprit.setting for one in first.settings):
+    if any(_is_setting(one, culprit) for one in getattr(first, "settings", ())):
         return True
     return score(first, culprit, case.setting) == "exact"
+
+
+def _setting_named(comparison: astray.Comparison, case: Case) -> bool | None:
+    culprit, differences = case.culprit, getattr(comparison, "setup", None)
+    if culprit is None or culprit.setting is None or differences is None:
+        return None
+    return any(_is_setting(one, culprit) for one in differences)
+
+
+def _is_setting(different: Any, culprit: Culprit) -> bool:
+    """Whether something that was set differently is the declared cause: by its name, and by its place."""
+    if culprit.setting is None:
+        return False
+    if different.name.rpartition(".")[2] not in SPELLINGS.get(culprit.setting, (culprit.setting,)):
+        return False
+    if culprit.site in (ANYWHERE, "AdamW", "SGD"):
+        return different.kind == "optimizer"
+    return culprit.site in {site.partition("/")[0] for site in (different.site, *different.sites)}

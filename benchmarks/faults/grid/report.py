@@ -18,6 +18,8 @@ def print_report(judged: Sequence[Judged], details: bool) -> None:
     faults = [one for one in judged if one.case.culprit is not None]
     for setting in dict.fromkeys(map(setting_of, faults)):
         print(f"### {setting}\n\n{fault_table([one for one in faults if setting_of(one) == setting])}\n")
+    if any(one.setting_named is not None for one in faults):
+        print(f"### Settings that are the cause\n\n{settings_table(faults)}\n")
     controls = [one for one in judged if one.case.culprit is None]
     if controls:
         print(f"### Controls\n\n{control_table(controls)}\n")
@@ -54,6 +56,18 @@ def _counts(judged: Sequence[Judged]) -> list[str]:
     results = [one.result for one in judged]
     counts = [results.count("exact"), sum(one.top_3 for one in judged), results.count("silent"), results.count("wrong")]
     return [str(len(judged)), *map(str, counts)]
+
+
+def settings_table(judged: Sequence[Judged]) -> str:
+    """Of each way to record and judge, and each half: how many settings that are the cause are named."""
+    rows = []
+    for setting in dict.fromkeys(map(setting_of, judged)):
+        row = [setting]
+        for half in HALVES:
+            named = [one.setting_named for one in judged if setting_of(one) == setting and one.case.half == half]
+            row += [str(len(named) - named.count(None)), str(named.count(True))]
+        rows.append(row)
+    return markdown(["setting", *(f"{half}: {what}" for half in HALVES for what in ("settings", "named"))], rows)
 
 
 def control_table(judged: Sequence[Judged]) -> str:

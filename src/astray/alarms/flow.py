@@ -1,8 +1,9 @@
 """Follows NaN and infinity through the calls of one step: which event each tensor that holds any got them from.
 
-One pass over those tensors in the order of observation. A tensor that was seen before, by its bits, has them from
-there. What a call gives out it has from what it took in, a backward call also from what its forward call saw. Where
-nothing explains them, something has just happened, and that is an `Event`: the possible origins.
+One pass over those tensors in the order of observation. A value that was seen before has them from there. What a call
+gives out it has from what it took in, a backward call also from what its forward call saw. Who gave what to whom is in
+the `graph` of the step. Where nothing explains them, something has just happened, and that is an `Event`: the possible
+origins.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
-from functools import cached_property
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from astray.alarms.step_rows import NO_ROW, StepRows
@@ -44,13 +44,13 @@ class Flow:
     """`events` has, for each tensor with NaN or infinity, what brought them; `before`, the tensors it has them from."""
 
     def __init__(self, rows: StepRows) -> None:
-        self.rows = rows
+        self.rows, self.graph = rows, rows.graph
         self.events: dict[int, Events] = {}
         self.before: dict[int, tuple[int, ...]] = {}
-        self._sightings: dict[Hashable, int] = {}
-        self._likes: dict[Hashable, int] = {}
+        self._sightings: dict[int, int] = {}  # of each value, the last one seen
+        self._memories: dict[int, int] = {}  # the same for all views of a memory
         self._bad: defaultdict[int, list[int]] = defaultdict(list)  # of each call, those seen so far
-        self._last_of: dict[tuple[str, str], int] = {}  # by module and phase, the last one seen
+        self._last_of: dict[tuple[str, str, int], int] = {}  # by module, phase and micro step, the last one seen
         self._given: list[int] = []  # outputs and gradients, those seen so far
         self._gradients: list[int] = []  # those of parameters
         for row in rows.bad:
@@ -62,14 +62,11 @@ class Flow:
         if event is not None:
             self.events[row] = frozenset((event,))
             self.before[row] = event.sources
-        identity = self.rows.identity(row)
-        if identity is not None:
-            self._sightings[identity] = row
-        self._likes[self.rows.likeness(row)] = row
+        self._sightings[self.rows.shown(row)] = self._memories[int(self.graph.value[row])] = row
         call = self.rows.call_of[row]
         self._bad[call].append(row)
         if self.rows.kinds[call] != "parameter":
-            self._last_of[self.rows.module(call), self.rows.phases[call]] = row
+            self._last_of[self.rows.module(call), self.rows.phases[call], self.rows.micros[call]] = row
         if not goes_in:
             self._given.append(row)
         if self.rows.roles[row] == "gradient":
@@ -86,7 +83,7 @@ class Flow:
         seen = self._seen(row)
         if seen is None and self.rows.phases[self.rows.call_of[row]] == "backward":
             return self._gradient_entering(row)
-        if seen is None and not self.rows.fine:
+        if seen is None and not self.graph.is_fine:
             seen = self._unrecorded(row)
         if seen is None:
             return self._from_outside(row)
@@ -94,80 +91,47 @@ class Flow:
         return None
 
     def _seen(self, row: int) -> int | None:
-        """The last sighting of this tensor, or of one with the same numbers in another order."""
-        identity = self.rows.identity(row)
-        seen = self._sightings.get(identity) if identity is not None else None
-        return self._likes.get(self.rows.likeness(row)) if seen is None else seen
+        """The last sighting of this value, or of another part of its memory."""
+        return self._sightings.get(self.rows.shown(row), self._memories.get(int(self.graph.value[row])))
 
     def _unrecorded(self, row: int) -> int | None:
         """Between modules anything may be computed unseen: the last of what such code could have started from."""
         if self.rows.roles[row] != "input":
             return None
-        outer = self.rows.enclosing(self.rows.call_of[row])
+        outer = int(self.graph.enclosings[self.rows.call_of[row]])
         inside = (given for given in reversed(self._given) if self._lies_in(given, outer))
         return next(inside, next(iter(self._bad[outer]), None))
 
     def _lies_in(self, row: int, outer: int) -> bool:
         call = self.rows.call_of[row]
-        return self.rows.phases[call] != "backward" and (outer < 0 or self.rows.is_inside(call, outer))
+        return self.rows.phases[call] != "backward" and (outer < 0 or self.graph.is_inside(call, outer))
 
     def _gradient_entering(self, row: int) -> Event | None:
         """Gradients of a tensor that is used several times are added up unseen, and so is what the loss does."""
-        rows, call = self.rows, self.rows.call_of[row]
+        rows, graph, call = self.rows, self.graph, self.rows.call_of[row]
         forward = rows.parents[call] if rows.kinds[call] != "op" else NO_ROW
         spoilt = [seen for seen in self._bad[forward] if not rows.goes_in(seen)] if forward >= 0 else []
-        outer = rows.enclosing(call)
-        around = self._bad[rows.parents[outer]] if outer >= 0 and not rows.fine else []
-        arrived = self._arrived(forward) or spoilt or self._last_backward() or around[-1:]
+        outer = int(graph.enclosings[call])
+        around = self._bad[rows.parents[outer]] if outer >= 0 and not graph.is_fine else []
+        shares = [share for share in graph.contributors(row).tolist() if share in self.events]
+        arrived = shares or spoilt or self._last_backward(call) or around[-1:]
         if arrived:
             self._carry(row, arrived)
             return None
         # What arrives at a module's last part as it has arrived at the module itself was made by neither.
         while outer >= 0 and self._takes(outer, row):
-            call, outer = outer, rows.enclosing(outer)
-        return Event("inside", outer, row) if outer >= 0 and not rows.fine else Event("outside", call, row)
+            call, outer = outer, int(graph.enclosings[outer])
+        return Event("inside", outer, row) if outer >= 0 and not graph.is_fine else Event("outside", call, row)
 
     def _takes(self, call: int, row: int) -> bool:
         """Whether a tensor arrives at this call, too."""
-        rows, identity = self.rows, self.rows.identity(row)
-        taken = (rows.identity(other) for other in rows.rows_of.get(call, ()) if rows.goes_in(other))
-        return identity is not None and identity in taken
+        return any(self.rows.shown(other) == self.rows.shown(row) for other in self.graph.inputs(call).tolist())
 
-    def _arrived(self, forward: int) -> list[int]:
-        """What the backward calls of those who used a forward call's results gave back to it."""
+    def _last_backward(self, call: int) -> list[int]:
+        """The last gradient that a call of the same micro step gave."""
         rows = self.rows
-        users = self._users(forward) if forward >= 0 else []
-        backward = [(rows.backward_of[call], path) for call, path in users if call in rows.backward_of]
-        return [
-            seen
-            for call, path in backward
-            for seen in self._bad[call]
-            if not rows.goes_in(seen) and rows.paths[seen] == path
-        ]
-
-    def _users(self, forward: int) -> list[tuple[int, str]]:
-        rows = self.rows
-        given = {rows.identity(row) for row in rows.rows_of.get(forward, ()) if not rows.goes_in(row)} - {None}
-        level = rows.level(forward)
-        return [
-            (rows.call_of[row], rows.paths[row])
-            for identity in given
-            for row in self._takers.get(identity, ())
-            if rows.level(rows.call_of[row]) == level
-        ]
-
-    @cached_property
-    def _takers(self) -> dict[Hashable, list[int]]:
-        """All forward inputs by their bits, whoever takes them."""
-        takers: defaultdict[Hashable, list[int]] = defaultdict(list)
-        for row, call in enumerate(self.rows.call_of):
-            if call >= 0 and self.rows.roles[row] == "input" and self.rows.phases[call] == "forward":
-                takers[self.rows.identity(row)].append(row)
-        return dict(takers)
-
-    def _last_backward(self) -> list[int]:
-        """The last gradient that a call gave."""
-        found = (row for row in reversed(self._given) if self.rows.phases[self.rows.call_of[row]] == "backward")
+        calls = ((row, rows.call_of[row]) for row in reversed(self._given))
+        found = (row for row, of in calls if rows.phases[of] == "backward" and rows.micros[of] == rows.micros[call])
         return [row for row in [next(found, None)] if row is not None]
 
     def _from_outside(self, row: int) -> Event | None:
@@ -176,13 +140,14 @@ class Flow:
         if rows.phases[call] == "update" and (gradients := self._gradients_of(call, row)):
             self._carry(row, gradients)  # it was clipped or unscaled since it was recorded
             return None
-        if rows.roles[row] == "input" and rows.enclosing(call) >= 0 and not rows.fine:
-            return Event("inside", rows.enclosing(call), row)
+        outer = int(self.graph.enclosings[call])
+        if rows.roles[row] == "input" and outer >= 0 and not self.graph.is_fine:
+            return Event("inside", outer, row)
         if self._is_mask(row):
             return Event("intended", call, row)
         if rows.roles[row] in ("parameter", "state") or bool(rows.tensors.numbers("requires_grad")[row]):
             return Event("weight", call, row)
-        if rows.roles[row] == "input" and rows.enclosing(call) >= 0:
+        if rows.roles[row] == "input" and outer >= 0:
             return Event("memory", call, row)
         return Event("input", call, row)
 
@@ -211,16 +176,16 @@ class Flow:
 
     def _leaving(self, row: int) -> Event | None:
         rows, call = self.rows, self.rows.call_of[row]
-        twin = self._sightings.get(rows.identity(row))
+        twin = self._sightings.get(rows.shown(row))
         if twin is not None and self._made_inside(twin, call):
             self._carry(row, [twin])
             return None
-        sources = self._taken(call)
+        sources = self._taken(row)
         if sources:
             return self._passing(row, sources)
-        inner = self._last_inside(call)
-        if inner is not None:
-            self._carry(row, [inner])
+        inner = self._ops_within(call) or self._last_inside(call)
+        if inner:
+            self._carry(row, inner)
             return None
         written = not rows.nan[row] and _INFINITE_CONSTANT.search(rows.calls["args"][call] or "")
         return Event("intended" if written else "produced", call, row)
@@ -233,26 +198,32 @@ class Flow:
         if rows.goes_in(twin) or rows.phases[other] != rows.phases[call]:
             return False
         finer = rows.level(other) < rows.level(call)  # backward ops do not say which function's backward they are in
-        return rows.is_inside(other, call) or (finer and rows.phases[call] != "forward")
+        return self.graph.is_inside(other, call) or (finer and rows.phases[call] != "forward")
 
-    def _taken(self, call: int) -> list[int]:
-        """All that a call started from and that was not finite, as far as it is known by now."""
-        rows = self.rows
+    def _taken(self, row: int) -> list[int]:
+        """All that a result's call started from and that was not finite, as far as it is known by now."""
+        rows, call = self.rows, self.rows.call_of[row]
         taken = [row for row in self._bad[call] if rows.goes_in(row)]
         if rows.kinds[call] == "parameter":
-            return self._gradient_of(call)
+            return self._gradient_of(row)
         if rows.kinds[call] == "optimizer" and not taken:
             return self._gradients_at(rows.sites[call])
         if rows.phases[call] == "backward" and rows.kinds[call] != "op" and not taken:
             taken = list(self._bad[rows.parents[call]])  # what autograd has saved of the forward call
         return taken
 
-    def _gradient_of(self, call: int) -> list[int]:
-        """Where the gradient of a parameter comes from: its module's backward, or else the last backward of any."""
-        owner = self.rows.module(call)
-        known = (self._last_of.get((owner, phase)) for phase in ("backward", "forward"))
-        nearest = next((row for row in known if row is not None), None)
-        return self._last_backward() if nearest is None else [nearest]
+    def _gradient_of(self, row: int) -> list[int]:
+        """Where the gradient of a parameter comes from: the call that gave it, its module's backward, or any last one.
+
+        What was there before is a part of what has accumulated.
+        """
+        call = self.rows.call_of[row]
+        told = [one for one in self.graph.explains(row).tolist() if one in self.events]
+        told.sort(key=lambda one: (self.rows.phases[self.rows.call_of[one]] == "backward", one))
+        module = [(self.rows.module(call), phase, self.rows.micros[call]) for phase in ("backward", "forward")]
+        known = (self._last_of.get(place) for place in module)
+        nearest = next((one for one in (*told[-1:], *known) if one is not None), None)
+        return self._last_backward(call) if nearest is None else [nearest]
 
     def _passing(self, row: int, sources: list[int]) -> Event | None:
         """What a call gives that took infinities or NaN: the same, or something new."""
@@ -268,11 +239,25 @@ class Flow:
             return Event("converted", rows.call_of[row], row, tuple(chosen))
         return None
 
-    def _last_inside(self, call: int) -> int | None:
+    def _ops_within(self, call: int) -> list[int]:
+        """What ops gave while a function's backward ran: after its first gradient, in the module that called it.
+
+        Backward ops do not say which function's backward they are part of.
+        """
+        rows, forward = self.rows, self.rows.parents[call]
+        if rows.kinds[call] != "function" or rows.phases[call] != "backward" or forward < 0:
+            return []
+        began, module = rows.rows_of[call][0], int(self.graph.outer[forward])
+        ops = ((row, rows.call_of[row]) for row in self._given if row > began)
+        return [row for row, op in ops if self.graph.is_op[op] and rows.parents[op] == module]
+
+    def _last_inside(self, call: int) -> list[int]:
         """The last result of a call inside this one, where it is not the very tensor that this one gives."""
         rows = self.rows
         for row in reversed(self._given):
             other = rows.call_of[row]
-            if rows.phases[other] == rows.phases[call] and rows.is_inside(other, call):
-                return row
-        return None
+            if rows.kinds[other] == "parameter" or rows.phases[other] != rows.phases[call]:
+                continue
+            if self.graph.is_inside(other, call):
+                return [row]
+        return []

@@ -109,7 +109,7 @@ class Origins:
         if row in self._used or row in self._of_gradients:
             return False
         if rows.sizes[row] == 1 and self._has_backward_pass:
-            return call in rows.backward_of or rows.identity(row) in self._seeds
+            return rows.graph.backward[call] >= 0 or rows.shown(row) in self._seeds
         if self._has_modules:
             return False
         return rows.module(call) in ("", ROOT) or (not self._has_backward_pass and call in self._last_calls)
@@ -143,21 +143,20 @@ class Origins:
     def _used(self) -> set[int]:
         """Results of which a later call has taken the values."""
         used: set[int] = set()
-        open_: dict[object, list[int]] = {}
+        open_: dict[int, list[int]] = {}
         for row in self.rows.bad:
-            call = self.rows.call_of[row]
-            identity = self.rows.identity(row)
+            call, shown = self.rows.call_of[row], self.rows.shown(row)
             if not self.rows.goes_in(row):
-                open_.setdefault(identity, []).append(row)
+                open_.setdefault(shown, []).append(row)
             elif not function_of(self.rows.types[call]).endswith(_IGNORES_VALUES):
-                used.update(one for one in open_.pop(identity, ()) if self.rows.phases[call] == "forward")
+                used.update(one for one in open_.pop(shown, ()) if self.rows.phases[call] == "forward")
         return used
 
     @cached_property
-    def _seeds(self) -> set[object]:
+    def _seeds(self) -> set[int]:
         """What a backward pass was started from, as ops show it: a one is made in the likeness of the loss."""
         return {
-            self.rows.identity(row)
+            self.rows.shown(row)
             for row in self.rows.bad
             if self.rows.goes_in(row) and function_of(self.rows.types[self.rows.call_of[row]]) == "ones_like"
         }

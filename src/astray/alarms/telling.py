@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from astray.alarms.alarm import Alarm, Caller, Seen
 from astray.alarms.case import Case, arguments
 from astray.alarms.elements import Values, first_bad
@@ -93,19 +91,17 @@ class _Teller:
     def _spoilt(self, event: Event) -> list[int]:
         """The tensors of the origin that show it: what it gave, or what it was given where that is the matter."""
         if event.kind in ("produced", "converted"):
-            rows = [row for row in self.rows.rows_of[event.call] if not self.rows.goes_in(row) and self._is_bad(row)]
+            rows = [
+                row for row in self.rows.rows_of[event.call] if not self.rows.goes_in(row) and self.rows.is_bad(row)
+            ]
             return [event.row, *(row for row in rows if row != event.row)]
         return [event.row]
 
-    def _is_bad(self, row: int) -> bool:
-        return bool(self.rows.nan[row] > 0 or self.rows.inf[row] > 0)
-
     def _given(self, event: Event) -> Iterator[Seen]:
         """What the origin worked with; for a backward call that includes what its forward call saw."""
-        told = {event.row} if self.rows.goes_in(event.row) else set()
-        identities = {self.rows.identity(row) for row in told} - {None}  # it may have been seen in a call inside
+        told = {self.rows.shown(event.row)} if self.rows.goes_in(event.row) else set()  # perhaps by a call inside
         for row in self.rows.rows_of.get(event.call, ()):
-            if self.rows.goes_in(row) and row not in told and self.rows.identity(row) not in identities:
+            if self.rows.goes_in(row) and self.rows.shown(row) not in told:
                 yield self._seen(row)
         for row in self.rows.rows_of.get(self._forward(event.call), ()):
             yield self._seen(row, forward=True)
@@ -124,7 +120,7 @@ class _Teller:
             shape=tensors["shape"][row],
             statistics=self.rows.statistics(row),
             forward=forward,
-            first=first_bad(self.rows, row, self._values) if self._is_bad(row) else None,
+            first=first_bad(self.rows, row, self._values) if self.rows.is_bad(row) else None,
         )
 
     def _caller(self, call: int, stack: tuple[Frame, ...] | None = None) -> Caller:
@@ -155,15 +151,7 @@ class _Teller:
         return self._stack(event.call)
 
     def _enclosing(self, call: int) -> Iterator[tuple[str, str]]:
-        rows = self.rows
-        outer = rows.parents[call]
-        if rows.phases[call] == "backward" and outer >= 0 and rows.kinds[call] != "op":
-            outer = rows.parents[outer]
-        found = []
-        while outer >= 0:
-            found.append((rows.sites[outer], rows.types[outer]))
-            outer = rows.parents[outer]
-        yield from reversed(found)
+        yield from ((self.rows.sites[outer], self.rows.types[outer]) for outer in self.rows.graph.around(call))
 
     def _chain(self, event: Event, row: int) -> list[int]:
         """The calls on the way from an origin to where it surfaced, both included, each once."""
@@ -176,7 +164,7 @@ class _Teller:
         for row in rows.rows_of.get(call, ()):
             if not rows.goes_in(row) or not rows.statistics(row).zeros:
                 continue
-            maker = self._maker(row)
+            maker = int(rows.graph.source_call[row])
             sources = [one for one in rows.rows_of.get(maker, ()) if rows.goes_in(one)]
             if maker < 0 or not sources or function_of(rows.types[maker]) not in _FLUSHING:
                 continue
@@ -186,16 +174,6 @@ class _Teller:
             if all(one.absmax and not one.zeros for one in whole):
                 return _underflow(rows, maker, row, self._stack(maker))
         return ""
-
-    def _maker(self, row: int) -> int:
-        """The call that made an input, finite or not."""
-        rows, identity = self.rows, self.rows.identity(row)
-        if identity is None:
-            return NO_ROW
-        prints, shapes = rows.tensors.numbers("fingerprint"), rows.sizes
-        same = np.flatnonzero((prints[:row] == prints[row]) & (shapes[:row] == shapes[row]))
-        makers = (rows.call_of[one] for one in same[::-1].tolist() if not rows.goes_in(one))
-        return next((call for call in makers if call >= 0), NO_ROW)
 
 
 def _underflow(rows: StepRows, maker: int, row: int, stack: tuple[Frame, ...]) -> str:

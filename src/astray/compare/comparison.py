@@ -150,7 +150,7 @@ class Comparison:
     pairs: one row for each tensor of either run, in order of observation; docs/metrics.md names its columns.
     firsts: the first divergence of each rank that has one, the earliest first.
     problems: what limits the comparison, a sentence each.
-    others: divergences after the first of their rank that are not its victims: their inputs agree.
+    others: divergences after the first of their rank that it does not explain.
     setup: what was set differently in the two runs, those first that change results.
     """
 
@@ -171,7 +171,7 @@ class Comparison:
     @cached_property
     def suspects(self) -> tuple[Suspect, ...]:
         """The calls that are most surprising, whether or not anything diverged, the most surprising first."""
-        return find_suspects(self.pairs)
+        return find_suspects(self.pairs, self.firsts)
 
     @property
     def of_checkpoints(self) -> bool:
@@ -186,10 +186,12 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether every tensor is in both runs and agrees.
+        """Whether every tensor is in both runs and agrees, and no setting is named as the cause of what little differs.
 
         Those that could not be compared do not count, but for those of checkpoints: there everything should be kept.
         """
+        if self.first is not None:
+            return False
         uncounted = () if self.of_checkpoints else (Verdict.UNKNOWN,)
         fine = sum(self.counts[verdict.label] for verdict in (*AGREEING, *uncounted))
         return fine == len(self.pairs)

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from astray.compare.explanation import CERTAIN, UNKNOWN, explained, sureness
+from astray.compare.reasons import SENTENCES, Reason
 from astray.compare.setup.difference import SetupDifference
 from astray.record import Frame, Statistics
 from astray.store import Table
@@ -29,6 +31,7 @@ class Place:
     verdict: str
     error: float  # NaN: not known
     reason: str
+    weight: bool = False  # an input that is a parameter: where functions alone were recorded
 
     @classmethod
     def of(cls, pairs: Table, row: int) -> Place:
@@ -50,6 +53,8 @@ class Place:
     @property
     def noun(self) -> str:
         """What the role is called."""
+        if self.weight:
+            return "parameter"
         return "buffer" if self.role == "state" and self.phase != "update" else self.role
 
     @property
@@ -99,6 +104,7 @@ class Divergence:
         what, `deviation` how far off it is by that, `limit` how far it may be, `given` how far off what it came from
         is, `rule` who says so, and `siblings` how many others it was compared with.
     settings: what was set differently and explains it; then look there first.
+    clean: whether all that the call was given was recorded and is identical, so that nothing before it explains it.
     magnitude: the largest absolute difference known; exact from all values, a lower bound from some or from statistics.
     seen: where the wrong value shows first, when that is not the place itself.
     parameter: the parameter or buffer that differs, for that cause; `other_parameters` and `other_buffers` count the
@@ -125,6 +131,7 @@ class Divergence:
     rule: str = ""
     siblings: int = 0
     settings: tuple[SetupDifference, ...] = ()
+    clean: bool = False
     stack: tuple[Frame, ...] = ()
     enclosing: tuple[tuple[str, str], ...] = ()
     seen: Place | None = None
@@ -179,26 +186,38 @@ class Divergence:
         return self.place.error
 
     @property
+    def judged(self) -> Place:
+        """The tensor that surprise, measure, deviation, limit and given are about."""
+        if self.parameter is not None and not self.parameter.verdict.startswith("only in"):
+            return self.parameter
+        return self.seen or self.place
+
+    def explained(self, of: str = "") -> str:
+        """How far off `judged` is, and what explains how much of it; `of` says whose numbers these are."""
+        return explained(
+            measure=self.measure,
+            deviation=self.deviation,
+            limit=self.limit,
+            given=self.given,
+            rule=self.rule,
+            siblings=self.siblings,
+            of=of,
+            by=self.measured_by if self.judged == self.place else "",
+        )
+
+    @property
     def sureness(self) -> str:
-        """How sure it is that this is wrong, in a word."""
-        return sureness(self.surprise)
+        """How sure it is that this is wrong, in a word.
+
+        A setting, a tolerance, another shape or kind of number, NaN and integers leave no doubt, however small the
+        error. Fingerprints alone do not tell rounding from anything else.
+        """
+        if SENTENCES[Reason.BITS_ONLY] in self.judged.reason:
+            return UNKNOWN
+        doubtful = self.surprise > 1 and self.rule != "tolerance" and not self.settings
+        return sureness(self.surprise) if doubtful else CERTAIN
 
     @property
     def frame(self) -> Frame | None:
         """The line of the program where the call was made."""
         return self.stack[0] if self.stack else None
-
-
-def sureness(surprise: float) -> str:
-    """How sure a surprise is.
-
-    Of thirty pairs of right runs none passed 0.7, and the limits leave half as much again for others.
-
-    >>> sureness(63.0), sureness(2.5), sureness(1.2), sureness(0.4)
-    ('certain', 'very likely', 'likely', 'no more than rounding')
-    """
-    if math.isnan(surprise) or surprise >= 10:
-        return "certain"
-    if surprise >= 2:
-        return "very likely"
-    return "likely" if surprise > 1 else "no more than rounding"

@@ -24,6 +24,7 @@ from astray.compare.metrics import BOUNDS, METRICS
 from astray.compare.micro import clues as micro_clues
 from astray.compare.micro.joined import JoinedRank
 from astray.compare.origins import healed
+from astray.compare.reasons import SENTENCES, Reason
 from astray.compare.rows import Bools, Ints
 from astray.compare.settings import effects, explaining
 from astray.compare.setup.difference import SetupDifference
@@ -39,6 +40,8 @@ OUTSTANDING = 10
 
 MOST_ORIGINS = 20
 """So many further divergences are told of a rank."""
+
+_AGREEING = [verdict.label for verdict in AGREEING]
 
 SAME_TENSOR = ("micro", "site", "call", "phase", "recompute", "role", "path")
 
@@ -161,17 +164,15 @@ class _Search:
 
     def _settings(self, setup: Sequence[SetupDifference]) -> tuple[SetupDifference, ...]:
         """What was set differently and explains it."""
-        place, entry = self.place(), Place.of(self.pairs, self.entry)
-        name = None
-        if self.cause == "parameter":
-            name = entry.path if entry.site == ROOT else f"{entry.site}.{entry.path}"
+        place = self.place()
+        name = self._parameter_name() if self.cause == "parameter" else None
         if place.phase == "update":
-            name = place.site
+            name = None if "/" in place.site else place.site  # a function of the optimizer steps with all its numbers
         return explaining(setup, site=place.site, phase=place.phase, step=place.step, parameter=name)
 
     def found(self) -> Divergence:
         """With what is known."""
-        entry = Place.of(self.pairs, self.entry)
+        entry = self._place(self.entry)
         parameter = entry if self.cause == "parameter" else None
         others = self._others() if parameter and self.matched[self.entry] else Others(0, 0)
         onset = self.onset()
@@ -187,6 +188,7 @@ class _Search:
             rule=self.pairs["rule"][self.start] or "",
             siblings=int(self.pairs["siblings"][self.start]),
             settings=self.settings,
+            clean=self._is_clean(),
             magnitude=self._magnitude(),
             measured_by=self.pairs["source"][self.headline] or "none",
             metrics=self._metrics(),
@@ -210,13 +212,16 @@ class _Search:
         """Why the earliest wrong tensor is wrong, the call to blame, and the tensor that entered it wrong."""
         call, entry = int(self.calls[self.start]), self.start
         role = self.pairs["role"][self.start]
-        if role in GIVEN:
+        if role in GIVEN or self._is_weight(self.start):
             return "parameter", call, entry
         if role != "input":
             lone = self._lone_given(call, int(self.pairs["call_candidate"][self.start]))
             if lone is None:
                 return "computation", self._stopped_gradient(call), entry
             return "parameter", call, lone
+        producer = self._lone_producer()
+        if producer is not None:
+            return "computation", producer, entry
         while True:
             outer = self.nesting.enclosing(call)
             if outer is None:
@@ -225,6 +230,16 @@ class _Search:
             if not len(given):
                 return "computation", self._stopped_gradient(outer), entry
             call, entry = outer, int(given[0])
+
+    def _lone_producer(self) -> int | None:
+        """The call that made a wrong input in the reference, where the candidate has no such call."""
+        row = int(self.pairs["row_reference"][self.start])
+        maker = int(self.nesting.producer[row]) if row >= 0 else -1
+        if maker < 0:
+            return None
+        call = int(self.reference.call_rows[maker])
+        others = self.calls == call
+        return None if call < 0 or np.any(others & self.matched) or not others.any() else call
 
     def _stopped_gradient(self, call: int) -> int:
         """A call directly inside that sent a gradient to one of its inputs in one run only; else the call itself."""
@@ -261,19 +276,55 @@ class _Search:
 
     def place(self) -> Place:
         """The tensor to show, at the call to blame."""
-        place = Place.of(self.pairs, self.headline)
+        place = self._place(self.headline)
         if self.own:
             return place
         call = self.reference.calls.row(self.culprit)
         names = ("step", "micro", "site", "call", "phase", "recompute")
-        return replace(place, **{name: call[name] for name in names}, type=call["type"] or "", role="", path="")
+        of_call = {name: call[name] for name in names}
+        return replace(place, **of_call, type=call["type"] or "", role="", path="", weight=False)
+
+    def _place(self, row: int) -> Place:
+        """The place of a row. What is a parameter is called so, whatever its role."""
+        return replace(Place.of(self.pairs, row), weight=self._is_weight(row))
+
+    def _is_weight(self, row: int) -> bool:
+        return self._weight_of(row) is not None
+
+    def _weight_of(self, row: int) -> str | None:
+        """The parameter that a function takes in this row, empty where it is not known which."""
+        at = int(self.pairs["row_reference"][row])
+        return weights.weight_of(self.reference, at) if at >= 0 and self.pairs["role"][row] == "input" else None
+
+    def _parameter_name(self) -> str:
+        """The parameter that entered the culprit wrong."""
+        entry = Place.of(self.pairs, self.entry)
+        name = entry.path if entry.site == ROOT else f"{entry.site}.{entry.path}"
+        return self._weight_of(self.entry) or name
+
+    def _is_clean(self) -> bool:
+        """Whether what the culprit was given, and what the calls inside it made before, was recorded and is identical.
+
+        Of a backward call that includes what its forward call was given. What merely agrees may still have come of an
+        earlier divergence, too little of it to be seen.
+        """
+        if self.cause != "computation":
+            return False
+        forward = int(self.nesting.parent[self.culprit]) if self.nesting.is_backward[self.culprit] else self.culprit
+        given = np.isin(self.calls, [self.culprit, forward]) & self._has_role("input", *GIVEN)
+        made = np.isin(self.calls, self.nesting.children(self.culprit)) & self._has_role(*RESULTS)
+        made[self.start :] = False
+        inputs = (self.calls == self.culprit) & self._has_role("input")
+        same = self.pairs.coded("verdict").codes == Verdict.IDENTICAL
+        return bool(inputs.any() and same[given | made].all())
 
     def _has_role(self, *roles: str) -> Bools:
         return has_role(self.pairs, *roles)
 
     def _places(self, call: int, *roles: str) -> list[Place]:
-        rows = np.flatnonzero((self.calls == call) & self._has_role(*roles))
-        return [Place.of(self.pairs, row) for row in rows.tolist()]
+        rows = np.flatnonzero((self.calls == call) & self._has_role("input", *roles))
+        places = [self._place(row) for row in rows.tolist()]
+        return [place for place in places if ("parameter" if place.weight else place.role) in roles]
 
     def _name(self, call: int) -> tuple[str, str]:
         return self.reference.calls["site"][call], self.reference.calls["type"][call] or ""
@@ -331,7 +382,8 @@ class _Search:
             agree = clues.agreement([("input", inputs)])
             sentences.append(self._about_lone(entry) + (f" {agree}." if agree else ""))
         elif self.cause == "parameter":
-            sentences.append(weights.sentence(self.pairs, self.entry, inputs, others, self.reference))
+            name = self._parameter_name()
+            sentences.append(weights.sentence(self.pairs, self.entry, entry, name, inputs, others, self.reference))
         else:
             sentences.append(self._about_computation(entry, inputs, given))
         sentences += clues.suspicious([*inputs, *given])
@@ -366,31 +418,87 @@ class _Search:
         return f"Its {entry.tensor} is there only in the {which}: the other run computed without it."
 
     def _about_input(self, entry: Place) -> str:
-        if entry.phase == "backward" and entry.recompute:
-            return (
-                f"The gradient that arrives at {entry.module} already differs, though everything before agrees, and "
-                "the call around it is not known, because activation checkpointing made this one anew: look at the "
-                "code around it."
-            )
-        if entry.phase == "backward":
-            return (
-                f"The gradient that arrives at {entry.module} already differs, though everything before agrees: look "
-                "at the loss, its scaling and its reduction."
-            )
         if entry.phase == "update":
             return weights.about_update(entry)
-        return (
-            f"The {entry.tensor} of this outermost call already differs, and no call before it produced it: look at "
-            "the data, its order, the seed and the preprocessing."
+        if entry.phase == "backward":
+            return self._about_arriving(entry)
+        differs = f"The {entry.tensor} of this outermost call already differs, and"
+        lone = self._made_by_one()
+        if lone:
+            return f"The {entry.tensor} of this outermost call already differs. {lone}."
+        before = self._call_before()
+        data = "the data, its order, the seed and the preprocessing"
+        if before is None:
+            return f"{differs} no call before it produced it: look at {data}."
+        between = f"the code between the call of {before.module} before it and this one, which was not recorded"
+        if before.step != entry.step:
+            return f"{differs} no recorded call made it: look at {data}, or at {between}."
+        agrees = f" What that call gave agrees ({clues.verdict_of(before)})." if before.verdict in _AGREEING else ""
+        return f"{differs} no recorded call made it: look at {between}.{agrees}"
+
+    def _about_arriving(self, entry: Place) -> str:
+        """About a gradient that arrives wrong at an outermost call."""
+        arrives = f"The gradient that arrives at {entry.module} already differs, though everything before agrees"
+        if entry.recompute:
+            return (
+                f"{arrives}, and the call around it is not known, because activation checkpointing made this one anew: "
+                "look at the code around it."
+            )
+        factor = self._common_factor()
+        if factor is not None:
+            arrives = f"All gradients of this step are {factor:.4g} times those of the reference"
+        return f"{arrives}: look at the loss, its scaling and its reduction."
+
+    def _common_factor(self) -> float | None:
+        """By how much all gradients are too large, if they are so by one factor."""
+        if SENTENCES[Reason.SCALED] not in Place.of(self.pairs, self.start).reason:
+            return None
+        reference, candidate = (
+            float(run.tensors.numbers("l2")[int(self.pairs[row][self.start])])
+            for run, row in ((self.reference, "row_reference"), (self.candidate, "row_candidate"))
         )
+        return candidate / reference if reference > 0 else None
+
+    def _call_before(self) -> Place | None:
+        """What the outermost call before a wrong input gave, if that input may have been made of it.
+
+        In a step before which gradients came in, or in one that follows them, it is the next of the data.
+        """
+        phase, calls = self.pairs.coded("phase"), self.calls[: self.entry]
+        if np.any(phase.codes[: self.entry] == phase.code("backward")):
+            return None
+        outermost = np.flatnonzero(np.append(self.nesting.enclosings < 0, False)[calls] & (calls >= 0))
+        gave = outermost[self._has_role("output")[outermost]]
+        return Place.of(self.pairs, int(gave[-1])) if len(gave) else None
+
+    def _made_by_one(self) -> str:
+        """What is said where a call that only one run has made the wrong value; empty where none did."""
+        makers: dict[str, str] = {}
+        for side, run, only in (
+            ("reference", self.reference, Verdict.ONLY_IN_REFERENCE),
+            ("candidate", self.candidate, Verdict.ONLY_IN_CANDIDATE),
+        ):
+            row = int(self.pairs[f"row_{side}"][self.start])
+            made = int(graph_of(run).producer[row]) if row >= 0 else -1
+            rows: Ints = np.flatnonzero((self.pairs.numbers(f"row_{side}") == made) & (made >= 0))
+            if len(rows) and self.pairs.coded("verdict").codes[rows[0]] == only:
+                makers[side] = Place.of(self.pairs, int(rows[0])).module
+        if len(makers) == 2:
+            left, right = makers.values()
+            return f"It comes from {left} in the reference and from {right} in the candidate"
+        for side, maker in makers.items():
+            other = "candidate" if side == "reference" else "reference"
+            return f"In the {side} it comes from {maker}, which the {other} does not call"
+        return ""
 
     def _about_computation(self, entry: Place, inputs: list[Place], given: list[Place]) -> str:
         if entry.role == "input":
             site, kind = self._name(self.culprit)
-            return (
-                f"The wrong value shows first as {entry.tensor} of {entry.module}, and no observed call produced it: "
-                f"the code of {site} ({kind}) around its submodules did."
-            )
+            shows = f"The wrong value shows first as {entry.tensor} of {entry.module}"
+            lone = self._made_by_one()
+            if lone:
+                return f"{shows}. {lone}: look at the code of {site} ({kind}) there."
+            return f"{shows}, and no observed call produced it: the code of {site} ({kind}) around its submodules did."
         if entry.role == "gradient":
             return self._about_gradient()
         parts = [(noun, [place for place in given if place.noun == noun]) for noun in ("parameter", "buffer", "state")]
@@ -398,6 +506,8 @@ class _Search:
         if not agree:
             what = "compared" if inputs or given else "recorded"
             return f"None of its inputs was {what}, so they may differ; everything compared before it agrees."
+        if entry.verdict in _AGREEING:
+            return f"{agree}, and its {entry.tensor} is off by no more than rounding."
         return f"{agree}, but its {entry.tensor} does not."
 
     def _about_gradient(self) -> str:

@@ -11,7 +11,7 @@ from astray.store import RankRun, Table
 
 
 def healed(pairs: Table, bad: Bools, run: RankRun) -> Bools:
-    """Wrong rows inside a forward call that computes the same result in another way, as other shapes or calls show."""
+    """Wrong rows right inside a forward call that computes the same result in another way, as other calls show."""
     call = pairs.numbers("call_reference")
     role, verdict, phase = pairs.coded("role"), pairs.coded("verdict").codes, run.calls.coded("phase")
     parent = graph_of(run).parent
@@ -30,13 +30,7 @@ def healed(pairs: Table, bad: Bools, run: RankRun) -> Bools:
     contains = np.zeros(len(run.calls), np.bool_)
     contains[otherwise[otherwise >= 0]] = True
     agrees &= contains & forward
-    inside = np.zeros(len(run.calls), np.bool_)
-    outer, at = parent.copy(), np.flatnonzero(forward)
-    while len(at):
-        at = at[outer[at] >= 0]
-        inside[at] |= agrees[outer[at]]
-        at = at[~inside[at]]
-        outer[at] = parent[outer[at]]
+    inside = forward & np.append(agrees, False)[parent]
     known = call >= 0
     found = np.zeros(len(bad), np.bool_)
     found[known] = inside[call[known]]

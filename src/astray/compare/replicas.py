@@ -180,6 +180,7 @@ def _place(found: _Table, at: int, ranks: dict[int, Rows], vocabularies: Vocabul
         verdict="diverged",
         error=float("nan"),
         reason="bits differ",
+        weight=False,
         **words,
     )
 

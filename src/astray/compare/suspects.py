@@ -6,22 +6,18 @@ off it is than what it came from explains. Above 1 it counts as wrong by itself;
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from astray.compare.divergence import Place, sureness
+from astray.compare.divergence import Divergence, Place
+from astray.compare.explanation import explained, sureness
 from astray.store import Table
 
 MOST = 10
 """So many suspects are told."""
-
-WORDS = {
-    "values": "its values are off by",
-    "worst": "its worst element is off by",
-    "sums": "its norm, mean or std is off by",
-    "extremes": "its extremes are off by",
-}
 
 
 @dataclass(frozen=True)
@@ -61,34 +57,35 @@ class Suspect:
         return sureness(self.score)
 
     def __str__(self) -> str:
-        """Why it is suspected: "its norm is off by 6.2e-02; its inputs (1.1e-04) and 11 siblings explain 9.8e-04"."""
-        return explained(self.measure, self.error, self.limit, self.given, self.rule, self.siblings)
+        """Why it is suspected: "its extremes are off by 0.062; rounding explains at most 9.8e-04"."""
+        return explained(
+            measure=self.measure,
+            deviation=self.error,
+            limit=self.limit,
+            given=self.given,
+            rule=self.rule,
+            siblings=self.siblings,
+        )
 
 
-def explained(measure: str, error: float, limit: float, given: float, rule: str, siblings: int) -> str:
-    """How far off a tensor is, and what would explain how much of it."""
-    what = f"{WORDS.get(measure, 'it is off by')} {error:.1e}"
-    if np.isnan(error):
-        what = "it differs, though no statistic shows by how much"
-    if rule == "start":
-        return f"{what}, and it came from nothing that could differ"
-    if limit == 0 and rule == "siblings":
-        return f"{what}, though all it came from is bit-identical, and {siblings} siblings of it stayed so"
-    if limit == 0 or np.isnan(limit):
-        return what
-    source = f"what it came from ({given:.1e})" if given else "rounding, as all it came from is bit-identical,"
-    others = {
-        "siblings": f" and {siblings} siblings",
-        "noise run": " and the noise run",
-        "tolerance": "",
-    }.get(rule, "")
-    if rule == "tolerance":
-        return f"{what}; the tolerance is {limit:.1e}"
-    return f"{what}; {source}{others} explain{'' if others else 's'} {limit:.1e}"
+def find_suspects(pairs: Table, firsts: Sequence[Divergence] = ()) -> tuple[Suspect, ...]:
+    """The most surprising tensor of each site and phase, the most surprising first.
+
+    firsts: the first divergences, which come before all others: one may be known by more than its numbers.
+    """
+    known = {(one.rank, one.site, one.phase): _of_divergence(one) for one in firsts[:MOST]}
+    found = _by_surprise(pairs)
+    rest = [one for one in found if (one.rank, one.site, one.phase) not in known]
+    return (*known.values(), *rest)[:MOST]
 
 
-def find_suspects(pairs: Table) -> tuple[Suspect, ...]:
-    """The most surprising tensor of each site and phase, the most surprising first."""
+def _of_divergence(one: Divergence) -> Suspect:
+    sure = one.settings or one.parameter is not None or math.isnan(one.surprise)
+    score = math.inf if sure else one.surprise
+    return Suspect(one.rank, one.place, score, one.measure, one.deviation, one.limit, one.given, one.rule, one.siblings)
+
+
+def _by_surprise(pairs: Table) -> tuple[Suspect, ...]:
     score = pairs.numbers("surprise")
     at = np.flatnonzero(score > 0)
     order = at[np.lexsort((at, -score[at]))]

@@ -64,7 +64,7 @@ LABELS = [
     "unknown",  # neither side is to blame: what they kept cannot be compared
 ]
 
-MEASURES = ("values", "worst", "sums", "extremes")
+MEASURES = ("values", "worst", "norm", "mean", "extremes")
 """By what a pair is judged: `judge.errors` says what each is."""
 
 AGREEING = (Verdict.IDENTICAL, Verdict.ROUNDING, Verdict.DRIFTING)

@@ -13,6 +13,7 @@ from astray.compare import clues
 from astray.compare.divergence import Place
 from astray.compare.rows import Bools, Ints
 from astray.compare.verdict import AGREEING
+from astray.graph import graph_of
 from astray.record import ROOT
 from astray.store import RankRun, Table
 
@@ -36,22 +37,57 @@ class Others(NamedTuple):
 def others(pairs: Table, row: int, bad: Bools, reference: RankRun, candidate: RankRun) -> Others:
     """Count the other wrong parameters and buffers in the step of `row`. Two names of one tied tensor count once."""
     step = pairs.numbers("step")
-    rows = np.flatnonzero(bad & (step == step[row]) & has_role(pairs, *GIVEN)).tolist()
+    here = bad & (step == step[row])
+    rows = np.flatnonzero(here & has_role(pairs, *GIVEN)).tolist()
+    rows += _weights_among(pairs, np.flatnonzero(here & has_role(pairs, "input")), reference)
     tensors = {_tensor(pairs, row, reference, candidate)}
     names = {_name(pairs, row)}
     count = dict.fromkeys(GIVEN, 0)
     for other in rows:
         name, tensor = _name(pairs, other), _tensor(pairs, other, reference, candidate)
         if name not in names and tensor not in tensors:
-            count[pairs["role"][other]] += 1
+            count["state" if pairs["role"][other] == "state" else "parameter"] += 1
         names.add(name)
         tensors.add(tensor)
     return Others(count["parameter"], count["state"])
 
 
-def sentence(pairs: Table, row: int, inputs: list[Place], company: Others, reference: RankRun) -> str:
-    """What is known about the parameter or buffer of `row`, and where to look."""
-    given = Place.of(pairs, row)
+def _weights_among(pairs: Table, rows: Ints, run: RankRun) -> list[int]:
+    """Those of some inputs that are parameters."""
+    at = pairs.numbers("row_reference")[rows]
+    needs_gradient = run.tensors.numbers("requires_grad").astype(bool)
+    rows = rows[(at >= 0) & needs_gradient[at]]
+    return [row for row in rows.tolist() if weight_of(run, int(pairs["row_reference"][row])) is not None]
+
+
+def weight_of(run: RankRun, row: int) -> str | None:
+    """The parameter that a function takes as an input: a recording of functions alone has no other row of it.
+
+    Nothing recorded has made it, it takes a gradient, and one of its shape was seen of a parameter of that module, if
+    any gradient was. Empty where it is not known which; None for what is not a parameter.
+    """
+    call = int(run.call_rows[row])
+    if not run.tensors["requires_grad"][row] or run.calls["kind"][call] == "module":
+        return None
+    if run.tensors["role"][row] != "input" or graph_of(run).producer[row] >= 0:
+        return None
+    kind, site, shape = run.calls.coded("kind"), run.calls.coded("site"), run.tensors.coded("shape")
+    gradients = np.append(kind.codes == kind.code("parameter"), False)[run.call_rows]
+    if not gradients.any():
+        return ""
+    alike = gradients & (shape.codes == shape.codes[row])
+    module = f"{run.calls['site'][call].partition('/')[0]}.".removeprefix(f"{ROOT}.")
+    names = {str(site[at]) for at in run.call_rows[alike].tolist()}
+    names = {name for name in names if name.startswith(module)}
+    path = str(run.tensors["path"][row]).rpartition(".")[2]
+    exact = [name for name in names if name == module + path]
+    return None if not names else exact[0] if exact else names.pop() if len(names) == 1 else ""
+
+
+def sentence(
+    pairs: Table, row: int, given: Place, name: str, inputs: list[Place], company: Others, reference: RankRun
+) -> str:
+    """What is known about the parameter or buffer `given` of `row`, by name, and where to look."""
     agree = clues.agreement([("input", inputs)])
     text = f"{agree}, but its" if agree else "Its"
     text += f" {given.tensor} already differs on entry ({clues.verdict_of(given)})"
@@ -72,7 +108,7 @@ def sentence(pairs: Table, row: int, inputs: list[Place], company: Others, refer
         return f"{text}. The step before was not compared: look at what wrote to it since step {step}."
     if given.role == "state":
         return f"{text}. Look at what wrote to it in step {step}."
-    gradient = _gradient(pairs, given, step)
+    gradient = _gradient(pairs, name, step)
     if gradient is None:
         return f"{text}. Its gradient in step {step} was not compared: look at the update of step {step}."
     text += f", though its gradient in step {step} agrees ({clues.verdict_of(gradient)}): look at "
@@ -146,9 +182,8 @@ def _agreed_before(pairs: Table, row: int) -> Place | None:
     return Place.of(pairs, int(rows[-1]))
 
 
-def _gradient(pairs: Table, parameter: Place, step: int) -> Place | None:
+def _gradient(pairs: Table, name: str, step: int) -> Place | None:
     """The last gradient of the parameter in that step, if it was compared."""
-    name = parameter.path if parameter.site == ROOT else f"{parameter.site}.{parameter.path}"
     site = pairs.coded("site")
     wanted = (site.codes == site.code(name)) & (pairs.numbers("step") == step) & has_role(pairs, "gradient")
     rows = np.flatnonzero(wanted)

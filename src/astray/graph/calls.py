@@ -158,6 +158,11 @@ class CallTree:
         end = int(self.parent[outer]) if self.is_backward[outer] and not self.is_op[outer] else outer
         return end >= 0 and end in self.around(call)
 
+    @cached_property
+    def is_fine(self) -> bool:
+        """Whether functions or ops are recorded, so that nothing is computed unseen between two calls."""
+        return bool(self.is_op.any() or self._is("kind", "function").any())
+
     # -- which are what ----------------------------------------------------------------------------------------------
 
     @cached_property

@@ -110,7 +110,9 @@ def find_makers(value: Ints, held: Contents, call: Ints, takes: Bools) -> Ints:
     found = _made_first(exact, call, takes)[exact]
     found = np.where(found <= rows, found, NO_ROW)
     by_memory = _made_first(value, call, takes)[value]
-    found = np.where((found < 0) & (by_memory <= rows), by_memory, found)
+    views = np.flatnonzero((found < 0) & (by_memory <= rows))
+    views = views[held.may_be_part(views, by_memory[views])]  # else it was written past its version counter
+    found[views] = by_memory[views]
     lost = np.flatnonzero((found < 0) & takes & held.telling)
     if len(lost):
         makers = np.flatnonzero((found == rows) & held.telling)

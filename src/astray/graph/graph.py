@@ -110,13 +110,14 @@ class Graph(Flow):
     def _explains_input(self, row: int, call: int) -> Ints:
         if self.tensors["role"][row] in ("parameter", "state"):
             return np.empty(0, np.int64)  # a weight that was there before
-        if self.is_backward[call] and len(shares := self.contributors(row)):
+        shares = self.contributors(row) if self.is_backward[call] else np.empty(0, np.int64)
+        if len(shares) and self.is_fine:  # else code between the modules may have used it, too
             return shares
         if not self.is_forward[call] and not self.is_backward[call] and len(same := self._gradients(call, row)):
             return same[-1:]
         outer = int(self.enclosings[call])
         given = self.given(outer) if outer >= 0 else np.empty(0, np.int64)
-        return np.concatenate([given[given < row], self._made_inside(outer, row, call)])
+        return np.concatenate([shares, given[given < row], self._made_inside(outer, row, call)])
 
     def _explains_result(self, row: int, call: int) -> Ints:
         given = [self.given(call), self._made_inside(call, row, call)]

@@ -31,10 +31,20 @@ class Contents(NamedTuple):
     code: the same for equal bits in one dtype and number of elements; 0 where nothing is known.
     telling: whether no other tensor is likely to hold the same: a constant of zeros, ones or another whole number is
         everywhere, and so is a tensor without one finite element.
+    dtype, low, high: the least and the largest finite element, and in which dtype.
     """
 
     code: npt.NDArray[np.uint64]
     telling: Bools
+    dtype: Ints
+    low: npt.NDArray[np.float64]
+    high: npt.NDArray[np.float64]
+
+    def may_be_part(self, rows: Ints, of: Ints) -> Bools:
+        """Whether rows may be views of others: nothing in them is below or above what is there."""
+        with np.errstate(invalid="ignore"):
+            beyond = (self.low[rows] < self.low[of]) | (self.high[rows] > self.high[of])
+        return np.asarray(~beyond | (self.dtype[rows] != self.dtype[of]))
 
 
 def contents(tensors: Table) -> Contents:
@@ -52,7 +62,8 @@ def contents(tensors: Table) -> Contents:
     code = np.where(known | measured, code, np.uint64(0))
     with np.errstate(invalid="ignore"):
         common = measured & ~((low < high) | (low != np.rint(low)) & ~np.isnan(low))
-    return Contents(code, (known | measured) & ~common & ~(known & (prints == 0)))
+    telling = (known | measured) & ~common & ~(known & (prints == 0))
+    return Contents(code, telling, tensors.coded("dtype").codes, low, high)
 
 
 def number_values(tree: CallTree, tensors: Table, call_rows: Ints, held: Contents) -> Ints:
@@ -111,11 +122,12 @@ def goes_in(tensors: Table) -> Bools:
 
 def _grouped(keys: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:
     """Of each distinct key the first place, and for each key which of these it is."""
-    order = np.argsort(keys, kind="stable")
-    begins = np.concatenate([[True], keys[order][1:] != keys[order][:-1]])[: len(order)]
+    order = np.argsort(keys)  # not stable, which takes several times as long
+    ordered = keys[order]
+    begins = np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(order)]
     group = np.empty(len(order), np.int64)
     group[order] = np.cumsum(begins) - 1
-    return order[begins], group
+    return np.minimum.reduceat(order, np.flatnonzero(begins)) if len(order) else order, group
 
 
 def _elements(tensors: Table) -> Ints:

@@ -6,7 +6,7 @@ import math
 import re
 
 from astray.record import Statistics
-from astray.wording import counted
+from astray.wording import counted, two_digits
 
 __all__ = ["change", "counted", "dtype", "error", "non_finite", "shape", "statistic"]
 
@@ -21,7 +21,7 @@ def error(value: float) -> str:
         return "not known"
     if math.isinf(value):
         return "∞"
-    return _two_digits(value)
+    return two_digits(value)
 
 
 def statistic(value: float | None) -> str:
@@ -39,7 +39,7 @@ def change(value: float) -> str:
     >>> change(0.00098765), change(-3.0), change(0.0)
     ('+9.9e-04', '-3.0', '0')
     """
-    return ("+" if value > 0 else "") + _two_digits(value)
+    return ("+" if value > 0 else "") + two_digits(value)
 
 
 def shape(sizes: tuple[int, ...]) -> str:
@@ -69,12 +69,3 @@ def non_finite(statistics: Statistics | None) -> str:
         return "not known"
     found = [f"{count:,} {name}" for count, name in ((statistics.nan, "NaN"), (statistics.inf, "Inf")) if count]
     return f"{', '.join(found) or 'none'} of {statistics.count:,}"
-
-
-def _two_digits(value: float) -> str:
-    if not value:
-        return "0"
-    size = abs(value)
-    if 0.01 <= size < 100:
-        return f"{value:.{1 if size >= 1 else 2 if size >= 0.1 else 3}f}"
-    return f"{value:.1e}"

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from astray.compare.comparison import Comparison
+from astray.compare.pairs import natural
 from astray.compare.setup.difference import SetupDifference
 from astray.compare.setup.wording import shown
+from astray.record import ROOT
 from astray.report.grid import Grid
 from astray.report.page import BOLD, DIM, MARGIN, WIDTH, YELLOW, Page
 from astray.store import Run
@@ -98,6 +100,8 @@ def summary_of(run: Run) -> str:
     rank = next(iter(run.ranks.values()), None)
     known: dict[str, dict[str, Any]] = {}
     dtypes: Counter[str] = Counter()
+    trained: set[str] = set()
+    optimized: set[str] = set()
     seen = set()
     for row in rank.setup if rank is not None else ():
         if (row.subject, row.site) in seen:
@@ -106,7 +110,16 @@ def summary_of(run: Run) -> str:
         known.setdefault(row.subject, row.values)
         if row.subject == "module":
             dtypes.update(str(value) for name, value in row.values.items() if name.endswith(".dtype"))
-    return " · ".join(_facts(known, dtypes))
+            prefix = "" if row.site == ROOT else f"{row.site}."
+            names = (name.removesuffix(".requires_grad") for name, value in row.values.items() if value is True)
+            trained.update(prefix + name for name in names if f"{name}.requires_grad" in row.values)
+        elif row.subject == "optimizer":
+            optimized.update(row.values.get("parameters") or ())
+    left = sorted(trained - optimized, key=natural) if optimized else []
+    facts = list(_facts(known, dtypes))
+    if left:
+        facts.append(f"in no optimizer: {', '.join(left[:3])}{f' and {len(left) - 3:,} more' if len(left) > 3 else ''}")
+    return " · ".join(facts)
 
 
 def _facts(known: dict[str, dict[str, Any]], dtypes: Counter[str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 import numpy as np
@@ -16,9 +16,12 @@ import numpy as np
 from astray.compare.clues import NEGLIGIBLE, is_negligible
 from astray.compare.comparison import Comparison
 from astray.compare.divergence import Divergence, Place, Side
+from astray.compare.explanation import UNKNOWN, times
+from astray.compare.first import related
 from astray.compare.metrics import SUMMING
 from astray.compare.problems import span
 from astray.compare.reasons import SENTENCES, Reason
+from astray.compare.suspects import Suspect
 from astray.compare.verdict import AGREEING, BAD, Verdict
 from astray.record import Statistics
 from astray.report import checkpoints, figures
@@ -27,6 +30,12 @@ from astray.report.setup import say_setup
 
 _MOST_STEPS = 4
 _MOST_NOTES = 8
+_MOST_SUSPECTS = 3
+_WORTH_TELLING = 0.5
+"""A suspect with half the score of what is wrong: below that, right runs have many."""
+
+_WITHIN_ROUNDING = (Verdict.ROUNDING.label, Verdict.DRIFTING.label)
+_WITHOUT_SIZE = (Verdict.SHAPE.label, Verdict.DTYPE.label, Verdict.NON_FINITE.label)
 
 _Row = tuple[str, str, str, str]
 
@@ -75,15 +84,20 @@ def _divergence(page: Page, first: Divergence, several: bool) -> None:
         page.code(at, first.frame.code)
     if first.enclosing:
         page.entry("inside", " › ".join(f"{site} ({kind})" if kind else site for site, kind in first.enclosing))
-    whose = f"{first.seen.tensor} of {first.seen.module}: " if first.seen is not None and not first.role else ""
-    page.entry("error", whose + error_of(first))
-    page.entry("cause", first.evidence[0])
+    page.entry("error", error_of(first))
+    page.entry("how sure", how_sure(first))
+    page.entry("cause", cause_of(first))
     _sides(page, first)
     if first.previous is not None:
         page.entry("before it", f"{_short(first.previous, first.place)}: {_verdict(first.previous)}")
     page.entry("after it", after(first))
-    page.entry("also", first.evidence[1:])
+    page.entry("also", first.evidence[len(first.settings) + 1 :])
     page.line()
+
+
+def cause_of(first: Divergence) -> tuple[str, ...]:
+    """Why it diverged, in sentences: what was set differently, and what the tensors tell."""
+    return first.evidence[: len(first.settings) + 1]
 
 
 def _where(first: Divergence, several: bool) -> str:
@@ -108,31 +122,73 @@ def _furthest(comparison: Comparison, first: Divergence) -> str:
 
 
 def error_of(first: Divergence) -> str:
-    """How far off the tensor is, in the terms of its verdict."""
-    left, right = first.reference, first.candidate
+    """How far off the tensor is, in the terms of its verdict, and what explains how much of it."""
+    judged, of = first.judged, _whose(first)
+    if math.isfinite(first.deviation) and math.isfinite(judged.error) and judged.verdict not in _WITHOUT_SIZE:
+        parts = [first.explained(of), *([] if of else _metrics(first)), *_remarks(judged)]
+    elif of:
+        parts = [f"{of}: {'; '.join(_remarks(judged)) or _amount(first, judged.error)}"]
+    else:
+        return _unexplained(first)
+    if of and first.role and math.isfinite(first.error):
+        parts.append(f"its {first.place.tensor} is off by {_amount(first, first.error)}")
+    return "; ".join(parts)
+
+
+def _unexplained(first: Divergence) -> str:
+    """How far off a tensor is that no rounding could bring there."""
+    left, right, place = first.reference, first.candidate, first.place
     if first.verdict == Verdict.SHAPE.label:
-        same = f"; {SENTENCES[Reason.RESHAPED]}" if SENTENCES[Reason.RESHAPED] in first.place.reason else ""
+        same = f"; {SENTENCES[Reason.RESHAPED]}" if SENTENCES[Reason.RESHAPED] in place.reason else ""
         return f"shape {figures.shape(left.shape)} against {figures.shape(right.shape)}{same}"
     if first.verdict == Verdict.DTYPE.label:
         return f"{left.dtype} against {right.dtype}, which are different kinds of number"
     if first.verdict == Verdict.NON_FINITE.label:
         counts = f"{figures.non_finite(left.statistics)} against {figures.non_finite(right.statistics)}"
         return f"elements that are no finite numbers: {counts}"
-    if math.isnan(first.error) and SENTENCES[Reason.SAME_STATISTICS] in first.place.reason:
+    if math.isnan(first.error) and SENTENCES[Reason.SAME_STATISTICS] in place.reason:
         return "the values differ in a way the statistics do not show; record with keep='tensors' to see how"
     if math.isnan(first.error):
-        return first.place.reason or "not known"
+        return place.reason or "not known"
     if math.isinf(first.error):
         size = f"; the candidate reaches {figures.error(first.magnitude)}" if not math.isnan(first.magnitude) else ""
-        return f"{first.place.reason}{size}"
-    noise = f"rounding would stay below {figures.error(first.limit)}" if first.limit else f"{left.dtype} does not round"
-    parts = [_amount(first), noise, *_metrics(first)]
-    return "; ".join([*parts, first.place.reason] if first.place.reason else parts)
+        return f"{place.reason}{size}"
+    may = f"rounding explains at most {figures.error(first.limit)}" if first.limit else f"{left.dtype} does not round"
+    return "; ".join([_amount(first, first.error), may, *_metrics(first), *_remarks(place)])
 
 
-def _amount(first: Divergence) -> str:
-    """How far off the tensor is, and what says so when that is not every value."""
-    amount = f"{figures.error(first.error)} relative"
+def how_sure(first: Divergence) -> list[str]:
+    """How sure it is that this is wrong, and why, in a line; none where the error says so by itself."""
+    if first.sureness == UNKNOWN:
+        return [f"{UNKNOWN}: fingerprints differ by rounding as well; record with keep='stats' to tell"]
+    if first.settings and first.verdict in _WITHIN_ROUNDING:
+        return ["certain that it was set differently, though the error is no more than rounding"]
+    beyond_doubt = first.judged.verdict in _WITHOUT_SIZE or not math.isfinite(first.judged.error)
+    if first.rule == "tolerance" or beyond_doubt or not first.surprise > 1:
+        return []
+    if math.isinf(first.surprise):
+        return [f"{first.sureness}: nothing explains it"]
+    return [f"{first.sureness}: {times(first.surprise)} times as far off as can be explained"]
+
+
+def _whose(first: Divergence) -> str:
+    """The tensor that was judged, where it is not the one that is shown: "its parameter `weight`"."""
+    judged = first.judged
+    if judged == first.place:
+        return ""
+    same_call = (judged.site, judged.call, judged.step) == (first.site, first.call, first.step)
+    return f"its {judged.tensor}" if same_call else f"{judged.tensor} of {judged.module}"
+
+
+def _remarks(place: Place) -> Iterator[str]:
+    """What else is to be said of how a tensor was judged."""
+    said = (SENTENCES[Reason.VICTIM], SENTENCES[Reason.SCALED])  # the cause says as much
+    return (text for text in place.reason.split("; ") if text and text not in said)
+
+
+def _amount(first: Divergence, error: float) -> str:
+    """How far off a tensor is, and what says so when that is not every value."""
+    amount = f"{figures.error(error)} relative"
     if first.measured_by == "values":
         return amount
     if first.measured_by == "statistics" or _seen_by_statistics_alone(first):
@@ -250,17 +306,73 @@ def _other_ranks(page: Page, comparison: Comparison) -> None:
 
 
 def _others(page: Page, comparison: Comparison) -> None:
-    """What went wrong by itself after the first divergence."""
-    if comparison.others:
-        several = len(comparison.reference.ranks) > 1
-        shown = [
-            f"{other.place}{f', on rank {other.rank}' if several else ''} ({figures.error(other.place.error)})"
-            for other in comparison.others[:_MOST_NOTES]
-        ]
-        if len(comparison.others) > _MOST_NOTES:
-            shown.append(f"and {len(comparison.others) - _MOST_NOTES:,} more")
-        page.entry("by itself", ["These are not its victims, for their inputs agree:", *shown])
+    """What else is wrong by itself or may be, the most surprising first."""
+    before = len(page.lines)
+    settings = comparison.first.settings if comparison.first is not None else ()
+    same = [one for one in comparison.others if any(setting in settings for setting in one.settings)]
+    if same:
+        page.entry("same cause", f"{figures.counted(len(same), 'more place')}, first {same[0].place}")
+    set_up = [one for one in comparison.others if one.settings and one not in same]
+    page.entry("other causes", [f"{one.place}: {one.settings[0].sentence}" for one in set_up[:_MOST_SUSPECTS]])
+    rest = [one for one in comparison.others if not one.settings and not _is_counted(comparison.first, one)]
+    rest.sort(key=lambda one: -_score(one))
+    shown = rest[:_MOST_SUSPECTS]
+    if shown:
+        clean = all(one.clean for one in shown)
+        why = "not its victims, for their inputs agree" if clean else "not explained by what they came from"
+        lines = [_told(comparison, one.place, one.rank, _score(one), error_of(one)) for one in shown]
+        more = [f"and {len(rest) - len(shown):,} more"] if len(rest) > len(shown) else []
+        page.entry("by itself", [f"These are {why}:", *lines, *more])
+    told = [one.place for one in (*comparison.firsts, *comparison.others)]
+    suspects = [one for one in suspects_of(comparison, told) if one.score >= _WORTH_TELLING]
+    page.entry("suspects", [suspect_line(one, comparison) for one in suspects[: _MOST_SUSPECTS - len(shown)]])
+    if len(page.lines) > before:
         page.line()
+
+
+def _is_counted(first: Divergence | None, one: Divergence) -> bool:
+    """Whether it is one of the parameters that the first divergence counts beside its own."""
+    return (
+        first is not None
+        and first.cause == one.cause == "parameter"
+        and (first.rank, first.step) == (one.rank, one.step)
+        and first.other_parameters + first.other_buffers > 0
+    )
+
+
+def _score(one: Divergence) -> float:
+    """How surprising a divergence is. What has no number for it (another shape, NaN, integers) is beyond doubt."""
+    return math.inf if math.isnan(one.surprise) or not one.surprise > 1 else one.surprise
+
+
+def _told(comparison: Comparison, place: Place, rank: int, score: float, why: str) -> str:
+    """A place that may be wrong by itself: how surprising it is, and why."""
+    on = f", on rank {rank}" if len(comparison.reference.ranks) > 1 else ""
+    if math.isinf(score):
+        return f"{place}{on}: {why}"
+    of = "times what can be explained" if score > 1 else "of what would count as wrong"
+    return f"{place}{on} ({times(score)} {of}): {why}"
+
+
+def suspects_of(comparison: Comparison, told: Sequence[Place] = ()) -> list[Suspect]:
+    """The suspects but for those that are, or lie in or around, a place that was told."""
+    return [
+        one
+        for one in comparison.suspects
+        if not any(one.phase == place.phase and related(one.site, place.site) for place in told)
+    ]
+
+
+def suspect_line(one: Suspect, comparison: Comparison) -> str:
+    """A suspect: where it is, how surprising, and why."""
+    return _told(comparison, one.place, one.rank, one.score, str(one))
+
+
+def most_surprising(comparison: Comparison) -> str:
+    """What is said of the first suspect where nothing diverged; empty where all is identical."""
+    if not comparison.suspects:
+        return ""
+    return f"The most surprising call is {suspect_line(comparison.suspects[0], comparison)}."
 
 
 def answer(comparison: Comparison) -> str:
@@ -301,6 +413,9 @@ def _agreement(page: Page, comparison: Comparison) -> None:
         if wrong:
             differ = "differs" if wrong == 1 else "differ"
             page.entry("inside", f"{figures.counted(wrong, 'tensor')} {differ} inside calls whose results agree.")
+    if comparison.suspects:
+        rest = [one for one in comparison.suspects[1:_MOST_SUSPECTS] if one.score >= _WORTH_TELLING]
+        page.entry("suspects", [most_surprising(comparison), *(suspect_line(one, comparison) for one in rest)])
     if counts[Verdict.ROUNDING.label] or counts[Verdict.DRIFTING.label]:
         page.entry("largest", f"{figures.error(_largest(comparison).error)} at {_largest(comparison)}")
     if (counts[Verdict.ROUNDING.label] or counts[Verdict.DRIFTING.label]) and not comparison.of_checkpoints:

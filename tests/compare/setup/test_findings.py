@@ -175,3 +175,14 @@ def test_modules_that_only_one_run_has(tmp_path: Path) -> None:
     (found,) = setup_differences(open_run(left), open_run(right))
     assert found.sentence == "k is only in the candidate."
     assert setup_differences(open_run(left), open_run(write_one(tmp_path / "c", "x", "x.fc", "h"))) == ()
+
+
+def test_a_seed_that_nobody_has_set(tmp_path: Path) -> None:
+    def seeded(name: str, seed: int) -> Path:
+        return write(tmp_path / name, [None], [Setup(0, "seed", "", {"torch": seed})])
+
+    drawn, again, own = seeded("a", 8903494782883977616), seeded("b", 1392729424952410840), seeded("c", 3)
+    (found,) = setup_differences(open_run(drawn), open_run(again))
+    assert found.sentence == "No seed of torch is set in either run, so their random numbers differ."
+    (found,) = setup_differences(open_run(own), open_run(drawn))
+    assert found.sentence == "The seed of torch is 3 in the reference and not set in the candidate."

@@ -273,13 +273,17 @@ typedef struct Sighting {
     uint64_t address;
     int64_t version, elements;
     int contiguous;
-    PyObject *number;  // of its value; NULL until there is a row of it
+    int measured;      // else only the number of the value is known
+    int64_t since, until;  // the versions in which it is this value; most often there is one
+    PyObject *number;      // of the value; NULL until there is a row of it
+    int64_t value;         // the same, −1 until then
     PyObject *kept[kKept];
 } Sighting;
 
 typedef struct {
     Sighting **buckets;
     size_t size, used, crowded;
+    int64_t values;  // how many were numbered
 } Sightings;
 
 static size_t bucket_of(const Sightings *sightings, const void *owner) {
@@ -288,7 +292,7 @@ static size_t bucket_of(const Sightings *sightings, const void *owner) {
 }
 
 static int is_of(const Sighting *sighting, const Identity *what) {
-    return sighting->owner == what->owner && sighting->address == what->address && sighting->version == what->version &&
+    return sighting->measured && sighting->owner == what->owner && sighting->address == what->address && sighting->version == what->version &&
            sighting->dtype == what->dtype && sighting->contiguous == what->contiguous &&
            (what->contiguous ? sighting->elements == what->elements
                              : sighting->shape == what->shape && sighting->stride == what->stride) &&
@@ -363,7 +367,8 @@ static void forget_sightings(Sightings *sightings, const void *owner) {
 }
 
 static int grow_sightings(Sightings *sightings) {
-    Sightings larger = {NULL, sightings->size ? 2 * sightings->size : 1024, sightings->used, sightings->crowded};
+    Sightings larger = *sightings;
+    larger.size = sightings->size ? 2 * sightings->size : 1024;
     larger.buckets = PyMem_Calloc(larger.size, sizeof *larger.buckets);
     if (!larger.buckets) return PyErr_NoMemory(), 0;
     for (size_t i = 0; i < sightings->size; ++i) {
@@ -379,154 +384,130 @@ static int grow_sightings(Sightings *sightings) {
     return 1;
 }
 
-// `number` is that of the value, or NULL when it has no row yet.
-static int add_sighting(Sightings *sightings, const Identity *what, PyObject *device, PyObject *number,
-                        PyObject *const *kept) {
+// A sighting of an owner in a version, of which nothing else is known yet. NULL with an error set.
+static Sighting *new_sighting(Sightings *sightings, PyObject *owner, int64_t version) {
     if (sightings->used > sightings->crowded) {  // a program without steps, such as a generation loop
         forget_sightings(sightings, NULL);
         sightings->crowded = 2 * sightings->used > kEnough ? 2 * sightings->used : kEnough;
     }
-    if (sightings->used >= sightings->size && !grow_sightings(sightings)) return 0;
+    if (sightings->used >= sightings->size && !grow_sightings(sightings)) return NULL;
     Sighting *sighting = PyMem_Calloc(1, sizeof *sighting);
-    if (!sighting) return PyErr_NoMemory(), 0;
-    sighting->living = PyWeakref_NewRef(what->owner, NULL);
-    if (!sighting->living) return PyMem_Free(sighting), 0;
+    if (!sighting) return (Sighting *)PyErr_NoMemory();
+    sighting->living = PyWeakref_NewRef(owner, NULL);
+    if (!sighting->living) return PyMem_Free(sighting), NULL;
     leave_alone(sighting->living);
-    sighting->owner = what->owner;
+    sighting->owner = owner;
+    sighting->version = sighting->since = sighting->until = version;
+    sighting->value = -1;
+    Sighting **at = &sightings->buckets[bucket_of(sightings, owner)];
+    sighting->next = *at;
+    *at = sighting;
+    ++sightings->used;
+    return sighting;
+}
+
+static Sighting *add_sighting(Sightings *sightings, const Identity *what, PyObject *device, PyObject *const *kept) {
+    Sighting *sighting = new_sighting(sightings, what->owner, what->version);
+    if (!sighting) return NULL;
     sighting->dtype = new_reference(what->dtype);
     sighting->shape = new_reference(what->shape);
     sighting->stride = new_reference(what->stride);
     sighting->device = new_reference(device);
     sighting->address = what->address;
-    sighting->version = what->version;
     sighting->elements = what->elements;
     sighting->contiguous = what->contiguous;
-    sighting->number = Py_XNewRef(number);
+    sighting->measured = 1;
     for (int i = 0; i < kKept; ++i) sighting->kept[i] = new_reference(kept[i]);
-    Sighting **at = &sightings->buckets[bucket_of(sightings, what->owner)];
-    sighting->next = *at;
-    *at = sighting;
-    ++sightings->used;
-    return 1;
+    return sighting;
 }
 
 // ---- numbers: which value a tensor is ------------------------------------------------------------------------------
 
-// A value is a memory in one of its versions, whatever part of it a tensor shows and in which order. Numbers outlive
-// sightings: measurements are forgotten when their tickets expire, and the values are still the same. `Numbers` in
+// A value is a memory in one of its versions, whatever part of it a tensor shows and in which order. `Numbers` in
 // `sightings.py` is the twin, and says what is known of versions.
-typedef struct Numbered {
-    struct Numbered *next;
-    const void *owner;  // not to be followed: it lives only as long as `living` says so
-    PyObject *living;   // a weak reference to it
-    int64_t from, to;   // the versions in which it is this value
-    PyObject *number;   // NULL until it is seen
-} Numbered;
 
-typedef struct {
-    Numbered **buckets;
-    size_t size, used, crowded;  // the size is a power of two
-    int64_t next;                // the number of the next value
-} Numbers;
-
-static size_t number_bucket(const Numbers *numbers, const void *owner) {
-    const uint64_t hash = ((uint64_t)(uintptr_t)owner >> 4) * 0x9E3779B97F4A7C15u;
-    return (size_t)(hash >> 32) & (numbers->size - 1);
+// What is known last of an owner's value; NULL when that is nothing.
+static Sighting *latest_sighting(const Sightings *sightings, PyObject *owner) {
+    Sighting *latest = NULL;
+    if (!sightings->size) return NULL;
+    for (Sighting *one = sightings->buckets[bucket_of(sightings, owner)]; one; one = one->next) {
+        if (one->owner != owner || (one->value < 0 && one->measured)) continue;  // measured ahead of its row
+        if (PyWeakref_GetObject(one->living) != owner) continue;
+        if (one->value < 0) return one;  // an op has just written
+        if (!latest || one->value > latest->value) latest = one;
+    }
+    return latest;
 }
 
-// Letting go of a chain may run code that comes back here, so the chain belongs to no table any more.
-static void free_numbered(Numbered *chain) {
-    while (chain) {
-        Numbered *one = chain;
-        chain = one->next;
-        Py_DECREF(one->living), Py_XDECREF(one->number);
-        PyMem_Free(one);
-    }
-}
-
-enum { kOfOwner, kDead, kAll };
-
-// Forgets the number of an owner, those of owners that are dead, or all.
-static void forget_numbers(Numbers *numbers, int which, const void *owner) {
-    Numbered *chain = NULL;
-    if (!numbers->used) return;
-    const size_t begin = which == kOfOwner ? number_bucket(numbers, owner) : 0;
-    const size_t end = which == kOfOwner ? begin + 1 : numbers->size;
-    for (size_t i = begin; i < end; ++i) {
-        for (Numbered **at = &numbers->buckets[i]; *at;) {
-            Numbered *one = *at;
-            if (which == kOfOwner ? one->owner == owner : which == kAll || PyWeakref_GetObject(one->living) == Py_None) {
-                *at = one->next;
-                one->next = chain;
-                chain = one;
-                --numbers->used;
-            } else {
-                at = &one->next;
-            }
-        }
-    }
-    free_numbered(chain);
-}
-
-static int grow_numbers(Numbers *numbers) {
-    Numbers larger = *numbers;
-    larger.size = numbers->size ? 2 * numbers->size : 1024;
-    larger.buckets = PyMem_Calloc(larger.size, sizeof *larger.buckets);
-    if (!larger.buckets) return PyErr_NoMemory(), 0;
-    for (size_t i = 0; i < numbers->size; ++i) {
-        for (Numbered *one = numbers->buckets[i], *next; one; one = next) {
-            Numbered **at = &larger.buckets[number_bucket(&larger, one->owner)];
-            next = one->next;
-            one->next = *at;
-            *at = one;
-        }
-    }
-    PyMem_Free(numbers->buckets);
-    *numbers = larger;
+static int number_anew(Sightings *sightings, Sighting *sighting) {
+    if (!(sighting->number = PyLong_FromLongLong(sightings->values))) return 0;
+    sighting->value = sightings->values++;
     return 1;
 }
 
-// What is known of an owner, as a new entry without a number if that is nothing. NULL with an error set.
-static Numbered *numbered(Numbers *numbers, PyObject *owner, int64_t version) {
-    if (numbers->used > numbers->crowded) {  // a program without steps, such as a generation loop
-        forget_numbers(numbers, kDead, NULL);
-        numbers->crowded = 2 * numbers->used > kEnough ? 2 * numbers->used : kEnough;
-    }
-    if (numbers->used >= numbers->size && !grow_numbers(numbers)) return NULL;
-    for (Numbered *one = numbers->buckets[number_bucket(numbers, owner)]; one; one = one->next)
-        if (one->owner == owner && PyWeakref_GetObject(one->living) == owner) return one;
-    Numbered *one = PyMem_Calloc(1, sizeof *one);
-    if (!one) return (Numbered *)PyErr_NoMemory();
-    one->living = PyWeakref_NewRef(owner, NULL);
-    if (!one->living) return PyMem_Free(one), NULL;
-    leave_alone(one->living);
-    one->owner = owner;
-    one->from = one->to = version;
-    Numbered **at = &numbers->buckets[number_bucket(numbers, owner)];
-    one->next = *at;
-    *at = one;
-    ++numbers->used;
-    return one;
+// What is known of an owner's value in a version; NULL when it is another one than before.
+static Sighting *same_value(const Sightings *sightings, PyObject *owner, int64_t version) {
+    Sighting *latest = latest_sighting(sightings, owner);
+    return latest && (!version || (latest->since <= version && version <= latest->until)) ? latest : NULL;
 }
 
-// The number of a memory in a version. A new reference.
-static PyObject *number_of(Numbers *numbers, PyObject *owner, int64_t version) {
-    Numbered *one = numbered(numbers, owner, version);
-    if (!one) return NULL;
-    if (version && (version < one->from || version > one->to)) {
-        one->from = one->to = version;
-        Py_CLEAR(one->number);
-    }
-    if (!one->number && (one->number = PyLong_FromLongLong(numbers->next))) ++numbers->next;
-    return Py_XNewRef(one->number);
+// Gives a measured sighting the number of its value: the one that its owner has in this version, or the next.
+static int number_sighting(Sightings *sightings, Sighting *sighting, PyObject *owner) {
+    Sighting *same = same_value(sightings, owner, sighting->version);
+    if (!same) return number_anew(sightings, sighting);
+    if (!same->number && !number_anew(sightings, same)) return 0;
+    sighting->number = new_reference(same->number);
+    sighting->value = same->value;
+    sighting->since = same->since;
+    sighting->until = same->until;
+    return 1;
 }
 
 // An op has written to a memory, and its version will say so when the op has returned.
-static int number_ahead(Numbers *numbers, PyObject *owner, int64_t version) {
-    forget_numbers(numbers, kOfOwner, owner);
-    Numbered *one = numbered(numbers, owner, version);
-    if (one) one->to = version + 1;
-    return one != NULL;
+static int number_ahead(Sightings *sightings, PyObject *owner, int64_t version) {
+    forget_sightings(sightings, owner);
+    Sighting *sighting = new_sighting(sightings, owner, version);
+    if (sighting) sighting->until = version + 1;
+    return sighting != NULL;
+}
+
+// Forgets what was measured, and not which value a memory is.
+static void expire_sightings(Sightings *sightings) {
+    Sighting *chain = NULL;
+    for (size_t i = 0; sightings->used && i < sightings->size; ++i) {
+        Sighting *sighting = sightings->buckets[i], *stay = NULL;
+        while (sighting) {
+            Sighting *next = sighting->next, *same = stay;
+            const int is_known = sighting->value >= 0 || !sighting->measured;
+            while (same && same->owner != sighting->owner) same = same->next;
+            const int is_latest = !same || (same->value >= 0 && (sighting->value < 0 || sighting->value > same->value));
+            Sighting *left = NULL;
+            if (is_known && is_latest && PyWeakref_GetObject(sighting->living) != Py_None)
+                left = same ? same : PyMem_Calloc(1, sizeof *left);  // without memory it is another value
+            if (left) {
+                PyObject *number = left->number;
+                left->owner = sighting->owner;
+                left->version = sighting->version;
+                left->since = sighting->since;
+                left->until = sighting->until;
+                left->value = sighting->value;
+                left->number = Py_XNewRef(sighting->number);
+                Py_XDECREF(number);
+                if (!same) {
+                    left->living = new_reference(sighting->living);
+                    left->next = stay;
+                    stay = left;
+                    ++sightings->used;
+                }
+            }
+            --sightings->used;
+            sighting->next = chain;
+            chain = sighting;
+            sighting = next;
+        }
+        sightings->buckets[i] = stay;
+    }
+    free_sightings(chain);
 }
 
 // ---- the taker -----------------------------------------------------------------------------------------------------
@@ -578,7 +559,6 @@ typedef struct {
     Attribute version, device, requires_grad;
     Layouts layouts;
     Sightings sightings;
-    Numbers numbers;
     Regulars regulars;
     PyObject *together;  // measures tensors of one type and device by one launch
     const Launching *launching;  // NULL when kernels are not launched natively
@@ -940,7 +920,7 @@ static int measure_group(Taker *self, Candidate *candidates, Py_ssize_t count, P
         if (tickets == Py_None) continue;
         PyObject *ticket = PyList_GetItem(tickets, taken++);
         PyObject *kept[kKept] = {ticket, Py_None, Py_None, Py_None, Py_None};
-        done = ticket && add_sighting(&self->sightings, &candidates[i].what, place->name, NULL, kept);
+        done = ticket && add_sighting(&self->sightings, &candidates[i].what, place->name, kept);
         Regular *one = find_regular(&self->regulars, candidates[i].tensor);
         if (one && one->tensor) one->taken = 1;
     }
@@ -1017,27 +997,26 @@ static int take(Taker *self, PyObject *tensor, const Identity *what, PyObject *c
     const int stale = known ? is_stale(known) : 0;
     if (stale) {
         done = stale > 0;
+        known = done ? find_sighting(&self->sightings, what) : NULL;
         if (!done) goto end;
-        forget_sightings(&self->sightings, what->owner);
+        if (known) known->measured = 0;  // its value is still the same
         known = NULL;
     }
     const int again = known != NULL;
     if (known) {
         for (int i = 0; i < kKept; ++i) kept[i] = new_reference(known->kept[i]);
         name = new_reference(known->device);
+        // It may have been measured with the other parameters, before it was seen.
+        done = known->number || number_sighting(&self->sightings, known, what->owner);
         number = Py_XNewRef(known->number);
-        if (!number) {  // measured with the other parameters, before it was seen
-            done = (number = number_of(&self->numbers, what->owner, what->version)) != NULL;
-            if (!done) goto end;
-            known = find_sighting(&self->sightings, what);
-            if (known && !known->number) known->number = new_reference(number);
-        }
+        if (!done) goto end;
     } else {
         const Place *place = find_place(self, tensor, what);
         done = place && measure_first(self, tensor, what, place->device, row, kept) &&
-               (number = number_of(&self->numbers, what->owner, what->version)) &&
-               add_sighting(&self->sightings, what, place->name, number, kept);
+               (known = add_sighting(&self->sightings, what, place->name, kept)) &&
+               number_sighting(&self->sightings, known, what->owner);
         if (!done) goto end;
+        number = new_reference(known->number);
         name = new_reference(place->name);
     }
     done = !is_regular || note_regular(self, tensor, again);
@@ -1145,15 +1124,9 @@ static PyObject *taker_observe_inputs(PyObject *object, PyObject *const *args, P
     Py_RETURN_NONE;
 }
 
-// A memory was written to: what was measured of it holds no more, and it is another value.
-static void forget_owner(Taker *self, const void *owner) {
-    forget_sightings(&self->sightings, owner);
-    forget_numbers(&self->numbers, kOfOwner, owner);
-}
-
-// forget(owner): somebody wrote to this memory
+// forget(owner): this memory was written to, so it is another value
 static PyObject *taker_forget(PyObject *self, PyObject *owner) {
-    forget_owner((Taker *)self, owner);
+    forget_sightings(&((Taker *)self)->sightings, owner);
     Py_RETURN_NONE;
 }
 
@@ -1161,8 +1134,12 @@ static PyObject *taker_forget(PyObject *self, PyObject *owner) {
 static PyObject *taker_number(PyObject *self, PyObject *args) {
     PyObject *owner;
     long long version;
+    Sightings *sightings = &((Taker *)self)->sightings;
     if (!PyArg_ParseTuple(args, "OL", &owner, &version)) return NULL;
-    return number_of(&((Taker *)self)->numbers, owner, version);
+    Sighting *same = same_value(sightings, owner, version);
+    if (!same) same = new_sighting(sightings, owner, version);
+    if (!same || (!same->number && !number_anew(sightings, same))) return NULL;
+    return new_reference(same->number);
 }
 
 // ahead(owner, version): an op has written to this memory, of which this is the version until it returns
@@ -1170,7 +1147,7 @@ static PyObject *taker_ahead(PyObject *self, PyObject *args) {
     PyObject *owner;
     long long version;
     if (!PyArg_ParseTuple(args, "OL", &owner, &version)) return NULL;
-    if (!number_ahead(&((Taker *)self)->numbers, owner, version)) return NULL;
+    if (!number_ahead(&((Taker *)self)->sightings, owner, version)) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -1179,10 +1156,10 @@ static PyObject *note_change(Taker *self, PyObject *twin, PyObject *tensor, int 
     if (!more && !self->handed && is_plain(self, tensor)) {
         PyObject *owner = call_method(&self->storage, tensor);
         if (owner) {
-            forget_owner(self, owner);
+            forget_sightings(&self->sightings, owner);
             const int64_t version = ahead ? read_integer(read_attribute(&self->version, tensor)) : -1;
             if (version == -1 && PyErr_Occurred()) PyErr_Clear();  // an inference tensor keeps none
-            const int done = version < 0 || number_ahead(&self->numbers, owner, version);
+            const int done = version < 0 || number_ahead(&self->sightings, owner, version);
             Py_DECREF(owner);
             return done ? new_reference(Py_None) : NULL;
         }
@@ -1209,13 +1186,13 @@ static PyObject *taker_clear(PyObject *self, PyObject *none) {
     Regulars *regulars = &((Taker *)self)->regulars;
     for (size_t i = 0; i < regulars->size; ++i) regulars->slots[i].taken = 0;  // it is not their fault
     ((Taker *)self)->handed = 0;
-    clear_sightings(&((Taker *)self)->sightings);
+    expire_sightings(&((Taker *)self)->sightings);
     Py_RETURN_NONE;
 }
 
 // renumber(): the same, and every memory may be another value
 static PyObject *taker_renumber(PyObject *self, PyObject *none) {
-    forget_numbers(&((Taker *)self)->numbers, kAll, NULL);
+    clear_sightings(&((Taker *)self)->sightings);
     return taker_clear(self, none);
 }
 
@@ -1251,7 +1228,7 @@ static PyObject *taker_apply(PyObject *object, PyObject *args) {
     self->statistics = statistics;
     self->values = values;
     self->ops = ops;
-    clear_sightings(&self->sightings);
+    expire_sightings(&self->sightings);
     Py_RETURN_NONE;
 }
 
@@ -1331,7 +1308,7 @@ static PyObject *taker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->batch = batch;
     self->appending = find_appending(self->lane);
     self->launching = find_launching();
-    self->sightings.crowded = self->numbers.crowded = kEnough;
+    self->sightings.crowded = kEnough;
     if (find_exchange(self) && find_questions(self, tensor) && learn_types(self, examples)) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
@@ -1371,8 +1348,6 @@ static void taker_dealloc(PyObject *object) {
     taker_break(object);
     clear_sightings(&self->sightings);
     PyMem_Free(self->sightings.buckets);
-    forget_numbers(&self->numbers, kAll, NULL);
-    PyMem_Free(self->numbers.buckets);
     clear_layouts(&self->layouts);
     free_regulars(&self->regulars);
     for (int i = 0; i < self->place_count; ++i) Py_DECREF(self->places[i].device), Py_DECREF(self->places[i].name);

@@ -28,6 +28,7 @@ class Calls:
         self.count = len(run.calls)
         self.step: Ints = run.calls.numbers("step")
         self.micro: Ints = run.calls.numbers("micro")
+        self.number: Ints = run.calls.numbers("call")
         kind, phase = run.calls.coded("kind"), run.calls.coded("phase")
         self.plane: Ints = np.array([*(PLANES.get(word, 4) for word in kind.values), -1])[kind.codes]
         self.phase: Ints = phase.codes

@@ -1,12 +1,13 @@
-"""How far apart the two sides of each pair are, by four measures with a noise of their own.
+"""How far apart the two sides of each pair are, by five measures with a noise of their own.
 
 Reads the `evidence` of one rank and what was measured of it, feeds `flow` and `surprise`. All are relative:
 
 - `values`: ‖c − r‖ / ‖r‖, where values were kept. Rounding makes it about one unit roundoff. Of a slice, beside the
   size of the whole where that is larger.
 - `worst`: max |c − r| / max |r|, where values were kept. It sees one wrong element of a million.
-- `sums`: how far norm, mean and std are apart, beside ‖r‖. Rounding averages out in them: it is √n times smaller than
-  in the elements, so that a factor of 1.005 stands out of bfloat16's noise a hundredfold.
+- `norm`: how far norm and std are apart, beside ‖r‖; `mean`: how far the means are, beside the rms of r. Both are sums
+  over all elements, in which rounding averages out: it is √n times smaller than in the elements, so that a factor of
+  1.005 stands out of bfloat16's noise a hundredfold.
 - `extremes`: how far min, max and absmax are apart, beside max |r|: single elements, seen without any values.
 """
 
@@ -31,18 +32,19 @@ from astray.compare.verdict import MEASURES, Judgement, Verdict
 class Errors:
     """One entry per pair. A measure is NaN where it is not known and 0 where the bits are the same.
 
-    unit: the unit roundoff that a pair is judged by, mostly of the coarser side; 0 for integers. count, norm, absmax,
-    zeros: of the reference. flips: by how many the two sides' zeros differ. element: how far off a typical element is,
-    as far as is known.
+    unit: the unit roundoff that a pair is judged by, mostly of the coarser side; 0 for integers. count, size (‖r‖),
+    absmax, zeros: of the reference. flips: by how many the two sides' zeros differ. element: how far off a typical
+    element is, as far as is known.
     """
 
     values: Floats
     worst: Floats
-    sums: Floats
+    norm: Floats
+    mean: Floats
     extremes: Floats
     unit: Floats
     count: Floats
-    norm: Floats
+    size: Floats
     absmax: Floats
     zeros: Floats
     flips: Floats
@@ -57,6 +59,11 @@ class Errors:
         return replace(self, **{name: np.where(rows, 0.0, self.measure(name)) for name in MEASURES})
 
     @cached_property
+    def sums(self) -> Floats:
+        """The larger of those that are sums over all elements."""
+        return np.fmax(self.norm, self.mean)
+
+    @cached_property
     def element(self) -> Floats:
         """By values where they were kept; else what extremes and sums show of it.
 
@@ -67,18 +74,18 @@ class Errors:
 
     @cached_property
     def at_most(self) -> Floats:
-        """The most that elements are off by, if each is by itself: sums would show it. By values where they were kept."""
+        """The most that elements can be off by, each by itself, before sums show it; by values where they were kept."""
         shown = np.fmax(self.extremes, t.SUMS * self.sums * np.sqrt(self.count))
         return _bounded(np.where(np.isnan(self.values), np.where(np.isnan(shown), np.inf, shown), self.values))
 
     @cached_property
     def rms(self) -> Floats:
-        return np.asarray(self.norm / np.sqrt(self.count))
+        return np.asarray(self.size / np.sqrt(self.count))
 
     @cached_property
     def peak(self) -> Floats:
         """The largest element beside the norm."""
-        return _share(self.absmax, self.norm)
+        return _share(self.absmax, self.size)
 
     @cached_property
     def sparse(self) -> Floats:
@@ -86,15 +93,19 @@ class Errors:
         return np.asarray(self.zeros / self.count)
 
 
-def find_errors(evidence: Evidence, judged: Judgement, factor: Floats) -> Errors:
-    """The errors of all pairs, their candidates divided by a factor; pairs that one run lacks have none."""
+def find_errors(evidence: Evidence, judged: Judgement, factor: Floats, multiplied: Floats) -> Errors:
+    """The errors of all pairs; those that one run lacks have none.
+
+    factor: by which their candidates are divided. multiplied: the unit roundoff of the products they are made of.
+    """
     length = len(evidence.pairs.reference)
     columns = {name: np.full(length, np.nan) for name in MEASURES}
-    facts = {name: np.zeros(length) for name in ("unit", "norm", "absmax", "zeros", "flips")}
+    facts = {name: np.zeros(length) for name in ("unit", "size", "absmax", "zeros", "flips")}
     count = np.ones(length)
     at = np.flatnonzero(evidence.pairs.matched)
     if len(at):
-        facts["unit"][at] = _precision(evidence, at) / 2
+        unit = _precision(evidence, at) / 2
+        facts["unit"][at] = np.where(unit == t.FLOAT32, np.maximum(unit, multiplied[at]), unit)
         _read_statistics(evidence, at, factor[at], columns, facts, count)
     by_values = np.flatnonzero(~np.isnan(judged.metrics["rel_l2"]))
     if len(by_values):
@@ -135,13 +146,14 @@ def _read_statistics(
     slack = metrics.summing_slack(reference, candidate, evidence.eps(at), counts[0])
     with np.errstate(invalid="ignore"):
         bounds = metrics.bounds(reference, candidate, counts[0], slack)
-        sums = np.fmax.reduce([bounds[name] for name in metrics.BOUNDS[:3]])
+        norm = np.fmax(bounds["bound_l2"], bounds["bound_std"])
         extremes = np.fmax.reduce([bounds[name] for name in metrics.BOUNDS[3:]])
     known = told & same_count
-    columns["sums"][at] = np.where(known, sums, np.nan)
+    columns["norm"][at] = np.where(known, norm, np.nan)
+    columns["mean"][at] = np.where(known, bounds["bound_mean"], np.nan)
     columns["extremes"][at] = np.where(known, extremes, np.nan)
     for name in ("l2", "absmax"):
-        facts["norm" if name == "l2" else name][at] = np.nan_to_num(reference[name])
+        facts["size" if name == "l2" else name][at] = np.nan_to_num(reference[name])
     zeros = [np.maximum(side, 0) for side in evidence.numbers("zeros", at)]
     facts["zeros"][at] = zeros[0]
     facts["flips"][at] = np.where(known, np.abs(zeros[0] - zeros[1]), 0)
@@ -153,14 +165,14 @@ def _read_values(
     """What values tell; where no statistics were kept, size and sums as well."""
     found = judged.metrics
     rms = np.hypot(found["mean_reference"][at], found["std_reference"][at])
-    untold = np.isnan(columns["sums"][at]) & ~(facts["absmax"][at] > 0)
+    untold = np.isnan(columns["norm"][at]) & ~(facts["absmax"][at] > 0)
     alone = at[untold]
     count[alone] = np.maximum(_elements(evidence, alone), 1)
-    facts["norm"][alone] = np.nan_to_num(rms[untold]) * np.sqrt(count[alone])
-    gaps = np.fmax(np.abs(found["mean_difference"][alone]), np.abs(found["std_difference"][alone]))
-    columns["sums"][alone] = metrics.ratios(gaps, rms[untold])
+    facts["size"][alone] = np.nan_to_num(rms[untold]) * np.sqrt(count[alone])
+    for name, gap in (("mean", "mean_difference"), ("norm", "std_difference")):
+        columns[name][alone] = metrics.ratios(np.abs(found[gap][alone]), rms[untold])
     # A slice of almost nothing may hold no more than the rounding of the numbers around it.
-    whole = np.where(is_partial(judged.source[at]), facts["norm"][at] / np.sqrt(count[at]), 0.0)
+    whole = np.where(is_partial(judged.source[at]), facts["size"][at] / np.sqrt(count[at]), 0.0)
     columns["values"][at] = np.where(whole > rms, metrics.ratios(found["rmse"][at], whole), found["rel_l2"][at])
     worst = metrics.ratios(found["max_abs"][at], facts["absmax"][at])
     # The error is the larger of both measures, so it stands for the worst element where its scale is not known.

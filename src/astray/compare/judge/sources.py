@@ -105,14 +105,27 @@ class Sources:
         unit[entering] = Unit.CODE
         unit[entering & self._is_from_outside] = Unit.START
         moved = self.last_seen >= 0
-        unit[self.has_role("parameter")] = Unit.START
-        unit[self.has_role("state")] = Unit.START
-        unit[self.has_role("parameter") & (moved | self._has_history)] = Unit.WEIGHT
+        unit[self.is_weight | self.has_role("state")] = Unit.START
+        unit[self.is_weight & (moved | self._has_history)] = Unit.WEIGHT
         unit[self.has_role("state") & (moved | self._has_history)] = Unit.BUFFER
         optimizer = self._is_call(self.calls.is_optimizer)
         unit[optimizer & entering] = Unit.CODE
         unit[self.carried_from >= 0] = Unit.CARRIED
         return unit
+
+    @cached_property
+    def is_weight(self) -> Bools:
+        """Parameters, also as functions get them: they require a gradient; if anything made them, an optimizer did."""
+        given = self.has_role("input") & ~self.backward & ((self.plane == 1) | (self.plane == 2))
+        found = self.has_role("parameter")
+        at = np.flatnonzero(given)
+        if len(at):
+            tensor = self.evidence.reference.tensor[self.evidence.pairs.reference[at]]
+            requires = self.run.tensors.numbers("requires_grad")[tensor] > 0
+            maker = graph_of(self.run).maker[tensor]
+            by_optimizer = np.append(self.calls.phase_is("update"), True)[np.append(self.run.call_rows, -1)[maker]]
+            found[at] = requires & by_optimizer
+        return found
 
     @cached_property
     def _has_history(self) -> Bools:
@@ -146,8 +159,27 @@ class Sources:
         found[at[later]] = source[later]
         # A result is made by its call, whatever else is like it; only the call around it may hand it on unchanged.
         found[self.is_result & (found >= 0) & ~self._hands_on(found)] = -1
-        weights = self.has_role("parameter") | self.has_role("state")
-        found[weights & (found >= 0) & ~(self.has_role("parameter") | self.has_role("state"))[found]] = -1
+        weights = self.is_weight | self.has_role("state")
+        found[weights & (found >= 0) & ~weights[found]] = -1
+        return found
+
+    @cached_property
+    def handed_from(self) -> Ints:
+        """For inputs that only the candidate computes anew: the first row of the value that the reference hands on."""
+        found = np.full(len(self.call), -1)
+        evidence = self.evidence
+        at = np.flatnonzero(self.known & (self.plane >= 0))
+        held = graph_of(self.run).contents
+        tensor = evidence.reference.tensor[evidence.pairs.reference[at]]
+        at, tensor = at[held.telling[tensor]], tensor[held.telling[tensor]]
+        if not len(at):
+            return found
+        code = np.unique(held.code[tensor], return_inverse=True)[1]
+        key = one_key([code, self.step[at], self.plane[at]])
+        _, first, number = np.unique(key, return_index=True, return_inverse=True)
+        source = at[first][number]
+        new = (source < at) & self.has_role("input")[at] & ~self.backward[at]
+        found[at[new]] = source[new]
         return found
 
     def _outermost(self, at: Ints, number: Ints, first: Ints) -> Ints:
@@ -198,10 +230,11 @@ class Sources:
     def last_seen(self) -> Ints:
         """For parameters and buffers the sighting in the step before, −1 for the first; within a step the first."""
         found = np.full(len(self.call), -1)
-        at = np.flatnonzero(self.has_role("parameter") | self.has_role("state"))
+        at = np.flatnonzero(self.is_weight | self.has_role("state"))
         if not len(at):
             return found
-        name = one_key([self.site[at], self.path[at], self.role[at], self.plane[at]])
+        number = np.where(self.has_role("input"), self._of_call(self.calls.number), 0)  # a function's calls differ
+        name = one_key([self.site[at], self.path[at], self.role[at], self.plane[at], number[at]])
         order = np.lexsort((at, name))
         ordered, names, steps = at[order], name[order], self.step[at][order]
         begins = np.concatenate([[True], (names[1:] != names[:-1]) | (steps[1:] != steps[:-1])])
@@ -215,7 +248,7 @@ class Sources:
     def gradient_before(self) -> Ints:
         """The gradient that moved a parameter since its last sighting, or that its optimizer is given; −1 for none."""
         found = np.full(len(self.call), -1)
-        weights = np.flatnonzero(self.has_role("parameter") & (self.last_seen >= 0))
+        weights = np.flatnonzero(self.is_weight & (self.last_seen >= 0))
         given = np.flatnonzero(self.has_role("input") & self._is_call(self.calls.is_optimizer))
         found[weights] = self._gradient(self._parameter_site(weights), self.step[self.last_seen[weights]])
         found[given] = self._gradient(self.site[given], self.step[given])
@@ -231,7 +264,26 @@ class Sources:
         paths = self.evidence.paths
         names = [numbers.get(self.calls.parameter_name(site, paths[path]), -1) for site, path in distinct.T.tolist()]
         of_module = np.array(names)[which.ravel()]
+        of_module = np.where(self.has_role("input")[rows], self._sites_by_shape(rows), of_module)
         return np.where(self._is_call(self.calls.is_optimizer)[rows], self.site[rows], of_module)
+
+    def _sites_by_shape(self, rows: Ints) -> Ints:
+        """The parameter of a function's module that has the shape of an argument; −1 where none or several have."""
+        shape = np.append(self.evidence.reference.columns["shape"], -1)[self.evidence.pairs.reference]
+        gradients = np.flatnonzero(self.unit_of_gradients)
+        owner = self._of_call(self.calls.owner)[gradients]
+        known: dict[tuple[int, int], int] = {}
+        for module, form, site in zip(
+            owner.tolist(), shape[gradients].tolist(), self.site[gradients].tolist(), strict=True
+        ):
+            known[module, form] = site if known.get((module, form), site) == site else -1
+        modules = self._of_call(self.calls.module)[rows].tolist()
+        return np.array([known.get(key, -1) for key in zip(modules, shape[rows].tolist(), strict=True)], np.int64)
+
+    @cached_property
+    def unit_of_gradients(self) -> Bools:
+        """Rows that are gradients of parameters."""
+        return self.is_result & self._is_call(self.calls.is_parameter)
 
     def _gradient(self, sites: Ints, steps: Ints) -> Ints:
         """The last gradient of each of these parameters in a step; −1 where there is none."""
@@ -266,6 +318,8 @@ class Sources:
             forward = np.where(outer >= 0, _at(calls.forward_of, outer, -1), calls.forward_of[self.call[code]])
             found[code] = np.fmax.reduce([found[code], before, _at(given, outer), _at(seen, forward)])
             found[code] = np.maximum(found[code], _at(column, self.gradient_before[code]))
+            handed = self.handed_from[code]
+            found[code] = np.where(handed >= 0, _at(column, handed), found[code])
         gradient = np.flatnonzero(unit == Unit.GRADIENT)
         if len(gradient):
             found[gradient] = self._by_owner(seen)[gradient]
@@ -309,16 +363,24 @@ class Sources:
         found = np.zeros(len(self.call))
         at = np.flatnonzero(self.unit == Unit.GRADIENT)
         steps = int(calls.step.max(initial=0)) + 1
-        for plane in calls.planes_of_owners:
+        missing = np.ones(len(at), np.bool_)
+        for plane in calls.planes_of_owners:  # the first that has the module explains all of its gradients
             users = np.flatnonzero(calls.plane == plane)
-            size = (len(calls.modules) + 1) * steps
-            largest = np.full(size, -1.0)
+            largest = np.full((len(calls.modules) + 1) * steps, -1.0)
             np.maximum.at(largest, calls.module[users] * steps + calls.step[users], seen[users])
             owner = calls.owner[self.call[at]]
             level = np.where(owner >= 0, largest[owner * steps + self.step[at]], -1.0)
-            missing = found[at] <= 0 if plane != calls.planes_of_owners[0] else np.ones(len(at), np.bool_)
             found[at] = np.where(missing & (level >= 0), level, found[at])
+            missing &= level < 0
         return found
+
+    def arriving(self, column: Floats) -> Floats:
+        """For each gradient of a parameter the largest number among the gradients that arrive at its module."""
+        return self._by_owner(self._by_call(column, self.is_given & self.backward))
+
+    def entering(self, column: Floats) -> Floats:
+        """For each gradient of a parameter the largest number among the inputs of its module."""
+        return self._by_owner(self._by_call(column, self.has_role("input") & ~self.backward))
 
     @cached_property
     def _step_group(self) -> Ints:
@@ -361,22 +423,26 @@ class Sources:
     def families(self) -> tuple[Ints, Ints]:
         """Two numbers for each row: of its nearest siblings, at the same place of other layers, and of all its kind."""
         calls = self.calls
-        pattern = self._of_call(calls.pattern)
-        near = one_key([pattern, self.role, self.path, self._of_call(calls.phase), self.plane, self.unit, self.step])
-        outer = self._of_call(calls.enclosing)
-        around = np.where(self.unit == Unit.CODE, np.append(calls.type, -1)[outer], -1)
-        name = np.where(self.unit == Unit.CODE, self._of_call(calls.last_name), -1)
-        kind = np.where(self.unit == Unit.GRADIENT, self._of_call(calls.owner_type), self._of_call(calls.type))
-        kind = np.where(self.unit == Unit.CODE, -1, kind)
-        last = np.where(self.unit == Unit.GRADIENT, self._of_call(calls.last_name), -1)
-        columns = [kind, around, name, last, self.role, self.path, self._of_call(calls.phase)]
+        of_module = np.where(self.unit == Unit.GRADIENT, self._of_call(calls.owner_type), self._of_call(calls.type))
+        place = [
+            self._of_call(calls.pattern),
+            self._of_call(calls.type),
+            self.role,
+            self.path,
+            self._of_call(calls.phase),
+        ]
+        near = one_key([*place, of_module, self.plane, self.unit, self.step])
+        code = self.unit == Unit.CODE
+        around = np.where(code, np.append(calls.type, -1)[self.enclosing], -1)
+        named = np.where(code | (self.unit == Unit.GRADIENT), self._of_call(calls.last_name), -1)
+        columns = [np.where(code, -1, of_module), around, named, self.role, self.path, self._of_call(calls.phase)]
         return near, one_key([*columns, self.plane, self.unit, self.step])
 
     @cached_property
     def kin_of_any_step(self) -> Ints:
         """A number for each row's nearest siblings, in whatever step."""
-        pattern = self._of_call(self.calls.pattern)
-        return one_key([pattern, self.role, self.path, self._of_call(self.calls.phase), self.plane])
+        place = [self._of_call(column) for column in (self.calls.pattern, self.calls.type, self.calls.phase)]
+        return one_key([*place, self.role, self.path, self.plane])
 
 
 def _at(column: npt.NDArray[Any], rows: Ints, nothing: float = 0.0) -> npt.NDArray[Any]:

@@ -106,7 +106,7 @@ def _judged_by_witnesses(errors: Errors, sources: Sources, bases: Bases, noise: 
         slack = np.where(use_near, 1.0, t.OF_KIND) * np.where(sources.backward[at], t.OF_GRADIENTS[name], 1.0)
         allowed = np.where(known, slack * t.GAIN[name] * np.maximum(others, t.LEAST[name]), t.LONELY)
         rule = np.where(known, Rule.SIBLINGS, Rule.MODEL)
-        if name == "sums":  # sums of what is off by δ may be off by as much, if it is all in one direction
+        if name in ("norm", "mean"):  # sums of what is off by δ may be off by as much, if it is all in one direction
             allowed = np.where(known, allowed, np.maximum(allowed, bases.element[at] / whole))
         capped = t.OWN * bases.own[name][at] / whole
         own = bases.unspoilt[at] & (capped < allowed)
@@ -143,7 +143,7 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
     bias = _is_bias(sources)
     real = sources.known & (unit > 0) & (errors.count > 1)
     element = np.where(real, np.maximum(errors.element, np.minimum(moved, errors.at_most)), 0.0)
-    rms = np.maximum(errors.rms, np.finfo(float).tiny)
+    rms = np.maximum(errors.rms, np.finfo(np.float32).tiny)
 
     def given(column: Floats) -> Floats:
         """What was given is off by, a bias only as far as it weighs in the result."""
@@ -155,11 +155,13 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
         forward = np.isin(sources.unit, (Unit.CALL, Unit.CODE)) & ~sources.backward
         return np.maximum(plain, np.where(forward, whole, sources.largest(column)))
 
-    coarsest = np.maximum(unit, sources.largest(np.where(sources.known, unit, 0.0)))
+    coarsest = _coarsest(errors, sources)
     rounding = np.where(coarsest <= t.FLOAT32, t.FINE_SUM * coarsest, coarsest)
     elements = given(element)
     # A buffer is a mean over many numbers, and may be much smaller than they are.
-    size = np.where(sources.unit == Unit.BUFFER, sources.largest(np.where(real, errors.rms, 0.0)) / rms, 0.0)
+    size = np.where(
+        sources.unit == Unit.BUFFER, np.minimum(sources.largest(np.where(real, errors.rms, 0.0)) / rms, t.LARGEST), 0.0
+    )
     averaging = np.minimum(rounding * size, t.LARGEST)
     flips, flipped_sums = _gates(errors, sources, elements)
     flips, flipped_sums = np.maximum(flips, averaging), np.maximum(flipped_sums, averaging)
@@ -168,16 +170,26 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
     spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / np.sqrt(errors.count), 0.0)))
     sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
     worst = np.where(real, np.nan_to_num(np.minimum(np.fmax(errors.worst, errors.extremes), t.LARGEST)), 0.0)
+    summed = spread + shared_rounding(coarsest) + flipped_sums
+    single = t.WORST * rounding + flips
     cancelled = _cancellation(errors, sources)
     own = {
-        "values": cancelled * rounding + flips,
-        "worst": cancelled * t.WORST * rounding + flips,
-        "sums": cancelled * (spread + shared_rounding(coarsest)) + flipped_sums,
-        "extremes": cancelled * t.WORST * rounding + flips,
+        "values": rounding + flips,
+        "worst": single,
+        "norm": summed,
+        "mean": summed.copy(),
+        "extremes": single.copy(),
     }
-    far = np.maximum(elements, given(worst))
-    levels = {"values": elements, "worst": far, "sums": given(sums), "extremes": far}
-    levels = {name: np.minimum(cancelled * level, t.LARGEST) for name, level in levels.items()}
+    far, together = np.maximum(elements, given(worst)), given(sums)
+    levels = {
+        "values": elements.copy(),
+        "worst": far,
+        "norm": together,
+        "mean": together.copy(),
+        "extremes": far.copy(),
+    }
+    for column in (*own.values(), *levels.values()):
+        np.minimum(column * cancelled, t.LARGEST, out=column)
     some = sources.is_explained
     differs = np.where(sources.known & ~errors.identical, 1.0, 0.0)
     spoilt = np.maximum(sources.largest(differs), np.append(differs, 1.0)[sources.gradient_before])
@@ -193,7 +205,7 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
         unspoilt=some & (spoilt == 0),
         element=elements,
         cancelled=(cancelled > 1) & (t.OWN * own["values"] >= 1),
-        silent={"values": nothing, "sums": nothing, "worst": singles, "extremes": singles},
+        silent={"values": nothing, "norm": nothing, "mean": nothing, "worst": singles, "extremes": singles},
     )
 
 
@@ -217,25 +229,54 @@ def find_negligible(errors: Errors, sources: Sources) -> Bools:
     return found
 
 
+def _cancellation(errors: Errors, sources: Sources) -> Floats:
+    """How many times larger than a gradient the terms are that it is the sum of: its error is that of the terms.
+
+    A weight's gradient is a sum over M positions of products of what arrives at its module and what entered it. Terms
+    of random signs add up to √M times their size. One that is much smaller (that of a bias before a batch norm, or of
+    the keys of an attention) holds little more than the rounding of its terms.
+    """
+    found = np.ones(len(errors.unit))
+    size = np.maximum(errors.size, np.finfo(np.float32).tiny)
+    vectors = np.flatnonzero((sources.unit == Unit.CALL) & sources.backward & (errors.unit > 0) & sources.is_vector)
+    if len(vectors):  # what a function gives for a bias, as its module's gradient
+        arrives = sources.largest(np.where(sources.backward & sources.has_role("input"), errors.size, 0.0))
+        found[vectors] = arrives[vectors] / size[vectors]
+    at = np.flatnonzero((sources.unit == Unit.GRADIENT) & (errors.unit > 0))
+    if len(at):
+        rows = np.where(sources.known, errors.rms, 0.0), np.where(sources.known, errors.count, 0.0)
+        gradient, positions = (sources.arriving(column)[at] for column in rows)
+        entered, inputs = (sources.entering(column)[at] for column in rows)
+        count, matrix = errors.count[at], ~sources.is_vector[at]
+        terms = np.where(matrix, np.sqrt(positions * inputs / count), positions / count)
+        summed = np.sqrt(count * np.maximum(terms, 1.0)) * gradient * np.where(matrix, entered, 1.0)
+        found[at] = summed / size[at]
+    return np.clip(found, 1.0, t.LARGEST / t.FLOAT32)
+
+
+def _coarsest(errors: Errors, sources: Sources) -> Floats:
+    """The unit roundoff of the coarsest numbers that each row came from, however many calls ago.
+
+    A float32 sum of bfloat16 products has bfloat16's noise, if those differ at all.
+    """
+    unit = np.where(sources.known, errors.unit, 0.0)
+    found = np.maximum(unit, sources.largest(unit))
+    differs = sources.known & ~errors.identical & (unit > 0)
+    if not differs.any() or unit[differs].min() == unit[differs].max():
+        return found
+    carried = np.where(differs, found, 0.0)
+    for _ in range(t.LONGEST):
+        further = np.where(differs, np.maximum(carried, sources.largest(carried)), 0.0)
+        if np.array_equal(further, carried):
+            break
+        carried = further
+    return np.maximum(found, carried)
+
+
 def _is_bias(sources: Sources) -> Bools:
     """Parameters that are added: of one dimension, by their name."""
     words = np.array([*(path.rpartition(".")[2].endswith("bias") for path in sources.evidence.paths), False])
     return np.asarray(sources.has_role("parameter") & words[sources.path])
-
-
-def _cancellation(errors: Errors, sources: Sources) -> Floats:
-    """How many times larger than a gradient are the terms that it is the sum of; 1 where they do not cancel.
-
-    The gradient of a vector (a bias, the scale of a norm) is a sum over what arrives at its module, so that what it is
-    off by is beside that. Before a batch norm or a softmax all of it cancels, and nothing is left but rounding.
-    """
-    found = np.ones(len(errors.norm))
-    at = np.flatnonzero(sources.backward & sources.is_result & (errors.unit > 0) & sources.is_vector)
-    if len(at):
-        arriving = sources.largest(np.where(sources.backward & sources.has_role("input"), errors.norm, 0.0))[at]
-        size = np.maximum(errors.norm[at], np.finfo(float).tiny)
-        found[at] = np.clip(arriving / size, 1.0, t.LARGEST / t.FLOAT32)
-    return found
 
 
 def _likely(mean: Floats, count: Floats) -> Floats:
@@ -252,7 +293,7 @@ def _gates(errors: Errors, sources: Sources, elements: Floats) -> tuple[Floats, 
     nothing = np.zeros(len(elements))
     arrived = sources.largest(np.where(sources.backward & sources.known, errors.sparse, 0.0))
     at = np.flatnonzero(
-        sources.backward & sources.known & (errors.unit > 0) & (errors.sparse > arrived + t.GATED) & (errors.norm > 0)
+        sources.backward & sources.known & (errors.unit > 0) & (errors.sparse > arrived + t.GATED) & (errors.size > 0)
         & np.isin(sources.unit, (Unit.CALL, Unit.CODE))
     )  # fmt: skip
     if not len(at):
@@ -298,7 +339,7 @@ def _moves_of_optimizers(errors: Errors, sources: Sources) -> Floats:
     known = gradient >= 0
     share = np.where(known, np.minimum(1.0, t.FLIPPED * (errors.element[gradient] + errors.unit[gradient])), 1.0)
     flipped = _likely(errors.count[weights] * share, errors.count[weights])
-    size = np.maximum(errors.norm[weights], np.finfo(float).tiny)
+    size = np.maximum(errors.size[weights], np.finfo(float).tiny)
     own = np.minimum(t.MOVED * move * np.sqrt(flipped) / size, t.LARGEST)
     own[known & errors.identical[gradient]] = 0.0
     for step in np.unique(sources.step[weights]):  # what a step adds is there in the next

@@ -12,6 +12,7 @@ from astray.compare.evidence import Evidence, Progress
 from astray.compare.judge import thresholds as t
 from astray.compare.judge.errors import find_errors
 from astray.compare.judge.measuring import Facts, measure
+from astray.compare.judge.precision import multiplied_units
 from astray.compare.judge.scaling import find_scaling
 from astray.compare.judge.siblings import Gains, largest_of_family
 from astray.compare.judge.sources import Sources, Unit
@@ -49,7 +50,7 @@ def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = No
 def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str, Floats]:
     """What a judged noise run shows: for each measure, by row of the reference's tensors, the gain of its family."""
     sources = Sources(evidence, _comparable(judged))
-    errors = find_errors(evidence, judged, find_scaling(evidence, sources).factor)
+    errors = find_errors(evidence, judged, find_scaling(evidence, sources).factor, multiplied_units(sources))
     errors = errors.without(find_negligible(errors, sources))
     bases = find_bases(errors, sources)
     rows = evidence.reference.tensor[evidence.pairs.reference]
@@ -94,7 +95,7 @@ class _Judge:
         self.evidence, self.judged, self.facts = evidence, judged, facts
         self.sources = Sources(evidence, _comparable(judged))
         self.scaling = find_scaling(evidence, self.sources)
-        errors = find_errors(evidence, judged, self.scaling.factor)
+        errors = find_errors(evidence, judged, self.scaling.factor, multiplied_units(self.sources))
         self.negligible = find_negligible(errors, self.sources)
         self.errors = errors.without(self.negligible)
         self.bases = find_bases(self.errors, self.sources)
@@ -153,14 +154,14 @@ class _Judge:
         judged.deviation[at] = np.abs(scaling.factor[at] - 1)
         judged.limit[at] = t.FACTOR_LEAST
         judged.surprise[at] = judged.deviation[at] / t.FACTOR_LEAST
-        judged.measure[at], judged.rule[at] = MEASURES.index("sums"), Rule.MODEL
+        judged.measure[at], judged.rule[at] = MEASURES.index("norm"), Rule.MODEL
         return scaling.entries
 
     def _by_start(self) -> Bools:
         """What came from nowhere: weights are the same or a cast, inputs and buffers the same but for rounding."""
         judged, errors = self.judged, self.errors
         start = self.open & (self.unit == Unit.START) & (errors.unit > 0)
-        weights = start & self.sources.has_role("parameter")
+        weights = start & self.sources.is_weight
         pairs = np.flatnonzero(start)
         cast = np.zeros(len(start), np.bool_)
         cast[pairs] = np.not_equal(*self.evidence.sides("dtype", pairs))
@@ -172,7 +173,8 @@ class _Judge:
         limits = {
             "values": rounding,
             "worst": np.where(cast, rounding, t.WORST * rounding),
-            "sums": spread,
+            "norm": spread,
+            "mean": spread,
             "extremes": np.where(cast, rounding, t.WORST * rounding),
         }
         for number, name in enumerate(MEASURES):

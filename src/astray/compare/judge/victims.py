@@ -64,10 +64,11 @@ def _walk(sources: Sources, rows: Ints, tainted: Bools, again: Bools) -> None:
     ]
     spoilt: set[int] = set()  # calls that were given or have made something tainted
     inside: set[int] = set()  # groups in which something tainted was made
-    owners: set[tuple[int, int]] = set()  # modules by step
+    owners: set[tuple[int, int, int]] = set()  # modules by plane and step
     marked = set(np.flatnonzero(tainted).tolist())
-    forward, owner, module = calls.forward_of, calls.owner, calls.module
-    enclosing = calls.enclosing
+    forward, owner, module, plane = calls.forward_of, calls.owner, calls.module, calls.plane
+    enclosing, planes = calls.enclosing, calls.planes_of_owners
+    moving = {one: set(marked) if one == planes[0] else set() for one in planes}  # gradients, as each plane knows them
     for row, unit, call, where, result, carried, before, gradient, step in zip(*columns, strict=True):
         if unit == Unit.CARRIED:
             comes = carried in marked
@@ -77,9 +78,12 @@ def _walk(sources: Sources, rows: Ints, tainted: Bools, again: Bools) -> None:
             outer = int(enclosing[call])
             comes = where in inside or outer in spoilt or gradient in marked or int(forward[call]) in spoilt
         elif unit == Unit.GRADIENT:
-            comes = (int(owner[call]), step) in owners
+            found = [one for one in planes if (int(owner[call]), one, step) in owners]
+            for one in found:
+                moving[one].add(row)
+            comes = planes[0] in found
         else:
-            comes = before in marked or gradient in marked
+            comes = before in marked or gradient in moving.get(int(plane[call]), marked)
         if row in marked:
             again[row] = comes
         elif comes:
@@ -87,7 +91,7 @@ def _walk(sources: Sources, rows: Ints, tainted: Bools, again: Bools) -> None:
         else:
             continue
         spoilt.add(call)
-        owners.add((int(module[call]), step))
+        owners.add((int(module[call]), int(plane[call]), step))
         if result:
             inside.add(where)
             if enclosing[call] >= 0:

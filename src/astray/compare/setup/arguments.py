@@ -60,21 +60,38 @@ NAMES: dict[str, tuple[str, ...]] = {
 class Calls(NamedTuple):
     """The calls of a rank that have arguments, in order of observation; sites in the reference's names."""
 
+    rank: RankRun
+    row: Ints
     site: Ints
     text: Ints
     sites: list[str]
     texts: list[str]
-    types: dict[str, str]
-    keys: Ints  # step, micro, call, recompute
+    offset: int
 
-    def texts_of(self) -> dict[str, dict[str, int]]:
-        """The distinct texts of each site, and the first row of each."""
+    def texts_of(self) -> dict[str, set[str]]:
+        """The distinct texts of each site."""
         width = len(self.texts) + 1
-        found, first = np.unique(self.site.astype(np.int64) * width + self.text, return_index=True)
-        texts: dict[str, dict[str, int]] = defaultdict(dict)
-        for key, row in zip(found.tolist(), first.tolist(), strict=True):
-            texts[self.sites[key // width]][self.texts[key % width]] = row
+        texts: dict[str, set[str]] = defaultdict(set)
+        for key in np.unique(self.site.astype(np.int64) * width + self.text).tolist():
+            texts[self.sites[key // width]].add(self.texts[key % width])
         return texts
+
+    def at(self, site: str) -> Ints:
+        """Which of them are of a site."""
+        return np.flatnonzero(self.site == self.sites.index(site))
+
+    def type(self, site: str) -> str:
+        """The class that is called at a site."""
+        return str(self.rank.calls["type"][int(self.row[self.at(site)[0]])] or "")
+
+    def by_key(self, site: str) -> Iterator[tuple[tuple[int, ...], str]]:
+        """The text of each call of a site, by step, micro step, number, and whether it was made again."""
+        at = self.at(site)
+        columns = [self.rank.calls.numbers(name)[self.row[at]] for name in ("step", "micro", "call", "recompute")]
+        for step, micro, call, again, text in zip(
+            *(column.tolist() for column in (*columns, self.text[at])), strict=True
+        ):
+            yield (step + self.offset, micro, call, again), self.texts[text]
 
 
 def argument_findings(
@@ -85,7 +102,7 @@ def argument_findings(
         return
     left, right = _read(reference, matching, steps, False), _read(candidate, matching, steps, True)
     mine, theirs = left.texts_of(), right.texts_of()
-    differing = [site for site in mine if site in theirs and mine[site].keys() != theirs[site].keys()]
+    differing = [site for site in mine if site in theirs and mine[site] != theirs[site]]
     for site in differing[:MOST_SITES]:
         yield from _of_site(site, left, right, mine[site], theirs[site], steps)
 
@@ -94,31 +111,29 @@ def _read(rank: RankRun, matching: Matching, steps: Sequence[int], mapped: bool)
     calls = rank.calls
     kind, site, args = calls.coded("kind"), calls.coded("site"), calls.coded("args")
     offset = matching.offset if mapped else 0
-    step = calls.numbers("step") + offset
     ours = [name.startswith("astray/") for name in site.values]
-    kept = (args.codes >= 0) & (kind.codes != kind.code("optimizer")) & np.isin(step, steps)
-    rows = np.flatnonzero(kept & ~np.array([*ours, True])[site.codes])
+    kept = (args.codes >= 0) & (kind.codes != kind.code("optimizer")) & ~np.array([*ours, True])[site.codes]
+    if len(steps) < len(rank.account.steps):
+        kept &= np.isin(calls.numbers("step") + offset, steps)
+    rows = np.flatnonzero(kept)
     names = [matching.mapping.site(name) for name in site.values] if mapped else list(site.values)
-    numbers = [step, *(calls.numbers(name).astype(np.int64) for name in ("micro", "call", "recompute"))]
-    keys = np.stack([column[rows] for column in numbers], axis=1)
     codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
-    types = calls.coded("type")
-    of_site = np.unique(np.stack([site.codes[rows], types.codes[rows]]), axis=1).T.tolist() if len(rows) else []
     return Calls(
+        rank,
+        rows,
         np.array([*(codes[name] for name in names), -1])[site.codes[rows]],
         args.codes[rows],
         list(codes),
         [str(text) for text in args.values],
-        {names[one]: types.values[other] for one, other in of_site if other >= 0},
-        keys,
+        offset,
     )
 
 
 def _of_site(
-    site: str, left: Calls, right: Calls, mine: dict[str, int], theirs: dict[str, int], steps: Sequence[int]
+    site: str, left: Calls, right: Calls, mine: set[str], theirs: set[str], steps: Sequence[int]
 ) -> Iterator[Finding]:
     function = site.rpartition("/")[2] if "/" in site else ""
-    one, other = ([flattened(text, function) for text in list(texts)[:MOST_TEXTS]] for texts in (mine, theirs))
+    one, other = ([flattened(text, function) for text in sorted(texts)[:MOST_TEXTS]] for texts in (mine, theirs))
     for name in dict.fromkeys(name for arguments in (*one, *other) for name in arguments):
         values = [_distinct(arguments.get(name, ABSENT) for arguments in side) for side in (one, other)]
         if values[0] == values[1] or max(map(len, values)) > FEW or min(map(len, values)) > 1:
@@ -131,7 +146,7 @@ def _of_site(
             else _first(site, name, function, left, right, steps)
         )
         if found is not None and not _is_computed(*found[1:]):
-            kind = function or left.types.get(site, "")
+            kind = function or left.type(site)
             yield Finding("argument", site, kind, name, *found[1:], found[0])
 
 
@@ -200,16 +215,10 @@ def _first(
     site: str, name: str, function: str, left: Calls, right: Calls, steps: Sequence[int]
 ) -> tuple[int | None, Any, Any] | None:
     """The first call in which an argument differs that is not the same in all calls of a run."""
-    of_right = dict(_by_key(site, right))
-    for key, text in _by_key(site, left):
+    of_right = dict(right.by_key(site))
+    for key, text in left.by_key(site):
         if key in of_right and of_right[key] != text:
             one, other = (flattened(found, function).get(name, ABSENT) for found in (text, of_right[key]))
             if one is not other and one != other:
                 return (None if key[0] == steps[0] else key[0]), one, other
     return None
-
-
-def _by_key(site: str, calls: Calls) -> Iterator[tuple[tuple[int, ...], str]]:
-    rows = np.flatnonzero(calls.site == calls.sites.index(site))
-    for row in rows.tolist():
-        yield tuple(calls.keys[row].tolist()), calls.texts[int(calls.text[row])]

@@ -105,13 +105,14 @@ def effect_of(finding: Finding) -> Effect:
 
 def epsilon_of(finding: Finding) -> float | None:
     """The unit roundoff of the coarser side; None where the difference is not one of precision."""
-    units = [_unit(value) for value in (finding.reference, finding.candidate)]
+    units = [unit_of(value) for value in (finding.reference, finding.candidate)]
     if None in units or effect_of(finding) == "none known":
         return None
     return max(unit for unit in units if unit is not None)
 
 
-def _unit(value: Any) -> float | None:
+def unit_of(value: Any) -> float | None:
+    """The unit roundoff that a word stands for, be it a dtype or a mode; None for other words."""
     if not isinstance(value, str):
         return None
     words = [word.removeprefix("torch.") for word in value.replace(",", " ").split()]

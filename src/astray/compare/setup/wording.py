@@ -132,6 +132,11 @@ def _of_program(first: Finding, left: str, right: str) -> str:
         left, right = ("not set" if value is None else text for value, text in
                        ((first.reference, left), (first.candidate, right)))  # fmt: skip
         return f"{first.name} is {left} in the reference and {right} in the candidate."
+    if first.subject == "seed" and first.name != "PYTHONHASHSEED":
+        if _is_random(first.reference) and _is_random(first.candidate):
+            return f"No seed of {first.name} is set in either run, so their random numbers differ."
+        left, right = ("not set" if _is_random(value) else text for value, text in
+                       ((first.reference, left), (first.candidate, right)))  # fmt: skip
     if first.subject == "seed":
         what = "PYTHONHASHSEED" if first.name == "PYTHONHASHSEED" else f"The seed of {first.name}"
         return f"{what} is {left} in the reference and {right} in the candidate."
@@ -144,6 +149,11 @@ def _of_program(first: Finding, left: str, right: str) -> str:
     if first.subject == "version":
         return f"{first.name} is {left} in the reference and {right} in the candidate."
     return f"{_SUBJECTS[first.subject]}: {first.name} is {left} in the reference and {right} in the candidate."
+
+
+def _is_random(seed: Any) -> bool:
+    """Whether a seed is one that torch has drawn for itself, of 64 bits; people's own are smaller."""
+    return isinstance(seed, int) and seed >= 1 << 48
 
 
 def _lone(found: Sequence[Finding], who: str, is_: str) -> str:

@@ -1,0 +1,85 @@
+"""A surprise in words: what was measured, what explains how much of it, and how sure the answer is.
+
+Reads the numbers that `judge` left in a row, feeds `divergence`, `suspects` and through them every report.
+"""
+
+from __future__ import annotations
+
+import math
+
+from astray.wording import two_digits
+
+_MEASURED = {
+    "values": ("values", "are"),
+    "worst": ("worst element", "is"),
+    "norm": ("norm", "is"),
+    "mean": ("mean", "is"),
+    "extremes": ("extremes", "are"),
+}
+
+UNKNOWN = "not known"
+CERTAIN = "certain"
+ROUNDING = "no more than rounding"
+SURENESS = (CERTAIN, "very likely", "likely", ROUNDING, UNKNOWN)
+"""Everything that `sureness` says, and what is said where only fingerprints were kept."""
+
+
+def explained(
+    *, measure: str, deviation: float, limit: float, given: float, rule: str, siblings: int, of: str = "", by: str = ""
+) -> str:
+    """How far off a tensor is, and what explains how much of it.
+
+    >>> numbers = {"measure": "norm", "deviation": 6.2e-2, "limit": 9.8e-4, "given": 1.1e-4}
+    >>> explained(**numbers, rule="siblings", siblings=11)
+    'its norm is off by 0.062; what it came from (1.1e-04) and 11 siblings explain at most 9.8e-04'
+
+    of: whose numbers these are, where that is not clear: "its parameter `weight`".
+    by: what tells its values, where that is not all of them: "sample".
+    """
+    part = f" (by {by})" if by not in ("", "values") and measure in ("values", "worst") else ""
+    what = f"{_subject(measure, of)} off by {two_digits(deviation)}{part}"
+    if rule == "tolerance":
+        return f"{what}; the tolerance is {two_digits(limit)}"
+    if rule == "start":
+        may = f", and rounding explains at most {two_digits(limit)}" if limit > 0 else " and should be the same"
+        return f"{what}; it came from nothing that was recorded{may}"
+    if not limit > 0:
+        same = f", though all it came from is bit-identical, and {siblings} siblings of it stayed so"
+        return what + (same if rule == "siblings" else "; nothing may differ" if rule == "bits" else "")
+    source = f"what it came from ({two_digits(given)})" if given > 0 else "rounding"
+    others = {"siblings": f" and {siblings} siblings explain", "noise run": " and the noise run explain"}
+    return f"{what}; {source}{others.get(rule, ' explains')} at most {two_digits(limit)}"
+
+
+def _subject(measure: str, of: str) -> str:
+    """What is off: "its values are", "the extremes of input `0` of h.2 (Block) are"."""
+    if measure not in _MEASURED:
+        return f"{of or 'it'} is"
+    noun, verb = _MEASURED[measure]
+    return f"the {noun} of {of} {verb}" if of else f"its {noun} {verb}"
+
+
+def sureness(surprise: float) -> str:
+    """How sure it is that something so surprising is wrong.
+
+    Of thirty pairs of right runs none passed 0.7, and the limits leave half as much again for others.
+
+    >>> sureness(63.0), sureness(2.5), sureness(1.2), sureness(0.4)
+    ('certain', 'very likely', 'likely', 'no more than rounding')
+    """
+    if math.isnan(surprise) or surprise >= 10:
+        return CERTAIN
+    if surprise >= 2:
+        return "very likely"
+    return "likely" if surprise > 1 else ROUNDING
+
+
+def times(surprise: float) -> str:
+    """A surprise as a number to be read.
+
+    >>> [times(value) for value in (1234.5, 63.2, 2.54, 1.04, 0.4)]
+    ['more than 1,000', '63', '2.5', '1.04', '0.40']
+    """
+    if surprise >= 1000:
+        return "more than 1,000"
+    return f"{surprise:.0f}" if surprise >= 10 else f"{surprise:.1f}" if surprise >= 2 else f"{surprise:.2f}"

@@ -1,0 +1,64 @@
+"""In which precision float32 is multiplied: TF32 and its kind round inputs to fewer digits than their dtype has.
+
+Reads what both runs were set to, feeds `errors`. It holds for whatever may multiply matrices: the results of linear
+layers, convolutions and of code that was not recorded, and not of norms, activations and pooling.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from astray.compare.judge import thresholds as t
+from astray.compare.judge.sources import Sources
+from astray.compare.rows import Floats
+from astray.compare.setup.effects import unit_of
+from astray.compare.setup.timelines import read_timelines
+from astray.store import RankRun
+
+PLAIN = re.compile(
+    r"norm|relu|gelu|silu|tanh|sigmoid|softmax|act|drop|embed|pool|identity|flatten|rotary", re.IGNORECASE
+)
+"""Classes that multiply no matrices. Functions are asked the other way around: few of them do."""
+
+MULTIPLIES = re.compile(r"linear|matmul|mm$|bmm|conv|einsum|attention|lstm|gru|rnn|dot", re.IGNORECASE)
+CONVOLVES = re.compile(r"conv", re.IGNORECASE)
+
+FLAGS = {
+    "cuda": {"matmul": ("cuda.matmul.fp32_precision",), "conv": ("cudnn.conv.fp32_precision",)},
+    "cpu": {"matmul": ("mkldnn.matmul.fp32_precision",), "conv": ("mkldnn.conv.fp32_precision",)},
+}
+
+
+def multiplied_units(sources: Sources) -> Floats:
+    """For each row the unit roundoff of the products it is made of, 0 where that is its dtype's."""
+    found = np.zeros(len(sources.call))
+    candidate = sources.evidence.candidate.run
+    units = [_units(run) for run in (sources.run, candidate) if run is not None]
+    matmul, conv = (max((unit[name] for unit in units), default=0.0) for name in ("matmul", "conv"))
+    if max(matmul, conv) <= t.FLOAT32:
+        return found
+    calls = sources.calls
+    by_type = []
+    for word in sources.run.calls.coded("type").values:
+        of_module = 0.0 if PLAIN.search(word) else conv if CONVOLVES.search(word) else matmul
+        of_function = 0.0 if not MULTIPLIES.search(word) else conv if CONVOLVES.search(word) else matmul
+        by_type.append((of_module, of_function))
+    table = np.array([*by_type, (matmul, 0.0)])
+    types = np.where(calls.is_parameter | calls.is_optimizer, calls.owner_type, calls.type)
+    of_call = np.where(calls.plane == 1, table[types, 1], table[types, 0])
+    made = sources.is_result | (sources.has_role("input") & (sources.plane == 0))
+    return np.where(made & sources.known, np.append(of_call, 0.0)[sources.call], found)
+
+
+def _units(run: RankRun) -> dict[str, float]:
+    """In which precision a run multiplies float32, on the device where most of its tensors are."""
+    device = run.tensors.coded("device")
+    counts = np.bincount(device.codes[device.codes >= 0], minlength=1)
+    kind = str(device.values[int(counts.argmax())]).partition(":")[0] if len(device.values) else "cpu"
+    settings = read_timelines(run).of("torch").get("", {})
+    return {
+        name: max((unit_of(value) or 0.0 for flag in flags for _, value in settings.get(flag, [])), default=0.0)
+        for name, flags in FLAGS.get(kind, FLAGS["cpu"]).items()
+    }
