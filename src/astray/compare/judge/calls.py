@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from astray.compare.keys import one_key
 from astray.compare.rows import Bools, Floats, Ints
 from astray.graph import graph_of
 from astray.record import ROOT
@@ -67,6 +68,12 @@ class Calls:
             outer[walking] = self.parent[around]
             walking = walking[~fits & (outer[walking] >= 0)]
         return found
+
+    @cached_property
+    def holder(self) -> Ints:
+        """One number for all calls of a module in a step and phase: its weights are recorded with the first of them."""
+        key = one_key([self.site, self.step, self.plane, self.phase])
+        return np.unique(key, return_inverse=True)[1].reshape(-1)
 
     @cached_property
     def depth(self) -> Ints:

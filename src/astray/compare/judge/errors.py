@@ -74,7 +74,7 @@ class Errors:
 
     @cached_property
     def at_most(self) -> Floats:
-        """The most that elements are off by, if each is by itself: sums would show it. By values if they were kept."""
+        """The most that elements can be off by, each by itself, before sums show it; by values where they were kept."""
         shown = np.fmax(self.extremes, t.SUMS * self.sums * np.sqrt(self.count))
         return _bounded(np.where(np.isnan(self.values), np.where(np.isnan(shown), np.inf, shown), self.values))
 

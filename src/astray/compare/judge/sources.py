@@ -159,6 +159,18 @@ class Sources:
         return found
 
     @cached_property
+    def seen_before(self) -> Ints:
+        """The first row of the step that has the same value on both sides, of whatever plane; −1 for what is new."""
+        found = np.full(len(self.call), -1)
+        values = self._same_value
+        at = np.flatnonzero(self.known & (values >= 0))
+        if len(at):
+            _, first, number = np.unique(one_key([values[at], self.step[at]]), return_index=True, return_inverse=True)
+            source = at[first][number]
+            found[at[source != at]] = source[source != at]
+        return found
+
+    @cached_property
     def handed_from(self) -> Ints:
         """For inputs that only the candidate computes anew: the first row of the value that the reference hands on."""
         found = np.full(len(self.call), -1)
@@ -297,7 +309,7 @@ class Sources:
     def largest(self, column: Floats) -> Floats:
         """For each row the largest number of a column among the rows that it came from; 0 where there are none."""
         calls, found = self.calls, np.zeros(len(self.call))
-        given, made = self._by_call(column, self.is_given), self._by_call(column, self.is_result)
+        given, made = self._given(column), self._by_call(column, self.is_result)
         inside = calls.spread(made, calls.enclosing)
         whole = np.maximum(given, inside)
         seen = np.maximum(whole, made)  # of a forward call, by its backward
@@ -345,6 +357,18 @@ class Sources:
     def is_explained(self) -> Bools:
         """Rows that came from something that was recorded."""
         return np.asarray(self.largest(np.ones(len(self.call))) > 0)
+
+    def _given(self, column: Floats) -> Floats:
+        """The largest number of each call among what it was given, its module's weights of that step included."""
+        rows = self.is_held
+        held = np.zeros(int(self.calls.holder.max(initial=-1)) + 1)
+        np.maximum.at(held, self.calls.holder[self.call[rows]], column[rows])
+        return np.maximum(self._by_call(column, self.is_given), held[self.calls.holder])
+
+    @cached_property
+    def is_held(self) -> Bools:
+        """What a module holds: its parameters and buffers."""
+        return self.has_role("parameter") | self.has_role("state")
 
     def _by_call(self, column: Floats, rows: Bools) -> Floats:
         """The largest number of each call among some rows."""

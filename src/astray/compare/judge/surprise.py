@@ -214,6 +214,26 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats | None = None) ->
     )
 
 
+def shared_rounding(unit: Floats) -> Floats:
+    """What all elements may be off by together, for dtypes of these unit roundoffs."""
+    return t.SHARED * np.clip(unit, t.EXACT, t.FLOAT32)
+
+
+def find_negligible(errors: Errors, sources: Sources) -> Bools:
+    """Results that are smaller, in both runs, than the rounding of whatever their call was given: zero but for that.
+
+    0 against 1e-9 is infinitely wrong, and fine beside ones. The smallest that was given counts: a mask of −1e38 must
+    not make everything beside it small. Sums are taken in float32, whatever the dtype.
+    """
+    found = np.zeros(len(errors.unit), np.bool_)
+    at = np.flatnonzero(sources.is_result & ~errors.identical & (errors.unit > 0) & (sources.unit == Unit.CALL))
+    if len(at):
+        size = np.fmax(*sources.evidence.numbers("absmax", at))
+        rounding = 2 * np.minimum(errors.unit[at], t.FLOAT32)
+        found[at] = size <= rounding * sources.smallest_given(errors.absmax)[at]
+    return found
+
+
 def _cancellation(errors: Errors, sources: Sources) -> Floats:
     """How many times larger than a gradient the terms are that it is the sum of: its error is that of the terms.
 
@@ -256,26 +276,6 @@ def _coarsest(errors: Errors, sources: Sources) -> Floats:
             break
         carried = further
     return np.maximum(found, carried)
-
-
-def shared_rounding(unit: Floats) -> Floats:
-    """What all elements may be off by together, for dtypes of these unit roundoffs."""
-    return t.SHARED * np.clip(unit, t.EXACT, t.FLOAT32)
-
-
-def find_negligible(errors: Errors, sources: Sources) -> Bools:
-    """Results that are smaller, in both runs, than the rounding of whatever their call was given: zero but for that.
-
-    0 against 1e-9 is infinitely wrong, and fine beside ones. The smallest that was given counts: a mask of −1e38 must
-    not make everything beside it small. Sums are taken in float32, whatever the dtype.
-    """
-    found = np.zeros(len(errors.unit), np.bool_)
-    at = np.flatnonzero(sources.is_result & ~errors.identical & (errors.unit > 0) & (sources.unit == Unit.CALL))
-    if len(at):
-        size = np.fmax(*sources.evidence.numbers("absmax", at))
-        rounding = 2 * np.minimum(errors.unit[at], t.FLOAT32)
-        found[at] = size <= rounding * sources.smallest_given(errors.absmax)[at]
-    return found
 
 
 def _is_bias(sources: Sources) -> Bools:

@@ -294,12 +294,23 @@ class _Judge:
         candidates = reached.rows & other
         victims = candidates & self._beyond_clean(reached.rows) if candidates.any() else candidates
         judged.verdict[victims] = Verdict.DIVERGED
-        if reached.again.any():
-            found = judged.origin & reached.again & (judged.surprise > 1) & np.isin(judged.rule, BY_SURPRISE)
-            found &= ~self._beyond_all_together()
-            judged.origin[found] = False
-            victims |= found
+        victims |= self._blamed_before(reached.again)
+        judged.origin[victims] = False
         judged.reason[victims] |= Reason.VICTIM
+
+    def _blamed_before(self, again: Bools) -> Bools:
+        """Origins that have come of another, or are the same value; `again` are those that could have come of one."""
+        origin, sources = self.judged.origin, self.sources
+        later = origin & (np.arange(len(origin)) > int(np.argmax(origin)))
+        if not later.any():
+            return later
+        found = again & (self.judged.surprise > 1) & np.isin(self.judged.rule, BY_SURPRISE)
+        if (found & later).any():
+            found &= ~self._beyond_all_together()
+        # What came from nothing that was recorded may have come of anything before it.
+        found |= ~sources.is_explained & np.isin(self.unit, (Unit.CALL, Unit.CODE, Unit.GRADIENT))
+        bad = np.append(np.isin(self.judged.verdict, BAD), False)
+        return np.asarray(later & (found | bad[sources.seen_before]))
 
     def _beyond_all_together(self) -> Bools:
         """Rows that are further off than what they came from explains, if that is off in one direction.

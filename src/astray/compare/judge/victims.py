@@ -61,19 +61,22 @@ def _walk(sources: Sources, rows: Ints, tainted: Bools, again: Bools) -> None:
         sources.last_seen[rows].tolist(),
         sources.gradient_before[rows].tolist(),
         sources.step[rows].tolist(),
+        sources.is_held[rows].tolist(),
     ]
     spoilt: set[int] = set()  # calls that were given or have made something tainted
     inside: set[int] = set()  # groups in which something tainted was made
+    holders: set[int] = set()  # modules with a weight or buffer that is tainted
     owners: set[tuple[int, int, int]] = set()  # modules by plane and step
     marked = set(np.flatnonzero(tainted).tolist())
     forward, owner, module, plane = calls.forward_of, calls.owner, calls.module, calls.plane
-    enclosing, planes = calls.enclosing, calls.planes_of_owners
+    enclosing, planes, holder = calls.enclosing, calls.planes_of_owners, calls.holder
     moving = {one: set(marked) if one == planes[0] else set() for one in planes}  # gradients, as each plane knows them
-    for row, unit, call, where, result, carried, before, gradient, step in zip(*columns, strict=True):
+    for row, unit, call, where, result, carried, before, gradient, step, held in zip(*columns, strict=True):
         if unit == Unit.CARRIED:
             comes = carried in marked
         elif unit == Unit.CALL:
             comes = call in spoilt or call in inside or int(forward[call]) in spoilt or where in inside
+            comes = comes or int(holder[call]) in holders
         elif unit == Unit.CODE:
             outer = int(enclosing[call])
             comes = where in inside or outer in spoilt or gradient in marked or int(forward[call]) in spoilt
@@ -91,6 +94,8 @@ def _walk(sources: Sources, rows: Ints, tainted: Bools, again: Bools) -> None:
         else:
             continue
         spoilt.add(call)
+        if held:
+            holders.add(int(holder[call]))
         owners.add((int(module[call]), int(plane[call]), step))
         if result:
             inside.add(where)
