@@ -6,7 +6,7 @@ Reads the pairs of one rank, feeds `first`. A clue says what is the case, with i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,8 +72,13 @@ def suspicious(places: list[Place]) -> Iterator[str]:
             yield f"Its {place.tensor} could not be compared: {place.reason}."
 
 
-def arguments(pairs: Table, until: int, calls: list[int], reference: RankRun, candidate: RankRun) -> Iterator[str]:
-    """Arguments that are no tensors and differ, in these calls or in any call up to row `until`; nearest first."""
+def arguments(
+    pairs: Table, until: int, calls: list[int], reference: RankRun, candidate: RankRun, told: Collection[str] = ()
+) -> Iterator[str]:
+    """Arguments that are no tensors and differ, in these calls or in any call up to row `until`; nearest first.
+
+    told: sites whose arguments were named already.
+    """
     here, there = pairs.numbers("call_reference")[: until + 1], pairs.numbers("call_candidate")[: until + 1]
     both = np.flatnonzero((here >= 0) & (there >= 0))
     _, last = np.unique(here[both][::-1], return_index=True)
@@ -82,7 +87,9 @@ def arguments(pairs: Table, until: int, calls: list[int], reference: RankRun, ca
     here_args = words.encode(reference.calls["args"])[here[rows]]
     there_args = words.encode(candidate.calls["args"])[there[rows]]
     differ = (here_args != there_args) & (here_args >= 0) & (there_args >= 0)  # another tool's dump may not tell them
-    found = sorted(rows[differ].tolist(), key=lambda row: here[row] not in calls)  # stable: its own calls come first
+    sites = pairs["site"]
+    new = [row for row in rows[differ].tolist() if sites[row] not in told]
+    found = sorted(new, key=lambda row: here[row] not in calls)  # stable: its own calls come first
     for row in found[:_MOST]:
         place = Place.of(pairs, row)
         left, right = reference.calls["args"][int(here[row])], candidate.calls["args"][int(there[row])]

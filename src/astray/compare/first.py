@@ -388,7 +388,8 @@ class _Search:
             sentences.append(self._about_computation(entry, inputs, given))
         sentences += clues.suspicious([*inputs, *given])
         until = max(self.start, self.headline)
-        sentences += clues.arguments(self.pairs, until, [self.culprit], self.reference, self.candidate)
+        told = {site for one in self.settings if one.kind == "argument" for site in one.sites or (one.site,) if site}
+        sentences += clues.arguments(self.pairs, until, [self.culprit], self.reference, self.candidate, told)
         sentences += clues.unmatched(self.pairs, self.start)
         if isinstance(self.reference, JoinedRank) and isinstance(self.candidate, JoinedRank):
             one, other = (int(self.pairs[f"row_{side}"][self.headline]) for side in ("reference", "candidate"))
