@@ -22,7 +22,7 @@ _MOST = 3
 
 NEGLIGIBLE = "negligible: both sides are rounding noise"
 
-_AGREEING = [verdict.label for verdict in AGREEING]
+AGREEING_LABELS = [verdict.label for verdict in AGREEING]
 
 
 def agreement(parts: list[tuple[str, list[Place]]]) -> str:
@@ -30,7 +30,7 @@ def agreement(parts: list[tuple[str, list[Place]]]) -> str:
 
     Only what was compared and agrees is counted. Empty when that is nothing.
     """
-    known = [(noun, [place for place in places if place.verdict in _AGREEING]) for noun, places in parts]
+    known = [(noun, [place for place in places if place.verdict in AGREEING_LABELS]) for noun, places in parts]
     found = [(noun, places) for noun, places in known if places]
     if not found:
         return ""
@@ -55,18 +55,18 @@ def is_negligible(place: Place) -> bool:
 
 
 def _severity(place: Place) -> tuple[int, bool, float]:
-    return _AGREEING.index(place.verdict), not is_negligible(place), float(np.nan_to_num(place.error))
+    return AGREEING_LABELS.index(place.verdict), not is_negligible(place), float(np.nan_to_num(place.error))
 
 
 def suspicious(places: list[Place]) -> Iterator[str]:
     """What a call started from that counts as agreeing but may hide a change, or was not compared at all."""
     for place in places:
-        if SENTENCES[Reason.SAME_STATISTICS] in place.reason and place.verdict in _AGREEING:
+        if SENTENCES[Reason.SAME_STATISTICS] in place.reason and place.verdict in AGREEING_LABELS:
             yield (
                 f"Its {place.tensor} has other bits but the same statistics: a tiny change, or the same values in "
                 "another order. Record with keep='tensors' to tell."
             )
-        elif SENTENCES[Reason.VARIES] in place.reason and place.verdict in _AGREEING:
+        elif SENTENCES[Reason.VARIES] in place.reason and place.verdict in AGREEING_LABELS:
             yield f"Its {place.tensor} changes between micro steps: that the first of them saw the same is all we know."
         elif place.verdict == Verdict.UNKNOWN.label:
             yield f"Its {place.tensor} could not be compared: {place.reason}."
