@@ -299,7 +299,6 @@ def _large(rows: int, gap: float) -> Run:
         "count": np.full(rows, 512),
         **dict.fromkeys(("first_bad", "blob_file", "blob_offset", "blob_bytes", "sampled", "value"), null),
         "fingerprint": (numbers * 1e15).astype(np.uint64),
-        "value": np.arange(rows),
     }
     source = _Large(Table(columns), Table(tensors, {"fingerprint": np.ones(rows, np.bool_)}))
     return Run(Path(f"runs/{gap}"), RunInfo(astray="0", created=""), {0: RankRun(0, source)})

@@ -16,7 +16,7 @@ import numpy as np
 from astray.compare.clues import NEGLIGIBLE, is_negligible
 from astray.compare.comparison import Comparison
 from astray.compare.divergence import Divergence, Place, Side
-from astray.compare.explanation import UNKNOWN, times
+from astray.compare.explanation import CERTAIN, UNKNOWN, times
 from astray.compare.first import related
 from astray.compare.metrics import SUMMING
 from astray.compare.problems import span
@@ -303,23 +303,43 @@ def _others(page: Page, comparison: Comparison) -> None:
     same = [one for one in comparison.others if any(setting in settings for setting in one.settings)]
     if same:
         page.entry("same cause", f"{figures.counted(len(same), 'more place')}, first {same[0].place}")
-    set_up = [one for one in comparison.others if one.settings and one not in same]
+    others = wrong_besides(comparison)
+    set_up = [one for one in others if one.settings and one not in same]
     page.entry("other causes", [other_line(one, comparison) for one in set_up[:_MOST_SUSPECTS]])
-    rest = [one for one in comparison.others if not one.settings and not _is_counted(comparison.first, one)]
+    rest = [one for one in others if not one.settings and not _is_counted(comparison.first, one)]
     rest.sort(key=lambda one: -_score(one))
     shown = rest[:_MOST_SUSPECTS]
     if shown:
         clean = all(one.clean for one in shown)
         why = "not its victims, for their inputs agree" if clean else "not explained by what they came from"
-        lines = [other_line(one, comparison) for one in shown]
         more = [f"and {len(rest) - len(shown):,} more"] if len(rest) > len(shown) else []
-        page.entry("by itself", [f"These are {why}:", *lines, *more])
-    divergences = (*comparison.firsts, *comparison.others)
-    told = [place for one in divergences for place in (one.place, one.judged)]
-    suspects = [one for one in suspects_of(comparison, told) if one.score >= _WORTH_TELLING]
-    page.entry("suspects", [suspect_line(one, comparison) for one in suspects[: _MOST_SUSPECTS - len(shown)]])
+        page.entry("by itself", [f"These are {why}:", *(other_line(one, comparison) for one in shown), *more])
+    if comparison.first is not None and not _overshadows(comparison.first):
+        divergences = (*comparison.firsts, *comparison.others)
+        told = [place for one in divergences for place in (one.place, one.judged)]
+        suspects = [one for one in suspects_of(comparison, told) if one.score >= _WORTH_TELLING]
+        page.entry("suspects", [suspect_line(one, comparison) for one in suspects[: _MOST_SUSPECTS - len(shown)]])
     if len(page.lines) > before:
         page.line()
+
+
+def wrong_besides(comparison: Comparison) -> list[Divergence]:
+    """The divergences besides the first that are told.
+
+    An error that is far from rounding may look odd wherever it gets to: beside a first divergence that is certain, one
+    is told that is as certain, that a setting explains, or whose inputs are identical.
+    """
+    certain = {first.rank for first in comparison.firsts if _overshadows(first)}
+    return [
+        one
+        for one in comparison.others
+        if one.rank not in certain or one.settings or one.clean or one.sureness == CERTAIN
+    ]
+
+
+def _overshadows(first: Divergence) -> bool:
+    """Whether it is certain by its numbers, and not only because it was set differently."""
+    return first.sureness == CERTAIN and not (first.settings and first.verdict in _WITHIN_ROUNDING)
 
 
 def _is_counted(first: Divergence | None, one: Divergence) -> bool:

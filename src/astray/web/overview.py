@@ -17,7 +17,7 @@ from astray.record import Frame
 from astray.report import figures
 from astray.report.alarms import place_of, what_of
 from astray.report.setup import with_ranks
-from astray.report.text import after, answer, error_of, how_sure, notes_of, other_line, suspect_line
+from astray.report.text import after, answer, error_of, how_sure, notes_of, other_line, suspect_line, wrong_besides
 from astray.store import CheckpointRun, Table
 from astray.web.views import CallKey, ComparisonView, RunView, View
 from astray.web.wire import Document
@@ -95,7 +95,8 @@ def _divergence(comparison: Comparison, first: Divergence) -> Document:
     place, pairs = first.place, comparison.pairs
     row = row_of(pairs, first.seen if first.seen is not None and not place.role else place, first.rank)
     before = first.previous
-    also = [*comparison.firsts[1:], *comparison.others]
+    besides = comparison.others if comparison.of_checkpoints else wrong_besides(comparison)
+    also = [*comparison.firsts[1:], *besides]
     return {
         "row": row,
         "rank": first.rank,
