@@ -378,8 +378,8 @@ class _Search:
         sentences = [setting.sentence for setting in self.settings]
         if self.settings and entry.verdict in clues.AGREEING_LABELS:
             sentences.append(
-                f"Its {entry.tensor} is the first that it can have changed, and is off by no more than can be explained "
-                f"without it ({clues.verdict_of(entry)})."
+                f"Its {entry.tensor} is the first that it can have changed, and is off by no more than can be "
+                f"explained without it ({clues.verdict_of(entry)})."
             )
         elif self.cause == "input":
             sentences.append(self._about_input(entry))
