@@ -19,12 +19,12 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PLAIN_TORCH = ("llama", "resnet")
 FAULTS = ("control", "weight-off-by-5-percent", "activation-other", "residual-off-by-2-percent")
 
-EXACT_AT_LEAST = {"none": 6, "bf16-sdpa": 0, "bf16-channels-last": 1}
+EXACT_AT_LEAST = {"none": 6, "bf16-sdpa": 3, "bf16-channels-last": 3}
 """Of 6 and twice 3 faults, by statistics and without a noise run. Raise a number when the comparison gets better."""
-WIDE_AT_LEAST = {"none": 112, "sdpa": 48, "channels-last": 40, "bf16-sdpa": 6, "bf16-channels-last": 13}
+WIDE_AT_LEAST = {"none": 122, "sdpa": 72, "channels-last": 43, "bf16-sdpa": 57, "bf16-channels-last": 35}
 """The same for all faults of the seen half: 125, 80, 45, 77 and 45 of them."""
-ALARMS_AT_MOST = {"none": 0, "bf16-sdpa": 0, "bf16-channels-last": 1}
-"""Of 4 and twice 1 controls. It should be none."""
+ALARMS_AT_MOST = {"none": 0, "bf16-sdpa": 0, "bf16-channels-last": 0}
+"""Of 4 and twice 1 controls."""
 
 
 @pytest.fixture(scope="module", autouse=True)

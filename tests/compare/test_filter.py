@@ -46,7 +46,7 @@ def fitting(diff, text: str) -> str:
         ("not error > 0.5", "adef"),
         ("error == null", "ef"),
         ("error != null", "abcd"),
-        ("limit == NaN", "aef"),
+        ("limit == NaN", "adef"),
         (r"site ~ 'h\.[bc]'", "bc"),
         ("site ~ '[bc]$'", "bc"),
         ('site !~ "^h"', "ef"),

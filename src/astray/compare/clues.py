@@ -6,7 +6,7 @@ Reads the pairs of one rank, feeds `first`. A clue says what is the case, with i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ _MOST = 3
 
 NEGLIGIBLE = "negligible: both sides are rounding noise"
 
-_AGREEING = [verdict.label for verdict in AGREEING]
+AGREEING_LABELS = [verdict.label for verdict in AGREEING]
 
 
 def agreement(parts: list[tuple[str, list[Place]]]) -> str:
@@ -30,7 +30,7 @@ def agreement(parts: list[tuple[str, list[Place]]]) -> str:
 
     Only what was compared and agrees is counted. Empty when that is nothing.
     """
-    known = [(noun, [place for place in places if place.verdict in _AGREEING]) for noun, places in parts]
+    known = [(noun, [place for place in places if place.verdict in AGREEING_LABELS]) for noun, places in parts]
     found = [(noun, places) for noun, places in known if places]
     if not found:
         return ""
@@ -55,25 +55,30 @@ def is_negligible(place: Place) -> bool:
 
 
 def _severity(place: Place) -> tuple[int, bool, float]:
-    return _AGREEING.index(place.verdict), not is_negligible(place), float(np.nan_to_num(place.error))
+    return AGREEING_LABELS.index(place.verdict), not is_negligible(place), float(np.nan_to_num(place.error))
 
 
 def suspicious(places: list[Place]) -> Iterator[str]:
     """What a call started from that counts as agreeing but may hide a change, or was not compared at all."""
     for place in places:
-        if SENTENCES[Reason.SAME_STATISTICS] in place.reason and place.verdict in _AGREEING:
+        if SENTENCES[Reason.SAME_STATISTICS] in place.reason and place.verdict in AGREEING_LABELS:
             yield (
                 f"Its {place.tensor} has other bits but the same statistics: a tiny change, or the same values in "
                 "another order. Record with keep='tensors' to tell."
             )
-        elif SENTENCES[Reason.VARIES] in place.reason and place.verdict in _AGREEING:
+        elif SENTENCES[Reason.VARIES] in place.reason and place.verdict in AGREEING_LABELS:
             yield f"Its {place.tensor} changes between micro steps: that the first of them saw the same is all we know."
         elif place.verdict == Verdict.UNKNOWN.label:
             yield f"Its {place.tensor} could not be compared: {place.reason}."
 
 
-def arguments(pairs: Table, until: int, calls: list[int], reference: RankRun, candidate: RankRun) -> Iterator[str]:
-    """Arguments that are no tensors and differ, in these calls or in any call up to row `until`; nearest first."""
+def arguments(
+    pairs: Table, until: int, calls: list[int], reference: RankRun, candidate: RankRun, told: Collection[str] = ()
+) -> Iterator[str]:
+    """Arguments that are no tensors and differ, in these calls or in any call up to row `until`; nearest first.
+
+    told: sites whose arguments were named already.
+    """
     here, there = pairs.numbers("call_reference")[: until + 1], pairs.numbers("call_candidate")[: until + 1]
     both = np.flatnonzero((here >= 0) & (there >= 0))
     _, last = np.unique(here[both][::-1], return_index=True)
@@ -82,7 +87,9 @@ def arguments(pairs: Table, until: int, calls: list[int], reference: RankRun, ca
     here_args = words.encode(reference.calls["args"])[here[rows]]
     there_args = words.encode(candidate.calls["args"])[there[rows]]
     differ = (here_args != there_args) & (here_args >= 0) & (there_args >= 0)  # another tool's dump may not tell them
-    found = sorted(rows[differ].tolist(), key=lambda row: here[row] not in calls)  # stable: its own calls come first
+    sites = pairs["site"]
+    new = [row for row in rows[differ].tolist() if sites[row] not in told]
+    found = sorted(new, key=lambda row: here[row] not in calls)  # stable: its own calls come first
     for row in found[:_MOST]:
         place = Place.of(pairs, row)
         left, right = reference.calls["args"][int(here[row])], candidate.calls["args"][int(there[row])]

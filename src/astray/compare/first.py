@@ -375,7 +375,12 @@ class _Search:
     def _evidence(self, entry: Place, others: Others, onset: clues.Onset | None) -> list[str]:
         inputs, given = self._places(self.culprit, "input"), self._places(self.culprit, *GIVEN)
         sentences = [setting.sentence for setting in self.settings]
-        if self.cause == "input":
+        if self.settings and entry.verdict in clues.AGREEING_LABELS:
+            sentences.append(
+                f"Its {entry.tensor} is the first that it can have changed, and is off by no more than can be "
+                f"explained without it ({clues.verdict_of(entry)})."
+            )
+        elif self.cause == "input":
             sentences.append(self._about_input(entry))
         elif self.cause == "parameter" and not self.matched[self.entry]:
             agree = clues.agreement([("input", inputs)])
@@ -387,7 +392,8 @@ class _Search:
             sentences.append(self._about_computation(entry, inputs, given))
         sentences += clues.suspicious([*inputs, *given])
         until = max(self.start, self.headline)
-        sentences += clues.arguments(self.pairs, until, [self.culprit], self.reference, self.candidate)
+        told = {site for one in self.settings if one.kind == "argument" for site in one.sites or (one.site,) if site}
+        sentences += clues.arguments(self.pairs, until, [self.culprit], self.reference, self.candidate, told)
         sentences += clues.unmatched(self.pairs, self.start)
         if isinstance(self.reference, JoinedRank) and isinstance(self.candidate, JoinedRank):
             one, other = (int(self.pairs[f"row_{side}"][self.headline]) for side in ("reference", "candidate"))
