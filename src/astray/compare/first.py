@@ -41,8 +41,6 @@ OUTSTANDING = 10
 MOST_ORIGINS = 20
 """So many further divergences are told of a rank."""
 
-_AGREEING = [verdict.label for verdict in AGREEING]
-
 SAME_TENSOR = ("micro", "site", "call", "phase", "recompute", "role", "path")
 
 
@@ -438,7 +436,11 @@ class _Search:
         between = f"the code between the call of {before.module} before it and this one, which was not recorded"
         if before.step != entry.step:
             return f"{differs} no recorded call made it: look at {data}, or at {between}."
-        agrees = f" What that call gave agrees ({clues.verdict_of(before)})." if before.verdict in _AGREEING else ""
+        agrees = (
+            f" What that call gave agrees ({clues.verdict_of(before)})."
+            if before.verdict in clues.AGREEING_LABELS
+            else ""
+        )
         return f"{differs} no recorded call made it: look at {between}.{agrees}"
 
     def _about_arriving(self, entry: Place) -> str:
@@ -520,8 +522,6 @@ class _Search:
         if not agree:
             what = "compared" if inputs or given else "recorded"
             return f"None of its inputs was {what}, so they may differ; everything compared before it agrees."
-        if entry.verdict in _AGREEING:
-            return f"{agree}, and its {entry.tensor} is off by no more than rounding."
         return f"{agree}, but its {entry.tensor} does not."
 
     def _about_gradient(self) -> str:
