@@ -19,12 +19,12 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PLAIN_TORCH = ("llama", "resnet")
 FAULTS = ("control", "weight-off-by-5-percent", "activation-other", "residual-off-by-2-percent")
 
-EXACT_AT_LEAST = {"none": 6, "bf16-sdpa": 0, "bf16-channels-last": 1}
+EXACT_AT_LEAST = {"none": 6, "bf16-sdpa": 3, "bf16-channels-last": 3}
 """Of 6 and twice 3 faults, by statistics and without a noise run. Raise a number when the comparison gets better."""
-WIDE_AT_LEAST = {"none": 112, "sdpa": 48, "channels-last": 40, "bf16-sdpa": 6, "bf16-channels-last": 13}
+WIDE_AT_LEAST = {"none": 122, "sdpa": 72, "channels-last": 43, "bf16-sdpa": 57, "bf16-channels-last": 35}
 """The same for all faults of the seen half: 125, 80, 45, 77 and 45 of them."""
-ALARMS_AT_MOST = {"none": 0, "bf16-sdpa": 0, "bf16-channels-last": 1}
-"""Of 4 and twice 1 controls. It should be none."""
+ALARMS_AT_MOST = {"none": 0, "bf16-sdpa": 0, "bf16-channels-last": 0}
+"""Of 4 and twice 1 controls."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -133,17 +133,17 @@ def test_every_declared_culprit_is_in_the_reference_of_transformers(tmp_path: Pa
     "model", ["llama", "resnet", "gpt2", "bert", "convnext", "qwen3", "mixtral", "t5", "mobilenet", "vit"]
 )
 def test_every_fault_changes_something(tmp_path: Path, model: str) -> None:
-    """In float32 with equal kernels, where nothing else does: from the culprit's step on, and not before it."""
+    """In float32 with equal kernels, where nothing else does: not before the fault, and not later than declared."""
+    declared, kinds = part("models").MODELS[model], part("catalogue").KINDS
     for case in recorded(tmp_path, [model], ["none"]):
         comparison = astray.compare(tmp_path / case.reference, tmp_path / case.candidate)
-        steps = comparison.pairs["step"]
-        differs = [
-            step for step, verdict in zip(steps, comparison.pairs["verdict"], strict=True) if verdict != "identical"
-        ]
-        if case.culprit is None:
-            assert differs == []
+        rows = zip(comparison.pairs["step"], comparison.pairs["verdict"], strict=True)
+        differs = {int(step) for step, verdict in rows if verdict != "identical"}
+        if case.fault is None:
+            assert not differs
         else:
-            assert min(differs, default=None) in {case.culprit.step, *(one.step for one in case.also)}, case.name
+            planted = kinds[case.fault].planted(declared).culprit.step
+            assert planted <= min(differs, default=99) <= case.culprit.step, case.name
 
 
 # -- judging ---------------------------------------------------------------------------------------------------------

@@ -50,10 +50,15 @@ def _is_cause(found: astray.Divergence, culprit: Culprit, setting: Setting) -> b
 
 
 def is_module(found: Any, culprit: Culprit) -> bool:
-    """Whether a suspect is the culprit's module in the culprit's step, whatever is said of it."""
+    """Whether a suspect is the culprit's module in the culprit's step, whatever is said of it.
+
+    Where every parameter is the culprit, it is any module in the same phase.
+    """
     if found.step != culprit.step:
         return False
-    return culprit.site in (ANYWHERE, OPTIMIZER) or module_of(found.site) == module_of(culprit.site)
+    if culprit.site in (ANYWHERE, OPTIMIZER):
+        return bool(found.phase == culprit.phase)
+    return module_of(found.site) == module_of(culprit.site)
 
 
 def module_of(site: str) -> str:

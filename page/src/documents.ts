@@ -62,6 +62,11 @@ export interface First {
   call: number;
   kind: string;
   cause: string | null;
+  /** How many times further off than can be explained, and how sure that makes it. */
+  surprise?: Numeric;
+  sureness?: string;
+  /** What was set differently and explains it. */
+  settings?: Pointer[];
   sentence: string;
   evidence: ({ text: string } | string)[];
   inside?: string[];
@@ -77,6 +82,12 @@ export interface Alarm {
   text?: string;
   advice?: string;
   where?: Where | null;
+}
+
+/** A call that may be wrong by itself, with the row of its most surprising tensor. */
+export interface Suspect extends Pointer {
+  score: Numeric;
+  sureness: string;
 }
 
 /** Something that was set differently in the two runs. */
@@ -100,6 +111,8 @@ export interface Overview {
   sentence: string;
   first?: First | null;
   counts: Record<string, number>;
+  /** The calls that are most surprising, whether or not anything diverged. */
+  suspects?: Suspect[];
   /** What was set differently, those first that change results. */
   setup?: Setting[];
   notes?: string[];

@@ -37,6 +37,11 @@ export function rough(value: number | null): string {
     : signed(value.toExponential(1).replace("e+", "e"));
 }
 
+/** How many times further off than can be explained. */
+export function surprise(value: number | null): string {
+  return value !== null && value >= 10 && value < 1e6 ? counted(value) : rough(value);
+}
+
 /** A cosine: beside 1 what counts is how far it is from it. */
 export function cosine(value: number): string {
   const short4 = value.toFixed(4);

@@ -93,7 +93,7 @@ def test_a_run_of_another_version(home, capsys):
     file = home / "b" / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 99}))
     assert refused(capsys, "a", "b") == (
-        "b was written in format version 99; this astray reads up to version 3. Update astray."
+        "b was written in format version 99; this astray reads up to version 4. Update astray."
     )
 
 

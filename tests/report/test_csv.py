@@ -109,7 +109,9 @@ def test_some_rows_in_another_order(runs, tmp_path):
     pairs, summary = diff.to_csv(
         tmp_path, filter="wrong and phase == forward", sort="-step,site", progress=lambda *at: seen.append(at)
     )
-    assert [(row["step"], row["site"]) for row in read(pairs)][:3] == [("2", "<root>"), ("2", "mlp"), ("2", "mlp.proj")]
+    order = [(-int(row["step"]), row["site"]) for row in read(pairs)]
+    assert order == sorted(order)
+    assert len({step for step, _ in order}) == 2
     assert {(row["verdict"], row["phase"]) for row in read(pairs)} == {("diverged", "forward")}
     assert sum(int(row["tensors"]) for row in read(summary)) == len(diff.pairs)
     assert seen == [(len(read(pairs)), len(read(pairs)))]

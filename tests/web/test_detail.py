@@ -47,7 +47,9 @@ def test_metrics_and_statistics_are_those_of_float64():
     assert statistics["mean"]["b"] == pytest.approx(b.mean(), rel=1e-12)
     assert (statistics["shape"]["a"], statistics["dtype"]["b"]) == ("4×8", "float32")
     assert found["verdict"] == "diverged"
-    assert found["sentence"].startswith("step 0, forward, call 0 of layer (Linear), output: diverged, off by 0.0")
+    assert found["sentence"].startswith(
+        "step 0, forward, call 0 of layer (Linear), output: diverged: its values are off by 1.0e-02; rounding explains"
+    )
     assert (found["values"], found["lacking"]) == ("whole", None)
     assert len(found["histograms"]["a"]) == 64
     assert len(found["worst"]) == 20

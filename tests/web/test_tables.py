@@ -28,8 +28,9 @@ def test_the_table_of_a_comparison():
     found, pairs = unpack(pack(view.table)), comparison.pairs
     assert list(found) == [
         "rank", "step", "micro", "site", "type", "kind", "call", "phase", "recompute", "role", "path", "verdict",
-        "reason", "source", "error", "limit", "cosine", "max_abs", "relative_l2", "dtype_a", "dtype_b", "shape_a",
-        "shape_b", "seq_a", "seq_b", "group", "parent",
+        "reason", "source", "origin", "error", "surprise", "measure", "deviation", "limit", "given", "siblings", "rule",
+        "cosine", "max_abs", "relative_l2", "dtype_a", "dtype_b", "shape_a", "shape_b", "seq_a", "seq_b", "group",
+        "parent",
     ]  # fmt: skip
     for name in ("site", "phase", "verdict", "role"):
         assert found[name] == pairs.coded(name).tolist()
@@ -53,7 +54,10 @@ def test_the_answer_of_a_comparison():
     assert first["where"] == {
         "file": "net.py", "line": 7, "function": "MLP.forward", "code": "return self.proj(self.act(self.fc(x)))",
     }  # fmt: skip
-    assert first["evidence"][0]["text"].startswith("Error: 0.50 relative")
+    assert first["evidence"][0]["text"].startswith("Error: its values are off by 0.50; rounding explains at most ")
+    assert first["evidence"][1]["text"].startswith("How sure: certain: more than 1,000 times")
+    assert (first["sureness"], first["settings"], first["measure"]) == ("certain", [], "values")
+    assert found["suspects"][0]["row"] == first["row"]
     assert first["inside"] == ["<root> (Net)", "mlp (MLP)"]
     assert found["counts"] == comparison.counts
     assert first["before"]["sentence"].endswith("identical")

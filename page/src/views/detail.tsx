@@ -5,7 +5,7 @@ import { useMemo } from "preact/hooks";
 import type { Data } from "../data";
 import type { Pair } from "../documents";
 import { placeOf, siteOf, tensorOf } from "../names";
-import { rough, short } from "../numbers";
+import { rough, short, surprise } from "../numbers";
 import { atRow, type Go } from "../route";
 import { usePair } from "../pairs";
 import { overSteps } from "../series";
@@ -46,8 +46,8 @@ export function Detail({ data, row, go }: { data: Data; row: number; go: Go }) {
           {data.comparing && table.number("error", row) !== null ? (
             <span>
               error <b>{rough(table.number("error", row))}</b>
-              {table.number("limit", row) === null ? null : (
-                <span class="dim">, rounding stays below {rough(table.number("limit", row))}</span>
+              {table.number("surprise", row) === null ? null : (
+                <span class="dim">, {surprise(table.number("surprise", row))} × what can be explained</span>
               )}
             </span>
           ) : null}

@@ -1,6 +1,7 @@
 // The answer, first of all: what went wrong first, why we think so, and where in the program it is.
 
 import type { Data } from "../data";
+import type { Suspect } from "../documents";
 import { plural } from "../numbers";
 import type { Go, View } from "../route";
 import { Jump, Line } from "./panes";
@@ -55,6 +56,18 @@ function More({ data, go }: { data: Data; go: Go }) {
       <SetDifferently settings={overview.setup ?? []} go={go} />
       {first ? (
         <>
+          {first.settings?.length ? (
+            <dl class="around" data-test="cause">
+              <dt>cause</dt>
+              <dd>
+                {first.settings.map((one) => (
+                  <div key={one.sentence}>
+                    <Jump {...one} go={go} />
+                  </div>
+                ))}
+              </dd>
+            </dl>
+          ) : null}
           <div class="evidence">
             <ul>
               {[...first.evidence, first.after ?? ""].filter(Boolean).map((piece) => {
@@ -83,8 +96,8 @@ function More({ data, go }: { data: Data; go: Go }) {
               <>
                 <dt>also</dt>
                 <dd>
-                  {first.also.slice(0, 5).map((other) => (
-                    <div key={other.row}>
+                  {first.also.slice(0, 5).map((other, at) => (
+                    <div key={at}>
                       <Jump {...other} go={go} />
                     </div>
                   ))}
@@ -95,6 +108,7 @@ function More({ data, go }: { data: Data; go: Go }) {
           </dl>
         </>
       ) : null}
+      <Suspects suspects={overview.suspects ?? []} brief={!first} go={go} />
       {alarms.length ? (
         <ol class={`alarms ${alarms.length > 1 ? "" : "alarms-one"}`}>
           {alarms.map((alarm, at) => (
@@ -109,6 +123,34 @@ function More({ data, go }: { data: Data; go: Go }) {
       <Notes title="notes" texts={overview.notes ?? []} />
       <Notes title="problems" texts={overview.problems} />
     </div>
+  );
+}
+
+/** The most surprising calls. Where nothing diverged the first of them is said at once. */
+function Suspects({ suspects, brief, go }: { suspects: Suspect[]; brief: boolean; go: Go }) {
+  if (!suspects.length) return null;
+  const said = brief ? suspects[0]! : null;
+  return (
+    <>
+      {said ? (
+        <dl class="around">
+          <dt>most surprising</dt>
+          <dd>
+            <Jump {...said} go={go} />
+          </dd>
+        </dl>
+      ) : null}
+      <details class="notes" data-test="suspects">
+        <summary>{plural(suspects.length, "suspect")}</summary>
+        <ol>
+          {suspects.map((one, at) => (
+            <li key={at}>
+              <Jump {...one} go={go} />
+            </li>
+          ))}
+        </ol>
+      </details>
+    </>
   );
 }
 

@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import type { Data } from "../data";
 import { severalOf, siteOf, tensorOf } from "../names";
-import { cosine, counted, rough, short } from "../numbers";
+import { cosine, counted, rough, short, surprise } from "../numbers";
 import { Verdict } from "./mark";
 
 type Spare = 1 | 2 | 3 | 4;
@@ -124,8 +124,9 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
           cell: (row) => <b>{rough(table.number("error", row))}</b>,
         },
         {
-          ...numeric("limit", "limit", 1, "What rounding would stay below"),
-          cell: (row) => rough(table.number("limit", row)),
+          ...numeric("surprise", "surprise", 1, "How many times further off than can be explained; above 1 is wrong"),
+          width: 70,
+          cell: (row) => surprise(table.number("surprise", row)),
         },
         {
           ...numeric("cosine", "cosine", 3),
@@ -140,6 +141,20 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
           cell: (row) => rough(table.number("max_abs", row)),
         },
         { ...numeric("relative_l2", "rel. L2", 3), cell: (row) => rough(table.number("relative_l2", row)) },
+        text("measure", "measure", 70, 4),
+        {
+          ...numeric("deviation", "off by", 4, "How far off it is by that measure"),
+          cell: (row) => rough(table.number("deviation", row)),
+        },
+        {
+          ...numeric("limit", "limit", 4, "How far off it may be by that measure"),
+          cell: (row) => rough(table.number("limit", row)),
+        },
+        {
+          ...numeric("given", "given", 4, "How far off what it came from is by that measure"),
+          cell: (row) => rough(table.number("given", row)),
+        },
+        text("rule", "rule", 84, 4),
       ]
     : [
         {

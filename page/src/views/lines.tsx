@@ -1,4 +1,4 @@
-// Lines over steps: of a comparison the error beside its limit, of a run the statistics. A click goes to that step.
+// Lines over steps: of a comparison the error beside what can be explained, of a run the statistics. A click goes to that step.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
@@ -18,8 +18,9 @@ interface Curve {
 
 const GROUPS: Record<string, readonly Curve[]> = {
   error: [
-    { name: "error", title: "error", ink: "mark-diverged" },
-    { name: "limit", title: "limit of rounding", ink: "mark-rounding", dash: [6, 4] },
+    { name: "error", title: "error", ink: "line-a" },
+    { name: "deviation", title: "by the measure that is most surprising", ink: "mark-diverged", dash: [2, 3] },
+    { name: "limit", title: "what can be explained by that measure", ink: "mark-rounding", dash: [6, 4] },
   ],
   size: [
     { name: "absmax", title: "max |x|", ink: "line-a" },

@@ -122,7 +122,7 @@ function Worst({ pair, comparing, both }: { pair: Pair; comparing: boolean; both
 /** What is left where there is no detail: the cells of the table. */
 export function FromTable({ data, row }: { data: Data; row: number }) {
   const { table } = data;
-  const names = ["error", "limit", "cosine", "max_abs", "relative_l2"].filter(
+  const names = ["error", "surprise", "deviation", "limit", "given", "cosine", "max_abs", "relative_l2"].filter(
     (name) => table.number(name, row) !== null,
   );
   if (!names.length) return null;

@@ -62,8 +62,10 @@ def add_asked(parser: argparse.ArgumentParser) -> None:
     judging = parser.add_argument_group("judging", "What may be rounding. docs/verdict.md has the rules.")
     judging.add_argument(
         "--noise",
+        action="append",
         metavar="RUN",
-        help="a second recording of the reference, as by `astray run --perturb`: its errors are no errors",
+        help="a further recording of the reference, as by `astray run --perturb`: how far apart right runs get, "
+        "in place of what siblings and models say; may be given several times",
     )
     judging.add_argument(
         "--tolerance", action="append", metavar="WHAT=ERROR", help="allow this error, by site (a regex) or dtype"

@@ -192,8 +192,18 @@ class Divergence:
             return self.parameter
         return self.seen or self.place
 
-    def explained(self, of: str = "") -> str:
-        """How far off `judged` is, and what explains how much of it; `of` says whose numbers these are."""
+    @property
+    def whose(self) -> str:
+        """What is judged, in words, where it is not the tensor that is shown: "its parameter `weight`"."""
+        judged = self.judged
+        if judged == self.place:
+            return ""
+        same_call = (judged.site, judged.call, judged.step) == (self.site, self.call, self.step)
+        return f"its {judged.tensor}" if same_call else f"{judged.tensor} of {judged.module}"
+
+    @property
+    def explained(self) -> str:
+        """How far off `judged` is, and what explains how much of it."""
         return explained(
             measure=self.measure,
             deviation=self.deviation,
@@ -201,7 +211,7 @@ class Divergence:
             given=self.given,
             rule=self.rule,
             siblings=self.siblings,
-            of=of,
+            of=self.whose,
             by=self.measured_by if self.judged == self.place else "",
         )
 

@@ -12,7 +12,7 @@ from astray.wording import two_digits
 _MEASURED = {
     "values": ("values", "are"),
     "worst": ("worst element", "is"),
-    "norm": ("norm", "is"),
+    "norm": ("norm or std", "is"),
     "mean": ("mean", "is"),
     "extremes": ("extremes", "are"),
 }
@@ -31,13 +31,15 @@ def explained(
 
     >>> numbers = {"measure": "norm", "deviation": 6.2e-2, "limit": 9.8e-4, "given": 1.1e-4}
     >>> explained(**numbers, rule="siblings", siblings=11)
-    'its norm is off by 0.062; what it came from (1.1e-04) and 11 siblings explain at most 9.8e-04'
+    'its norm or std is off by 0.062; what it came from (1.1e-04) and 11 siblings explain at most 9.8e-04'
 
     of: whose numbers these are, where that is not clear: "its parameter `weight`".
     by: what tells its values, where that is not all of them: "sample".
     """
     part = f" (by {by})" if by not in ("", "values") and measure in ("values", "worst") else ""
     what = f"{_subject(measure, of)} off by {two_digits(deviation)}{part}"
+    if rule == "seen before":
+        return f"{what}, as where it was seen first"
     if rule == "tolerance":
         return f"{what}; the tolerance is {two_digits(limit)}"
     if rule == "start":

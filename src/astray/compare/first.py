@@ -378,8 +378,8 @@ class _Search:
         sentences = [setting.sentence for setting in self.settings]
         if self.settings and entry.verdict in clues.AGREEING_LABELS:
             sentences.append(
-                f"Its {entry.tensor} is the first that it can have changed, and is off by no more than can be explained "
-                f"without it ({clues.verdict_of(entry)})."
+                f"Its {entry.tensor} is the first that it can have changed, and is off by no more than can be "
+                f"explained without it ({clues.verdict_of(entry)})."
             )
         elif self.cause == "input":
             sentences.append(self._about_input(entry))
@@ -499,11 +499,14 @@ class _Search:
 
     def _about_computation(self, entry: Place, inputs: list[Place], given: list[Place]) -> str:
         if entry.role == "input":
-            site, kind = self._name(self.culprit)
             shows = f"The wrong value shows first as {entry.tensor} of {entry.module}"
             lone = self._made_by_one()
             if lone:
-                return f"{shows}. {lone}: look at the code of {site} ({kind}) there."
+                outer = self.nesting.enclosing(int(self.calls[self.entry]))
+                return f"{shows}. {lone}" + (
+                    "." if outer is None else ": look at the code of {} ({}).".format(*self._name(outer))
+                )
+            site, kind = self._name(self.culprit)
             return f"{shows}, and no observed call produced it: the code of {site} ({kind}) around its submodules did."
         if entry.role == "gradient":
             return self._about_gradient()

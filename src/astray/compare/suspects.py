@@ -26,7 +26,8 @@ class Suspect:
 
     place: its most surprising tensor. score: how many times further off than can be explained; ∞ where nothing may
     differ. measure: by what (docs/verdict.md). error: how far off by that measure. limit: how far it may be. given: how
-    far off what it came from is. rule: who says so. siblings: how many others it was compared with.
+    far off what it came from is. rule: who says so. siblings: how many others it was compared with. of: whose numbers
+    these are, in words, where they are not those of the place.
     """
 
     rank: int
@@ -38,6 +39,7 @@ class Suspect:
     given: float
     rule: str
     siblings: int
+    of: str = ""
 
     @property
     def step(self) -> int:
@@ -58,6 +60,8 @@ class Suspect:
 
     def __str__(self) -> str:
         """Why it is suspected: "its extremes are off by 0.062; rounding explains at most 9.8e-04"."""
+        if math.isnan(self.error):  # another shape, NaN, integers: what has no size
+            return self.place.reason or self.place.verdict
         return explained(
             measure=self.measure,
             deviation=self.error,
@@ -65,6 +69,7 @@ class Suspect:
             given=self.given,
             rule=self.rule,
             siblings=self.siblings,
+            of=self.of,
         )
 
 
@@ -82,7 +87,18 @@ def find_suspects(pairs: Table, firsts: Sequence[Divergence] = ()) -> tuple[Susp
 def _of_divergence(one: Divergence) -> Suspect:
     sure = one.settings or one.parameter is not None or math.isnan(one.surprise)
     score = math.inf if sure else one.surprise
-    return Suspect(one.rank, one.place, score, one.measure, one.deviation, one.limit, one.given, one.rule, one.siblings)
+    return Suspect(
+        rank=one.rank,
+        place=one.place,
+        score=score,
+        measure=one.measure,
+        error=one.deviation,
+        limit=one.limit,
+        given=one.given,
+        rule=one.rule,
+        siblings=one.siblings,
+        of=one.whose,
+    )
 
 
 def _by_surprise(pairs: Table) -> tuple[Suspect, ...]:

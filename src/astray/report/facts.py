@@ -16,8 +16,11 @@ def facts_of(first: Divergence) -> Iterator[Fact]:
     yield "place", first.place.full
     yield "cause", first.cause
     yield from ((f"evidence {at}", text) for at, text in enumerate(first.evidence, 1))
+    yield from ((f"set differently {at}", one.sentence) for at, one in enumerate(first.settings, 1))
     yield "verdict", first.verdict
-    for name in ("error", "limit", "magnitude"):
+    yield "how sure", first.sureness
+    yield "judged by", first.judged.full
+    for name in ("error", "surprise", "measure", "deviation", "limit", "given", "rule", "siblings", "magnitude"):
         yield name, getattr(first, name)
     yield "measured by", first.measured_by
     if first.frame is not None:

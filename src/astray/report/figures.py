@@ -8,7 +8,7 @@ import re
 from astray.record import Statistics
 from astray.wording import counted, two_digits
 
-__all__ = ["change", "counted", "dtype", "error", "non_finite", "shape", "statistic"]
+__all__ = ["change", "counted", "dtype", "error", "non_finite", "shape", "statistic", "surprise"]
 
 
 def error(value: float) -> str:
@@ -22,6 +22,19 @@ def error(value: float) -> str:
     if math.isinf(value):
         return "∞"
     return two_digits(value)
+
+
+def surprise(value: float) -> str:
+    """How many times further off than can be explained.
+
+    >>> surprise(float("inf")), surprise(128.04), surprise(2.55), surprise(0.4), surprise(2.2e8)
+    ('∞', '128', '2.5', '0.40', '2.2e+08')
+    """
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞"
+    return f"{value:,.0f}" if 10 <= value < 1e6 else two_digits(value)
 
 
 def statistic(value: float | None) -> str:

@@ -15,8 +15,11 @@ The document is one object:
     first         the first divergence, or null: the fields of `Divergence`, with `place` spread into it; where none of
                   the call's own tensors is wrong, `role` and `path` are empty and the numbers are those of `seen`
     firsts        the same for every rank that diverged, the earliest first
-    others        those after the first of their rank that are not its victims
-    differences   the rows that do not agree, in order, at most 1,000: key, verdict, error, source, reason
+    others        those after the first of their rank that it does not explain
+    suspects      the calls that are most surprising, the most surprising first, at most 10, also where nothing
+                  diverged: the place of the tensor, and the fields of `Suspect`, with `why` in words
+    differences   the rows that do not agree, in order, at most 1,000: key, verdict, error, what the row was judged by,
+                  and how surprising it is
     differences_total           how many there are in all; pairs.csv has every one
 
 A number that is not known is null; an infinite one is the string "inf" or "-inf". There is never a bare NaN, and the
@@ -37,6 +40,7 @@ import numpy as np
 from astray.compare.comparison import Comparison
 from astray.compare.divergence import Divergence, Place
 from astray.compare.setup.difference import SetupDifference
+from astray.compare.suspects import Suspect
 from astray.compare.verdict import AGREEING
 from astray.record import Statistics
 from astray.report.draft import drafted
@@ -44,6 +48,8 @@ from astray.report.draft import drafted
 SCHEMA = 1
 MOST_DIFFERENCES = 1000
 MOST_SITES = 100
+
+_JUDGED = ("source", "rule", "surprise", "measure", "deviation", "limit", "given", "siblings")
 
 
 def write_json(comparison: Comparison, file: Path) -> Path:
@@ -73,6 +79,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "first": firsts[0] if firsts else None,
         "firsts": firsts,
         "others": [_divergence(other) for other in comparison.others],
+        "suspects": [_suspect(suspect) for suspect in comparison.suspects],
         "differences": [_difference(comparison, row) for row in differing[:MOST_DIFFERENCES].tolist()],
         "differences_total": len(differing),
     }
@@ -100,13 +107,31 @@ def _divergence(first: Divergence) -> dict[str, Any]:
     fields = {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
     del fields["order"]
     place = fields.pop("place")
-    fields = {name: dataclasses.asdict(value) if isinstance(value, Place) else value for name, value in fields.items()}
+    fields |= {"judged": first.judged, "sureness": first.sureness}
+    fields |= {"settings": [setup_entry(one) for one in first.settings]}
+    fields = {name: _place(value) if isinstance(value, Place) else value for name, value in fields.items()}
     for side in ("reference", "candidate"):
         cells = {field.name: getattr(fields[side], field.name) for field in dataclasses.fields(fields[side])}
         print_ = cells["fingerprint"]
         fields[side] = cells | {"fingerprint": None if print_ is None else f"{print_:016x}"}
         fields[side]["statistics"] = _statistics(cells["statistics"])
-    return dataclasses.asdict(place) | fields
+    return _place(place) | fields
+
+
+def _place(place: Place) -> dict[str, Any]:
+    cells = dataclasses.asdict(place)
+    del cells["weight"]  # a matter of words
+    return cells
+
+
+def _suspect(suspect: Suspect) -> dict[str, Any]:
+    numbers = {name: getattr(suspect, name) for name in ("score", "measure", "limit", "given", "rule", "siblings")}
+    return (
+        {"rank": suspect.rank}
+        | _place(suspect.place)
+        | numbers
+        | {"deviation": suspect.error, "sureness": suspect.sureness, "why": str(suspect)}
+    )
 
 
 def setup_entry(one: SetupDifference) -> dict[str, Any]:
@@ -123,5 +148,6 @@ def _statistics(found: Statistics | None) -> dict[str, Any] | None:
 
 
 def _difference(comparison: Comparison, row: int) -> dict[str, Any]:
-    extra = {name: comparison.pairs[name][row] for name in ("source", "rule")}
-    return {"rank": int(comparison.pairs["rank"][row])} | extra | dataclasses.asdict(Place.of(comparison.pairs, row))
+    cells = comparison.pairs[list(_JUDGED)].row(row)
+    words = {name: cells[name] or "" for name in ("source", "rule", "measure")}
+    return {"rank": int(comparison.pairs["rank"][row])} | cells | words | _place(Place.of(comparison.pairs, row))

@@ -21,7 +21,7 @@ from astray.compare.rows import Ints
 from astray.compare.verdict import BAD, Verdict
 from astray.report import figures
 from astray.report.draft import drafted
-from astray.report.text import render
+from astray.report.text import render, wrong_besides
 
 MOST_CASES = 300
 """More than that, and a page of results is a list that nobody reads."""
@@ -77,7 +77,8 @@ def _cases(comparison: Comparison) -> Iterator[ElementTree.Element]:
     names = list(dict.fromkeys(group_of.values()))
     number = {name: i for i, name in enumerate(names)}
     groups = np.array([number[group_of[site]] for site in sites.values])[sites.codes]
-    found_wrong = (*comparison.firsts, *comparison.others)  # the earliest comes first, and is told of its site
+    besides = comparison.others if comparison.of_checkpoints else wrong_besides(comparison)
+    found_wrong = (*comparison.firsts, *besides)  # the earliest comes first, and is told of its site
     culprits = {number[group_of[one.site]]: one for one in reversed(found_wrong)}
     found, begin = np.unique(groups, return_index=True)
     for group in found[np.argsort(begin)].tolist():
@@ -93,7 +94,8 @@ def _case(
     if first is not None:
         what = "First divergence" if first in comparison.firsts else "Wrong by itself"
         what = "Differs" if comparison.of_checkpoints else what
-        text = f"{what}{_on_rank(comparison, first)}: {first.place.full}. {first.evidence[0]}"
+        sure = "" if comparison.of_checkpoints else f" How sure: {first.sureness}."
+        text = f"{what}{_on_rank(comparison, first)}: {first.place.full}. {first.evidence[0]}{sure}"
         _add(case, "failure", text, first.verdict)
     elif len(unmatched):
         place = Place.of(comparison.pairs, int(unmatched[0]))

@@ -1,6 +1,6 @@
 """Rows of a comparison as a table for a terminal: what `--filter`, `--sort` and `--top` show beneath the answer.
 
-Shows the key, the verdict and the error of each, and every column that the filter or the order speaks of.
+Shows the key, the verdict, the error and the surprise of each, and every column that the filter or the order speaks of.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 
 from astray.compare.columns import SIDES
 from astray.compare.pairs import Pairs
+from astray.compare.reasons import SENTENCES, Reason
 from astray.compare.verdict import AGREEING, BAD, LABELS
 from astray.report import figures
 from astray.report.grid import Grid
@@ -26,7 +27,7 @@ DIM, RED, YELLOW = "2", "31", "33"
 _WORDS = ("phase", "site", "tensor", "verdict", "form", "reason")
 _SHOWN = (
     "rank", "step", "micro", "phase", "recompute", "site", "call", "role", "path",
-    "verdict", "error", "limit", "reason",
+    "verdict", "error", "surprise", "reason",
 )  # fmt: skip
 """What every table has, so that it needs no column of its own where a filter speaks of it."""
 
@@ -43,7 +44,7 @@ def render(pairs: Pairs, *, width: int = WIDTH, colour: bool = False, most: int 
     if not rows:
         return f"There is no row {pairs.asked}".rstrip() + "."
     words = texts(shown)
-    droppable = [name for name in ("reason", "limit", "form") if name not in pairs.named]
+    droppable = [name for name in ("reason", "surprise", "form") if name not in pairs.named]
     head, *body = Grid(words, droppable, _LEAST, _LEAST_OF_ALL).lines(rows, width, _painted if colour else None)
     title = textwrap.wrap(shown.described, width, break_long_words=False, break_on_hyphens=False)
     return "\n".join([*title, "", f"\x1b[{DIM}m{head}\x1b[0m" if colour else head, *body])
@@ -53,7 +54,7 @@ def cells(pairs: Pairs) -> list[dict[str, str]]:
     """The rows in words, a dictionary each with the same columns."""
     sides = [f"{name}_{side}" for name in ("dtype", "shape") for side in SIDES]
     columns = {name: pairs[name] for name in dict.fromkeys([*_SHOWN, *sides, *pairs.named])}
-    reasons = bool(columns["reason"].known.any())
+    reasons = any(map(_reason, columns["reason"].column))
     ranks = len(np.unique(pairs.columns.pairs.numbers("rank"))) > 1
     rows = []
     for at in range(len(pairs)):
@@ -76,11 +77,16 @@ def _cells(row: dict[str, Any], extra: list[str], ranks: bool, reasons: bool) ->
         "tensor": f"{row['role']} {row['path'] or ''}".rstrip(),
         "verdict": row["verdict"],
         "error": _two_digits(row["error"]),
-        "limit": _two_digits(row["limit"]),
+        "surprise": "–" if row["surprise"] is None else figures.surprise(float(row["surprise"])),
         **{_head(name): _value(name, row[name]) for name in extra},
         "form": _both(*(_form(row[f"dtype_{side}"], row[f"shape_{side}"]) for side in SIDES)),
-        **({"reason": row["reason"] or ""} if reasons else {}),
+        **({"reason": _reason(row["reason"])} if reasons else {}),
     }
+
+
+def _reason(reason: str | None) -> str:
+    """What else there is to say, but for what holds of nearly all that is wrong: that it came of something wrong."""
+    return "; ".join(text for text in (reason or "").split("; ") if text != SENTENCES[Reason.VICTIM])
 
 
 def _head(name: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from astray.compare.clues import NEGLIGIBLE, is_negligible
 from astray.compare.comparison import Comparison
 from astray.compare.divergence import Divergence, Place, Side
-from astray.compare.explanation import UNKNOWN, times
+from astray.compare.explanation import CERTAIN, UNKNOWN, times
 from astray.compare.first import related
 from astray.compare.metrics import SUMMING
 from astray.compare.problems import span
@@ -31,8 +31,8 @@ from astray.report.setup import say_setup
 _MOST_STEPS = 4
 _MOST_NOTES = 8
 _MOST_SUSPECTS = 3
-_WORTH_TELLING = 0.5
-"""A suspect with half the score of what is wrong: below that, right runs have many."""
+_WORTH_TELLING = 0.7
+"""A suspect with so much of the score that counts as wrong: of thirty pairs of right runs none had more."""
 
 _WITHIN_ROUNDING = (Verdict.ROUNDING.label, Verdict.DRIFTING.label)
 _WITHOUT_SIZE = (Verdict.SHAPE.label, Verdict.DTYPE.label, Verdict.NON_FINITE.label)
@@ -123,9 +123,9 @@ def _furthest(comparison: Comparison, first: Divergence) -> str:
 
 def error_of(first: Divergence) -> str:
     """How far off the tensor is, in the terms of its verdict, and what explains how much of it."""
-    judged, of = first.judged, _whose(first)
+    judged, of = first.judged, first.whose
     if math.isfinite(first.deviation) and math.isfinite(judged.error) and judged.verdict not in _WITHOUT_SIZE:
-        parts = [first.explained(of), *([] if of else _metrics(first)), *_remarks(judged)]
+        parts = [first.explained, *([] if of else _metrics(first)), *_remarks(judged)]
     elif of:
         parts = [f"{of}: {'; '.join(_remarks(judged)) or _amount(first, judged.error)}"]
     else:
@@ -169,15 +169,6 @@ def how_sure(first: Divergence) -> list[str]:
     if math.isinf(first.surprise):
         return [f"{first.sureness}: nothing explains it"]
     return [f"{first.sureness}: {times(first.surprise)} times as far off as can be explained"]
-
-
-def _whose(first: Divergence) -> str:
-    """The tensor that was judged, where it is not the one that is shown: "its parameter `weight`"."""
-    judged = first.judged
-    if judged == first.place:
-        return ""
-    same_call = (judged.site, judged.call, judged.step) == (first.site, first.call, first.step)
-    return f"its {judged.tensor}" if same_call else f"{judged.tensor} of {judged.module}"
 
 
 def _remarks(place: Place) -> Iterator[str]:
@@ -312,22 +303,43 @@ def _others(page: Page, comparison: Comparison) -> None:
     same = [one for one in comparison.others if any(setting in settings for setting in one.settings)]
     if same:
         page.entry("same cause", f"{figures.counted(len(same), 'more place')}, first {same[0].place}")
-    set_up = [one for one in comparison.others if one.settings and one not in same]
-    page.entry("other causes", [f"{one.place}: {one.settings[0].sentence}" for one in set_up[:_MOST_SUSPECTS]])
-    rest = [one for one in comparison.others if not one.settings and not _is_counted(comparison.first, one)]
+    others = wrong_besides(comparison)
+    set_up = [one for one in others if one.settings and one not in same]
+    page.entry("other causes", [other_line(one, comparison) for one in set_up[:_MOST_SUSPECTS]])
+    rest = [one for one in others if not one.settings and not _is_counted(comparison.first, one)]
     rest.sort(key=lambda one: -_score(one))
     shown = rest[:_MOST_SUSPECTS]
     if shown:
         clean = all(one.clean for one in shown)
         why = "not its victims, for their inputs agree" if clean else "not explained by what they came from"
-        lines = [_told(comparison, one.place, one.rank, _score(one), error_of(one)) for one in shown]
         more = [f"and {len(rest) - len(shown):,} more"] if len(rest) > len(shown) else []
-        page.entry("by itself", [f"These are {why}:", *lines, *more])
-    told = [one.place for one in (*comparison.firsts, *comparison.others)]
-    suspects = [one for one in suspects_of(comparison, told) if one.score >= _WORTH_TELLING]
-    page.entry("suspects", [suspect_line(one, comparison) for one in suspects[: _MOST_SUSPECTS - len(shown)]])
+        page.entry("by itself", [f"These are {why}:", *(other_line(one, comparison) for one in shown), *more])
+    if comparison.first is not None and not _overshadows(comparison.first):
+        divergences = (*comparison.firsts, *comparison.others)
+        told = [place for one in divergences for place in (one.place, one.judged)]
+        suspects = [one for one in suspects_of(comparison, told) if one.score >= _WORTH_TELLING]
+        page.entry("suspects", [suspect_line(one, comparison) for one in suspects[: _MOST_SUSPECTS - len(shown)]])
     if len(page.lines) > before:
         page.line()
+
+
+def wrong_besides(comparison: Comparison) -> list[Divergence]:
+    """The divergences besides the first that are told.
+
+    An error that is far from rounding may look odd wherever it gets to: beside a first divergence that is certain, one
+    is told that is as certain, that a setting explains, or whose inputs are identical.
+    """
+    certain = {first.rank for first in comparison.firsts if _overshadows(first)}
+    return [
+        one
+        for one in comparison.others
+        if one.rank not in certain or one.settings or one.clean or one.sureness == CERTAIN
+    ]
+
+
+def _overshadows(first: Divergence) -> bool:
+    """Whether it is certain by its numbers, and not only because it was set differently."""
+    return first.sureness == CERTAIN and not (first.settings and first.verdict in _WITHIN_ROUNDING)
 
 
 def _is_counted(first: Divergence | None, one: Divergence) -> bool:
@@ -352,6 +364,13 @@ def _told(comparison: Comparison, place: Place, rank: int, score: float, why: st
         return f"{place}{on}: {why}"
     of = "times what can be explained" if score > 1 else "of what would count as wrong"
     return f"{place}{on} ({times(score)} {of}): {why}"
+
+
+def other_line(one: Divergence, comparison: Comparison) -> str:
+    """A further divergence: where it is, how surprising, and why."""
+    if one.settings:
+        return f"{one.place}: {one.settings[0].sentence}"
+    return _told(comparison, one.place, one.rank, _score(one), error_of(one))
 
 
 def suspects_of(comparison: Comparison, told: Sequence[Place] = ()) -> list[Suspect]:

@@ -26,6 +26,7 @@ from astray.report.csv import word
 from astray.report.draft import drafted
 from astray.report.facts import facts_of
 from astray.report.summary import HEAD, summary
+from astray.report.text import suspect_line
 from astray.store import Coded
 from astray.wording import counted
 
@@ -142,6 +143,7 @@ class _Workbook:
             ("calls", comparison.calls),
             ("tensors", len(comparison.pairs)),
             *(("wrong by itself", other.place.full) for other in comparison.others),
+            *(("suspect", suspect_line(suspect, comparison)) for suspect in comparison.suspects),
             *((f"compared by {source}", count) for source, count in comparison.sources.items()),
             *(("note", text) for text in (*comparison.problems, *self._notes())),
         ]
@@ -180,7 +182,7 @@ class _Workbook:
         sheet.freeze_panes(1, 0)
         sheet.autofilter(0, 0, len(rows), len(names) - 1)
         for at, name in enumerate(names):
-            style = self.small if name in ("error", "limit") else None
+            style = self.small if name in ("error", "deviation", "limit", "given") else None
             sheet.set_column(at, at, _width(name), style, {"hidden": name in self.hidden})
         verdict = names.index("verdict")
         for label, colour in _COLOURS.items():

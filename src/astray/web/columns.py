@@ -27,13 +27,17 @@ _SIDES = {"a": "reference", "b": "candidate"}
 STATES = ("finite", "tight", "overflow near", "non-finite", "unknown")
 """What is said of a tensor of one run in a word."""
 
+_JUDGED = (
+    "verdict", "reason", "source", "origin", "error", "surprise", "measure", "deviation", "limit", "given", "siblings",
+    "rule",
+)  # fmt: skip
 _MEASURED = {"cosine": "cosine", "max_abs": "max_abs", "relative_l2": "rel_l2"}
 
 
 def comparison_columns(comparison: Comparison, calls: Calls) -> dict[str, Column]:
     """One row for each pair, in the order of `comparison.pairs`."""
     pairs = comparison.pairs
-    names = ("rank", *_OF_CALL, "role", "path", "verdict", "reason", "source", "error", "limit")
+    names = ("rank", *_OF_CALL, "role", "path", *_JUDGED)
     columns: dict[str, Column] = {name: pairs[name] for name in names}
     columns |= {name: pairs[metric] for name, metric in _MEASURED.items()}
     for form in ("dtype", "shape"):

@@ -101,7 +101,7 @@ class Desk:
         return {
             **document("live", kind, self.shelf.documents(), asked.chosen, asked.options, job),
             "noise": asked.noise,
-            "fixed": {name: str(value) for name, value in self._fixed.items()},
+            "fixed": {name: _shown(value) for name, value in self._fixed.items()},
             "generation": 0 if shown is None else shown.generation,
         }
 
@@ -148,3 +148,8 @@ class Desk:
         with self._lock:
             number = 1 if self._shown is None else self._shown.generation + 1
             self._shown = Shown(view, asked, number)
+
+
+def _shown(value: Any) -> str:
+    """An argument as the page shows it."""
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

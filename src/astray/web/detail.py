@@ -15,6 +15,7 @@ import numpy as np
 from astray.compare.columns import STATISTICS
 from astray.compare.comparison import COLUMNS
 from astray.compare.divergence import Place
+from astray.compare.explanation import explained
 from astray.compare.metrics import BOUNDS, METRICS
 from astray.graph import graph_of
 from astray.record import Frame
@@ -34,6 +35,13 @@ DEEPEST = 50
 MOST_LINKS = 12
 """Links that are told of one tensor; a learning rate or a mask may be taken by hundreds of calls."""
 
+_JUDGED = {
+    "error": "The largest relative error: docs/metrics.md.",
+    "surprise": "How many times further off than can be explained; above 1 it is wrong by itself: docs/verdict.md.",
+    "deviation": "How far off it is by the measure that is the most surprising.",
+    "limit": "How far off it may be by that measure.",
+    "given": "How far off what it came from is by that measure.",
+}
 _NEIGHBOURS = {"previous": -1, "next": 1}
 _BOUND = "At least this much, by the recorded statistics: |{of}(c) − {of}(r)| over the size of the reference."
 
@@ -51,13 +59,12 @@ def _of_pair(view: ComparisonView, row: int) -> Document:
     place = Place.of(view.pairs, row)
     one, other = view.sides(row)
     values, found, lacking = values_of(one, other)
-    error, limit = float(view.pairs.numbers("error")[row]), float(view.pairs.numbers("limit")[row])
     return {
         **_about(view, row),
         "verdict": place.verdict,
         "reason": place.reason or None,
-        "sentence": f"{place.full}: {place.verdict}{_off(error, limit)}.",
-        "metrics": list(_metrics(view, row, error, limit)),
+        "sentence": f"{place.full}: {place.verdict}{_off(view, row, place)}.",
+        "metrics": list(_metrics(view, row)),
         "statistics": list(_statistics(one, other)),
         **_parts(found),
         "values": values,
@@ -169,17 +176,27 @@ def _shallow(value: Any, deepest: int) -> Any:
     return {name: _shallow(item, deepest - 1) for name, item in value.items()}
 
 
-def _off(error: float, limit: float) -> str:
-    if math.isnan(error) or not error:
+def _off(view: ComparisonView, row: int, place: Place) -> str:
+    """How far off it is, and what explains how much of it."""
+    if math.isnan(place.error) or not place.error:
         return ""
-    room = "" if math.isnan(limit) else f"; rounding would stay below {figures.error(limit)}"
-    return f", off by {figures.error(error)}{room}"
+    deviation, limit, given = (float(view.pairs.numbers(name)[row]) for name in ("deviation", "limit", "given"))
+    if not math.isfinite(deviation):
+        return f", off by {figures.error(place.error)}"
+    return ": " + explained(
+        measure=view.pairs["measure"][row] or "",
+        deviation=deviation,
+        limit=limit,
+        given=given,
+        rule=view.pairs["rule"][row] or "",
+        siblings=int(view.pairs.numbers("siblings")[row]),
+    )
 
 
-def _metrics(view: ComparisonView, row: int, error: float, limit: float) -> Iterator[Document]:
+def _metrics(view: ComparisonView, row: int) -> Iterator[Document]:
     """All that was measured between the two, each with what it means."""
-    yield _metric("error", error, "What the verdict is made of: the largest relative error, docs/verdict.md.")
-    yield _metric("limit", limit, "The largest error that rounding could have made here.")
+    for name, meaning in _JUDGED.items():
+        yield _metric(name, float(view.pairs.numbers(name)[row]), meaning)
     own = [name for name in view.pairs.names if name not in COLUMNS]
     for name in (*METRICS, *BOUNDS, *own):
         value = float(view.pairs.numbers(name)[row])

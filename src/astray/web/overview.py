@@ -11,12 +11,13 @@ from astray.compare.comparison import Comparison
 from astray.compare.divergence import Divergence, Place
 from astray.compare.setup.difference import SetupDifference
 from astray.compare.setup.wording import shown
+from astray.compare.suspects import Suspect
 from astray.compare.verdict import AGREEING
 from astray.record import Frame
 from astray.report import figures
 from astray.report.alarms import place_of, what_of
 from astray.report.setup import with_ranks
-from astray.report.text import after, answer, error_of, notes_of
+from astray.report.text import after, answer, error_of, how_sure, notes_of, other_line, suspect_line, wrong_besides
 from astray.store import CheckpointRun, Table
 from astray.web.views import CallKey, ComparisonView, RunView, View
 from astray.web.wire import Document
@@ -47,17 +48,32 @@ def _of_comparison(comparison: Comparison) -> Document:
         "first": None if first is None else _divergence(comparison, first),
         "counts": comparison.counts,
         "sources": comparison.sources,
+        "suspects": [_suspect(comparison, one) for one in comparison.suspects],
         "setup": [_setting(comparison, one) for one in comparison.setup[:MOST_SETTINGS]],
         "notes": _setting_notes(comparison) + list(notes_of(comparison)),
         "problems": list(comparison.problems),
     }
 
 
-def _setting(comparison: Comparison, one: SetupDifference) -> Document:
+def _suspect(comparison: Comparison, one: Suspect) -> Document:
+    return {
+        "row": row_of(comparison.pairs, one.place, one.rank),
+        "sentence": suspect_line(one, comparison),
+        "score": one.score,
+        "sureness": one.sureness,
+    }
+
+
+def _setting_row(comparison: Comparison, one: SetupDifference) -> int | None:
+    """The first row of the site that a setting is about."""
     sites = comparison.pairs.coded("site")
     rows = np.flatnonzero(sites.codes == sites.code(one.site))
+    return int(rows[0]) if len(rows) else None
+
+
+def _setting(comparison: Comparison, one: SetupDifference) -> Document:
     return {
-        "row": int(rows[0]) if len(rows) else None,
+        "row": _setting_row(comparison, one),
         "sentence": with_ranks(one, comparison),
         "subject": one.subject,
         "name": one.name,
@@ -79,7 +95,8 @@ def _divergence(comparison: Comparison, first: Divergence) -> Document:
     place, pairs = first.place, comparison.pairs
     row = row_of(pairs, first.seen if first.seen is not None and not place.role else place, first.rank)
     before = first.previous
-    also = [*comparison.firsts[1:], *comparison.others]
+    besides = comparison.others if comparison.of_checkpoints else wrong_besides(comparison)
+    also = [*comparison.firsts[1:], *besides]
     return {
         "row": row,
         "rank": first.rank,
@@ -95,18 +112,34 @@ def _divergence(comparison: Comparison, first: Divergence) -> Document:
         "verdict": first.verdict,
         "cause": first.cause,
         "error": first.error,
+        "surprise": first.surprise,
+        "measure": first.measure,
+        "deviation": first.deviation,
         "limit": first.limit,
+        "given": first.given,
+        "rule": first.rule,
+        "siblings": first.siblings,
+        "sureness": first.sureness,
+        "settings": [
+            {"row": _setting_row(comparison, one), "sentence": with_ranks(one, comparison)} for one in first.settings
+        ],
         "sentence": place.full + (f", on rank {first.rank}" if len(comparison.reference.ranks) > 1 else ""),
-        "evidence": [{"text": text} for text in (f"Error: {error_of(first)}.", *first.evidence)],
+        "evidence": [{"text": text} for text in _evidence(first)],
         "after": f"After it, {after(first)}.",
         "growth": [{"step": step, "error": error} for step, error in first.growth],
         "inside": [f"{site} ({kind})" if kind else site for site, kind in first.enclosing],
         "where": frame_of(first.frame),
         "before": None if before is None else _told(pairs, before, first.rank, f"{before}: {before.verdict}"),
         "also": [
-            _told(pairs, other.place, other.rank, f"{other.place} ({figures.error(other.error)})") for other in also
+            _told(pairs, other.place, other.rank, other_line(other, comparison)) for other in also
         ],
     }  # fmt: skip
+
+
+def _evidence(first: Divergence) -> list[str]:
+    """The error, how sure it is, and what speaks for it, but for what was set differently."""
+    sure = [f"How sure: {text}." for text in how_sure(first)]
+    return [f"Error: {error_of(first)}.", *sure, *first.evidence[len(first.settings) :]]
 
 
 def _told(pairs: Table, place: Place, rank: int, sentence: str) -> Document:

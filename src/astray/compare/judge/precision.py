@@ -14,7 +14,6 @@ from astray.compare.judge import thresholds as t
 from astray.compare.judge.sources import Sources
 from astray.compare.rows import Floats
 from astray.compare.setup.effects import unit_of
-from astray.compare.setup.timelines import read_timelines
 from astray.store import RankRun
 
 PLAIN = re.compile(
@@ -57,8 +56,8 @@ def _units(run: RankRun) -> dict[str, float]:
     device = run.tensors.coded("device")
     counts = np.bincount(device.codes[device.codes >= 0], minlength=1)
     kind = str(device.values[int(counts.argmax())]).partition(":")[0] if len(device.values) else "cpu"
-    settings = read_timelines(run).of("torch").get("", {})
+    said = [row.values for row in run.setup if row.subject == "torch"]
     return {
-        name: max((unit_of(value) or 0.0 for flag in flags for _, value in settings.get(flag, [])), default=0.0)
+        name: max((unit_of(values.get(flag)) or 0.0 for values in said for flag in flags), default=0.0)
         for name, flags in FLAGS.get(kind, FLAGS["cpu"]).items()
     }

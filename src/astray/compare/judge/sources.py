@@ -137,12 +137,7 @@ class Sources:
         """Inputs of outermost forward calls before anything else was computed in that step."""
         outermost = self.known & ~self.backward & (self.enclosing < 0)
         outermost &= self._is_call(self.calls.phase_is("forward"))
-        return np.asarray(outermost & (self._count_before < 1))
-
-    @cached_property
-    def _count_before(self) -> Floats:
-        """How many results of outermost calls of the same plane and step came before each row."""
-        return self._prefix(self.is_result.astype(np.float64), add=True, within=self._step_group)
+        return np.asarray(outermost & (self._results_before() == 0))
 
     @cached_property
     def carried_from(self) -> Ints:
@@ -326,7 +321,7 @@ class Sources:
         code = np.concatenate([np.flatnonzero(unit == Unit.CODE), lone])
         if len(code):
             outer = calls.enclosing[self.call[code]]
-            before = self._prefix(column, within=self.code_group)[code]
+            before = self._before(column)[code]
             forward = np.where(outer >= 0, _at(calls.forward_of, outer, -1), calls.forward_of[self.call[code]])
             found[code] = np.fmax.reduce([found[code], before, _at(given, outer), _at(seen, forward)])
             found[code] = np.maximum(found[code], _at(column, self.gradient_before[code]))
@@ -378,7 +373,8 @@ class Sources:
     def _by_call(self, column: Floats, rows: Bools) -> Floats:
         """The largest number of each call among some rows."""
         found = np.zeros(self.calls.count)
-        np.maximum.at(found, self.call[rows], column[rows])
+        at = np.flatnonzero(rows & (column > 0))
+        np.maximum.at(found, self.call[at], column[at])
         return found
 
     def _by_owner(self, seen: Floats) -> Floats:
@@ -407,11 +403,6 @@ class Sources:
         return self._by_owner(self._by_call(column, self.has_role("input") & ~self.backward))
 
     @cached_property
-    def _step_group(self) -> Ints:
-        """Outermost calls of one plane and step."""
-        return one_key([self._of_call(self.calls.step), self.plane])
-
-    @cached_property
     def code_group(self) -> Ints:
         """The enclosing call; for outermost calls their plane, step and micro step."""
         calls = self.calls
@@ -419,26 +410,50 @@ class Sources:
         top = one_key([self.step, self._of_call(calls.micro), self.plane])
         return np.where(outer >= 0, outer, calls.count + top)
 
-    def _prefix(self, column: Floats, *, within: Ints, add: bool = False) -> Floats:
-        """For each row the largest (or the sum) of a column among the results of its group that came before it."""
+    def _before(self, column: Floats) -> Floats:
+        """For each row the largest number among the results of its group that came before it.
+
+        Groups and numbers are put into one integer each, so that one running maximum serves all groups: numbers that
+        are not negative are in order by their bits, of which float32 has few enough.
+        """
         found = np.zeros(len(column))
+        order, number, begins = self._in_groups
+        if not len(order):
+            return found
+        numbers = np.where(self.is_result[order], column[order], 0.0).astype(np.float32)
+        running = np.maximum.accumulate((number << 32) | numbers.view(np.int32))
+        before = np.concatenate([[0], running[:-1]]).astype(np.int64)
+        bits = (before & 0xFFFFFFFF).astype(np.int32)
+        found[order] = np.where(begins, 0.0, bits.view(np.float32))
+        return found
+
+    @cached_property
+    def _in_groups(self) -> tuple[Ints, Ints, Bools]:
+        """Rows in the order of their `code_group`s, of those with code in between: number and beginning of each."""
         at = np.flatnonzero(self.known & (self.call >= 0))
+        wanted = (self.unit[at] == Unit.CODE) | ((self.unit[at] == Unit.CALL) & ~self._is_explained[self.call[at]])
+        group = self.code_group[at]
+        largest = int(group.max(initial=0)) + 1
+        has_code = np.zeros(largest, np.bool_)
+        has_code[group[wanted]] = True
+        at = at[has_code[group]]
+        order = at[np.argsort(self.code_group[at], kind="stable")]
+        group = self.code_group[order]
+        begins = np.concatenate([[True], group[1:] != group[:-1]])[: len(order)]
+        return order, np.cumsum(begins) - 1, begins
+
+    def _results_before(self) -> Ints:
+        """How many results of outermost calls of the same plane and step came before each row."""
+        found = np.zeros(len(self.call), np.int64)
+        at = np.flatnonzero(self.known & (self.call >= 0) & (self.enclosing < 0))
         if not len(at):
             return found
-        order = at[np.argsort(within[at], kind="stable")]
-        group = within[order]
-        begins = np.concatenate([[True], group[1:] != group[:-1]])
-        number = np.cumsum(begins) - 1
-        numbers = np.where(self.is_result[order], column[order], 0.0)
-        if add:
-            total = np.cumsum(numbers) - numbers
-            found[order] = total - total[begins][number]
-            return found
-        rank = np.unique(numbers, return_inverse=True)
-        width = len(rank[0])
-        running = np.maximum.accumulate(number * width + rank[1])
-        before = np.concatenate([[0], running[:-1]]) - number * width
-        found[order] = np.where(begins, 0.0, rank[0][np.maximum(before, 0)])
+        group = one_key([self.step[at], self.plane[at]])
+        order = np.argsort(group, kind="stable")
+        made = self.is_result[at[order]].astype(np.int64)
+        total = np.cumsum(made) - made
+        begins = np.concatenate([[True], group[order][1:] != group[order][:-1]])
+        found[at[order]] = total - total[begins][np.cumsum(begins) - 1]
         return found
 
     # -- families --------------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ class Bases(NamedTuple):
     """For each measure what a row may be off by of itself (`own`), and together with what it was given (`whole`)."""
 
     own: dict[str, Floats]
+    moved: Floats  # weights, by what an optimizer may do to gradients that are nothing but rounding
     given: dict[str, Floats]
     whole: dict[str, Floats]
     spoilt: Bools  # rows of which something they came from is not bit-identical
@@ -136,10 +137,13 @@ def _judged_by_witnesses(errors: Errors, sources: Sources, bases: Bases, noise: 
     return found
 
 
-def find_bases(errors: Errors, sources: Sources) -> Bases:
-    """What each row may be off by: of itself, and because of what it came from."""
+def find_bases(errors: Errors, sources: Sources, moved: Floats | None = None) -> Bases:
+    """What each row may be off by: of itself, and because of what it came from.
+
+    moved: what optimizers may have moved weights by, where that is known already.
+    """
     unit = errors.unit
-    moved = _moves_of_optimizers(errors, sources)
+    moved = _moves_of_optimizers(errors, sources) if moved is None else moved
     bias = _is_bias(sources)
     real = sources.known & (unit > 0) & (errors.count > 1)
     element = np.where(real, np.maximum(errors.element, np.minimum(moved, errors.at_most)), 0.0)
@@ -148,7 +152,7 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
     def given(column: Floats) -> Floats:
         """What was given is off by, a bias only as far as it weighs in the result."""
         plain = sources.largest(np.where(bias, 0.0, column))
-        if not bias.any():
+        if not np.any(column[bias] > 0):
             return plain
         weighed = np.minimum(sources.largest(np.where(bias, column * errors.rms, 0.0)) / rms, t.LARGEST)
         whole = np.minimum(weighed, sources.largest(np.where(bias, column, 0.0)))
@@ -199,6 +203,7 @@ def find_bases(errors: Errors, sources: Sources) -> Bases:
     nothing = np.zeros(len(unit), np.bool_)
     return Bases(
         own,
+        moved,
         levels,
         {name: np.hypot(levels[name], own[name]) for name in MEASURES},
         spoilt=spoilt > 0,
@@ -311,10 +316,16 @@ def _gates(errors: Errors, sources: Sources, elements: Floats) -> tuple[Floats, 
 def _at_least_typical(moves: Floats, steps: Ints) -> Floats:
     """The moves of weights; one whose extremes stayed where they were has moved as far as the others of its step."""
     found = moves.copy()
-    for step in np.unique(steps):
-        here = steps == step
+    for here in _by_step(steps):
         found[here] = np.maximum(moves[here], np.median(moves[here]))
     return found
+
+
+def _by_step(steps: Ints) -> list[Ints]:
+    """The places of each step, one step after another."""
+    order = np.argsort(steps, kind="stable")
+    begins = np.flatnonzero(np.diff(steps[order], prepend=-1))
+    return np.split(order, begins[1:])
 
 
 def _moves_of_optimizers(errors: Errors, sources: Sources) -> Floats:
@@ -342,7 +353,6 @@ def _moves_of_optimizers(errors: Errors, sources: Sources) -> Floats:
     size = np.maximum(errors.size[weights], np.finfo(float).tiny)
     own = np.minimum(t.MOVED * move * np.sqrt(flipped) / size, t.LARGEST)
     own[known & errors.identical[gradient]] = 0.0
-    for step in np.unique(sources.step[weights]):  # what a step adds is there in the next
-        here = sources.step[weights] == step
+    for here in _by_step(sources.step[weights]):  # what a step adds is there in the next
         found[weights[here]] = np.minimum(own[here] + found[before[here]], t.LARGEST)
     return found

@@ -37,7 +37,7 @@ def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = No
     if evidence.blocks is not None:  # the tensors of a checkpoint do not come from each other
         _judge_alone(evidence, judged, facts)
     else:
-        _Judge(evidence, judged, facts).decide(noise)
+        _settle(evidence, judged, facts, noise)
     if exact:
         other = np.isin(judged.verdict, (Verdict.ROUNDING, Verdict.DRIFTING))
         judged.verdict[other] = Verdict.DIVERGED
@@ -45,6 +45,13 @@ def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = No
         judged.limit[other | (judged.verdict == Verdict.DIVERGED)] = 0.0
         judged.origin[:] = np.isin(judged.verdict, BAD)
     return judged
+
+
+def _settle(evidence: Evidence, judged: Judgement, facts: Facts, noise: list[Gains]) -> None:
+    """Decide about all pairs, unless bits have decided about every one."""
+    undecided = (judged.verdict != Verdict.IDENTICAL) & evidence.pairs.matched
+    if undecided.any():
+        _Judge(evidence, judged, facts).decide(noise)
 
 
 def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str, Floats]:
@@ -320,7 +327,7 @@ class _Judge:
         """Rows that are further off than what they came from explains, if nothing tainted counts."""
         clean = self.errors.without(tainted)
         found = np.zeros(len(tainted), np.bool_)
-        bases = find_bases(clean, self.sources)
+        bases = find_bases(clean, self.sources, self.bases.moved)
         for name in MEASURES:
             allowed = np.fmax(t.GAIN[name], self.allowed[name])
             found |= self.errors.measure(name) > allowed * bases.whole[name]
