@@ -109,7 +109,8 @@ def normed(tmp_path: Path) -> tuple[str, str]:
             writer.setup(Setup(0, "module", "norm", {"class": "LayerNorm", "eps": eps}))
             writer.call(Call(0, 0, 0, "module", "norm", "LayerNorm", 0, "forward"))
             for role, path, factor in (("input", "0", 1.0), ("output", "out", 1 + off)):
-                memory = Strided.from_numpy(GIVEN * np.float32(factor))
+                array = GIVEN * np.float32(factor)
+                memory = Strided.from_numpy(array)
                 found = measure(memory)
                 writer.tensor(Tensor(0, role, path, "float32", memory.shape, memory.stride, "cpu", False, *found))
         paths.append(str(tmp_path / name))

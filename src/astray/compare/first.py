@@ -233,8 +233,7 @@ class _Search:
 
     def _lone_producer(self) -> int | None:
         """The call that made a wrong input in the reference, where the candidate has no such call."""
-        row = int(self.pairs["row_reference"][self.start])
-        maker = int(self.nesting.producer[row]) if row >= 0 else -1
+        maker = self._maker("reference", self.reference, Verdict.ONLY_IN_REFERENCE)
         if maker < 0:
             return None
         call = int(self.reference.call_rows[maker])
@@ -477,6 +476,13 @@ class _Search:
         gave = outermost[self._has_role("output")[outermost]]
         return Place.of(self.pairs, int(gave[-1])) if len(gave) else None
 
+    def _maker(self, side: str, run: RankRun, only: Verdict) -> int:
+        """The result that the wrong value is, by its row in a run that has tensors of its own; −1 for none."""
+        row = int(self.pairs[f"row_{side}"][self.start])
+        if row < 0 or not np.any(self.pairs.coded("verdict").codes[: self.start] == only):
+            return -1
+        return int(graph_of(run).producer[row])
+
     def _made_by_one(self) -> str:
         """What is said where a call that only one run has made the wrong value; empty where none did."""
         makers: dict[str, str] = {}
@@ -484,8 +490,7 @@ class _Search:
             ("reference", self.reference, Verdict.ONLY_IN_REFERENCE),
             ("candidate", self.candidate, Verdict.ONLY_IN_CANDIDATE),
         ):
-            row = int(self.pairs[f"row_{side}"][self.start])
-            made = int(graph_of(run).producer[row]) if row >= 0 else -1
+            made = self._maker(side, run, only)
             rows: Ints = np.flatnonzero((self.pairs.numbers(f"row_{side}") == made) & (made >= 0))
             if len(rows) and self.pairs.coded("verdict").codes[rows[0]] == only:
                 makers[side] = Place.of(self.pairs, int(rows[0])).module
