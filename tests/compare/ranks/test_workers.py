@@ -252,7 +252,7 @@ def test_processes_are_for_what_takes_long(runs, end, worth):
     for builder in made:
         for rank in (0, 1):
             builder.rank(rank).end = end
-    assert worth_it(Runs(made[0].run, made[1].run, None), [0, 1], 2) is worth
+    assert worth_it(Runs(made[0].run, made[1].run), [0, 1], 2) is worth
 
 
 def test_values_take_longer_with_metrics_that_were_asked_for(runs):
@@ -260,7 +260,7 @@ def test_values_take_longer_with_metrics_that_were_asked_for(runs):
     for builder in made:
         for rank in (0, 1):
             builder.rank(rank).end = End(complete=True, value_bytes=1 << 28)
-    both = Runs(made[0].run, made[1].run, None)
+    both = Runs(made[0].run, made[1].run)
     assert [worth_it(both, [0, 1], 2, own) for own in (False, True)] == [False, True]
 
 
@@ -305,7 +305,7 @@ def test_a_worker_that_leaves(folder, started, monkeypatch, capsys):
 
 
 def test_what_a_worker_raises_is_raised_here(tmp_path, started):
-    job = job_of((tmp_path / "no", tmp_path / "no", None), Matching(), Judging(OwnMetrics({})), None)
+    job = job_of((tmp_path / "no", tmp_path / "no", ()), Matching(), Judging(OwnMetrics({})), None)
     with pytest.raises(RunError, match=r"no does not exist") as caught:
         compare_in_processes(job, [0, 1], 2, RanksProgress(None, 2))
     assert "in open_run" in str(caught.value.__cause__)
