@@ -130,12 +130,12 @@ class _Judge:
         judged.reason[agree & facts.rearranged] |= Reason.REARRANGED
         judged.verdict[wrong] = np.where(facts.rearranged, Verdict.SHAPE, Verdict.DIVERGED)[wrong]
         judged.verdict[self.open & facts.nonfinite] = Verdict.NON_FINITE
-        unseen = facts.hidden & wrong & (judged.error == 0)
-        judged.error[unseen] = judged.deviation[unseen] = np.nan
         self._doubt_reduced()
         wrong = np.isin(judged.verdict, BAD)
         judged.origin[:] = wrong & ~self._comes_of(wrong)
         self._find_victims(self.open & ~wrong & ~said)
+        unseen = facts.hidden & np.isin(judged.verdict, BAD) & (judged.error == 0)
+        judged.error[unseen] = judged.deviation[unseen] = np.nan
         carried = np.flatnonzero(self.unit == Unit.CARRIED)
         self._carry(carried)
 
