@@ -54,6 +54,7 @@ def train(
     *,
     model: Callable[[], nn.Module] = Blocks,
     steps: int = 1,
+    recorded: str | None = None,
     noise: float = 0.0,
     scale: float = 1.0,
     stepping: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
@@ -63,7 +64,8 @@ def train(
 ) -> Path:
     """Record some steps. Two recordings are bit-identical, but for what is asked for.
 
-    noise: what the data is off by, relatively, as if another kernel had made it. scale: of the loss.
+    recorded: which steps, if not all. noise: what the data is off by, relatively, as if another kernel had made it.
+    scale: of the loss.
     """
     torch.manual_seed(0)
     net = model()
@@ -71,6 +73,8 @@ def train(
     optimizer = stepping(net.parameters(), lr=lr)
     if plant is not None:
         plant(net)
+    if recorded is not None:
+        options["steps"] = recorded
     with astray.record(path, net, **options) as recorder:
         for _ in range(steps):
             x = torch.randn(BATCH, WIDTH, generator=data)
