@@ -175,7 +175,7 @@ def norm_without_weight(training: Training, site: str) -> None:
 
     def forward(original: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if isinstance(norm, nn.LayerNorm):
-            return F.layer_norm(x, norm.normalized_shape, None, norm.bias, norm.eps)
+            return F.layer_norm(x, norm.normalized_shape, torch.ones_like(norm.weight), norm.bias, norm.eps)
         shape = [-1, *([1] * (x.dim() - 2))] if isinstance(norm, nn.BatchNorm2d) else [-1]
         bias = norm.bias.view(shape) if getattr(norm, "bias", None) is not None else 0.0
         return (original(x) - bias) / norm.weight.view(shape) + bias

@@ -41,8 +41,6 @@ OUTSTANDING = 10
 MOST_ORIGINS = 20
 """So many further divergences are told of a rank."""
 
-_AGREEING = [verdict.label for verdict in AGREEING]
-
 SAME_TENSOR = ("micro", "site", "call", "phase", "recompute", "role", "path")
 
 
@@ -237,8 +235,7 @@ class _Search:
 
     def _lone_producer(self) -> int | None:
         """The call that made a wrong input in the reference, where the candidate has no such call."""
-        row = int(self.pairs["row_reference"][self.start])
-        maker = int(self.nesting.producer[row]) if row >= 0 else -1
+        maker = self._maker("reference", self.reference, Verdict.ONLY_IN_REFERENCE)
         if maker < 0:
             return None
         call = int(self.reference.call_rows[maker])
@@ -443,7 +440,11 @@ class _Search:
         between = f"the code between the call of {before.module} before it and this one, which was not recorded"
         if before.step != entry.step:
             return f"{differs} no recorded call made it: look at {data}, or at {between}."
-        agrees = f" What that call gave agrees ({clues.verdict_of(before)})." if before.verdict in _AGREEING else ""
+        agrees = (
+            f" What that call gave agrees ({clues.verdict_of(before)})."
+            if before.verdict in clues.AGREEING_LABELS
+            else ""
+        )
         return f"{differs} no recorded call made it: look at {between}.{agrees}"
 
     def _about_arriving(self, entry: Place) -> str:
@@ -481,6 +482,13 @@ class _Search:
         gave = outermost[self._has_role("output")[outermost]]
         return Place.of(self.pairs, int(gave[-1])) if len(gave) else None
 
+    def _maker(self, side: str, run: RankRun, only: Verdict) -> int:
+        """The result that the wrong value is, by its row in a run that has tensors of its own; −1 for none."""
+        row = int(self.pairs[f"row_{side}"][self.start])
+        if row < 0 or not np.any(self.pairs.coded("verdict").codes[: self.start] == only):
+            return -1
+        return int(graph_of(run).producer[row])
+
     def _made_by_one(self) -> str:
         """What is said where a call that only one run has made the wrong value; empty where none did."""
         makers: dict[str, str] = {}
@@ -488,8 +496,7 @@ class _Search:
             ("reference", self.reference, Verdict.ONLY_IN_REFERENCE),
             ("candidate", self.candidate, Verdict.ONLY_IN_CANDIDATE),
         ):
-            row = int(self.pairs[f"row_{side}"][self.start])
-            made = int(graph_of(run).producer[row]) if row >= 0 else -1
+            made = self._maker(side, run, only)
             rows: Ints = np.flatnonzero((self.pairs.numbers(f"row_{side}") == made) & (made >= 0))
             if len(rows) and self.pairs.coded("verdict").codes[rows[0]] == only:
                 makers[side] = Place.of(self.pairs, int(rows[0])).module
@@ -519,8 +526,6 @@ class _Search:
         if not agree:
             what = "compared" if inputs or given else "recorded"
             return f"None of its inputs was {what}, so they may differ; everything compared before it agrees."
-        if entry.verdict in _AGREEING:
-            return f"{agree}, and its {entry.tensor} is off by no more than rounding."
         return f"{agree}, but its {entry.tensor} does not."
 
     def _about_gradient(self) -> str:

@@ -106,7 +106,9 @@ def find_errors(evidence: Evidence, judged: Judgement, factor: Floats, multiplie
     if len(at):
         unit = _precision(evidence, at) / 2
         facts["unit"][at] = np.where(unit == t.FLOAT32, np.maximum(unit, multiplied[at]), unit)
-        _read_statistics(evidence, at, factor[at], columns, facts, count)
+        _read_sizes(evidence, at, facts, count)
+        other = at[judged.verdict[at] != Verdict.IDENTICAL]
+        _read_statistics(evidence, other, factor[other], columns, facts)
     by_values = np.flatnonzero(~np.isnan(judged.metrics["rel_l2"]))
     if len(by_values):
         _read_values(evidence, judged, by_values, columns, facts, count)
@@ -128,20 +130,30 @@ def _precision(evidence: Evidence, at: Ints) -> Floats:
     return np.where(mixed & results, evidence.precisions[dtypes[0]], coarser)
 
 
+def _read_sizes(evidence: Evidence, at: Ints, facts: dict[str, Floats], count: Floats) -> None:
+    """How large the reference's tensors are, in elements and in numbers."""
+    rows, reference = evidence.pairs.reference[at], evidence.reference
+    count[at] = np.maximum(reference.statistic("count", rows), 1)
+    facts["size"][at] = np.nan_to_num(reference.statistic("l2", rows))
+    facts["absmax"][at] = np.nan_to_num(reference.statistic("absmax", rows))
+    facts["zeros"][at] = np.maximum(reference.statistic("zeros", rows), 0)
+
+
 def _read_statistics(
     evidence: Evidence,
     at: Ints,
     factor: Floats,
     columns: dict[str, Floats],
     facts: dict[str, Floats],
-    count: Floats,
 ) -> None:
+    """How far the statistics of pairs are apart that are not the same."""
+    if not len(at):
+        return
     reference, candidate = evidence.statistics(at)
     if np.any(factor != 1):
         candidate |= {name: candidate[name] / factor for name in STATISTICS}
     counts = evidence.numbers("count", at)
     told = (counts[0] >= 0) & (counts[1] >= 0)
-    count[at] = np.maximum(counts[0], 1)
     same_count = counts[0] == counts[1]  # what has another shape has another error
     slack = metrics.summing_slack(reference, candidate, evidence.eps(at), counts[0])
     with np.errstate(invalid="ignore"):
@@ -152,10 +164,7 @@ def _read_statistics(
     columns["norm"][at] = np.where(known, norm, np.nan)
     columns["mean"][at] = np.where(known, bounds["bound_mean"], np.nan)
     columns["extremes"][at] = np.where(known, extremes, np.nan)
-    for name in ("l2", "absmax"):
-        facts["size" if name == "l2" else name][at] = np.nan_to_num(reference[name])
     zeros = [np.maximum(side, 0) for side in evidence.numbers("zeros", at)]
-    facts["zeros"][at] = zeros[0]
     facts["flips"][at] = np.where(known, np.abs(zeros[0] - zeros[1]), 0)
 
 

@@ -6,11 +6,12 @@ large the noise is that all of them share.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from astray.compare.keys import one_key
 from astray.compare.rows import Bools, Floats, Ints
 
 
@@ -21,68 +22,81 @@ class Others(NamedTuple):
     sites: Ints
 
 
-def largest_of_others(gain: Floats, family: Ints, site: Ints, *, least: int) -> Others:
-    """Leave each row's own site out.
+class Families:
+    """Rows by family and site, sorted once for all that is asked of their gains.
 
-    >>> others = largest_of_others(np.array([9.0, 1.0, 2.0]), np.zeros(3, int), np.arange(3), least=1)
-    >>> others.largest.tolist(), others.sites.tolist()
-    ([2.0, 9.0, 9.0], [2, 2, 2])
-
-    least: families of fewer others are not worth the time.
-    """
-    largest, count = np.zeros(len(gain)), np.zeros(len(gain), np.int64)
-    if not len(gain):
-        return Others(largest, count)
-    order = np.lexsort((site, family))
-    families, sites = family[order], site[order]
-    new_family = np.concatenate([[True], families[1:] != families[:-1]])
-    new_site = new_family | np.concatenate([[True], sites[1:] != sites[:-1]])
-    members = np.flatnonzero(new_site)
-    by_site = np.maximum.reduceat(gain[order], members)
-    starts = np.flatnonzero(new_family[members])  # families, among the sites
-    sizes = np.diff(np.append(starts, len(members)))
-    first = np.maximum.reduceat(by_site, starts)
-    whose = np.repeat(np.arange(len(starts)), sizes)
-    top = by_site == first[whose]
-    alone = np.add.reduceat(top, starts) == 1  # else another site has the same
-    rest = np.where(top, -np.inf, by_site)
-    second = np.maximum.reduceat(rest, starts)
-    others = np.where(top & alone[whose], second[whose], first[whose])
-    spread = np.cumsum(new_site) - 1
-    largest[order] = np.maximum(others, 0.0)[spread]
-    count[order] = (sizes[whose] - 1)[spread]
-    largest[count < least] = 0.0
-    return Others(largest, count)
-
-
-def largest_before(gain: Floats, family: Ints, site: Ints) -> Others:
-    """Of the sites of a family that came before, in the order of the rows: whatever is wrong later has no part in it.
-
-    >>> largest_before(np.array([1.0, 9.0, 2.0]), np.zeros(3, int), np.arange(3)).largest.tolist()
+    >>> families = Families(np.zeros(3, int), np.arange(3))
+    >>> families.others(np.array([9.0, 1.0, 2.0])).largest.tolist()  # each row's own site is left out
+    [2.0, 9.0, 9.0]
+    >>> families.before(np.array([1.0, 9.0, 2.0])).largest.tolist()  # whatever is wrong later has no part in it
     [0.0, 1.0, 9.0]
     """
-    if not len(gain):
-        return Others(np.zeros(0), np.zeros(0, np.int64))
-    _, first, number = np.unique(one_key([family, site]), return_index=True, return_inverse=True)
-    by_site = np.zeros(len(first))
-    np.maximum.at(by_site, number, gain)
-    order = np.lexsort((first, family[first]))
-    families = family[first][order]
-    begins = np.concatenate([[True], families[1:] != families[:-1]])
-    group = np.cumsum(begins) - 1
-    largest = _running(by_site[order], group, begins)
-    count = np.arange(len(order)) - np.flatnonzero(begins)[group]
-    found, counts = np.zeros(len(first)), np.zeros(len(first), np.int64)
-    found[order], counts[order] = largest, count
-    return Others(found[number], counts[number])
+
+    def __init__(self, family: Ints, site: Ints) -> None:
+        self._order = np.lexsort((site, family))
+        families, sites = family[self._order], site[self._order]
+        new_family = _changes(families)
+        self._new_site = new_family | _changes(sites)
+        self._members = np.flatnonzero(self._new_site)
+        self._starts = np.flatnonzero(new_family[self._members])  # families, among the sites
+        self._sizes = np.diff(np.append(self._starts, len(self._members)))
+        self._whose = np.repeat(np.arange(len(self._starts)), self._sizes)
+        self._spread = np.cumsum(self._new_site) - 1
+
+    def others(self, gain: Floats) -> Others:
+        """The largest gain of each row's family at other sites."""
+        by_site, starts, whose = self._by_site(gain), self._starts, self._whose
+        if not len(by_site):
+            return Others(by_site, self._members)
+        first = np.maximum.reduceat(by_site, starts)
+        top = by_site == first[whose]
+        alone = np.add.reduceat(top, starts) == 1  # else another site has the same
+        second = np.maximum.reduceat(np.where(top, -np.inf, by_site), starts)
+        others = np.where(top & alone[whose], second[whose], first[whose])
+        return Others(self._spread_out(np.maximum(others, 0.0)), self._spread_out(self._sizes[whose] - 1))
+
+    def before(self, gain: Floats) -> Others:
+        """The largest gain of each row's family at sites that came before, in the order of the rows."""
+        by_site = self._by_site(gain)
+        if not len(by_site):
+            return Others(by_site, self._members)
+        order = self._by_appearance
+        begins = np.zeros(len(order), np.bool_)
+        begins[self._starts] = True
+        largest, count = np.zeros(len(order)), np.zeros(len(order), np.int64)
+        largest[order] = running_maximum(by_site[order], self._whose, begins)
+        count[order] = np.arange(len(order)) - self._starts[self._whose]
+        return Others(self._spread_out(largest), self._spread_out(count))
+
+    @cached_property
+    def _by_appearance(self) -> Ints:
+        """The sites, family by family, in the order in which they came."""
+        first = np.minimum.reduceat(self._order, self._members)
+        return np.lexsort((first, self._whose))
+
+    def _by_site(self, gain: Floats) -> Floats:
+        return np.maximum.reduceat(gain[self._order], self._members) if len(gain) else gain
+
+    def _spread_out(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        found = np.empty(len(self._order), numbers.dtype)
+        found[self._order] = numbers[self._spread]
+        return found
 
 
-def _running(numbers: Floats, group: Ints, begins: Bools) -> Floats:
-    """The largest number before each, within its group; 0 for the first."""
-    levels, rank = np.unique(numbers, return_inverse=True)
-    running = np.maximum.accumulate(group * len(levels) + rank)
-    before = np.concatenate([[0], running[:-1]]) - group * len(levels)
-    return np.where(begins, 0.0, levels[np.maximum(before, 0)])
+def _changes(column: Ints) -> Bools:
+    return np.concatenate([[True], column[1:] != column[:-1]])[: len(column)]
+
+
+def running_maximum(numbers: Floats, group: Ints, begins: Bools) -> Floats:
+    """The largest number before each within its group, 0 for the first. No number is negative.
+
+    Groups and numbers are put into one integer each, so that one running maximum serves all groups: numbers that are
+    not negative are in order by their bits, of which float32 has few enough.
+    """
+    bits = numbers.astype(np.float32).view(np.int32)
+    running = np.maximum.accumulate((group.astype(np.int64) << 32) | bits)
+    before = (np.concatenate([[0], running[:-1]]) & 0xFFFFFFFF).astype(np.int32)
+    return np.where(begins, 0.0, before.view(np.float32).astype(np.float64))
 
 
 class Gains(NamedTuple):

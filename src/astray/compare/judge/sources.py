@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from astray.compare.evidence import Evidence
 from astray.compare.judge.calls import Calls
+from astray.compare.judge.siblings import running_maximum
 from astray.compare.keys import one_key
 from astray.compare.rows import Bools, Floats, Ints
 from astray.graph import graph_of
@@ -309,6 +310,8 @@ class Sources:
     def largest(self, column: Floats) -> Floats:
         """For each row the largest number of a column among the rows that it came from; 0 where there are none."""
         calls, found = self.calls, np.zeros(len(self.call))
+        if not column.any():
+            return found
         given, made = self._given(column), self._by_call(column, self.is_result)
         inside = calls.spread(made, calls.enclosing)
         whole = np.maximum(given, inside)
@@ -411,20 +414,13 @@ class Sources:
         return np.where(outer >= 0, outer, calls.count + top)
 
     def _before(self, column: Floats) -> Floats:
-        """For each row the largest number among the results of its group that came before it.
-
-        Groups and numbers are put into one integer each, so that one running maximum serves all groups: numbers that
-        are not negative are in order by their bits, of which float32 has few enough.
-        """
+        """For each row the largest number among the results of its group that came before it."""
         found = np.zeros(len(column))
         order, number, begins = self._in_groups
         if not len(order):
             return found
-        numbers = np.where(self.is_result[order], column[order], 0.0).astype(np.float32)
-        running = np.maximum.accumulate((number << 32) | numbers.view(np.int32))
-        before = np.concatenate([[0], running[:-1]]).astype(np.int64)
-        bits = (before & 0xFFFFFFFF).astype(np.int32)
-        found[order] = np.where(begins, 0.0, bits.view(np.float32))
+        numbers = np.where(self.is_result[order], column[order], 0.0)
+        found[order] = running_maximum(numbers, number, begins)
         return found
 
     @cached_property

@@ -17,7 +17,7 @@ import numpy as np
 
 from astray.compare.judge import thresholds as t
 from astray.compare.judge.errors import Errors
-from astray.compare.judge.siblings import Gains, largest_before, largest_of_others
+from astray.compare.judge.siblings import Families, Gains
 from astray.compare.judge.sources import Sources, Unit
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import MEASURES, Rule
@@ -61,17 +61,41 @@ def find_surprise(errors: Errors, sources: Sources, bases: Bases, noise: list[Ga
     whatever it likes. So they are judged once more without those that were found.
     """
     wrong = np.zeros(len(errors.unit), np.bool_)
-    found = _judged_by_witnesses(errors, sources, bases, noise, wrong)
+    rows = _rows_to_judge(errors, sources, bases)
+    found = _judged_by_witnesses(errors, sources, bases, noise, wrong, rows)
     for _ in range(t.ROUNDS):
         more = (found.score > 1) & ~wrong
         if not more.any():
             break
         wrong |= more
-        found = _judged_by_witnesses(errors, sources, bases, noise, wrong)
+        found = _judged_by_witnesses(errors, sources, bases, noise, wrong, rows)
     return found
 
 
-def _judged_by_witnesses(errors: Errors, sources: Sources, bases: Bases, noise: list[Gains], wrong: Bools) -> Surprise:
+class _Rows(NamedTuple):
+    """The rows of which a measure says something, by their nearest families and by all of their kind."""
+
+    at: Ints
+    near: Families
+    kin: Families
+
+
+def _rows_to_judge(errors: Errors, sources: Sources, bases: Bases) -> dict[str, _Rows]:
+    """For each measure its rows; most measures have the same ones, which are sorted once."""
+    units = (Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT, Unit.BUFFER)
+    judged = np.isin(sources.unit, units) & (errors.unit > 0)
+    found: dict[str, _Rows] = {}
+    for name in MEASURES:
+        at = np.flatnonzero(judged & ~np.isnan(errors.measure(name)) & ~bases.silent[name])
+        same = next((one for one in found.values() if np.array_equal(one.at, at)), None)
+        if len(at):
+            found[name] = same or _Rows(at, *(Families(family[at], sources.site[at]) for family in sources.families))
+    return found
+
+
+def _judged_by_witnesses(
+    errors: Errors, sources: Sources, bases: Bases, noise: list[Gains], wrong: Bools, rows: dict[str, _Rows]
+) -> Surprise:
     length = len(errors.unit)
     score = np.full(length, -1.0)
     found = Surprise(
@@ -85,23 +109,17 @@ def _judged_by_witnesses(errors: Errors, sources: Sources, bases: Bases, noise: 
         rule=np.zeros(length, np.int8),
         allowed={name: np.full(length, np.nan) for name in MEASURES},
     )
-    units = (Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT, Unit.BUFFER)
-    judged = np.isin(sources.unit, units) & (errors.unit > 0)
-    families = sources.families
-    for number, name in enumerate(MEASURES):
+    for name, (at, nearest, kindred) in rows.items():
         error = np.minimum(errors.measure(name), t.LARGEST)
-        at = np.flatnonzero(judged & ~np.isnan(error) & ~bases.silent[name])
-        if not len(at):
-            continue
         whole = bases.whole[name][at]
         gain = error[at] / whole
         shown = np.where(wrong[at], 0.0, gain)
-        near, kin = (largest_of_others(shown, family[at], sources.site[at], least=t.SIBLINGS) for family in families)
+        near, kin = nearest.others(shown), kindred.others(shown)
         use_near = near.sites >= t.SIBLINGS
         others = np.where(use_near, near.largest, kin.largest)
         count = np.where(use_near, near.sites, kin.sites)
         known = count >= t.SIBLINGS
-        before = largest_before(shown, families[0][at], sources.site[at])
+        before = nearest.before(shown)
         earlier = (before.sites >= t.BEFORE) & np.isin(sources.unit[at], (Unit.CALL, Unit.CODE))
         others = np.where(earlier, np.minimum(others, before.largest), others)
         slack = np.where(use_near, 1.0, t.OF_KIND) * np.where(sources.backward[at], t.OF_GRADIENTS[name], 1.0)
@@ -126,7 +144,7 @@ def _judged_by_witnesses(errors: Errors, sources: Sources, bases: Bases, noise: 
         better = surprise > score[at]
         here = at[better]
         score[here] = surprise[better]
-        found.measure[here] = number
+        found.measure[here] = MEASURES.index(name)
         found.error[here] = error[here]
         found.limit[here] = (allowed * whole)[better]
         found.given[here] = bases.given[name][here]
