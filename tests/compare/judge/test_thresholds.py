@@ -10,8 +10,8 @@ from astray.compare.judge import thresholds
 from astray.compare.verdict import MEASURES
 
 FOLDER = Path(thresholds.__file__).parent
-PLAIN = {-1, 0, 1, 2, 4, 3, 0.5}
-"""Numbers of arrays, planes and formulas: places, counts, halves and squares."""
+PLAIN = {-1, 0, 1, 2, 3, 4, 0.5, 32, 2**32 - 1}
+"""Numbers of arrays, planes and formulas: places, counts, halves, squares and the bits of an integer."""
 
 
 def numbers(file: Path) -> set[float]:
