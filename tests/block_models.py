@@ -56,6 +56,7 @@ def train(
     steps: int = 1,
     recorded: str | None = None,
     noise: float = 0.0,
+    dtype: torch.dtype = torch.float32,
     scale: float = 1.0,
     stepping: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     lr: float = 1e-2,
@@ -65,21 +66,23 @@ def train(
     """Record some steps. Two recordings are bit-identical, but for what is asked for.
 
     recorded: which steps, if not all. noise: what the data is off by, relatively, as if another kernel had made it.
-    scale: of the loss.
+    dtype: of the data. scale: of the loss.
     """
     torch.manual_seed(0)
     net = model()
     data, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    batches = []
+    for _ in range(steps):
+        x = torch.randn(BATCH, WIDTH, generator=data)
+        x = (x * (1 + noise * torch.randn(x.shape, generator=other))).to(dtype)
+        batches.append((x, torch.randint(0, CLASSES, (BATCH,), generator=data)))
     optimizer = stepping(net.parameters(), lr=lr)
     if plant is not None:
         plant(net)
     if recorded is not None:
         options["steps"] = recorded
     with astray.record(path, net, **options) as recorder:
-        for _ in range(steps):
-            x = torch.randn(BATCH, WIDTH, generator=data)
-            wanted = torch.randint(0, CLASSES, (BATCH,), generator=data)
-            x = x * (1 + noise * torch.randn(x.shape, generator=other))
+        for x, wanted in batches:
             (functional.cross_entropy(net(x), wanted) * scale).backward()
             if before_update is not None:
                 before_update(net)
