@@ -69,12 +69,16 @@ def find_divergences(
 
 
 def _apart(pairs: Table, rows: Sequence[int]) -> list[int]:
-    """Rows that are not about the same place: what was wrong in one step is so in the next, there or around it."""
+    """Rows that are not about the same place: what was wrong in one step is so in the next, there or around it.
+
+    What the outermost module is given came from outside, and is about nothing that is inside.
+    """
     found: list[int] = []
     places: list[Place] = []
     for row in rows:
         place = Place.of(pairs, row)
-        if not any(place.phase == one.phase and related(place.site, one.site) for one in places):
+        told = [one for one in places if one.role != "input" or one.site != ROOT or place.site == ROOT]
+        if not any(place.phase == one.phase and related(place.site, one.site) for one in told):
             found.append(row)
             places.append(place)
         if len(found) > MOST_ORIGINS:

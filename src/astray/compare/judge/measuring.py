@@ -6,7 +6,7 @@ pair by pair.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Facts:
 
     @classmethod
     def of_nothing(cls, pairs: int) -> Facts:
-        return cls(*(np.zeros(pairs, np.bool_) for _ in range(6)))
+        return cls(**{one.name: np.zeros(pairs, np.bool_) for one in fields(cls)})
 
 
 def measure(evidence: Evidence, judged: Judgement, progress: Progress | None) -> Facts:

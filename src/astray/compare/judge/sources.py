@@ -67,7 +67,6 @@ class Sources:
         self.backward = self._is_call(self.calls.backward)
         self.site = self._of_call(self.calls.site)
         self.enclosing = self._of_call(self.calls.enclosing)
-        self.first_step = int(self.calls.step.min(initial=0))
 
     def _of_tensor(self, name: str, rows: Ints) -> Ints:
         return np.append(self.evidence.reference.columns[name], -1)[rows]
@@ -130,8 +129,9 @@ class Sources:
 
     @cached_property
     def _has_history(self) -> Bools:
-        """Whether steps were run that nobody recorded: a first step that is not 0 starts from what they left."""
-        return np.full(len(self.call), self.first_step > 0)
+        """Whether steps were run that are not compared: a first step that is not 0 starts from what they left."""
+        steps = self.step[self.known]
+        return np.full(len(self.call), len(steps) > 0 and steps.min() > 0)
 
     @cached_property
     def _is_from_outside(self) -> Bools:

@@ -292,7 +292,9 @@ class _Judge:
         judged = self.judged
         reached = find_reached(self.sources, judged.origin, other)
         candidates = reached.rows & other
-        victims = candidates & self._beyond_clean(reached.rows) if candidates.any() else candidates
+        if candidates.any():
+            candidates &= self._beyond_clean(reached.rows) | self.facts.hidden
+        victims = candidates
         judged.verdict[victims] = Verdict.DIVERGED
         victims |= self._blamed_before(reached.again)
         judged.origin[victims] = False

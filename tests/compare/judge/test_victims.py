@@ -1,4 +1,4 @@
-"""Several faults that do not hang together: each is listed, and none of their victims."""
+"""What has come of a fault is its victim and no fault; faults that do not hang together are listed, each once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 import astray
 from astray.compare.comparison import compare
 from astray.report.json import document
+from block_models import scaled, train
 
 ONES = np.ones(4, np.float32)
 
@@ -63,12 +64,19 @@ def test_what_is_around_a_culprit_is_no_culprit(runs):
 
 def test_a_wrong_weight_explains_every_call_of_its_step(runs):
     def program(builder, off):
-        call(builder, "early", made=off)
         call(builder, "a", made=off, weight=off)
         call(builder, "a", made=off, call=1)  # whose weight is not recorded again
-        call(builder, "a", made=off, step=1, weight=1.0)
+        call(builder, "b", made=off)
 
-    assert origins(runs, program) == [(0, "early", "forward"), (1, "a", "forward")]
+    one, other = runs.Builder(), runs.Builder()
+    program(one, 1.0)
+    program(other, 1.5)
+    found = compare(one.run, other.run)
+    assert [(each.site, each.cause) for each in (*found.firsts, *found.others)] == [
+        ("a", "parameter"),
+        ("b", "computation"),
+    ]
+    assert found.pairs["origin"].tolist() == [False, True, False, False, False, False, True]
 
 
 def test_the_same_fault_in_later_steps_is_told_once(runs):
@@ -83,11 +91,18 @@ def test_the_same_fault_in_later_steps_is_told_once(runs):
     assert origins(runs, program) == [(0, "outer.a", "forward")]
 
 
-def test_inputs_that_drift_and_results_that_are_off_by_little_prove_nothing(runs):
+def test_inputs_that_drift_do_not_explain_what_is_far_beyond_them(runs):
     def program(builder, off):
         call(builder, "a", made=off)
         call(builder, "drifting", given=1 + (off - 1) * 1e-5, made=off)
         call(builder, "little", made=1 + (off - 1) * 4e-5)
+
+    assert origins(runs, program) == [(0, "a", "forward"), (0, "drifting", "forward"), (0, "little", "forward")]
+
+
+def test_what_came_from_nothing_that_was_recorded_may_have_come_of_anything_before(runs):
+    def program(builder, off):
+        call(builder, "a", made=off)
         builder.tensor(builder.call("nothing_given"), "output", "out", ONES * np.float32(off))
 
     assert origins(runs, program) == [(0, "a", "forward")]
@@ -116,6 +131,71 @@ def test_the_gradient_of_a_weight_alone(runs):
         gradient(builder, "lost.weight", off)  # of a module that was not called
 
     assert origins(runs, program) == [(0, "early", "forward"), (0, "good.weight", "backward")]
+
+
+def verdicts(runs: Any, program: Any) -> list[str]:
+    one, other = runs.Builder(), runs.Builder()
+    program(one, 1.0)
+    program(other, 1.5)
+    return compare(one.run, other.run).pairs["verdict"].tolist()
+
+
+def test_where_a_difference_has_healed_everything_agrees_again(runs):
+    """What was computed from wrong numbers and is right is not wrong; nor is what comes after it."""
+
+    def program(builder, off):
+        little = 1 + (off - 1) * 2e-6
+        call(builder, "wrong", made=off)
+        call(builder, "clamped", given=off, made=little)
+        call(builder, "after", given=little, made=little**2)
+
+    found = verdicts(runs, program)
+    assert found[:3] == ["identical", "diverged", "diverged"]
+    assert set(found[3:]) == {"rounding"}
+
+
+def test_a_value_that_was_seen_before_is_as_wrong_as_it_was_there(runs):
+    values = np.linspace(1, 2, 32, dtype=np.float32)  # a repeated number could be any
+    sides = []
+    for off in (np.float32(1), np.float32(1.5)):
+        builder = runs.Builder()
+        for site, given, made in (("wrong", values, values * off), ("user", values * off, values * off * 2)):
+            seq = builder.call(site)
+            builder.tensor(seq, "input", "0", given)
+            builder.tensor(seq, "output", "out", made)
+        sides.append(builder.run)
+    pairs = compare(*sides).pairs
+    assert pairs["rule"].tolist() == ["bits", "model", "seen before", "model"]
+    assert np.isnan(pairs["surprise"][2])
+    assert pairs["origin"].tolist() == [False, True, False, False]
+    assert "what it came from is wrong" in pairs["reason"][3]
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-7])
+@pytest.mark.parametrize("layer", ["up", "norm", "act"])
+def test_one_fault_in_a_net_of_equal_blocks_is_the_only_one(tmp_path, layer, noise):
+    """Its siblings get no freedom from it, and its victims are not blamed: what it did to them is no noise."""
+    reference = train(tmp_path / "right")
+    candidate = train(tmp_path / "wrong", lambda net: scaled(getattr(net.h[2], layer), 1.05), noise=noise)
+    found = astray.compare(reference, candidate)
+    assert (found.first.site, found.first.phase, found.first.cause) == (f"h.2.{layer}", "forward", "computation")
+    assert found.others == ()
+    rows = zip(*(found.pairs[name] for name in ("site", "phase", "role", "verdict")), strict=True)
+    after = [
+        verdict for site, phase, role, verdict in rows if site in ("h.3.up", "head", "<root>") and role == "output"
+    ]
+    assert set(after[:2]) == {"diverged"}
+
+
+def test_a_fault_of_the_backward_leaves_the_forward_of_its_step_alone(tmp_path):
+    def plant(net: Any) -> None:
+        net.h[3].up.register_full_backward_hook(lambda _, given, __: tuple(one * 2 for one in given))
+
+    found = astray.compare(train(tmp_path / "right", steps=2), train(tmp_path / "wrong", plant, steps=2))
+    assert (found.first.step, found.first.phase) == (0, "backward")
+    assert found.first.site in ("h.3.up", "h.3")
+    rows = zip(*(found.pairs[name] for name in ("step", "phase", "verdict")), strict=True)
+    assert {verdict for step, phase, verdict in rows if (step, phase) == (0, "forward")} == {"identical"}
 
 
 class Towers(nn.Module):

@@ -1,0 +1,236 @@
+"""How far off a row may be: sums, gates that flip, cancellation, and weights that rounding moves; and faults beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import astray
+from astray.compare.comparison import compare
+from block_models import Blocks, scaled, train
+
+STATISTICS, VALUES = "stats", ["stats", "fingerprint", "tensors"]
+BFLOAT16, NOISE = {"dtype": torch.bfloat16}, (1e-6, 2e-3)
+KEEPS = pytest.mark.parametrize("keep", [STATISTICS, VALUES], ids=["statistics", "values"])
+
+
+def half() -> nn.Module:
+    return Blocks().bfloat16()
+
+
+def rectified() -> nn.Module:
+    return Blocks(act=nn.ReLU)
+
+
+# ---- siblings, sums and values ---------------------------------------------------------------------------------------
+
+
+@KEEPS
+@pytest.mark.parametrize("model", [Blocks, rectified, half])
+def test_two_runs_that_round_differently_agree(tmp_path: Path, model: Any, keep: Any) -> None:
+    how = {"model": model, "keep": keep} | (BFLOAT16 if model is half else {})
+    found = astray.compare(train(tmp_path / "a", **how), train(tmp_path / "b", noise=NOISE[model is half], **how))
+    assert found.first is None
+    assert found.counts["diverged"] == 0
+    assert "siblings" in found.pairs["rule"]
+
+
+@KEEPS
+@pytest.mark.parametrize("factor", [1.1, 0.5])
+def test_a_fault_stands_out_of_the_noise_of_bfloat16(tmp_path: Path, keep: Any, factor: float) -> None:
+    """Every element is off by up to half a percent; in the norm of a thousand of them that is ten times less."""
+    how = {"model": half, "keep": keep} | BFLOAT16
+    plant = lambda net: scaled(net.h[3].up, factor)  # noqa: E731
+    found = astray.compare(train(tmp_path / "a", **how), train(tmp_path / "b", plant, noise=NOISE[True], **how))
+    assert (found.first.site, found.first.rule) == ("h.3.up", "siblings")
+    assert found.first.siblings == 5
+    assert found.first.surprise > 1
+
+
+def noisy(size: int, spread: float, seed: int) -> np.ndarray:
+    values = np.random.default_rng(0).normal(size=size)
+    return (values * (1 + np.random.default_rng(seed).normal(0, spread, size))).astype(np.float32)
+
+
+@pytest.mark.parametrize(("size", "found"), [(1 << 16, True), (1 << 8, False)])
+def test_the_more_elements_the_smaller_a_factor_that_statistics_show(runs: Any, size: int, found: bool) -> None:
+    """Rounding averages out as the root of their number."""
+    sides = []
+    for candidate in (False, True):
+        builder = runs.Builder()
+        for number in range(6):
+            seq = builder.call(f"h.{number}")
+            for role, seed in (("input", 2 * number + 1), ("output", 2 * number + 2)):
+                values = noisy(size, 4e-3 if candidate else 0, seed)
+                if candidate and (number, role) == (3, "output"):
+                    values *= np.float32(1.005)
+                builder.tensor(seq, role, "0", ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16), "bfloat16")
+        sides.append(builder.run)
+    first = compare(*sides).first
+    assert (first is not None and (first.site, first.measure) == ("h.3", "norm")) == found
+
+
+# ---- gates -----------------------------------------------------------------------------------------------------------
+
+
+@KEEPS
+@pytest.mark.parametrize("noise", [1e-6, 1e-4, 1e-3])
+def test_gates_that_flip_are_quiet(tmp_path: Path, keep: Any, noise: float) -> None:
+    """An element whose sign rounding has changed lets its gradient through in one run, and not in the other."""
+    reference = train(tmp_path / "a", model=rectified, keep=keep)
+    candidate = train(tmp_path / "b", model=rectified, keep=keep, noise=noise)
+    tolerances = {"^(<root>|h.0|h.0.norm)$": 1.0}  # to which the noise is given
+    found = astray.compare(reference, candidate, tolerances=tolerances)
+    assert [str(one.place) for one in (*found.firsts, *found.others)] == []
+
+
+@KEEPS
+def test_a_halved_gradient_beside_gates_is_found(tmp_path: Path, keep: Any) -> None:
+    def plant(net: Any) -> None:
+        net.h[3].act.register_full_backward_hook(lambda _, given, __: tuple(one / 2 for one in given))
+
+    reference = train(tmp_path / "a", model=rectified, keep=keep)
+    found = astray.compare(reference, train(tmp_path / "b", plant, model=rectified, keep=keep, noise=1e-6))
+    assert (found.first.site, found.first.phase) in [("h.3.act", "backward"), ("h.3", "backward")]
+
+
+# ---- weights that an optimizer moves by rounding ---------------------------------------------------------------------
+
+
+class Convolution(nn.Module):
+    """The batch norm takes the bias of the convolution away again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.out = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Linear(8 * 4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.relu(self.bn(self.conv(x.reshape(-1, 1, 4, 4)))).flatten(1))
+
+
+class Attention(nn.Module):
+    """A third of the bias, that of the keys, adds the same to all scores of a query."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.qkv, self.out = nn.Linear(4, 32), nn.Linear(32, 96), nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(self.up(x.reshape(-1, 4, 4))).chunk(3, -1)
+        weights = (query @ key.transpose(-1, -2) / 32**0.5).softmax(-1)
+        return self.out((weights @ value).mean(1))
+
+
+ADAM = {"steps": 3, "stepping": torch.optim.Adam}
+ALL = {"level": ["module", "function"], "keep": VALUES, "optimizer": ["update", "weight"]}
+
+
+@pytest.mark.parametrize("options", [{}, {"keep": VALUES}, {"level": "function"}, ALL], ids=str)
+@pytest.mark.parametrize("model", [Convolution, Attention])
+def test_a_weight_that_rounding_moves_is_no_fault(tmp_path: Path, model: Any, options: dict[str, Any]) -> None:
+    """Adam brings to its own scale whatever the gradient is, be it nothing but rounding."""
+    reference = train(tmp_path / "a", model=model, **ADAM, **options)
+    found = astray.compare(reference, train(tmp_path / "b", model=model, noise=1e-7, **ADAM, **options))
+    assert found.first is None
+    assert found.counts["diverged"] == 0
+
+
+def at_step(step: int, change: Callable[[Any], None]) -> Any:
+    """A plant that changes the model before a step."""
+
+    def plant(net: Any) -> None:
+        seen = [0]
+
+        def hook(*_: Any) -> None:
+            if seen[0] == step:
+                with torch.no_grad():
+                    change(net)
+            seen[0] += 1
+
+        net.register_forward_pre_hook(hook)
+
+    return plant
+
+
+@KEEPS
+@pytest.mark.parametrize(
+    ("step", "change", "place"),
+    [
+        (0, lambda net: net.conv.bias.mul_(1.01), ("conv", "parameter")),
+        (2, lambda net: net.conv.bias.mul_(10), ("conv", "parameter")),
+        (2, lambda net: net.out.weight.mul_(1.1), ("out", "parameter")),
+        (2, lambda net: setattr(net.bn, "eps", 1e-3), ("bn", "computation")),
+        (2, lambda net: scaled(net.out, 1.01), ("out", "computation")),
+    ],
+    ids=["start", "bias", "weight", "epsilon", "result"],
+)
+def test_a_fault_beside_it_is_named(
+    tmp_path: Path, keep: Any, step: int, change: Callable[[Any], None], place: tuple[str, str]
+) -> None:
+    reference = train(tmp_path / "a", at_step(9, change), model=Convolution, keep=keep, **ADAM)
+    candidate = train(tmp_path / "b", at_step(step, change), model=Convolution, keep=keep, noise=1e-7, **ADAM)
+    first = astray.compare(reference, candidate).first
+    assert (first.step, first.site, first.cause) == (step, *place)
+
+
+def test_a_fault_in_the_part_of_a_bias_that_counts_is_named(tmp_path: Path) -> None:
+    def change(net: Any) -> None:
+        net.qkv.bias[64:] += 0.2
+
+    reference = train(tmp_path / "a", at_step(9, change), model=Attention, **ADAM)
+    first = astray.compare(
+        reference, train(tmp_path / "b", at_step(2, change), model=Attention, noise=1e-7, **ADAM)
+    ).first
+    assert (first.step, first.site, first.cause) == (2, "qkv", "parameter")
+
+
+WIDE = np.ones(1 << 16, np.float32)
+
+
+def one_off(by: float) -> np.ndarray:
+    values = WIDE.copy()
+    values[7] += np.float32(by)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("gradient", "weight", "verdict"),
+    [
+        (0.0, 0.0, "identical"),
+        (1e-7, 2e-3, "drifting"),  # the gradient of one element was rounding, and it went the other way
+        (0.0, 2e-3, "diverged"),  # no rounding, no excuse
+        (1e-7, 0.5, "diverged"),  # further than the optimizer moves anything
+    ],
+)
+def test_one_element_of_a_weight_that_was_updated(runs: Any, gradient: float, weight: float, verdict: str) -> None:
+    sides = []
+    for off in (0, 1):
+        builder = runs.Builder(keep="stats,fingerprint,tensors")
+        for step in range(2):
+            seq = builder.call("fc", step=step)
+            builder.tensor(seq, "input", "0", WIDE[: 8 + step])
+            moved = one_off(off * weight) - np.float32(1e-3) if step else WIDE
+            builder.tensor(seq, "parameter", "weight", moved)
+            event = builder.call("fc.weight", "Parameter", kind="parameter", phase="backward", step=step)
+            builder.tensor(event, "gradient", "grad", one_off(off * gradient) * np.float32(1 + step))
+        sides.append(builder.run)
+    rows = compare(*sides).pairs
+    assert rows["verdict"][4] == verdict
+
+
+def test_a_weight_whose_gradient_is_the_same_has_moved_alike(tmp_path: Path) -> None:
+    """Another step size moves everything, and is seen however small it is."""
+    reference = train(tmp_path / "a", steps=2)
+
+    def change(net: Any) -> None:
+        net.h[2].up.weight.data.add_(net.h[2].up.weight.grad, alpha=-1e-4)
+
+    first = astray.compare(reference, train(tmp_path / "b", steps=2, before_update=change)).first
+    assert (first.step, first.site, first.cause) == (1, "h.2.up", "parameter")
+    assert "though its gradient in step 0 agrees (identical)" in first.evidence[0]

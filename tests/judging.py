@@ -1,0 +1,76 @@
+"""Parts of a judgement by themselves: what stands between two runs and their verdicts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from astray.compare.align import align
+from astray.compare.evidence import Evidence
+from astray.compare.judge.errors import Errors, find_errors
+from astray.compare.judge.measuring import measure
+from astray.compare.judge.precision import multiplied_units
+from astray.compare.judge.scaling import Scaling, find_scaling
+from astray.compare.judge.sources import Sources
+from astray.compare.judge.surprise import Bases, find_bases
+from astray.compare.own_metrics import OwnMetrics
+from astray.compare.partners import Words
+from astray.compare.rows import Reading, Vocabularies, Vocabulary, read_rows
+from astray.compare.verdict import Judgement
+from astray.store import Run
+
+
+class Judged:
+    """One rank of two runs, as far as it is asked for."""
+
+    def __init__(self, reference: Run, candidate: Run) -> None:
+        words: Vocabularies = defaultdict(Vocabulary)
+        left, right = (read_rows(run.ranks[0], words, Reading()) for run in (reference, candidate))
+        pairs = align(left, right, Words(words["kind"].words, words["site"].words))
+        self.evidence = Evidence(
+            left,
+            right,
+            pairs,
+            dtypes=words["dtype"].words,
+            roles=words["role"].words,
+            phases=words["phase"].words,
+            parts=words["part"].words,
+            paths=words["path"].words,
+            read_reference=reference.ranks[0].values,
+            read_candidate=candidate.ranks[0].values,
+            own=OwnMetrics({}),
+            tolerance=np.full(len(pairs.reference), np.nan),
+        )
+        self.judgement = Judgement.of_nothing(len(pairs.reference))
+        self.facts = measure(self.evidence, self.judgement, None)
+        self.sources = Sources(self.evidence, pairs.matched)
+
+    @property
+    def scaling(self) -> Scaling:
+        return find_scaling(self.evidence, self.sources)
+
+    @property
+    def errors(self) -> Errors:
+        return find_errors(self.evidence, self.judgement, self.scaling.factor, multiplied_units(self.sources))
+
+    @property
+    def bases(self) -> Bases:
+        return find_bases(self.errors, self.sources)
+
+    def rows(self) -> dict[tuple[Any, ...], int]:
+        """The number of each pair, by step, phase, site, call, role and path."""
+        run, at = self.evidence.reference.run, self.evidence.pairs.reference
+        assert run is not None, "pairs have both sides"
+        calls, tensors = run.calls, run.tensors
+        found = {}
+        for pair, row in enumerate(self.evidence.reference.tensor[at].tolist()):
+            call = int(run.call_rows[row])
+            key = tuple(calls[name][call] for name in ("step", "phase", "site", "call"))
+            found[(*key, tensors["role"][row], tensors["path"][row])] = pair
+        return found
+
+
+def judged_errors(reference: Run, candidate: Run) -> Errors:
+    return Judged(reference, candidate).errors
