@@ -98,7 +98,7 @@ def test_values(dumps: Dumps, tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [float(weight[name]) for name in METRICS] == pytest.approx(expected)
     assert weight["Result"] == "error"  # msprobe passes it, and all that comes of it
-    assert weight["Err_message"] == '["diverged, off by 0.001 relative where rounding stays below 5.4e-06"]'
+    assert weight["Err_message"].startswith('["diverged, off by 0.001 relative where nothing may differ"')
     assert (weight["NPU Dtype"], weight["Bench Tensor Shape"]) == ("torch.float32", "[4, 8]")
     assert (weight["NPU Requires_grad"], weight["Requires_grad Consistent"]) == ("True", "True")
     assert ast.literal_eval(weight["Data_name"]) == ["Functional.linear.0.forward.input.1.pt"] * 2

@@ -268,7 +268,7 @@ def test_a_recording_without_a_guard_has_no_watch_on_it(tmp_path: Path) -> None:
     with astray.record(tmp_path / "run", model) as rec:
         train(model, 3)
     assert rec.guard is None
-    assert len(astray.open(tmp_path / "run").alarms()) == 1
+    assert [alarm.micro for alarm in astray.open(tmp_path / "run").alarms()][:1] == [1]
 
 
 @pytest.mark.slow

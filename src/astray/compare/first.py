@@ -98,11 +98,24 @@ def _results_without_parameter(pairs: Table, reference: RankRun, candidate: Rank
         lone = np.flatnonzero((verdict == only) & (role.codes == role.code("parameter")))
         told = np.any((pairs.numbers(f"row_{other}") >= 0) & has_role(pairs, "parameter"))  # some tools tell of none
         lone = lone[told & (run.tensors.numbers("absmax")[pairs.numbers(f"row_{side}")[lone]] > 0)]
+        if len(lone):  # a compiled module has the parameters of those inside it, under longer paths
+            elsewhere = _parameters(pairs, pairs.numbers(f"row_{other}") >= 0)
+            lone = lone[[_full_name(pairs, row) not in elsewhere for row in lone.tolist()]]
         call = pairs.numbers(f"call_{side}")
         results = np.flatnonzero(matched & has_role(pairs, *RESULTS) & np.isin(call, call[lone]))
         _, first = np.unique(call[results], return_index=True)
         found += results[first].tolist()
     return np.array(sorted(found), np.int64)
+
+
+def _parameters(pairs: Table, rows: Bools) -> set[str]:
+    """The full names of the parameters among some rows."""
+    return {_full_name(pairs, row) for row in np.flatnonzero(rows & has_role(pairs, "parameter")).tolist()}
+
+
+def _full_name(pairs: Table, row: int) -> str:
+    site, path = str(pairs["site"][row]), str(pairs["path"][row])
+    return path if site == ROOT else f"{site}.{path}"
 
 
 def _start(pairs: Table, origin: Bools) -> int:
@@ -221,6 +234,8 @@ class _Search:
             if lone is None:
                 return "computation", self._stopped_gradient(call), entry
             return "parameter", call, lone
+        if self.pairs["phase"][self.start] == "update":
+            return "input", call, entry
         producer = self._lone_producer()
         if producer is not None:
             return "computation", producer, entry

@@ -67,6 +67,10 @@ class Sources:
         self.backward = self._is_call(self.calls.backward)
         self.site = self._of_call(self.calls.site)
         self.enclosing = self._of_call(self.calls.enclosing)
+        self.in_update = self._is_call(self.calls.phase_is("update"))
+        self.of_optimizer = self._is_call(self.calls.is_optimizer)
+        words = evidence.paths
+        self.is_update = self.of_optimizer & (self.path == (words.index("update") if "update" in words else -2))
 
     def _of_tensor(self, name: str, rows: Ints) -> Ints:
         return np.append(self.evidence.reference.columns[name], -1)[rows]
@@ -312,7 +316,7 @@ class Sources:
         calls, found = self.calls, np.zeros(len(self.call))
         if not column.any():
             return found
-        given, made = self._given(column), self._by_call(column, self.is_result)
+        given, made = self._given(column), self.by_call(column, self.is_result)
         inside = calls.spread(made, calls.enclosing)
         whole = np.maximum(given, inside)
         seen = np.maximum(whole, made)  # of a forward call, by its backward
@@ -352,8 +356,8 @@ class Sources:
     @cached_property
     def _is_explained(self) -> Bools:
         """Calls whose inputs were recorded, or that have recorded calls inside. Weights alone explain no result."""
-        some = self._by_call(np.ones(len(self.call)), self.has_role("input"))
-        made = self._by_call(np.ones(len(self.call)), self.is_result)
+        some = self.by_call(np.ones(len(self.call)), self.has_role("input"))
+        made = self.by_call(np.ones(len(self.call)), self.is_result)
         return np.asarray(np.maximum(some, self.calls.spread(made, self.calls.enclosing)) > 0)
 
     @cached_property
@@ -366,14 +370,14 @@ class Sources:
         rows = self.is_held
         held = np.zeros(int(self.calls.holder.max(initial=-1)) + 1)
         np.maximum.at(held, self.calls.holder[self.call[rows]], column[rows])
-        return np.maximum(self._by_call(column, self.is_given), held[self.calls.holder])
+        return np.maximum(self.by_call(column, self.is_given), held[self.calls.holder])
 
     @cached_property
     def is_held(self) -> Bools:
         """What a module holds: its parameters and buffers."""
         return self.has_role("parameter") | self.has_role("state")
 
-    def _by_call(self, column: Floats, rows: Bools) -> Floats:
+    def by_call(self, column: Floats, rows: Bools) -> Floats:
         """The largest number of each call among some rows."""
         found = np.zeros(self.calls.count)
         at = np.flatnonzero(rows & (column > 0))
@@ -431,11 +435,11 @@ class Sources:
 
     def arriving(self, column: Floats) -> Floats:
         """For each gradient of a parameter the largest number among the gradients that arrive at its module."""
-        return self._by_owner(self._by_call(column, self.is_given & self.backward))
+        return self._by_owner(self.by_call(column, self.is_given & self.backward))
 
     def entering(self, column: Floats) -> Floats:
         """For each gradient of a parameter the largest number among the inputs of its module."""
-        return self._by_owner(self._by_call(column, self.has_role("input") & ~self.backward))
+        return self._by_owner(self.by_call(column, self.has_role("input") & ~self.backward))
 
     @cached_property
     def code_group(self) -> Ints:

@@ -188,6 +188,8 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats | None = None) ->
     flips, flipped_sums = _gates(errors, sources, elements)
     flips, flipped_sums = np.maximum(flips, averaging), np.maximum(flipped_sums, averaging)
     flips, flipped_sums = np.maximum(flips, moved), np.maximum(flipped_sums, moved / np.sqrt(errors.count))
+    updates = _updates(errors, sources, elements)
+    flips, flipped_sums = np.maximum(flips, updates), np.maximum(flipped_sums, updates)
     spread = t.SUMS * np.maximum(np.where(coarsest <= t.FLOAT32, coarsest, rounding), elements) / np.sqrt(errors.count)
     spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / np.sqrt(errors.count), 0.0)))
     sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
@@ -218,7 +220,8 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats | None = None) ->
     weights = sources.unit == Unit.WEIGHT
     spoilt = np.where(weights, spoilt, sources.largest(differs))
     singles = _after_choices(errors, sources) | (flips > 0) | np.isin(sources.unit, (Unit.WEIGHT, Unit.BUFFER))
-    nothing = np.zeros(len(unit), np.bool_)
+    # An optimizer brings rounding to scales of its own. What it makes of it shows in the weights.
+    nothing = (spoilt > 0) & sources.in_update & ((sources.plane == 1) | (sources.plane == 2))
     return Bases(
         own,
         moved,
@@ -228,7 +231,13 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats | None = None) ->
         unspoilt=some & (spoilt == 0),
         element=elements,
         cancelled=(cancelled > 1) & (t.OWN * own["values"] >= 1),
-        silent={"values": nothing, "norm": nothing, "mean": nothing, "worst": singles, "extremes": singles},
+        silent={
+            "values": nothing,
+            "norm": nothing,
+            "mean": nothing,
+            "worst": singles | nothing,
+            "extremes": singles | nothing,
+        },
     )
 
 
@@ -307,6 +316,27 @@ def _coarsest(errors: Errors, sources: Sources) -> Floats:
     if not differs.any() or unit[differs].min() == unit[differs].max():
         return found
     return np.maximum(found, _carried(found, differs, sources))
+
+
+def _updates(errors: Errors, sources: Sources, elements: Floats) -> Floats:
+    """What an optimizer's recorded results may be off by besides.
+
+    An update is the difference of two weights, each rounded to its dtype. And where a gradient is off, elements of it
+    that are nothing but rounding move up in one run and down in the other.
+    """
+    found = np.zeros(len(errors.unit))
+    at = np.flatnonzero((sources.unit == Unit.CALL) & sources.of_optimizer & (errors.unit > 0) & (errors.size > 0))
+    if not len(at):
+        return found
+    call, is_update = sources.call[at], sources.is_update[at]
+    weight = sources.by_call(errors.size, sources.has_role("parameter"))[call]
+    move = sources.by_call(errors.absmax, sources.is_update & sources.is_result)[call]
+    count = errors.count[at]
+    flipped = _likely(count * np.minimum(1.0, t.FLIPPED * (elements[at] + errors.unit[at])), count)
+    flips = np.where(elements[at] > 0, t.MOVED * move * np.sqrt(flipped), 0.0)
+    rounding = np.where(is_update, t.UPDATED * errors.unit[at] * weight, 0.0)
+    found[at] = np.minimum((flips + rounding) / errors.size[at], t.LARGEST)
+    return found
 
 
 def _is_bias(sources: Sources) -> Bools:

@@ -211,6 +211,7 @@ class _Judge:
         self.judged.limit[self.open & differs] = 0.0
         self.judged.rule[self.open & differs] = Rule.MODEL
         chosen = self.sources.largest(np.where(self.open, 1.0, 0.0)) > 0
+        chosen &= np.isin(self.unit, (Unit.CALL, Unit.CODE, Unit.CARRIED))
         self.judged.reason[self.open & differs & chosen] |= Reason.CHOSEN
         return np.asarray(differs & ~chosen)
 

@@ -192,7 +192,7 @@ class Table:
         elif result != "pass":
             error, limit = self._cells["error"][at], self._cells["limit"][at]
             far = "" if error is None else f", off by {error:.2g} relative"
-            most = "" if error is None or limit is None else f" where rounding stays below {limit:.2g}"
+            most = "" if error is None or limit is None else _most(limit)
             messages.append(f"{label}{far}{most}")
         if self._cells["reason"][at] and result != "pass":
             messages.append(self._cells["reason"][at])
@@ -260,3 +260,7 @@ def _differences(npu: list[float | None], bench: list[float | None]) -> list[Cel
         known = theirs and math.isfinite(difference)
         relative.append(f"{abs(difference / theirs) * 100}%" if known and difference else MISSING if difference else 0)
     return [*absolute, *relative]
+
+
+def _most(limit: float) -> str:
+    return f" where no more than {limit:.2g} can be explained" if limit else " where nothing may differ"
