@@ -412,6 +412,38 @@ class Sources:
             level = np.where(owner >= 0, largest[owner * steps + self.step[at]], -1.0)
             found[at] = np.where(missing & (level >= 0), level, found[at])
             missing &= level < 0
+            for rows, modules in self._tied:  # a weight with several users has a gradient of each
+                users = np.array(sorted(modules)) * steps + self.step[rows[0]]
+                found[rows] = np.maximum(found[rows], largest[users].max())
+        if missing.any():  # a weight under a name that no module was called by: any of them may have used it
+            anywhere = np.zeros(steps)
+            users = np.flatnonzero(calls.plane == calls.planes_of_owners[0])
+            np.maximum.at(anywhere, calls.step[users], seen[users])
+            found[at[missing]] = np.maximum(found[at[missing]], anywhere[self.step[at[missing]]])
+        return found
+
+    @cached_property
+    def _tied(self) -> list[tuple[Ints, set[int]]]:
+        """Gradients of weights that several modules have, and those modules, for each weight and step."""
+        weights = np.flatnonzero(self.has_role("parameter") & (self.plane == 0) & ~self.backward)
+        gradients = np.flatnonzero(self.unit == Unit.GRADIENT)
+        if not len(weights) or not len(gradients):
+            return []
+        tensor = self.evidence.reference.tensor[self.evidence.pairs.reference[weights]]
+        memory = one_key([graph_of(self.run).value[tensor], self.step[weights]])
+        module = self._of_call(self.calls.module)[weights]
+        order = np.argsort(memory, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(memory[order])) + 1)
+        found = []
+        for group in groups:
+            modules = set(module[group].tolist())
+            if len(modules) > 1:
+                names = set(self._parameter_site(weights[group]).tolist()) - {-1}
+                here = np.isin(self.site[gradients], list(names)) & (
+                    self.step[gradients] == self.step[weights[group[0]]]
+                )
+                if here.any():
+                    found.append((gradients[here], modules))
         return found
 
     def arriving(self, column: Floats) -> Floats:

@@ -217,7 +217,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats | None = None) ->
     spoilt = np.maximum(sources.largest(differs), np.append(differs, 1.0)[sources.gradient_before])
     weights = sources.unit == Unit.WEIGHT
     spoilt = np.where(weights, spoilt, sources.largest(differs))
-    singles = (flips > 0) | np.isin(sources.unit, (Unit.WEIGHT, Unit.BUFFER))
+    singles = _after_choices(errors, sources) | (flips > 0) | np.isin(sources.unit, (Unit.WEIGHT, Unit.BUFFER))
     nothing = np.zeros(len(unit), np.bool_)
     return Bases(
         own,
@@ -277,6 +277,25 @@ def _cancellation(errors: Errors, sources: Sources) -> Floats:
     return np.clip(found, 1.0, t.LARGEST / t.FLOAT32)
 
 
+def _after_choices(errors: Errors, sources: Sources) -> Bools:
+    """Rows that came of a choice that fell another way, such as a router's: a few of their elements are others."""
+    chosen: Bools = sources.known & (errors.unit == 0) & ~errors.identical & (sources.unit == Unit.CALL)
+    if not chosen.any():
+        return chosen
+    return np.asarray(_carried(np.where(chosen, 1.0, 0.0), sources.known & ~errors.identical, sources) > 0)
+
+
+def _carried(column: Floats, rows: Bools, sources: Sources) -> Floats:
+    """A column of some rows, each with the largest number of all that it came from, however many calls ago."""
+    carried = np.where(rows, column, 0.0)
+    for _ in range(t.LONGEST):
+        further = np.where(rows, np.maximum(carried, sources.largest(carried)), 0.0)
+        if np.array_equal(further, carried):
+            break
+        carried = further
+    return carried
+
+
 def _coarsest(errors: Errors, sources: Sources) -> Floats:
     """The unit roundoff of the coarsest numbers that each row came from, however many calls ago.
 
@@ -287,13 +306,7 @@ def _coarsest(errors: Errors, sources: Sources) -> Floats:
     differs = sources.known & ~errors.identical & (unit > 0)
     if not differs.any() or unit[differs].min() == unit[differs].max():
         return found
-    carried = np.where(differs, found, 0.0)
-    for _ in range(t.LONGEST):
-        further = np.where(differs, np.maximum(carried, sources.largest(carried)), 0.0)
-        if np.array_equal(further, carried):
-            break
-        carried = further
-    return np.maximum(found, carried)
+    return np.maximum(found, _carried(found, differs, sources))
 
 
 def _is_bias(sources: Sources) -> Bools:
