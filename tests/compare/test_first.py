@@ -461,3 +461,71 @@ def test_of_weights_that_differ_at_once_the_one_that_stands_out_is_named(runs, p
             seq = builder.call(name, phase=phase)
             builder.tensor(seq, role, path, values * np.float32(scale))
     assert compare(one.run, other.run).first.site == site
+
+
+# ---- what only one run has -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_parameter_that_only_one_run_has_is_the_cause(runs, turned):
+    sides = []
+    for bias in (True, False):
+        builder = runs.Builder()
+        seq = builder.call("fc")
+        builder.tensor(seq, "input", "0", ONES)
+        builder.tensor(seq, "parameter", "weight", ONES)
+        if bias:
+            builder.tensor(seq, "parameter", "bias", ONES)
+        builder.tensor(seq, "output", "out", ONES * np.float32(1 + bias))
+        sides.append(builder.run)
+    first = compare(*(sides[::-1] if turned else sides)).first
+    assert (first.cause, first.site, first.parameter.path) == ("parameter", "fc", "bias")
+    side = "candidate" if turned else "reference"
+    assert first.evidence[0].startswith(
+        f"Its parameter `bias` is there only in the {side}: the other run computed without it."
+    )
+    assert "bias" in str(compare(*sides))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_run_that_tells_no_buffers_at_all_did_not_compute_without_them(runs, turned):
+    """Dumps of hooktools have none, those of msprobe no buffers."""
+    sides = []
+    for told in (True, False):
+        builder = runs.Builder()
+        seq = builder.call("bn")
+        builder.tensor(seq, "input", "0", ONES)
+        builder.tensor(seq, "parameter", "weight", ONES)
+        if told:
+            builder.tensor(seq, "state", "running_mean", ONES)
+        builder.tensor(seq, "output", "out", ONES * np.float32(1 + told))
+        sides.append(builder.run)
+    first = compare(*(sides[::-1] if turned else sides)).first
+    assert (first.cause, first.parameter) == ("computation", None)
+    assert first.evidence[0] == "Its input and its parameter agree (identical), but its output does not."
+
+
+# ---- where the bits begin to differ ----------------------------------------------------------------------------------
+
+
+def chain(builder, *factors: float):
+    before = 1.0
+    for number, factor in enumerate(factors):
+        seq = builder.call(f"site{number}")
+        builder.tensor(seq, "input", "0", ONES * np.float32(before))
+        builder.tensor(seq, "output", "out", ONES * np.float32(factor))
+        before = factor
+    return builder.run
+
+
+def test_statistics_beside_fingerprints_do_not_tell_where_bits_begin_to_differ(runs):
+    """They may have been summed in another order by another tool."""
+    wrong = [1.0, 1.0, 1 + 2.0**-21, 1.5]
+    other = chain(runs.Builder(), *wrong)
+    assert compare(chain(runs.Builder(), *[1.0] * 4), other).first.onset.site == "site2"
+    first = compare(chain(runs.Builder(keep="stats"), *[1.0] * 4), other).first
+    assert (first.site, first.onset) == ("site3", None)
+    checked = chain(runs.Builder(), *[1.0] * 4)
+    checked.ranks[0].fingerprints = "another tool's"
+    first = compare(checked, other).first
+    assert (first.site, first.onset) == ("site3", None)

@@ -258,12 +258,27 @@ class Sources:
 
     @cached_property
     def gradient_before(self) -> Ints:
-        """The gradient that moved a parameter since its last sighting, or that its optimizer is given; −1 for none."""
+        """The gradient that moved a parameter since its last sighting, or that its optimizer steps by; −1 for none."""
         found = np.full(len(self.call), -1)
         weights = np.flatnonzero(self.is_weight & (self.last_seen >= 0))
-        given = np.flatnonzero(self.has_role("input") & self._is_call(self.calls.is_optimizer))
+        given = np.flatnonzero((self.has_role("input") | self.is_result) & self._is_call(self.calls.is_optimizer))
         found[weights] = self._gradient(self._parameter_site(weights), self.step[self.last_seen[weights]])
         found[given] = self._gradient(self.site[given], self.step[given])
+        return found
+
+    @cached_property
+    def stepped_from(self) -> Ints:
+        """For what an optimizer's step makes: the weight, or the first argument of a function, that it changes."""
+        found = np.full(len(self.call), -1)
+        stepping = self._is_call(self.calls.phase_is("update"))
+        if not stepping.any():
+            return found
+        paths = [number for number, path in enumerate(self.evidence.paths) if path in ("weight", "0")]
+        changed = np.flatnonzero(stepping & self.is_given & ~self.has_role("state") & np.isin(self.path, paths))
+        of_call = np.full(self.calls.count, -1)
+        of_call[self.call[changed]] = changed
+        made = np.flatnonzero(stepping & self.is_result)
+        found[made] = of_call[self.call[made]]
         return found
 
     def _parameter_site(self, rows: Ints) -> Ints:
@@ -324,7 +339,9 @@ class Sources:
         at = np.flatnonzero(unit == Unit.CALL)
         call = self.call[at]
         found[at] = np.maximum(whole[call], _at(seen, calls.forward_of[call]))
-        lone = at[~self._is_explained[call]]
+        by_step = at[self.gradient_before[at] >= 0]
+        found[by_step] = np.maximum(found[by_step], column[self.gradient_before[by_step]])
+        lone = at[~self._is_explained[call] & (self.gradient_before[at] < 0)]
         code = np.concatenate([np.flatnonzero(unit == Unit.CODE), lone])
         if len(code):
             outer = calls.enclosing[self.call[code]]

@@ -396,24 +396,41 @@ def _moves_of_optimizers(errors: Errors, sources: Sources) -> Floats:
     statistics of the weight moved in the reference; how many elements, from the error of the gradient.
     """
     found = np.zeros(len(errors.unit))
-    evidence = sources.evidence
-    weights = np.flatnonzero(sources.unit == Unit.WEIGHT)
-    weights = weights[sources.last_seen[weights] >= 0]
-    if not len(weights):
-        return found
-    before = sources.last_seen[weights]
-    moves = [
-        np.abs(evidence.numbers(name, weights)[0] - evidence.numbers(name, before)[0])
-        for name in ("min", "max", "mean", "std")
-    ]
-    move = _at_least_typical(np.nan_to_num(np.fmax.reduce(moves)), sources.step[weights])
-    gradient = sources.gradient_before[weights]
+    weights = np.flatnonzero((sources.unit == Unit.WEIGHT) & (sources.last_seen >= 0))
+    if len(weights):
+        before = sources.last_seen[weights]
+        move = _at_least_typical(_move(sources, weights, before), sources.step[weights])
+        own = _flipped(errors, sources, weights, move, np.ones(len(weights)))
+        for here in _by_step(sources.step[weights]):  # what a step adds is there in the next
+            found[weights[here]] = np.minimum(own[here] + found[before[here]], t.LARGEST)
+    stepped = np.flatnonzero((sources.unit == Unit.CALL) & (sources.stepped_from >= 0) & (errors.unit > 0))
+    if len(stepped):  # where the step itself was recorded
+        before = sources.stepped_from[stepped]
+        update = np.isin(
+            sources.path[stepped], [n for n, path in enumerate(sources.evidence.paths) if path == "update"]
+        )
+        move = np.where(update, errors.rms[stepped], _move(sources, stepped, before))
+        given = sources.largest(np.where(sources.known, errors.element, 0.0))[stepped]
+        own = _flipped(errors, sources, stepped, move, np.minimum(1.0, t.FLIPPED * (given + errors.unit[stepped])))
+        own[given == 0] = 0.0
+        found[stepped] = np.minimum(own + np.where(update, 0.0, found[before]), t.LARGEST)
+    return found
+
+
+def _move(sources: Sources, rows: Ints, before: Ints) -> Floats:
+    """How far the statistics of some rows have moved since others, in the reference."""
+    numbers = sources.evidence.numbers
+    moves = [np.abs(numbers(name, rows)[0] - numbers(name, before)[0]) for name in ("min", "max", "mean", "std")]
+    return np.asarray(np.nan_to_num(np.fmax.reduce(moves)))
+
+
+def _flipped(errors: Errors, sources: Sources, rows: Ints, move: Floats, share: Floats) -> Floats:
+    """What rows are off by, relatively, if elements moved the other way: by the gradient, or else such a share."""
+    gradient = sources.gradient_before[rows]
     known = gradient >= 0
-    share = np.where(known, np.minimum(1.0, t.FLIPPED * (errors.element[gradient] + errors.unit[gradient])), 1.0)
-    flipped = _likely(errors.count[weights] * share, errors.count[weights])
-    size = np.maximum(errors.size[weights], np.finfo(float).tiny)
+    share = np.where(known, np.minimum(1.0, t.FLIPPED * (errors.element[gradient] + errors.unit[gradient])), share)
+    flipped = _likely(errors.count[rows] * share, errors.count[rows])
+    size = np.maximum(errors.size[rows], np.finfo(float).tiny)
     own = np.minimum(t.MOVED * move * np.sqrt(flipped) / size, t.LARGEST)
     own[known & errors.identical[gradient]] = 0.0
-    for here in _by_step(sources.step[weights]):  # what a step adds is there in the next
-        found[weights[here]] = np.minimum(own[here] + found[before[here]], t.LARGEST)
-    return found
+    return own
