@@ -86,8 +86,8 @@ MIXED = 0.1
 candidate than in the reference, that may be the fault: they are judged by the precision of the reference."""
 
 UPDATED = 8.0
-"""A weight is rounded four times in its update, over both runs: for its decay, and for what is added; by up to 2 u each,
-where the weight passes a power of two."""
+"""A weight is rounded four times in its update, over both runs: for its decay, and for what is added; by up to 2 u
+each, where the weight passes a power of two."""
 
 CAST = 6.0
 """Sums over a tensor that was cast may be off by so many standard deviations; one element by one rounding."""
