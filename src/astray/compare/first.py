@@ -414,7 +414,7 @@ class _Search:
         sentences += clues.unmatched(self.pairs, self.start)
         if isinstance(self.reference, JoinedRank) and isinstance(self.candidate, JoinedRank):
             one, other = (int(self.pairs[f"row_{side}"][self.headline]) for side in ("reference", "candidate"))
-            limit = float(self.pairs["limit"][self.headline])
+            limit = float(self.pairs["limit"][self.start])
             sentences += micro_clues.sentences(self.reference, self.candidate, one, other, limit)
         if onset is not None:
             sentences.append(f"The runs are bit-identical until {onset.place} ({clues.verdict_of(onset.place)}).")

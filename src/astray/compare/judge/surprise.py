@@ -430,7 +430,7 @@ def _flipped(errors: Errors, sources: Sources, rows: Ints, move: Floats, share: 
     known = gradient >= 0
     share = np.where(known, np.minimum(1.0, t.FLIPPED * (errors.element[gradient] + errors.unit[gradient])), share)
     flipped = _likely(errors.count[rows] * share, errors.count[rows])
-    size = np.maximum(errors.size[rows], np.finfo(float).tiny)
+    size = np.maximum(errors.size[rows], np.finfo(np.float32).tiny)
     own = np.minimum(t.MOVED * move * np.sqrt(flipped) / size, t.LARGEST)
     own[known & errors.identical[gradient]] = 0.0
     return own
