@@ -9,12 +9,12 @@ import numpy as np
 
 from astray.compare.align import align
 from astray.compare.evidence import Evidence
+from astray.compare.judge.bases import Bases, find_bases, moves_of_optimizers
 from astray.compare.judge.errors import Errors, find_errors
 from astray.compare.judge.measuring import measure
 from astray.compare.judge.precision import multiplied_units
 from astray.compare.judge.scaling import Scaling, find_scaling
 from astray.compare.judge.sources import Sources
-from astray.compare.judge.surprise import Bases, find_bases
 from astray.compare.own_metrics import OwnMetrics
 from astray.compare.partners import Words
 from astray.compare.rows import Reading, Vocabularies, Vocabulary, read_rows
@@ -57,7 +57,7 @@ class Judged:
 
     @property
     def bases(self) -> Bases:
-        return find_bases(self.errors, self.sources)
+        return find_bases(self.errors, self.sources, moves_of_optimizers(self.errors, self.sources))
 
     def rows(self) -> dict[tuple[Any, ...], int]:
         """The number of each pair, by step, phase, site, call, role and path."""

@@ -8,7 +8,7 @@ fingerprint, which says only whether the bits are the same. Values are read for 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -65,6 +65,12 @@ class Evidence:
     pieces: tuple[ReadPieces, ReadPieces] | None = None  # where micro steps were joined
     blocks: tuple[ReadBlocks, ReadBlocks] | None = None  # of checkpoints, whose tensors may be larger than memory
     same_prints: bool = True  # whether the fingerprints of both runs were made in the same way
+    whole: Whole | None = None  # where these are some of the pairs
+
+    def taken(self, at: Ints) -> Evidence:
+        """Some of the pairs, with what is known of them."""
+        pairs = Alignment(self.pairs.reference[at], self.pairs.candidate[at])
+        return replace(self, pairs=pairs, tolerance=self.tolerance[at], whole=Whole(self, at))
 
     def sides(self, name: str, at: Ints) -> tuple[Ints, Ints]:
         """A column of keys or forms on both sides."""
@@ -86,14 +92,36 @@ class Evidence:
         return {name: left for name, (left, _) in both.items()}, {name: right for name, (_, right) in both.items()}
 
     @cached_property
+    def mixed(self) -> float:
+        """The share of different dtypes among all pairs."""
+        if self.whole is not None:
+            return self.whole.evidence.mixed
+        at = np.flatnonzero(self.pairs.matched)
+        return float(np.not_equal(*self.sides("dtype", at)).mean()) if len(at) else 0.0
+
+    @cached_property
+    def steps(self) -> Ints:
+        """The step of each pair, −1 for those that only one side has."""
+        step = np.append(self.reference.columns["step"], -1)[self.pairs.reference]
+        return np.where(self.pairs.matched, step, -1)
+
+    @cached_property
+    def first_step(self) -> int:
+        """The first step of all pairs, 0 where there are none."""
+        if self.whole is not None:
+            return self.whole.evidence.first_step
+        known = self.steps[self.pairs.matched]
+        return int(known.min()) if len(known) else 0
+
+    @cached_property
     def remarks(self) -> Ints:
         """For each pair what there is to say of how its rows were made of several: reasons, 0 for recorded rows."""
-        return self._of_joined("remark")
+        return self._of_joined("remark") if self.whole is None else self.whole.evidence.remarks[self.whole.at]
 
     @cached_property
     def merged(self) -> Bools:
         """For each pair whether statistics of a side were put together from those of its parts."""
-        return self._of_joined("merged") > 0
+        return self._of_joined("merged") > 0 if self.whole is None else self.whole.evidence.merged[self.whole.at]
 
     def _of_joined(self, name: str) -> Ints:
         """A column that only the rows of joined micro steps have, of both sides together; 0 for all others."""
@@ -123,6 +151,8 @@ class Evidence:
     @cached_property
     def bits(self) -> npt.NDArray[np.int8]:
         """For each pair: 1 the same fingerprint, 0 another one, −1 not known (or of different dtypes)."""
+        if self.whole is not None:
+            return self.whole.evidence.bits[self.whole.at]
         bits = np.full(len(self.pairs.reference), -1, np.int8)
         at = np.flatnonzero(self.pairs.matched)
         if len(at) and self.same_prints:
@@ -168,6 +198,13 @@ class Evidence:
         left, right = self.numbers("count", at)
         source[(left >= 0) & (right >= 0)] = Source.STATISTICS
         return source
+
+
+class Whole(NamedTuple):
+    """All the pairs that some were taken of, and which those are."""
+
+    evidence: Evidence
+    at: Ints
 
 
 class Measured(NamedTuple):

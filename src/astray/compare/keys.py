@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from astray.graph.keys import find, number_repeats, one_key, repeats
+from astray.graph.keys import find, mixed_key, number_repeats, one_key, repeats
 
-__all__ = ["find", "number_repeats", "one_key", "repeats"]
+__all__ = ["find", "mixed_key", "number_repeats", "one_key", "repeats"]

@@ -6,7 +6,7 @@ Filled in by `judge`, read by `first` and the reports.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import numpy as np
@@ -111,8 +111,24 @@ class Judgement:
             metrics=dict.fromkeys((*METRICS, *BOUNDS, *own), nowhere),
         )
 
+    def taken(self, at: Ints) -> Judgement:
+        """What is said of some pairs so far."""
+        metrics = {
+            name: column[at] if column.flags.writeable else np.broadcast_to(np.float64(np.nan), len(at))
+            for name, column in self.metrics.items()
+        }
+        return Judgement(**{name: getattr(self, name)[at] for name in DECIDED}, metrics=metrics)
+
+    def put(self, at: Ints, said: Judgement) -> None:
+        """Say of some pairs what was decided about them; what was measured stays."""
+        for name in DECIDED:
+            getattr(self, name)[at] = getattr(said, name)
+
     def keep_metrics(self, at: Ints, found: dict[str, Floats]) -> None:
         for name, column in found.items():
             if not self.metrics[name].flags.writeable:
                 self.metrics[name] = self.metrics[name].copy()
             self.metrics[name][at] = column
+
+
+DECIDED = tuple(one.name for one in fields(Judgement) if one.name != "metrics")

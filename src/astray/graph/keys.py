@@ -34,6 +34,16 @@ def one_key(columns: Sequence[Ints]) -> Ints:
     return key
 
 
+def mixed_key(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint64]:
+    """The same of columns that need all of 64 bits, such as fingerprints. Different combinations differ but for chance."""
+    key = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        key ^= column.astype(np.uint64, copy=False)
+        key *= np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(32)
+    return key
+
+
 def number_repeats(keys: Ints) -> Ints:
     """How often each key came before: [a, b, a, a] gives [0, 0, 1, 2]."""
     order = np.argsort(keys, kind="stable")

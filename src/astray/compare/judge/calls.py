@@ -8,7 +8,10 @@ call that has one.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -21,70 +24,72 @@ from astray.store import RankRun
 PLANES = {"module": 0, "function": 1, "collective": 1, "op": 2, "parameter": 3, "optimizer": 3, "custom": 4}
 
 
+@dataclass(frozen=True)
 class Calls:
-    """Columns of calls, by their row in the run's table; −1 stands for none."""
+    """Columns of all or some calls of a run; −1 stands for none.
 
-    def __init__(self, run: RankRun) -> None:
-        self._table = run.calls
-        self.count = len(run.calls)
-        self.step: Ints = run.calls.numbers("step")
-        self.micro: Ints = run.calls.numbers("micro")
-        self.number: Ints = run.calls.numbers("call")
-        kind, phase = run.calls.coded("kind"), run.calls.coded("phase")
-        self.plane: Ints = np.array([*(PLANES.get(word, 4) for word in kind.values), -1])[kind.codes]
-        self.phase: Ints = phase.codes
-        self.type: Ints = run.calls.coded("type").codes
-        self.site: Ints = run.calls.coded("site").codes
-        self.sites: list[str] = run.calls.coded("site").values
-        self.is_parameter: Bools = kind.codes == kind.code("parameter")
-        self.is_optimizer: Bools = kind.codes == kind.code("optimizer")
-        self.backward: Bools = self.phase_is("backward")
-        self.parent: Ints = graph_of(run).outer
+    rows: where they are in the run's table. enclosing, forward_of: the call around each, and the forward call of each
+    backward call, by their places here. pattern: a number for a site's place in any layer. last_name: a number for the
+    last part of a site. module: itself, or the one around a function. owner: the module that has the parameter that a
+    call is about. owner_type: its class. depth: how many calls are around each.
+    """
 
-    def phase_is(self, word: str) -> Bools:
-        phase = self._table.coded("phase")
-        return np.asarray(phase.codes == phase.code(word))
+    rows: Ints
+    step: Ints
+    micro: Ints
+    number: Ints
+    plane: Ints
+    phase: Ints
+    type: Ints
+    site: Ints
+    pattern: Ints
+    last_name: Ints
+    module: Ints
+    owner: Ints
+    owner_type: Ints
+    depth: Ints
+    is_parameter: Bools
+    is_optimizer: Bools
+    forward: Bools
+    backward: Bools
+    update: Bools
+    enclosing: Ints
+    forward_of: Ints
+    sites: list[str]
+    modules: list[str]
+    planes_of_owners: list[int]
+    """The planes in which the users of parameters are looked for, the best first."""
 
-    @cached_property
-    def forward_of(self) -> Ints:
-        """The forward call of each backward call."""
-        return np.where(self.backward & ~self.is_parameter, self.parent, -1)
+    @property
+    def count(self) -> int:
+        return len(self.rows)
 
-    @cached_property
-    def enclosing(self) -> Ints:
-        """The nearest call around each that is of its plane and phase."""
-        backward_of = np.full(self.count + 1, -1)
-        at = np.flatnonzero(self.forward_of >= 0)[::-1]
-        backward_of[self.forward_of[at]] = at
-        outer = np.where(self.backward, np.append(self.parent, -1)[self.forward_of], self.parent)
-        outer[self.is_parameter] = -1
-        found = np.full(self.count, -1)
-        walking = np.flatnonzero(outer >= 0)
-        while len(walking):
-            around = outer[walking]
-            here = np.where(self.backward[walking], backward_of[around], around)
-            fits = (here >= 0) & (self.plane[around] == self.plane[walking])
-            found[walking[fits]] = here[fits]
-            outer[walking] = self.parent[around]
-            walking = walking[~fits & (outer[walking] >= 0)]
-        return found
+    def taken(self, rows: Ints) -> Calls:
+        """Some calls by their place here, and those that they refer to, in the same order."""
+        wanted = np.zeros(self.count + 1, np.bool_)
+        while len(rows):
+            wanted[rows] = True
+            rows = np.concatenate([self.enclosing[rows], self.forward_of[rows]])
+            rows = rows[~wanted[rows] & (rows >= 0)]
+        kept = np.flatnonzero(wanted[:-1])
+        place = np.full(self.count + 1, -1)
+        place[kept] = np.arange(len(kept))
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        found: dict[str, Any] = {
+            name: column[kept] for name, column in columns.items() if isinstance(column, np.ndarray)
+        }
+        found |= {name: place[found[name]] for name in ("enclosing", "forward_of")}
+        return replace(self, **found)
 
     @cached_property
     def holder(self) -> Ints:
         """One number for all calls of a module in a step and phase: its weights are recorded with the first of them."""
-        key = one_key([self.site, self.step, self.plane, self.phase])
-        return np.unique(key, return_inverse=True)[1].reshape(-1)
+        return _numbered(one_key([self.site, self.step, self.plane, self.phase]))
 
     @cached_property
-    def depth(self) -> Ints:
-        """How many calls are around each."""
-        depth, outer = np.zeros(self.count, np.int64), self.enclosing.copy()
-        walking = np.flatnonzero(outer >= 0)
-        while len(walking):
-            depth[walking] += 1
-            outer[walking] = self.enclosing[outer[walking]]
-            walking = walking[outer[walking] >= 0]
-        return depth
+    def when(self) -> Ints:
+        """A number for the step of each call, without gaps."""
+        return _numbered(self.step)
 
     def lies_in(self, calls: Ints, outer: Ints) -> Bools:
         """Whether some calls lie in others, at any depth."""
@@ -97,65 +102,111 @@ class Calls:
             walking = walking[(inner[walking] >= 0) & ~found[walking]]
         return found
 
-    def spread(self, column: Floats, outer: Ints) -> Floats:
+    def spread(self, column: Floats) -> Floats:
         """For each call the largest number among those directly inside it."""
         found = np.zeros(self.count)
-        inside = np.flatnonzero(outer >= 0)
-        np.maximum.at(found, outer[inside], column[inside])
+        np.maximum.at(found, self.enclosing[self._inside], column[self._inside])
         return found
 
     @cached_property
-    def modules(self) -> list[str]:
-        """The modules that calls belong to."""
-        return sorted({_module(site) for site in self.sites} | {_owner(site) for site in self.sites})
-
-    @cached_property
-    def _module_numbers(self) -> dict[str, int]:
-        return {module: number for number, module in enumerate(self.modules)}
-
-    @cached_property
-    def module(self) -> Ints:
-        """The number of each call's module: itself, or the one around a function."""
-        return np.array([*(self._module_numbers[_module(site)] for site in self.sites), -1])[self.site]
-
-    @cached_property
-    def owner(self) -> Ints:
-        """The number of the module that has the parameter that a call is about; −1 for other calls."""
-        owners = np.array([*(self._module_numbers[_owner(site)] for site in self.sites), -1])[self.site]
-        return np.where(self.is_parameter | self.is_optimizer, owners, -1)
-
-    @cached_property
-    def owner_type(self) -> Ints:
-        """The class of that module, where it was called."""
-        types = np.full(len(self.modules) + 1, -1)
-        at = np.flatnonzero(self.plane <= 1)[::-1]
-        types[self.module[at]] = np.where(self.plane[at] == 0, self.type[at], types[self.module[at]])
-        return types[self.owner]
-
-    @cached_property
-    def planes_of_owners(self) -> list[int]:
-        """The planes in which the users of parameters are looked for, the best first."""
-        return [plane for plane in (0, 1, 2) if np.any(self.plane == plane)] or [0]
-
-    @cached_property
-    def pattern(self) -> Ints:
-        """A number for each site's place in any layer."""
-        return self._numbered(lambda site: re.sub(r"\d+", "#", site))
-
-    @cached_property
-    def last_name(self) -> Ints:
-        """A number for the last part of each site."""
-        return self._numbered(lambda site: re.split(r"[./]", site)[-1])
-
-    def _numbered(self, name: object) -> Ints:
-        numbers: dict[str, int] = {}
-        codes = [numbers.setdefault(name(site), len(numbers)) for site in self.sites]  # type: ignore[operator]
-        return np.array([*codes, -1])[self.site]
+    def _inside(self) -> Ints:
+        return np.flatnonzero(self.enclosing >= 0)
 
     def parameter_name(self, site: int, path: str) -> str:
         """The qualified name of a module's parameter."""
         module = self.sites[site]
         return path if module == ROOT else f"{module}.{path}"
+
+
+def read_calls(run: RankRun) -> Calls:
+    """All calls of a rank."""
+    table = run.calls
+    kind, phase, sites = table.coded("kind"), table.coded("phase"), table.coded("site")
+    plane: Ints = np.array([*(PLANES.get(word, 4) for word in kind.values), -1])[kind.codes]
+    is_parameter, is_optimizer = kind.codes == kind.code("parameter"), kind.codes == kind.code("optimizer")
+    backward = phase.codes == phase.code("backward")
+    parent = graph_of(run).outer
+    forward_of = np.where(backward & ~is_parameter, parent, -1)
+    enclosing = _enclosing(parent, forward_of, plane, backward, is_parameter)
+    type = table.coded("type").codes
+    modules = sorted({_module(site) for site in sites.values} | {_owner(site) for site in sites.values})
+    numbers = {module: number for number, module in enumerate(modules)}
+    module = np.array([*(numbers[_module(site)] for site in sites.values), -1])[sites.codes]
+    owners = np.array([*(numbers[_owner(site)] for site in sites.values), -1])[sites.codes]
+    owner = np.where(is_parameter | is_optimizer, owners, -1)
+    return Calls(
+        rows=np.arange(len(table)),
+        step=table.numbers("step"),
+        micro=table.numbers("micro"),
+        number=table.numbers("call"),
+        plane=plane,
+        phase=phase.codes,
+        type=type,
+        site=sites.codes,
+        pattern=_names(sites.values, lambda site: re.sub(r"\d+", "#", site))[sites.codes],
+        last_name=_names(sites.values, lambda site: re.split(r"[./]", site)[-1])[sites.codes],
+        module=module,
+        owner=owner,
+        owner_type=_types_of_modules(plane, module, type, len(modules))[owner],
+        depth=_depth(enclosing),
+        is_parameter=is_parameter,
+        is_optimizer=is_optimizer,
+        forward=phase.codes == phase.code("forward"),
+        backward=backward,
+        update=phase.codes == phase.code("update"),
+        enclosing=enclosing,
+        forward_of=forward_of,
+        sites=sites.values,
+        modules=modules,
+        planes_of_owners=[one for one in (0, 1, 2) if np.any(plane == one)] or [0],
+    )
+
+
+def _enclosing(parent: Ints, forward_of: Ints, plane: Ints, backward: Bools, is_parameter: Bools) -> Ints:
+    """The nearest call around each that is of its plane and phase."""
+    backward_of = np.full(len(parent) + 1, -1)
+    at = np.flatnonzero(forward_of >= 0)[::-1]
+    backward_of[forward_of[at]] = at
+    outer = np.where(backward, np.append(parent, -1)[forward_of], parent)
+    outer[is_parameter] = -1
+    found = np.full(len(parent), -1)
+    walking = np.flatnonzero(outer >= 0)
+    while len(walking):
+        around = outer[walking]
+        here = np.where(backward[walking], backward_of[around], around)
+        fits = (here >= 0) & (plane[around] == plane[walking])
+        found[walking[fits]] = here[fits]
+        outer[walking] = parent[around]
+        walking = walking[~fits & (outer[walking] >= 0)]
+    return found
+
+
+def _depth(enclosing: Ints) -> Ints:
+    depth, outer = np.zeros(len(enclosing), np.int64), enclosing.copy()
+    walking = np.flatnonzero(outer >= 0)
+    while len(walking):
+        depth[walking] += 1
+        outer[walking] = enclosing[outer[walking]]
+        walking = walking[outer[walking] >= 0]
+    return depth
+
+
+def _types_of_modules(plane: Ints, module: Ints, type: Ints, modules: int) -> Ints:
+    """The class of each module, where it was called; one more entry for none."""
+    types = np.full(modules + 1, -1)
+    at = np.flatnonzero(plane == 0)[::-1]
+    types[module[at]] = type[at]
+    return types
+
+
+def _names(sites: list[str], name: Callable[[str], str]) -> Ints:
+    """A number for each site's name of a kind; one more entry for none."""
+    numbers: dict[str, int] = {}
+    return np.array([*(numbers.setdefault(name(site), len(numbers)) for site in sites), -1])
+
+
+def _numbered(column: Ints) -> Ints:
+    return np.unique(column, return_inverse=True)[1].reshape(-1)
 
 
 def _module(site: str) -> str:

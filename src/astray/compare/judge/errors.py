@@ -123,7 +123,7 @@ def _precision(evidence: Evidence, at: Ints) -> Floats:
     """The epsilon of the coarser side; of the reference for results that are among few with other dtypes."""
     coarser, dtypes = evidence.eps(at), evidence.sides("dtype", at)
     mixed = np.not_equal(*dtypes)
-    if mixed.mean() >= t.MIXED:
+    if evidence.mixed >= t.MIXED:
         return coarser
     given = [number for number, role in enumerate(evidence.roles) if role in GIVEN]
     results = ~np.isin(evidence.sides("role", at)[0], given)

@@ -37,6 +37,10 @@ class Facts:
     def of_nothing(cls, pairs: int) -> Facts:
         return cls(**{one.name: np.zeros(pairs, np.bool_) for one in fields(cls)})
 
+    def taken(self, at: Ints) -> Facts:
+        """Those of some pairs."""
+        return Facts(**{one.name: getattr(self, one.name)[at] for one in fields(self)})
+
 
 def measure(evidence: Evidence, judged: Judgement, progress: Progress | None) -> Facts:
     """Fill in what can be said of a pair by itself: error, source, metrics, and what bits and shapes decide."""

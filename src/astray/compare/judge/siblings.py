@@ -105,6 +105,10 @@ class Gains(NamedTuple):
     by_row: dict[str, Floats]
     rows: Ints  # of the reference's tensors, for each pair; −1 for none
 
+    def taken(self, at: Ints) -> Gains:
+        """Those of some pairs."""
+        return self._replace(rows=self.rows[at])
+
     def of(self, name: str, at: Ints) -> Floats:
         """The gains of some pairs; NaN where the noise run has none."""
         return np.append(self.by_row[name], np.nan)[self.rows[at]]

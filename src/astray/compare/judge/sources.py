@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.compare.evidence import Evidence
-from astray.compare.judge.calls import Calls
+from astray.compare.judge.calls import Calls, read_calls
 from astray.compare.judge.siblings import running_maximum
-from astray.compare.keys import one_key
+from astray.compare.keys import mixed_key, one_key
 from astray.compare.rows import Bools, Floats, Ints
 from astray.graph import graph_of
 
@@ -51,13 +51,15 @@ class Unit(IntEnum):
 class Sources:
     """The units of one rank. Rows are pairs, given and found by their number; −1 stands for none."""
 
-    def __init__(self, evidence: Evidence, comparable: Bools) -> None:
+    def __init__(self, evidence: Evidence, comparable: Bools, calls: Calls | None = None) -> None:
+        """calls: those of the pairs, where they are some of the rank's; else all are read."""
         assert evidence.reference.run is not None, "pairs have both sides"
         self.evidence, self.run = evidence, evidence.reference.run
-        self.calls = Calls(self.run)
+        self.calls = calls or read_calls(self.run)
         rows = evidence.pairs.reference
         self.known: Bools = comparable & evidence.pairs.matched
-        self.call: Ints = np.where(self.known, np.append(evidence.reference.call_row, -1)[rows], -1)
+        call = np.searchsorted(self.calls.rows, np.append(evidence.reference.call_row, -1)[rows])
+        self.call: Ints = np.where(self.known, call, -1)
         self.role = self._of_tensor("role", rows)
         self.path = self._of_tensor("path", rows)
         self.is_given = self.known & self._has_role(*GIVEN)
@@ -67,7 +69,7 @@ class Sources:
         self.backward = self._is_call(self.calls.backward)
         self.site = self._of_call(self.calls.site)
         self.enclosing = self._of_call(self.calls.enclosing)
-        self.in_update = self._is_call(self.calls.phase_is("update"))
+        self.in_update = self._is_call(self.calls.update)
         self.of_optimizer = self._is_call(self.calls.is_optimizer)
         words = evidence.paths
         self.is_update = self.of_optimizer & (self.path == (words.index("update") if "update" in words else -2))
@@ -127,32 +129,33 @@ class Sources:
             tensor = self.evidence.reference.tensor[self.evidence.pairs.reference[at]]
             requires = self.run.tensors.numbers("requires_grad")[tensor] > 0
             maker = graph_of(self.run).maker[tensor]
-            by_optimizer = np.append(self.calls.phase_is("update"), True)[np.append(self.run.call_rows, -1)[maker]]
+            phase = self.run.calls.coded("phase")
+            updating = np.append(phase.codes == phase.code("update"), True)
+            by_optimizer = updating[np.where(maker >= 0, self.run.call_rows[maker], -1)]
             found[at] = requires & by_optimizer
         return found
 
-    @cached_property
-    def _has_history(self) -> Bools:
+    @property
+    def _has_history(self) -> bool:
         """Whether steps were run that are not compared: a first step that is not 0 starts from what they left."""
-        steps = self.step[self.known]
-        return np.full(len(self.call), len(steps) > 0 and steps.min() > 0)
+        return self.evidence.first_step > 0
 
     @cached_property
     def _is_from_outside(self) -> Bools:
         """Inputs of outermost forward calls before anything else was computed in that step."""
         outermost = self.known & ~self.backward & (self.enclosing < 0)
-        outermost &= self._is_call(self.calls.phase_is("forward"))
+        outermost &= self._is_call(self.calls.forward)
         return np.asarray(outermost & (self._results_before() == 0))
 
     @cached_property
     def carried_from(self) -> Ints:
         """The first row of the same plane and step that has the same value, on both sides; −1 for what is new."""
         found = np.full(len(self.call), -1)
-        values = self._same_value
-        at = np.flatnonzero(self.known & (values >= 0) & (self.plane >= 0))
+        values, telling = self._same_value
+        at = np.flatnonzero(telling & (self.plane >= 0))
         if not len(at):
             return found
-        key = one_key([values[at], self.step[at], self.plane[at]])
+        key = mixed_key([values[at], self.step[at], self.plane[at]])
         _, first, number = np.unique(key, return_index=True, return_inverse=True)
         source = self._outermost(at, number, at[first])[number]
         later = source != at
@@ -167,10 +170,11 @@ class Sources:
     def seen_before(self) -> Ints:
         """The first row of the step that has the same value on both sides, of whatever plane; −1 for what is new."""
         found = np.full(len(self.call), -1)
-        values = self._same_value
-        at = np.flatnonzero(self.known & (values >= 0))
+        values, telling = self._same_value
+        at = np.flatnonzero(telling)
         if len(at):
-            _, first, number = np.unique(one_key([values[at], self.step[at]]), return_index=True, return_inverse=True)
+            key = mixed_key([values[at], self.step[at]])
+            _, first, number = np.unique(key, return_index=True, return_inverse=True)
             source = at[first][number]
             found[at[source != at]] = source[source != at]
         return found
@@ -186,8 +190,7 @@ class Sources:
         at, tensor = at[held.telling[tensor]], tensor[held.telling[tensor]]
         if not len(at):
             return found
-        code = np.unique(held.code[tensor], return_inverse=True)[1]
-        key = one_key([code, self.step[at], self.plane[at]])
+        key = mixed_key([held.code[tensor], self.step[at], self.plane[at]])
         _, first, number = np.unique(key, return_index=True, return_inverse=True)
         source = at[first][number]
         new = (source < at) & self.has_role("input")[at] & ~self.backward[at]
@@ -218,12 +221,12 @@ class Sources:
         return np.asarray((own == other) | inside)
 
     @cached_property
-    def _same_value(self) -> Ints:
-        """A number for each value that both sides hold in the same places; −1 where it is not known."""
+    def _same_value(self) -> tuple[npt.NDArray[np.uint64], Bools]:
+        """A number for each value that both sides hold in the same places; and where it is known."""
         evidence, at = self.evidence, np.flatnonzero(self.known)
-        found = np.full(len(self.call), -1)
+        found, known = np.zeros(len(self.call), np.uint64), np.zeros(len(self.call), np.bool_)
         if not len(at) or not evidence.same_prints:
-            return found
+            return found, known
         codes, telling = [], np.ones(len(at), np.bool_)
         for rows, side in (
             (evidence.reference, evidence.pairs.reference),
@@ -231,10 +234,10 @@ class Sources:
         ):
             assert rows.run is not None, "pairs have both sides"
             held, tensor = graph_of(rows.run).contents, rows.tensor[side[at]]
-            codes.append(np.unique(held.code[tensor], return_inverse=True)[1])
+            codes.append(held.code[tensor])
             telling &= held.telling[tensor]
-        found[at[telling]] = one_key(codes)[telling]
-        return found
+        found[at], known[at] = mixed_key(codes), telling
+        return found, known
 
     # -- history ---------------------------------------------------------------------------------------------------
 
@@ -270,7 +273,7 @@ class Sources:
     def stepped_from(self) -> Ints:
         """For what an optimizer's step makes: the weight, or the first argument of a function, that it changes."""
         found = np.full(len(self.call), -1)
-        stepping = self._is_call(self.calls.phase_is("update"))
+        stepping = self.in_update
         if not stepping.any():
             return found
         paths = [number for number, path in enumerate(self.evidence.paths) if path in ("weight", "0")]
@@ -286,10 +289,11 @@ class Sources:
         if not len(rows):
             return rows
         numbers = {name: number for number, name in enumerate(self.calls.sites)}
-        pairs = np.stack([self.site[rows], self.path[rows]])
-        distinct, which = np.unique(pairs, axis=1, return_inverse=True)
         paths = self.evidence.paths
-        names = [numbers.get(self.calls.parameter_name(site, paths[path]), -1) for site, path in distinct.T.tolist()]
+        key = self.site[rows].astype(np.int64) * len(paths) + self.path[rows]
+        distinct, which = np.unique(key, return_inverse=True)
+        places = (divmod(one, len(paths)) for one in distinct.tolist())
+        names = [numbers.get(self.calls.parameter_name(site, paths[path]), -1) for site, path in places]
         of_module = np.array(names)[which.ravel()]
         of_module = np.where(self.has_role("input")[rows], self._sites_by_shape(rows), of_module)
         return np.where(self._is_call(self.calls.is_optimizer)[rows], self.site[rows], of_module)
@@ -332,7 +336,7 @@ class Sources:
         if not column.any():
             return found
         given, made = self._given(column), self.by_call(column, self.is_result)
-        inside = calls.spread(made, calls.enclosing)
+        inside = calls.spread(made)
         whole = np.maximum(given, inside)
         seen = np.maximum(whole, made)  # of a forward call, by its backward
         unit = self.unit
@@ -375,7 +379,7 @@ class Sources:
         """Calls whose inputs were recorded, or that have recorded calls inside. Weights alone explain no result."""
         some = self.by_call(np.ones(len(self.call)), self.has_role("input"))
         made = self.by_call(np.ones(len(self.call)), self.is_result)
-        return np.asarray(np.maximum(some, self.calls.spread(made, self.calls.enclosing)) > 0)
+        return np.asarray(np.maximum(some, self.calls.spread(made)) > 0)
 
     @cached_property
     def is_explained(self) -> Bools:
@@ -406,24 +410,24 @@ class Sources:
         calls = self.calls
         found = np.zeros(len(self.call))
         at = np.flatnonzero(self.unit == Unit.GRADIENT)
-        steps = int(calls.step.max(initial=0)) + 1
+        when, steps = self._of_call(calls.when), int(calls.when.max(initial=0)) + 1
         missing = np.ones(len(at), np.bool_)
         for plane in calls.planes_of_owners:  # the first that has the module explains all of its gradients
             users = np.flatnonzero(calls.plane == plane)
             largest = np.full((len(calls.modules) + 1) * steps, -1.0)
-            np.maximum.at(largest, calls.module[users] * steps + calls.step[users], seen[users])
+            np.maximum.at(largest, calls.module[users] * steps + calls.when[users], seen[users])
             owner = calls.owner[self.call[at]]
-            level = np.where(owner >= 0, largest[owner * steps + self.step[at]], -1.0)
+            level = np.where(owner >= 0, largest[owner * steps + when[at]], -1.0)
             found[at] = np.where(missing & (level >= 0), level, found[at])
             missing &= level < 0
             for rows, modules in self._tied:  # a weight with several users has a gradient of each
-                users = np.array(sorted(modules)) * steps + self.step[rows[0]]
+                users = np.array(sorted(modules)) * steps + when[rows[0]]
                 found[rows] = np.maximum(found[rows], largest[users].max())
         if missing.any():  # a weight under a name that no module was called by: any of them may have used it
             anywhere = np.zeros(steps)
             users = np.flatnonzero(calls.plane == calls.planes_of_owners[0])
-            np.maximum.at(anywhere, calls.step[users], seen[users])
-            found[at[missing]] = np.maximum(found[at[missing]], anywhere[self.step[at[missing]]])
+            np.maximum.at(anywhere, calls.when[users], seen[users])
+            found[at[missing]] = np.maximum(found[at[missing]], anywhere[when[at[missing]]])
         return found
 
     @cached_property

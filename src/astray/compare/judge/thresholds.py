@@ -105,3 +105,8 @@ LONGEST = 64
 
 LARGEST = 1e3
 """Errors beyond this are all the same: the reference is almost zero."""
+
+ROWS = 1 << 16
+STEPS = 8
+"""No verdict depends on these two: so many rows are judged at a time, and so many steps at least, as those before them
+are looked at again."""

@@ -6,18 +6,24 @@ of the user's, a noise run, the row's siblings, or a model. What came from nowhe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from astray.compare.evidence import Evidence, Progress
 from astray.compare.judge import thresholds as t
-from astray.compare.judge.errors import find_errors
+from astray.compare.judge.bases import Bases, find_bases, find_negligible, moves_of_optimizers, shared_rounding
+from astray.compare.judge.calls import read_calls
+from astray.compare.judge.errors import Errors, find_errors
 from astray.compare.judge.measuring import Facts, measure
 from astray.compare.judge.precision import multiplied_units
-from astray.compare.judge.scaling import find_scaling
+from astray.compare.judge.scaling import Scaling, find_scaling
 from astray.compare.judge.siblings import Gains, largest_of_family
 from astray.compare.judge.sources import Sources, Unit
-from astray.compare.judge.surprise import find_bases, find_negligible, find_surprise, shared_rounding
-from astray.compare.judge.victims import find_reached
+from astray.compare.judge.surprise import find_surprise
+from astray.compare.judge.victims import Reach
+from astray.compare.judge.windows import Window, cut
 from astray.compare.reasons import Reason
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import AGREEING, BAD, MEASURES, Judgement, Rule, Verdict
@@ -48,28 +54,95 @@ def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = No
 
 
 def _settle(evidence: Evidence, judged: Judgement, facts: Facts, noise: list[Gains]) -> None:
-    """Decide about all pairs, unless bits have decided about every one."""
-    undecided = (judged.verdict != Verdict.IDENTICAL) & evidence.pairs.matched
-    if undecided.any():
-        _Judge(evidence, judged, facts).decide(noise)
+    """Decide about all pairs, window by window, unless bits have decided about every one."""
+    past = _Past.of_nothing(evidence)
+    for window, part in _parts(evidence, judged, past):
+        rows, own = window.rows, np.flatnonzero(window.own)
+        found = _Judge(part, facts.taken(rows), window.own, past.taken(rows)).decide(
+            [gains.taken(rows) for gains in noise]
+        )
+        past.put(rows[own], found.taken(own))
+        judged.put(rows[own], part.judged.taken(own))
 
 
 def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str, Floats]:
     """What a judged noise run shows: for each measure, by row of the reference's tensors, the gain of its family."""
     sources = Sources(evidence, _comparable(judged))
-    errors = find_errors(evidence, judged, find_scaling(evidence, sources).factor, multiplied_units(sources))
-    errors = errors.without(find_negligible(errors, sources))
-    bases = find_bases(errors, sources)
-    rows = evidence.reference.tensor[evidence.pairs.reference]
+    gains = {name: np.where(sources.known, 0.0, np.nan) for name in MEASURES}
+    past = _Past.of_nothing(evidence)
+    for window, part in _parts(evidence, judged, past):
+        own, rows = window.own, window.rows[window.own]
+        past.moved[rows] = part.bases.moved[own]
+        for name in MEASURES:
+            error = np.minimum(part.errors.measure(name), t.LARGEST)
+            gain = np.full(len(own), np.nan)
+            np.divide(error, part.bases.whole[name], out=gain, where=part.sources.known & (part.errors.unit > 0))
+            gains[name][rows] = gain[own]
+    tensor = evidence.reference.tensor[evidence.pairs.reference]
     found: dict[str, Floats] = {}
-    for name in MEASURES:
-        error = np.minimum(errors.measure(name), t.LARGEST)
-        known = np.flatnonzero(sources.known & ~np.isnan(error) & (errors.unit > 0))
+    for name, gain in gains.items():
+        known = np.flatnonzero(~np.isnan(gain))
         found[name] = np.full(tensors, np.nan)
-        if len(known):
-            gain = error[known] / bases.whole[name][known]
-            found[name][rows[known]] = largest_of_family(gain, sources.kin_of_any_step[known])
+        found[name][tensor[known]] = largest_of_family(gain[known], sources.kin_of_any_step[known])
     return found
+
+
+@dataclass(frozen=True)
+class _Past:
+    """What was found of the windows before, by pair: what optimizers moved weights by, and what faults have reached."""
+
+    moved: Floats
+    origin: Bools
+    other: Bools
+    tainted: Bools
+    reach: Reach
+
+    @classmethod
+    def of_nothing(cls, evidence: Evidence) -> _Past:
+        length = len(evidence.pairs.reference)
+        origin, other, tainted = (np.zeros(length, np.bool_) for _ in range(3))
+        steps = np.unique(evidence.steps[evidence.pairs.matched])
+        return cls(np.zeros(length), origin, other, tainted, Reach(steps))
+
+    def taken(self, rows: Ints) -> _Past:
+        """That of some pairs."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in ("moved", "origin", "other", "tainted")})
+
+    def put(self, rows: Ints, found: _Past) -> None:
+        for name in ("moved", "origin", "other", "tainted"):
+            getattr(self, name)[rows] = getattr(found, name)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The pairs of a window: what they came from, how far off they are, and how far they may be."""
+
+    evidence: Evidence
+    judged: Judgement
+    sources: Sources
+    scaling: Scaling
+    errors: Errors
+    negligible: Bools
+    bases: Bases
+
+
+def _parts(evidence: Evidence, judged: Judgement, past: _Past) -> Iterator[tuple[Window, _Part]]:
+    """The windows in which anything is undecided. `past` is asked for each of them anew."""
+    undecided = (judged.verdict != Verdict.IDENTICAL) & evidence.pairs.matched
+    run = evidence.reference.run
+    if run is None or not undecided.any():
+        return
+    calls, comparable = read_calls(run), _comparable(judged)
+    for window in cut(evidence, calls, undecided):
+        rows = window.rows
+        here, said = evidence.taken(rows), judged.taken(rows)
+        sources = Sources(here, comparable[rows], calls.taken(evidence.reference.call_row[here.pairs.reference]))
+        scaling = find_scaling(here, sources)
+        errors = find_errors(here, said, scaling.factor, multiplied_units(sources))
+        negligible = find_negligible(errors, sources)
+        errors = errors.without(negligible)
+        bases = find_bases(errors, sources, moves_of_optimizers(errors, sources, past.moved[rows]))
+        yield window, _Part(here, said, sources, scaling, errors, negligible, bases)
 
 
 def _comparable(judged: Judgement) -> Bools:
@@ -96,21 +169,19 @@ def _judge_alone(evidence: Evidence, judged: Judgement, facts: Facts) -> None:
 
 
 class _Judge:
-    """The columns of one rank while verdicts are found."""
+    """The columns of a window while verdicts are found. Only rows of its own are `open`."""
 
-    def __init__(self, evidence: Evidence, judged: Judgement, facts: Facts) -> None:
-        self.evidence, self.judged, self.facts = evidence, judged, facts
-        self.sources = Sources(evidence, _comparable(judged))
-        self.scaling = find_scaling(evidence, self.sources)
-        errors = find_errors(evidence, judged, self.scaling.factor, multiplied_units(self.sources))
-        self.negligible = find_negligible(errors, self.sources)
-        self.errors = errors.without(self.negligible)
-        self.bases = find_bases(self.errors, self.sources)
+    def __init__(self, part: _Part, facts: Facts, own: Bools, past: _Past) -> None:
+        self.evidence, self.judged, self.facts, self.past = part.evidence, part.judged, facts, past
+        self.sources, self.scaling, self.errors, self.bases = part.sources, part.scaling, part.errors, part.bases
+        self.negligible = part.negligible
         self.unit = self.sources.unit
-        self.identical = judged.verdict == Verdict.IDENTICAL
-        self.open = facts.measured & ~self.identical
+        self.own = own
+        self.identical = part.errors.identical
+        self.open = facts.measured & ~self.identical & own
 
-    def decide(self, noise: list[Gains]) -> None:
+    def decide(self, noise: list[Gains]) -> _Past:
+        """Fill in what is judged; give back what later windows have to know."""
         judged, facts = self.judged, self.facts
         self._keep_surprise(noise)
         wrong = (
@@ -122,7 +193,7 @@ class _Judge:
         wrong = np.where(said, judged.error > self.evidence.tolerance, wrong)
         self._keep_tolerance(said)
         wrong |= facts.nonfinite & self.open
-        wrong |= facts.bits_only
+        wrong |= facts.bits_only & self.own
         agree = self.open & ~wrong
         judged.verdict[agree] = np.where(self._is_rounding(), Verdict.ROUNDING, Verdict.DRIFTING)[agree]
         judged.verdict[agree & said] = Verdict.ROUNDING
@@ -132,12 +203,13 @@ class _Judge:
         judged.verdict[self.open & facts.nonfinite] = Verdict.NON_FINITE
         self._doubt_reduced()
         wrong = np.isin(judged.verdict, BAD)
-        judged.origin[:] = wrong & ~self._comes_of(wrong)
-        self._find_victims(self.open & ~wrong & ~said)
+        judged.origin[:] = wrong & ~self._comes_of(wrong) & self.own
+        past = self._find_victims(self.open & ~wrong & ~said)
         unseen = facts.hidden & np.isin(judged.verdict, BAD) & (judged.error == 0)
         judged.error[unseen] = judged.deviation[unseen] = np.nan
         carried = np.flatnonzero(self.unit == Unit.CARRIED)
         self._carry(carried)
+        return past
 
     def _keep_surprise(self, noise: list[Gains]) -> None:
         found = find_surprise(self.errors, self.sources, self.bases, noise)
@@ -288,23 +360,26 @@ class _Judge:
             found |= by_bits & (self.sources.largest(wrong.astype(np.float64)) > 0)
         return found
 
-    def _find_victims(self, other: Bools) -> None:
+    def _find_victims(self, other: Bools) -> _Past:
         """What has come of rows that are wrong by themselves; `other` are those that seemed right."""
-        judged = self.judged
-        reached = find_reached(self.sources, judged.origin, other)
-        candidates = reached.rows & other
-        if candidates.any():
-            candidates &= self._beyond_clean(reached.rows) | self.facts.hidden
-        victims = candidates
+        judged, past = self.judged, self.past
+        is_first = not past.reach.has_begun
+        origin, other = np.where(self.own, judged.origin, past.origin), np.where(self.own, other, past.other)
+        reached = past.reach.find(self.sources, self.own, origin, other)
+        tainted = reached.rows | past.tainted
+        victims = reached.rows & other & self.own
+        if victims.any():
+            victims &= self._beyond_clean(tainted) | self.facts.hidden
         judged.verdict[victims] = Verdict.DIVERGED
-        victims |= self._blamed_before(reached.again)
+        victims |= self._blamed_before(reached.again, is_first)
         judged.origin[victims] = False
         judged.reason[victims] |= Reason.VICTIM
+        return _Past(self.bases.moved, origin, other, tainted, past.reach)
 
-    def _blamed_before(self, again: Bools) -> Bools:
+    def _blamed_before(self, again: Bools, is_first: bool) -> Bools:
         """Origins that have come of another, or are the same value; `again` are those that could have come of one."""
         origin, sources = self.judged.origin, self.sources
-        later = origin & (np.arange(len(origin)) > int(np.argmax(origin)))
+        later = origin & (np.arange(len(origin)) > int(np.argmax(origin))) if is_first else origin.copy()
         if not later.any():
             return later
         found = again & (self.judged.surprise > 1) & np.isin(self.judged.rule, BY_SURPRISE)

@@ -7,6 +7,7 @@ decides that.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 import numpy as np
@@ -22,29 +23,53 @@ class Reached(NamedTuple):
     again: Bools
 
 
-def find_reached(sources: Sources, origin: Bools, other: Bools) -> Reached:
-    """Whatever can have come of an origin. After the step behind the first one, that is everything.
+class Reach:
+    """Whatever can have come of an origin, window after window; after the step behind the first one, everything.
 
-    other: the rows besides that may have.
+    steps: those of all rows, in order.
     """
-    tainted, again = origin.copy(), np.zeros(len(origin), np.bool_)
-    if not origin.any():
+
+    def __init__(self, steps: Ints) -> None:
+        self._steps = steps.tolist()
+        self._first: int | None = None  # the step of the first origin
+        self._last = 0  # the step behind it
+        self._is_late = False  # whether something was reached in that one
+
+    @property
+    def has_begun(self) -> bool:
+        return self._first is not None
+
+    def find(self, sources: Sources, own: Bools, origin: Bools, other: Bools) -> Reached:
+        """What is reached in a window. own: the rows that are judged in it. other: those that may have come of origins.
+
+        Steps that a window looks back at are walked through again: what comes of them does.
+        """
+        tainted, again = origin.copy(), np.zeros(len(origin), np.bool_)
+        if self._first is None:
+            if not origin.any():
+                return Reached(tainted, again)
+            self._begin(int(sources.evidence.steps[np.argmax(origin)]))
+        steps = np.where(sources.known, sources.step, -1)
+        walked = (steps >= self._first) & (steps <= self._last)
+        if np.any(walked & own):
+            self._walk(sources, np.flatnonzero(walked & (origin | other)), tainted, again)
+        self._is_late = self._is_late or bool(np.any(tainted & own & (steps == self._last)))
+        if self._is_late:
+            after = own & (steps > self._last)
+            tainted |= after & other
+            again |= after & origin
         return Reached(tainted, again)
-    first = int(np.argmax(origin))
-    steps = np.where(sources.known, sources.step, -1)
-    walked = np.flatnonzero((origin | other) & (steps <= steps[first] + 1))
-    walked = walked[walked >= first]
-    position = np.arange(len(origin))  # a value comes by its source, wherever it was seen before
-    carried = np.flatnonzero(sources.unit == Unit.CARRIED)
-    np.minimum.at(position, sources.carried_from[carried], carried)
-    walked = walked[np.argsort(position[walked], kind="stable")]
-    after = steps > steps[first] + 1
-    _walk(sources, walked, tainted, again)
-    late = np.any(tainted[steps == steps[first] + 1])
-    if late:
-        tainted |= after & other
-        again |= after & origin
-    return Reached(tainted, again)
+
+    def _walk(self, sources: Sources, rows: Ints, tainted: Bools, again: Bools) -> None:
+        rows = rows[rows >= int(np.argmax(tainted))]
+        position = np.arange(len(tainted))  # a value comes by its source, wherever it was seen before
+        carried = np.flatnonzero(sources.unit == Unit.CARRIED)
+        np.minimum.at(position, sources.carried_from[carried], carried)
+        _walk(sources, rows[np.argsort(position[rows], kind="stable")], tainted, again)
+
+    def _begin(self, step: int) -> None:
+        place = bisect_right(self._steps, step)
+        self._first, self._last = step, self._steps[place] if place < len(self._steps) else step
 
 
 def _walk(sources: Sources, rows: Ints, tainted: Bools, again: Bools) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from astray.compare.keys import one_key
 from astray.compare.mapping import Mapping
+from astray.compare.rows import Ints
 from astray.compare.setup.difference import ABSENT
 from astray.record import Setup
 from astray.store import RankRun
@@ -106,7 +108,7 @@ def _modules(rank: RankRun) -> Iterator[Setup]:
     values: dict[str, dict[str, Any]] = {}
     if rank.fingerprints == "astray":  # other tools have other words for classes
         of_modules = kinds.codes == kinds.code("module")
-        for site, type in np.unique(np.stack([sites.codes, types.codes])[:, of_modules], axis=1).T.tolist():
+        for site, type in _distinct([sites.codes[of_modules], types.codes[of_modules]]):
             if site >= 0 and type >= 0:
                 values.setdefault(sites.values[site], {})["class"] = types.values[type]
     roles = tensors.coded("role")
@@ -114,12 +116,17 @@ def _modules(rank: RankRun) -> Iterator[Setup]:
     rows = rows[kinds.codes[rank.call_rows[rows]] == kinds.code("module")]
     columns = [sites.codes[rank.call_rows[rows]]]
     columns += [tensors.coded(name).codes[rows] for name in ("path", "dtype", "device")]
-    found, first = np.unique(np.stack(columns), axis=1, return_index=True)
-    for site, path, dtype, device in found[:, np.argsort(first)].T.tolist():
+    for site, path, dtype, device in _distinct(columns):
         told = values.setdefault(sites.values[site], {})
         told.setdefault(f"{tensors.coded('path').values[path]}.dtype", tensors.coded("dtype").values[dtype])
         told.setdefault("device", tensors.coded("device").values[device])
     yield from (Setup(0, "module", site, told) for site, told in values.items())
+
+
+def _distinct(columns: list[Ints]) -> Iterator[tuple[int, ...]]:
+    """Every combination of some columns' values once, in the order in which they came."""
+    _, first = np.unique(one_key(columns), return_index=True)
+    return zip(*(column[np.sort(first)].tolist() for column in columns), strict=True)
 
 
 def _optimizers(rank: RankRun) -> Iterator[Setup]:

@@ -1,0 +1,318 @@
+"""What each row may be off by: its *base*, for each measure.
+
+Reads `errors` and `sources`, feeds `surprise`. The base of a row is what it was given, ⊕ the rounding of its own call.
+Four kinds of right difference come out of nothing, and are a part of the base: sums that are off by √n less than
+elements; gates that flip a few elements of a gradient; an optimizer that moves elements whose gradient is rounding;
+gradients that are sums of much larger terms.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from astray.compare.judge import thresholds as t
+from astray.compare.judge.errors import Errors
+from astray.compare.judge.sources import Sources, Unit
+from astray.compare.rows import Bools, Floats, Ints
+from astray.compare.verdict import MEASURES
+
+
+class Bases(NamedTuple):
+    """For each measure what a row may be off by of itself (`own`), and together with what it was given (`whole`)."""
+
+    own: dict[str, Floats]
+    moved: Floats  # weights, by what an optimizer may do to gradients that are nothing but rounding
+    given: dict[str, Floats]
+    whole: dict[str, Floats]
+    spoilt: Bools  # rows of which something they came from is not bit-identical
+    unspoilt: Bools  # rows that came from something that was recorded, all of which is bit-identical
+    element: Floats  # what elements of what it came from are off by
+    cancelled: Bools  # sums of terms that cancel, of which nothing may be left but rounding
+    silent: dict[str, Bools]  # rows of which a measure says nothing
+
+
+def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
+    """What each row may be off by: of itself, and because of what it came from.
+
+    moved: what optimizers may have moved weights by.
+    """
+    unit = errors.unit
+    bias = _is_bias(sources)
+    real = sources.known & (unit > 0) & (errors.count > 1)
+    element = np.where(real, np.maximum(errors.element, np.minimum(moved, errors.at_most)), 0.0)
+    rms = np.maximum(errors.rms, np.finfo(np.float32).tiny)
+
+    def given(column: Floats) -> Floats:
+        """What was given is off by, a bias only as far as it weighs in the result."""
+        plain = sources.largest(np.where(bias, 0.0, column))
+        if not np.any(column[bias] > 0):
+            return plain
+        weighed = np.minimum(sources.largest(np.where(bias, column * errors.rms, 0.0)) / rms, t.LARGEST)
+        whole = np.minimum(weighed, sources.largest(np.where(bias, column, 0.0)))
+        forward = np.isin(sources.unit, (Unit.CALL, Unit.CODE)) & ~sources.backward
+        return np.maximum(plain, np.where(forward, whole, sources.largest(column)))
+
+    coarsest = _coarsest(errors, sources)
+    rounding = np.where(coarsest <= t.FLOAT32, t.FINE_SUM * coarsest, coarsest)
+    elements = given(element)
+    flips, flipped_sums = _gates(errors, sources, elements)
+    buffer = sources.unit == Unit.BUFFER  # a mean over many numbers, which may be much smaller than they are
+    if buffer.any():
+        size = np.minimum(sources.largest(np.where(real, errors.rms, 0.0)) / rms, t.LARGEST)
+        averaging = np.where(buffer, np.minimum(rounding * size, t.LARGEST), 0.0)
+        flips, flipped_sums = np.maximum(flips, averaging), np.maximum(flipped_sums, averaging)
+    flips, flipped_sums = np.maximum(flips, moved), np.maximum(flipped_sums, moved / np.sqrt(errors.count))
+    updates = _updates(errors, sources, elements)
+    flips, flipped_sums = np.maximum(flips, updates), np.maximum(flipped_sums, updates)
+    spread = t.SUMS * np.maximum(np.where(coarsest <= t.FLOAT32, coarsest, rounding), elements) / np.sqrt(errors.count)
+    spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / np.sqrt(errors.count), 0.0)))
+    sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
+    worst = np.where(real, np.nan_to_num(np.minimum(np.fmax(errors.worst, errors.extremes), t.LARGEST)), 0.0)
+    summed = spread + shared_rounding(coarsest) + flipped_sums
+    single = t.WORST * rounding + flips
+    cancelled = _cancellation(errors, sources)
+    own = {
+        "values": rounding + flips,
+        "worst": single,
+        "norm": summed,
+        "mean": summed.copy(),
+        "extremes": single.copy(),
+    }
+    far, together = np.maximum(elements, given(worst)), given(sums)
+    levels = {
+        "values": elements.copy(),
+        "worst": far,
+        "norm": together,
+        "mean": together.copy(),
+        "extremes": far.copy(),
+    }
+    for column in (*own.values(), *levels.values()):
+        np.minimum(column * cancelled, t.LARGEST, out=column)
+    some = sources.is_explained
+    differs = np.where(sources.known & ~errors.identical, 1.0, 0.0)
+    spoilt = sources.largest(differs)
+    moved_by = np.append(differs, 1.0)[sources.gradient_before]
+    spoilt = np.where(sources.unit == Unit.WEIGHT, np.maximum(spoilt, moved_by), spoilt)
+    singles = _after_choices(errors, sources) | (flips > 0) | np.isin(sources.unit, (Unit.WEIGHT, Unit.BUFFER))
+    # An optimizer brings rounding to scales of its own. What it makes of it shows in the weights.
+    nothing = (spoilt > 0) & sources.in_update & ((sources.plane == 1) | (sources.plane == 2))
+    return Bases(
+        own,
+        moved,
+        levels,
+        {name: np.hypot(levels[name], own[name]) for name in MEASURES},
+        spoilt=spoilt > 0,
+        unspoilt=some & (spoilt == 0),
+        element=elements,
+        cancelled=(cancelled > 1) & (t.OWN * own["values"] >= 1),
+        silent={
+            "values": nothing,
+            "norm": nothing,
+            "mean": nothing,
+            "worst": singles | nothing,
+            "extremes": singles | nothing,
+        },
+    )
+
+
+def shared_rounding(unit: Floats) -> Floats:
+    """What all elements may be off by together, for dtypes of these unit roundoffs."""
+    return t.SHARED * np.clip(unit, t.EXACT, t.FLOAT32)
+
+
+def find_negligible(errors: Errors, sources: Sources) -> Bools:
+    """Results that are smaller, in both runs, than the rounding of whatever their call was given: zero but for that.
+
+    0 against 1e-9 is infinitely wrong, and fine beside ones. The smallest that was given counts: a mask of −1e38 must
+    not make everything beside it small. Sums are taken in float32, whatever the dtype.
+    """
+    found = np.zeros(len(errors.unit), np.bool_)
+    at = np.flatnonzero(sources.is_result & ~errors.identical & (errors.unit > 0) & (sources.unit == Unit.CALL))
+    if len(at):
+        size = np.fmax(*sources.evidence.numbers("absmax", at))
+        rounding = 2 * np.minimum(errors.unit[at], t.FLOAT32)
+        found[at] = size <= rounding * sources.smallest_given(errors.absmax)[at]
+    return found
+
+
+def _cancellation(errors: Errors, sources: Sources) -> Floats:
+    """How many times larger than a gradient the terms are that it is the sum of: its error is that of the terms.
+
+    A weight's gradient is a sum over M positions of products of what arrives at its module and what entered it. Terms
+    of random signs add up to √M times their size. One that is much smaller (that of a bias before a batch norm, or of
+    the keys of an attention) holds little more than the rounding of its terms.
+    """
+    found = np.ones(len(errors.unit))
+    size = np.maximum(errors.size, np.finfo(np.float32).tiny)
+    vectors = np.flatnonzero((sources.unit == Unit.CALL) & sources.backward & (errors.unit > 0) & sources.is_vector)
+    if len(vectors):  # what a function gives for a bias, as its module's gradient
+        arrives = sources.largest(np.where(sources.backward & sources.has_role("input"), errors.size, 0.0))
+        found[vectors] = arrives[vectors] / size[vectors]
+    at = np.flatnonzero((sources.unit == Unit.GRADIENT) & (errors.unit > 0))
+    if len(at):
+        rows = np.where(sources.known, errors.rms, 0.0), np.where(sources.known, errors.count, 0.0)
+        gradient, positions = (sources.arriving(column)[at] for column in rows)
+        entered, inputs = (sources.entering(column)[at] for column in rows)
+        count, matrix = errors.count[at], ~sources.is_vector[at]
+        terms = np.where(matrix, np.sqrt(positions * inputs / count), positions / count)
+        summed = np.sqrt(count * np.maximum(terms, 1.0)) * gradient * np.where(matrix, entered, 1.0)
+        found[at] = summed / size[at]
+    return np.clip(found, 1.0, t.LARGEST / t.FLOAT32)
+
+
+def _after_choices(errors: Errors, sources: Sources) -> Bools:
+    """Rows that came of a choice that fell another way, such as a router's: a few of their elements are others."""
+    chosen: Bools = sources.known & (errors.unit == 0) & ~errors.identical & (sources.unit == Unit.CALL)
+    if not chosen.any():
+        return chosen
+    return np.asarray(_carried(np.where(chosen, 1.0, 0.0), sources.known & ~errors.identical, sources) > 0)
+
+
+def _carried(column: Floats, rows: Bools, sources: Sources) -> Floats:
+    """A column of some rows, each with the largest number of all that it came from, however many calls ago."""
+    carried = np.where(rows, column, 0.0)
+    for _ in range(t.LONGEST):
+        further = np.where(rows, np.maximum(carried, sources.largest(carried)), 0.0)
+        if np.array_equal(further, carried):
+            break
+        carried = further
+    return carried
+
+
+def _coarsest(errors: Errors, sources: Sources) -> Floats:
+    """The unit roundoff of the coarsest numbers that each row came from, however many calls ago.
+
+    A float32 sum of bfloat16 products has bfloat16's noise, if those differ at all.
+    """
+    unit = np.where(sources.known, errors.unit, 0.0)
+    units = unit[sources.known]
+    if not len(units) or units.min() == units.max():
+        return unit
+    found = np.maximum(unit, sources.largest(unit))
+    differs = sources.known & ~errors.identical & (unit > 0)
+    if not differs.any() or unit[differs].min() == unit[differs].max():
+        return found
+    return np.maximum(found, _carried(found, differs, sources))
+
+
+def _updates(errors: Errors, sources: Sources, elements: Floats) -> Floats:
+    """What an optimizer's recorded results may be off by besides.
+
+    An update is the difference of two weights, each rounded to its dtype. And where a gradient is off, elements of it
+    that are nothing but rounding move up in one run and down in the other.
+    """
+    found = np.zeros(len(errors.unit))
+    at = np.flatnonzero((sources.unit == Unit.CALL) & sources.of_optimizer & (errors.unit > 0) & (errors.size > 0))
+    if not len(at):
+        return found
+    call, is_update = sources.call[at], sources.is_update[at]
+    weight = sources.by_call(errors.size, sources.has_role("parameter"))[call]
+    move = sources.by_call(errors.absmax, sources.is_update & sources.is_result)[call]
+    count = errors.count[at]
+    flipped = _likely(count * np.minimum(1.0, t.FLIPPED * (elements[at] + errors.unit[at])), count)
+    flips = np.where(elements[at] > 0, t.MOVED * move * np.sqrt(flipped), 0.0)
+    rounding = np.where(is_update, t.UPDATED * errors.unit[at] * weight, 0.0)
+    found[at] = np.minimum((flips + rounding) / errors.size[at], t.LARGEST)
+    return found
+
+
+def _is_bias(sources: Sources) -> Bools:
+    """Parameters that are added: of one dimension, by their name."""
+    words = np.array([*(path.rpartition(".")[2].endswith("bias") for path in sources.evidence.paths), False])
+    return np.asarray(sources.has_role("parameter") & words[sources.path])
+
+
+def _likely(mean: Floats, count: Floats) -> Floats:
+    """How many elements may flip where so many do on average."""
+    return np.asarray(np.minimum(count, mean + t.FLIPS_SPREAD * np.sqrt(mean) + 1))
+
+
+def _gates(errors: Errors, sources: Sources, elements: Floats) -> tuple[Floats, Floats]:
+    """What flipped gates may do to gradients, in elements and in sums: k of them, each as large as the largest.
+
+    A gradient that gained zeros has passed a gate. How many flip follows from the error of what the forward call saw,
+    and from how many zeros there are more or less now.
+    """
+    nothing = np.zeros(len(elements))
+    if not np.any(sources.backward & (errors.sparse > t.GATED)):
+        return nothing, nothing
+    arrived = sources.largest(np.where(sources.backward & sources.known, errors.sparse, 0.0))
+    at = np.flatnonzero(
+        sources.backward & sources.known & (errors.unit > 0) & (errors.sparse > arrived + t.GATED) & (errors.size > 0)
+        & np.isin(sources.unit, (Unit.CALL, Unit.CODE))
+    )  # fmt: skip
+    if not len(at):
+        return nothing, nothing
+    forward = sources.largest(np.where(sources.backward, 0.0, errors.element))[at]
+    mean = errors.count[at] * np.minimum(1.0, t.FLIPPED * forward) + errors.flips[at]
+    count = np.where(mean > 0, _likely(mean, errors.count[at]), 0.0)
+    peak = errors.peak[at]
+    elements, sums = nothing.copy(), nothing.copy()
+    elements[at] = np.sqrt(count) * peak
+    sums[at] = count * peak**2 / 2 + np.sqrt(count) * peak / np.sqrt(errors.count[at])
+    return elements, sums
+
+
+def _at_least_typical(moves: Floats, steps: Ints) -> Floats:
+    """The moves of weights; one whose extremes stayed where they were has moved as far as the others of its step."""
+    found = moves.copy()
+    for here in _by_step(steps):
+        found[here] = np.maximum(moves[here], np.median(moves[here]))
+    return found
+
+
+def _by_step(steps: Ints) -> list[Ints]:
+    """The places of each step, one step after another."""
+    order = np.argsort(steps, kind="stable")
+    begins = np.flatnonzero(np.diff(steps[order], prepend=-1))
+    return np.split(order, begins[1:])
+
+
+def moves_of_optimizers(errors: Errors, sources: Sources, known: Floats | None = None) -> Floats:
+    """What weights may be off by because an optimizer moved elements whose gradient is nothing but rounding.
+
+    Adam moves every element by about its learning rate, be its gradient ever so small. How far, is taken from what the
+    statistics of the weight moved in the reference; how many elements, from the error of the gradient. `known` has it
+    of rows for which it was found before.
+    """
+    found = np.zeros(len(errors.unit)) if known is None else known.copy()
+    weights = np.flatnonzero((sources.unit == Unit.WEIGHT) & (sources.last_seen >= 0))
+    if len(weights):
+        before = sources.last_seen[weights]
+        move = _at_least_typical(_move(sources, weights, before), sources.step[weights])
+        own = _flipped(errors, sources, weights, move, np.ones(len(weights)))
+        for here in _by_step(sources.step[weights]):  # what a step adds is there in the next
+            found[weights[here]] = np.minimum(own[here] + found[before[here]], t.LARGEST)
+    stepped = np.flatnonzero((sources.unit == Unit.CALL) & (sources.stepped_from >= 0) & (errors.unit > 0))
+    if len(stepped):  # where the step itself was recorded
+        before = sources.stepped_from[stepped]
+        update = np.isin(
+            sources.path[stepped], [n for n, path in enumerate(sources.evidence.paths) if path == "update"]
+        )
+        move = np.where(update, errors.rms[stepped], _move(sources, stepped, before))
+        given = sources.largest(np.where(sources.known, errors.element, 0.0))[stepped]
+        own = _flipped(errors, sources, stepped, move, np.minimum(1.0, t.FLIPPED * (given + errors.unit[stepped])))
+        own[given == 0] = 0.0
+        found[stepped] = np.minimum(own + np.where(update, 0.0, found[before]), t.LARGEST)
+    return found
+
+
+def _move(sources: Sources, rows: Ints, before: Ints) -> Floats:
+    """How far the statistics of some rows have moved since others, in the reference."""
+    numbers = sources.evidence.numbers
+    moves = [np.abs(numbers(name, rows)[0] - numbers(name, before)[0]) for name in ("min", "max", "mean", "std")]
+    return np.asarray(np.nan_to_num(np.fmax.reduce(moves)))
+
+
+def _flipped(errors: Errors, sources: Sources, rows: Ints, move: Floats, share: Floats) -> Floats:
+    """What rows are off by, relatively, if elements moved the other way: by the gradient, or else such a share."""
+    gradient = sources.gradient_before[rows]
+    known = gradient >= 0
+    share = np.where(known, np.minimum(1.0, t.FLIPPED * (errors.element[gradient] + errors.unit[gradient])), share)
+    flipped = _likely(errors.count[rows] * share, errors.count[rows])
+    size = np.maximum(errors.size[rows], np.finfo(np.float32).tiny)
+    own = np.minimum(t.MOVED * move * np.sqrt(flipped) / size, t.LARGEST)
+    own[known & errors.identical[gradient]] = 0.0
+    return own
