@@ -12,7 +12,7 @@ from astray.compare.evidence import Evidence
 from astray.compare.judge.bases import Bases, find_bases, moves_of_optimizers
 from astray.compare.judge.errors import Errors, find_errors
 from astray.compare.judge.measuring import measure
-from astray.compare.judge.precision import multiplied_units
+from astray.compare.judge.precision import find_units, multiplied_units
 from astray.compare.judge.scaling import Scaling, find_scaling
 from astray.compare.judge.sources import Sources
 from astray.compare.own_metrics import OwnMetrics
@@ -53,11 +53,18 @@ class Judged:
 
     @property
     def errors(self) -> Errors:
-        return find_errors(self.evidence, self.judgement, self.scaling.factor, multiplied_units(self.sources))
+        return find_errors(
+            self.evidence,
+            self.judgement,
+            self.scaling.factor,
+            multiplied_units(self.sources, find_units(self.evidence)),
+        )
 
     @property
     def bases(self) -> Bases:
-        return find_bases(self.errors, self.sources, moves_of_optimizers(self.errors, self.sources))
+        rows = len(self.sources.known)
+        moved = moves_of_optimizers(self.errors, self.sources, np.ones(rows, np.bool_), np.zeros(rows))
+        return find_bases(self.errors, self.sources, moved)
 
     def rows(self) -> dict[tuple[Any, ...], int]:
         """The number of each pair, by step, phase, site, call, role and path."""

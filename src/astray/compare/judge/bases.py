@@ -16,7 +16,6 @@ from astray.compare.judge import thresholds as t
 from astray.compare.judge.errors import Errors
 from astray.compare.judge.sources import Sources, Unit
 from astray.compare.rows import Bools, Floats, Ints
-from astray.compare.verdict import MEASURES
 
 
 class Bases(NamedTuple):
@@ -51,7 +50,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
             return plain
         weighed = np.minimum(sources.largest(np.where(bias, column * errors.rms, 0.0)) / rms, t.LARGEST)
         whole = np.minimum(weighed, sources.largest(np.where(bias, column, 0.0)))
-        forward = np.isin(sources.unit, (Unit.CALL, Unit.CODE)) & ~sources.backward
+        forward = sources.is_unit(Unit.CALL, Unit.CODE) & ~sources.backward
         return np.maximum(plain, np.where(forward, whole, sources.largest(column)))
 
     coarsest = _coarsest(errors, sources)
@@ -63,46 +62,38 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
         size = np.minimum(sources.largest(np.where(real, errors.rms, 0.0)) / rms, t.LARGEST)
         averaging = np.where(buffer, np.minimum(rounding * size, t.LARGEST), 0.0)
         flips, flipped_sums = np.maximum(flips, averaging), np.maximum(flipped_sums, averaging)
-    flips, flipped_sums = np.maximum(flips, moved), np.maximum(flipped_sums, moved / np.sqrt(errors.count))
+    flips, flipped_sums = np.maximum(flips, moved), np.maximum(flipped_sums, moved / errors.root)
     updates = _updates(errors, sources, elements)
     flips, flipped_sums = np.maximum(flips, updates), np.maximum(flipped_sums, updates)
-    spread = t.SUMS * np.maximum(np.where(coarsest <= t.FLOAT32, coarsest, rounding), elements) / np.sqrt(errors.count)
-    spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / np.sqrt(errors.count), 0.0)))
+    spread = t.SUMS * np.maximum(np.where(coarsest <= t.FLOAT32, coarsest, rounding), elements) / errors.root
+    spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / errors.root, 0.0)))
     sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
     worst = np.where(real, np.nan_to_num(np.minimum(np.fmax(errors.worst, errors.extremes), t.LARGEST)), 0.0)
     summed = spread + shared_rounding(coarsest) + flipped_sums
     single = t.WORST * rounding + flips
     cancelled = _cancellation(errors, sources)
-    own = {
-        "values": rounding + flips,
-        "worst": single,
-        "norm": summed,
-        "mean": summed.copy(),
-        "extremes": single.copy(),
-    }
+    terms = np.flatnonzero(cancelled > 1)
     far, together = np.maximum(elements, given(worst)), given(sums)
-    levels = {
-        "values": elements.copy(),
-        "worst": far,
-        "norm": together,
-        "mean": together.copy(),
-        "extremes": far.copy(),
-    }
-    for column in (*own.values(), *levels.values()):
-        np.minimum(column * cancelled, t.LARGEST, out=column)
+    of_itself = rounding + flips, single, summed
+    because = elements.copy(), far, together
+    for column in (*of_itself, *because):
+        column[terms] *= cancelled[terms]
+        np.minimum(column, t.LARGEST, out=column)
+    own, levels = _by_measure(*of_itself), _by_measure(*because)
+    whole = _by_measure(*(np.sqrt(one * one + other * other) for one, other in zip(of_itself, because, strict=True)))
     some = sources.is_explained
     differs = np.where(sources.known & ~errors.identical, 1.0, 0.0)
     spoilt = sources.largest(differs)
     moved_by = np.append(differs, 1.0)[sources.gradient_before]
     spoilt = np.where(sources.unit == Unit.WEIGHT, np.maximum(spoilt, moved_by), spoilt)
-    singles = _after_choices(errors, sources) | (flips > 0) | np.isin(sources.unit, (Unit.WEIGHT, Unit.BUFFER))
+    singles = _after_choices(errors, sources) | (flips > 0) | sources.is_unit(Unit.WEIGHT, Unit.BUFFER)
     # An optimizer brings rounding to scales of its own. What it makes of it shows in the weights.
     nothing = (spoilt > 0) & sources.in_update & ((sources.plane == 1) | (sources.plane == 2))
     return Bases(
         own,
         moved,
         levels,
-        {name: np.hypot(levels[name], own[name]) for name in MEASURES},
+        whole,
         spoilt=spoilt > 0,
         unspoilt=some & (spoilt == 0),
         element=elements,
@@ -115,6 +106,11 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
             "extremes": singles | nothing,
         },
     )
+
+
+def _by_measure(values: Floats, single: Floats, sums: Floats) -> dict[str, Floats]:
+    """For each measure its column: of all elements, of single ones, or of sums over all."""
+    return {"values": values, "worst": single, "norm": sums, "mean": sums, "extremes": single}
 
 
 def shared_rounding(unit: Floats) -> Floats:
@@ -241,7 +237,7 @@ def _gates(errors: Errors, sources: Sources, elements: Floats) -> tuple[Floats, 
     arrived = sources.largest(np.where(sources.backward & sources.known, errors.sparse, 0.0))
     at = np.flatnonzero(
         sources.backward & sources.known & (errors.unit > 0) & (errors.sparse > arrived + t.GATED) & (errors.size > 0)
-        & np.isin(sources.unit, (Unit.CALL, Unit.CODE))
+        & sources.is_unit(Unit.CALL, Unit.CODE)
     )  # fmt: skip
     if not len(at):
         return nothing, nothing
@@ -270,22 +266,22 @@ def _by_step(steps: Ints) -> list[Ints]:
     return np.split(order, begins[1:])
 
 
-def moves_of_optimizers(errors: Errors, sources: Sources, known: Floats | None = None) -> Floats:
+def moves_of_optimizers(errors: Errors, sources: Sources, asked: Bools, known: Floats) -> Floats:
     """What weights may be off by because an optimizer moved elements whose gradient is nothing but rounding.
 
     Adam moves every element by about its learning rate, be its gradient ever so small. How far, is taken from what the
-    statistics of the weight moved in the reference; how many elements, from the error of the gradient. `known` has it
-    of rows for which it was found before.
+    statistics of the weight moved in the reference; how many elements, from the error of the gradient. It is `known`
+    of the rows that are not asked for.
     """
-    found = np.zeros(len(errors.unit)) if known is None else known.copy()
-    weights = np.flatnonzero((sources.unit == Unit.WEIGHT) & (sources.last_seen >= 0))
+    found = known.copy()
+    weights = np.flatnonzero((sources.unit == Unit.WEIGHT) & (sources.last_seen >= 0) & asked)
     if len(weights):
         before = sources.last_seen[weights]
         move = _at_least_typical(_move(sources, weights, before), sources.step[weights])
         own = _flipped(errors, sources, weights, move, np.ones(len(weights)))
         for here in _by_step(sources.step[weights]):  # what a step adds is there in the next
             found[weights[here]] = np.minimum(own[here] + found[before[here]], t.LARGEST)
-    stepped = np.flatnonzero((sources.unit == Unit.CALL) & (sources.stepped_from >= 0) & (errors.unit > 0))
+    stepped = np.flatnonzero((sources.unit == Unit.CALL) & (sources.stepped_from >= 0) & (errors.unit > 0) & asked)
     if len(stepped):  # where the step itself was recorded
         before = sources.stepped_from[stepped]
         update = np.isin(

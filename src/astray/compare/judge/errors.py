@@ -59,6 +59,11 @@ class Errors:
         return replace(self, **{name: np.where(rows, 0.0, self.measure(name)) for name in MEASURES})
 
     @cached_property
+    def root(self) -> Floats:
+        """√n: so many times less than its elements a sum is off by."""
+        return np.sqrt(self.count)
+
+    @cached_property
     def sums(self) -> Floats:
         """The larger of those that are sums over all elements."""
         return np.fmax(self.norm, self.mean)
@@ -69,18 +74,18 @@ class Errors:
 
         An extreme may be right by chance. Sums are off by δ/√n where elements are off by δ each for itself.
         """
-        shown = np.fmax(self.extremes, self.sums * np.maximum(np.sqrt(self.count) / t.SUMS, 1.0))
+        shown = np.fmax(self.extremes, self.sums * np.maximum(self.root / t.SUMS, 1.0))
         return _bounded(np.where(np.isnan(self.values), shown, self.values))
 
     @cached_property
     def at_most(self) -> Floats:
         """The most that elements can be off by, each by itself, before sums show it; by values where they were kept."""
-        shown = np.fmax(self.extremes, t.SUMS * self.sums * np.sqrt(self.count))
+        shown = np.fmax(self.extremes, t.SUMS * self.sums * self.root)
         return _bounded(np.where(np.isnan(self.values), np.where(np.isnan(shown), np.inf, shown), self.values))
 
     @cached_property
     def rms(self) -> Floats:
-        return np.asarray(self.size / np.sqrt(self.count))
+        return np.asarray(self.size / self.root)
 
     @cached_property
     def peak(self) -> Floats:

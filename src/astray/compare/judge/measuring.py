@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from astray.compare.evidence import Evidence, Measured, Progress, measure_statistics, measure_values
+from astray.compare.judge import thresholds as t
 from astray.compare.kept import Source, is_partial
 from astray.compare.reasons import UNDECIDED, Reason
 from astray.compare.rows import Bools, Ints
@@ -101,8 +102,8 @@ def _by_bits(at: Ints, judged: Judgement, facts: Facts) -> None:
 
 
 def _by_statistics(evidence: Evidence, at: Ints, judged: Judgement, facts: Facts) -> None:
-    if len(at):
-        _keep(at, measure_statistics(evidence, at), judged, facts)
+    for rows in np.split(at, range(t.ROWS, len(at), t.ROWS)):  # as many at a time as fit into the cache
+        _keep(rows, measure_statistics(evidence, rows), judged, facts)
 
 
 def _by_values(evidence: Evidence, at: Ints, judged: Judgement, facts: Facts, progress: Progress | None) -> None:

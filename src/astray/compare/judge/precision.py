@@ -7,9 +7,11 @@ layers, convolutions and of code that was not recorded, and not of norms, activa
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import numpy as np
 
+from astray.compare.evidence import Evidence
 from astray.compare.judge import thresholds as t
 from astray.compare.judge.sources import Sources
 from astray.compare.rows import Floats
@@ -30,13 +32,24 @@ FLAGS = {
 }
 
 
-def multiplied_units(sources: Sources) -> Floats:
+class Units(NamedTuple):
+    """The unit roundoffs of products in float32, in whichever run is coarser; 0 where nothing is said."""
+
+    matmul: float
+    conv: float
+
+
+def find_units(evidence: Evidence) -> Units:
+    """Those that both runs were set to."""
+    units = [_units(rows.run) for rows in (evidence.reference, evidence.candidate) if rows.run is not None]
+    return Units(*(max((unit[name] for unit in units), default=0.0) for name in Units._fields))
+
+
+def multiplied_units(sources: Sources, units: Units) -> Floats:
     """For each row the unit roundoff of the products it is made of, 0 where that is its dtype's."""
     found = np.zeros(len(sources.call))
-    candidate = sources.evidence.candidate.run
-    units = [_units(run) for run in (sources.run, candidate) if run is not None]
-    matmul, conv = (max((unit[name] for unit in units), default=0.0) for name in ("matmul", "conv"))
-    if max(matmul, conv) <= t.FLOAT32:
+    matmul, conv = units
+    if max(units) <= t.FLOAT32:
         return found
     calls = sources.calls
     by_type = []

@@ -58,8 +58,9 @@ class Sources:
         self.calls = calls or read_calls(self.run)
         rows = evidence.pairs.reference
         self.known: Bools = comparable & evidence.pairs.matched
-        call = np.searchsorted(self.calls.rows, np.append(evidence.reference.call_row, -1)[rows])
-        self.call: Ints = np.where(self.known, call, -1)
+        place = np.full(len(self.run.calls) + 1, -1)
+        place[self.calls.rows] = np.arange(self.calls.count)
+        self.call: Ints = np.where(self.known, place[np.append(evidence.reference.call_row, -1)[rows]], -1)
         self.role = self._of_tensor("role", rows)
         self.path = self._of_tensor("path", rows)
         self.is_given = self.known & self._has_role(*GIVEN)
@@ -85,11 +86,15 @@ class Sources:
 
     def _has_role(self, *roles: str) -> Bools:
         words = self.evidence.roles
-        return np.isin(self.role, [words.index(role) for role in roles if role in words])
+        return np.array([*(word in roles for word in words), False])[self.role]
 
     def has_role(self, role: str) -> Bools:
         """Known rows in a role."""
         return self.known & self._has_role(role)
+
+    def is_unit(self, *units: Unit) -> Bools:
+        """Rows that came about in one of some ways."""
+        return np.array([unit in units for unit in Unit])[self.unit]
 
     @cached_property
     def is_vector(self) -> Bools:

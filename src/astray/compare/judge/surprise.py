@@ -66,7 +66,7 @@ class _Rows(NamedTuple):
 def _rows_to_judge(errors: Errors, sources: Sources, bases: Bases) -> dict[str, _Rows]:
     """For each measure its rows; most measures have the same ones, which are sorted once."""
     units = (Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT, Unit.BUFFER)
-    judged = np.isin(sources.unit, units) & (errors.unit > 0)
+    judged = sources.is_unit(*units) & (errors.unit > 0)
     found: dict[str, _Rows] = {}
     for name in MEASURES:
         at = np.flatnonzero(judged & ~np.isnan(errors.measure(name)) & ~bases.silent[name])
@@ -103,7 +103,7 @@ def _judged_by_witnesses(
         count = np.where(use_near, near.sites, kin.sites)
         known = count >= t.SIBLINGS
         before = nearest.before(shown)
-        earlier = (before.sites >= t.BEFORE) & np.isin(sources.unit[at], (Unit.CALL, Unit.CODE))
+        earlier = (before.sites >= t.BEFORE) & sources.is_unit(Unit.CALL, Unit.CODE)[at]
         others = np.where(earlier, np.minimum(others, before.largest), others)
         slack = np.where(use_near, 1.0, t.OF_KIND) * np.where(sources.backward[at], t.OF_GRADIENTS[name], 1.0)
         allowed = np.where(known, slack * t.GAIN[name] * np.maximum(others, t.LEAST[name]), t.LONELY)

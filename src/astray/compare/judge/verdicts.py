@@ -7,7 +7,9 @@ of the user's, a noise run, the row's siblings, or a model. What came from nowhe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from astray.compare.judge.bases import Bases, find_bases, find_negligible, moves
 from astray.compare.judge.calls import read_calls
 from astray.compare.judge.errors import Errors, find_errors
 from astray.compare.judge.measuring import Facts, measure
-from astray.compare.judge.precision import multiplied_units
+from astray.compare.judge.precision import find_units, multiplied_units
 from astray.compare.judge.scaling import Scaling, find_scaling
 from astray.compare.judge.siblings import Gains, largest_of_family
 from astray.compare.judge.sources import Sources, Unit
@@ -27,6 +29,8 @@ from astray.compare.judge.windows import Window, cut
 from astray.compare.reasons import Reason
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import AGREEING, BAD, MEASURES, Judgement, Rule, Verdict
+
+T = TypeVar("T")
 
 BY_SURPRISE = (Rule.MODEL, Rule.SIBLINGS, Rule.NOISE)
 
@@ -56,13 +60,12 @@ def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = No
 def _settle(evidence: Evidence, judged: Judgement, facts: Facts, noise: list[Gains]) -> None:
     """Decide about all pairs, window by window, unless bits have decided about every one."""
     past = _Past.of_nothing(evidence)
-    for window, part in _parts(evidence, judged, past):
+    for window, part in _one_ahead(_parts(evidence, judged, past)):
         rows, own = window.rows, np.flatnonzero(window.own)
-        found = _Judge(part, facts.taken(rows), window.own, past.taken(rows)).decide(
-            [gains.taken(rows) for gains in noise]
-        )
-        past.put(rows[own], found.taken(own))
-        judged.put(rows[own], part.judged.taken(own))
+        said = judged.taken(rows)
+        judge = _Judge(part, said, facts.taken(rows), window.own, past.taken(rows))
+        past.put(rows[own], judge.decide([gains.taken(rows) for gains in noise]).taken(own))
+        judged.put(rows[own], said.taken(own))
 
 
 def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str, Floats]:
@@ -72,7 +75,6 @@ def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str
     past = _Past.of_nothing(evidence)
     for window, part in _parts(evidence, judged, past):
         own, rows = window.own, window.rows[window.own]
-        past.moved[rows] = part.bases.moved[own]
         for name in MEASURES:
             error = np.minimum(part.errors.measure(name), t.LARGEST)
             gain = np.full(len(own), np.nan)
@@ -118,7 +120,6 @@ class _Part:
     """The pairs of a window: what they came from, how far off they are, and how far they may be."""
 
     evidence: Evidence
-    judged: Judgement
     sources: Sources
     scaling: Scaling
     errors: Errors
@@ -132,17 +133,27 @@ def _parts(evidence: Evidence, judged: Judgement, past: _Past) -> Iterator[tuple
     run = evidence.reference.run
     if run is None or not undecided.any():
         return
-    calls, comparable = read_calls(run), _comparable(judged)
+    calls, comparable, units = read_calls(run), _comparable(judged), find_units(evidence)
     for window in cut(evidence, calls, undecided):
         rows = window.rows
-        here, said = evidence.taken(rows), judged.taken(rows)
+        here = evidence.taken(rows)
         sources = Sources(here, comparable[rows], calls.taken(evidence.reference.call_row[here.pairs.reference]))
         scaling = find_scaling(here, sources)
-        errors = find_errors(here, said, scaling.factor, multiplied_units(sources))
+        errors = find_errors(here, judged.taken(rows), scaling.factor, multiplied_units(sources, units))
         negligible = find_negligible(errors, sources)
         errors = errors.without(negligible)
-        bases = find_bases(errors, sources, moves_of_optimizers(errors, sources, past.moved[rows]))
-        yield window, _Part(here, said, sources, scaling, errors, negligible, bases)
+        bases = find_bases(errors, sources, moves_of_optimizers(errors, sources, window.own, past.moved[rows]))
+        past.moved[rows[window.own]] = bases.moved[window.own]
+        yield window, _Part(here, sources, scaling, errors, negligible, bases)
+
+
+def _one_ahead(parts: Iterator[T]) -> Iterator[T]:
+    """The same, each made while the one before is judged: two cores share the work."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, parts, None)
+        while (part := coming.result()) is not None:
+            coming = pool.submit(next, parts, None)
+            yield part
 
 
 def _comparable(judged: Judgement) -> Bools:
@@ -171,8 +182,8 @@ def _judge_alone(evidence: Evidence, judged: Judgement, facts: Facts) -> None:
 class _Judge:
     """The columns of a window while verdicts are found. Only rows of its own are `open`."""
 
-    def __init__(self, part: _Part, facts: Facts, own: Bools, past: _Past) -> None:
-        self.evidence, self.judged, self.facts, self.past = part.evidence, part.judged, facts, past
+    def __init__(self, part: _Part, judged: Judgement, facts: Facts, own: Bools, past: _Past) -> None:
+        self.evidence, self.judged, self.facts, self.past = part.evidence, judged, facts, past
         self.sources, self.scaling, self.errors, self.bases = part.sources, part.scaling, part.errors, part.bases
         self.negligible = part.negligible
         self.unit = self.sources.unit
@@ -283,7 +294,7 @@ class _Judge:
         self.judged.limit[self.open & differs] = 0.0
         self.judged.rule[self.open & differs] = Rule.MODEL
         chosen = self.sources.largest(np.where(self.open, 1.0, 0.0)) > 0
-        chosen &= np.isin(self.unit, (Unit.CALL, Unit.CODE, Unit.CARRIED))
+        chosen &= self.sources.is_unit(Unit.CALL, Unit.CODE, Unit.CARRIED)
         self.judged.reason[self.open & differs & chosen] |= Reason.CHOSEN
         return np.asarray(differs & ~chosen)
 
@@ -298,7 +309,7 @@ class _Judge:
         """
         sources, unspoilt = self.sources, self.bases.unspoilt
         at = np.flatnonzero(
-            unspoilt & sources.known & np.isin(self.unit, (Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT))
+            unspoilt & sources.known & self.sources.is_unit(Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT)
         )
         found = np.zeros(len(self.open), np.bool_)
         if not self.open[at].any():
@@ -386,7 +397,7 @@ class _Judge:
         if (found & later).any():
             found &= ~self._beyond_all_together()
         # What came from nothing that was recorded may have come of anything before it.
-        found |= ~sources.is_explained & np.isin(self.unit, (Unit.CALL, Unit.CODE, Unit.GRADIENT))
+        found |= ~sources.is_explained & self.sources.is_unit(Unit.CALL, Unit.CODE, Unit.GRADIENT)
         bad = np.append(np.isin(self.judged.verdict, BAD), False)
         return np.asarray(later & (found | bad[sources.seen_before]))
 

@@ -25,9 +25,7 @@ class Window(NamedTuple):
     own: Bools
 
 
-def cut(
-    evidence: Evidence, calls: Calls, undecided: Bools, rows: int = t.ROWS, steps: int = t.STEPS
-) -> Iterator[Window]:
+def cut(evidence: Evidence, calls: Calls, undecided: Bools) -> Iterator[Window]:
     """The windows with all steps in which anything is undecided, in the order of steps."""
     pairs = _by_step(evidence)
     called = np.zeros(calls.count, np.bool_)
@@ -39,7 +37,7 @@ def cut(
     for place, step in enumerate(open_steps, 1):
         wanted.append(step)
         size += len(pairs[step])
-        if place == len(open_steps) or (size >= rows and len(wanted) >= steps):
+        if place == len(open_steps) or (size >= t.ROWS and len(wanted) >= t.STEPS):
             seen = set().union(*(before.get(one, ()) for one in wanted)) - set(wanted)
             yield _window(pairs, wanted, sorted(seen & pairs.keys()))
             wanted, size = [], 0
