@@ -174,6 +174,7 @@ class PyTorchAdapter:
             self._underway.finish()
             self._note_unseen()
             self._capture.detach()
+            self._capture.setup.stop()
             try:
                 self._gradients.finish()
             finally:

@@ -536,9 +536,9 @@ class Sources:
         return near, one_key([*columns, self.plane, self.unit, self.step])
 
     @cached_property
-    def kin_of_any_step(self) -> Ints:
-        """A number for each row's nearest siblings, in whatever step."""
-        place = [self._of_call(column) for column in (self.calls.pattern, self.calls.type, self.calls.phase)]
+    def place_in_any_step(self) -> Ints:
+        """A number for each row's place, in whatever step."""
+        place = [self._of_call(column) for column in (self.calls.site, self.calls.number, self.calls.phase)]
         return one_key([*place, self.role, self.path, self.plane])
 
 

@@ -115,11 +115,12 @@ def _judged_by_witnesses(
         allowed, rule = np.where(own, capped, allowed), np.where(own, Rule.MODEL, rule)
         if noise:
             seen = np.fmax.reduce([run.of(name, at) for run in noise])
-            told = ~np.isnan(seen)
             by_noise = slack * t.GAIN[name] * np.maximum(seen, t.LEAST[name])
-            usual = np.where(known, others, t.LONELY / t.GAIN[name])
-            less = seen < usual  # other kernels may round more than a perturbed input does
-            by_noise = np.where(less, np.minimum(allowed, t.OTHER_NOISE * by_noise), by_noise)
+            # Other kernels may round more than a perturbed input does, and other precisions do.
+            alone = ~known & ~np.isnan(seen) & (sources.evidence.mixed < t.MIXED)
+            more = by_noise > allowed
+            by_noise = np.where(more, by_noise, np.minimum(allowed, t.OTHER_NOISE * by_noise))
+            told = alone | more
             allowed, rule = np.where(told, by_noise, allowed), np.where(told, Rule.NOISE, rule)
             others = np.where(told, seen, others)
         found.allowed[name][at] = allowed

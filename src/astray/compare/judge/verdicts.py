@@ -85,7 +85,7 @@ def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str
     for name, gain in gains.items():
         known = np.flatnonzero(~np.isnan(gain))
         found[name] = np.full(tensors, np.nan)
-        found[name][tensor[known]] = largest_of_family(gain[known], sources.kin_of_any_step[known])
+        found[name][tensor[known]] = largest_of_family(gain[known], sources.place_in_any_step[known])
     return found
 
 

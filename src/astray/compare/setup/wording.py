@@ -21,6 +21,10 @@ _SUBJECTS = {
 }
 
 
+CLIPPED = {"clip_grad_norm": "a norm", "clip_grad_value": "values"}
+"""Settings of optimizers that are made before they step."""
+
+
 def shown(value: Any) -> str:
     """A value as a sentence has it.
 
@@ -123,6 +127,10 @@ def _of_optimizer(found: Sequence[Finding], who: str, is_: str) -> str:
             for value in (first.reference, first.candidate)
         )
         return f"{who} {is_} {left} in the reference and {right} in the candidate."
+    if first.name in CLIPPED:
+        left, right = (f"clipped to {CLIPPED[first.name]} of {text}" if value != "off" else "not clipped"
+                       for value, text in ((first.reference, left), (first.candidate, right)))  # fmt: skip
+        return f"The gradients of {_groups(found)} are {left} in the reference and {right} in the candidate."
     steps = f"{_groups(found)} steps with {first.name}"
     return f"{steps} {left} in the reference and {right} in the candidate."
 

@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from astray.capture.engine import Engine
 from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.covers import Cover
 from astray.capture.pytorch.setup.watching import note_scaler
 from astray.capture.pytorch.update.closures import is_inner
 from astray.record import SKIPPED_UPDATE
@@ -39,11 +40,11 @@ class Pace:
         self._leader: weakref.ref[Any] | None = None
         self._local = threading.local()  # how many steps of any optimizer this thread has seen
         self._handle = register_optimizer_step_post_hook(self._after_step)
-        self._covers = [_Cover(GradScaler, "step", functools.partial(_covering_step, self))]
+        self._covers = [Cover(GradScaler, "step", functools.partial(_covering_step, self))]
         kinds: list[type] = [GradScaler, *GradScaler.__subclasses__()]
         for kind in kinds:
             if "scale" in vars(kind):
-                self._covers.append(_Cover(kind, "scale", functools.partial(_covering_scale, self)))
+                self._covers.append(Cover(kind, "scale", functools.partial(_covering_scale, self)))
 
     def let_program_pace(self) -> None:
         """The program says by itself where steps end."""
@@ -89,21 +90,6 @@ class Pace:
             self._leader = weakref.ref(optimizer)
         if self._leader() is optimizer:
             self._end_step()  # which guards itself
-
-
-class _Cover:
-    """A method of a class that does something more, until `remove`."""
-
-    def __init__(self, kind: type, name: str, covering: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        self._kind = kind
-        self._name = name
-        self._bare = vars(kind)[name]
-        self._cover = covering(self._bare)
-        setattr(kind, name, self._cover)
-
-    def remove(self) -> None:
-        if vars(self._kind).get(self._name) is self._cover:  # else somebody has covered it since; ours only passes on
-            setattr(self._kind, self._name, self._bare)
 
 
 def _covering_step(pace: Pace, scaler_step: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ from astray.capture.engine import Engine, Site
 from astray.capture.pytorch.calls.wrappers import Chain, type_name
 from astray.capture.pytorch.setup import flags
 from astray.capture.pytorch.setup.attributes import attributes, config_of, configured, described, fields_of
+from astray.capture.pytorch.setup.clipping import Clipping
 from astray.capture.setup import MOST_CHANGES, NOT_PLAIN, environment, plain
 from astray.record import ROOT
 
@@ -45,6 +46,7 @@ class SetupCapture:
         self._groups: dict[tuple[str, int], _Group] = {}
         self._autocast: dict[str, str] = {}
         self._state: tuple[Any, ...] | None = None  # of torch, when it was last looked at
+        self._clipping = Clipping(engine)
 
     def start(self, *, seeded: bool) -> None:
         """The recording begins. `seeded`: the program has run so far as to have set its seed."""
@@ -53,6 +55,9 @@ class SetupCapture:
             self._look_at_torch(seeds=seeded)
             if self._is_stale:
                 self._gather()
+
+    def stop(self) -> None:
+        self._clipping.remove()
 
     def modules_changed(self) -> None:
         """There are other modules than before: they are looked at before the next call."""
@@ -85,10 +90,10 @@ class SetupCapture:
             known = self._groups.get((label, number))
             if known is None:
                 known = self._groups[label, number] = _Group()
-            changed = known.changed(group)
-            if changed:
+            changed, clipped = known.changed(group), known.clipped(self._clipping.of(group["params"]))
+            if changed or clipped:
                 site = f"{label}/param_groups.{number}"
-                told = _settings(group, changed)
+                told = _settings(group, changed) | clipped
                 if "params" in changed:
                     names = [name(tensor) or f"{site}.{at}" for at, tensor in enumerate(group["params"])]
                     told = {"class": type(optimizer).__name__, **told, "parameters": names}
@@ -211,10 +216,11 @@ def _nothing(_: Any) -> tuple[Any, ...]:
 class _Group:
     """The settings of a parameter group when it was last looked at."""
 
-    __slots__ = ("_known", "_size")
+    __slots__ = ("_clipped", "_known", "_size")
 
     def __init__(self) -> None:
         self._known: dict[str, Any] = {}
+        self._clipped: dict[str, Any] = {}
         self._size = 0
 
     def changed(self, group: dict[str, Any]) -> list[str]:
@@ -228,6 +234,13 @@ class _Group:
         if names:
             self._known, self._size = dict(group), size
         return names
+
+    def clipped(self, limits: dict[str, Any]) -> dict[str, Any]:
+        """What its gradients are clipped to, if that is something else now."""
+        if limits == self._clipped:
+            return {}
+        self._clipped = limits
+        return limits
 
 
 def _settings(group: dict[str, Any], names: list[str]) -> dict[str, Any]:
