@@ -27,7 +27,7 @@ def adam_eps(training: Training) -> None:
 @fault(
     "β₁ and β₂ of AdamW are exchanged, which the first update does not show, but its moments do",
     AT_STEP_0,
-    Culprit(2, ANYWHERE, "forward", "parameter"),
+    Culprit(2, ANYWHERE, "forward", "parameter", setting="betas"),
 )
 def betas_swapped(training: Training) -> None:
     training.optimize_with(torch.optim.AdamW, betas=(0.95, 0.9))

@@ -8,7 +8,7 @@ missed   it names nothing: no alarm
 A site's own code is the site: where functions are recorded, any function of the module is exact, unless the culprit
 declares which one it is. The functions of an optimizer get gradients, weights and state alike as inputs, so there the
 cause is not asked. The outermost module is around everything, so naming it counts only where it is the culprit.
-Where the declared cause is a setting, naming the setting as the cause is exact too.
+Where the declared cause is a setting, naming that setting as the cause is exact, wherever it shows first.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def score(found: astray.Divergence | None, culprit: Culprit, setting: Setting) -
     """Compare what was found with what is declared."""
     if found is None:
         return "missed"
+    if culprit.setting is not None and any(one.name == culprit.setting for one in found.settings):
+        return "exact"
     if found.step != culprit.step:
         return "wrong"
     here = found.phase == culprit.phase and _is_site(found, culprit, setting)
@@ -44,8 +46,6 @@ def _is_site(found: astray.Divergence, culprit: Culprit, setting: Setting) -> bo
 
 
 def _is_cause(found: astray.Divergence, culprit: Culprit, setting: Setting) -> bool:
-    if culprit.setting is not None and str(found.cause) == "setting":
-        return True
     return found.cause == culprit.cause or (setting.functions and culprit.phase == "update")
 
 

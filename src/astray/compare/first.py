@@ -13,6 +13,7 @@ the results of the calls inside it before its own, so the earliest wrong tensor 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ from astray.compare.micro import clues as micro_clues
 from astray.compare.micro.joined import JoinedRank
 from astray.compare.origins import healed
 from astray.compare.reasons import SENTENCES, Reason
-from astray.compare.rows import Bools, Ints
+from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.settings import effects, explaining
 from astray.compare.setup.difference import SetupDifference
 from astray.compare.verdict import AGREEING, BAD, Verdict
@@ -35,8 +36,10 @@ from astray.record import ROOT, Frame, Statistics
 from astray.store import RankRun, Table
 
 RESULTS = ("output", "gradient")
+ODD = 5
 OUTSTANDING = 10
-"""Of weights that differ at once, one that is so many times further off than the first is taken for the cause."""
+"""Of weights that differ at once, one that is so many times further off than its siblings of other layers is taken for
+the cause; where it has no two siblings, than all of them are on average."""
 
 MOST_ORIGINS = 20
 """So many further divergences are told of a rank."""
@@ -129,12 +132,28 @@ def _start(pairs: Table, origin: Bools) -> int:
     of_update = phase.codes[first] == phase.code("update") and role.codes[first] == role.code("input")
     if not of_update and role.codes[first] != role.code("parameter"):
         return first
-    together = origin.copy()
+    together = np.ones(len(origin), np.bool_)
     for codes in (pairs.numbers("step"), phase.codes, role.codes, *([pairs.coded("path").codes] if of_update else [])):
         together &= codes == codes[first]
-    verdict = pairs.coded("verdict").codes
-    error = np.where(together, np.where(verdict == Verdict.NON_FINITE, np.inf, pairs["error"]), np.nan)
-    return int(np.nanargmax(error)) if np.nanmax(error, initial=0.0) >= OUTSTANDING * error[first] else first
+    rows = np.flatnonzero(together & (pairs.numbers("row_reference") >= 0) & (pairs.numbers("row_candidate") >= 0))
+    score = np.where(origin[rows], _oddness(pairs, rows), 0.0)
+    return int(rows[np.argmax(score)]) if score.max(initial=0.0) >= 1 else first
+
+
+def _oddness(pairs: Table, rows: Ints) -> Floats:
+    """How far some weights stand out among their siblings: above 1 they do."""
+    verdict, site, path = pairs.coded("verdict").codes[rows], pairs.coded("site"), pairs.coded("path").codes[rows]
+    error = np.where(verdict == Verdict.NON_FINITE, np.inf, np.nan_to_num(pairs.numbers("error")[rows]))
+    kinds: dict[tuple[str, int], list[int]] = {}
+    for place, (code, name) in enumerate(zip(site.codes[rows].tolist(), path.tolist(), strict=True)):
+        kinds.setdefault((re.sub(r"\d+", "#", str(site.values[code])), name), []).append(place)
+    usual = OUTSTANDING * np.full(len(rows), np.median(error))
+    for places in kinds.values():
+        for place in places if len(places) > 2 else ():
+            usual[place] = ODD * np.median([error[other] for other in places if other != place])
+    score: Floats = np.where(error > 0, np.inf, 0.0)
+    np.divide(error, usual, out=score, where=(usual > 0) & np.isfinite(usual))
+    return score
 
 
 def related(site: str, other: str) -> bool:
@@ -258,7 +277,7 @@ class _Search:
         return None if call < 0 or np.any(others & self.matched) or not others.any() else call
 
     def _stopped_gradient(self, call: int) -> int:
-        """A call directly inside that sent a gradient to one of its inputs in one run only; else the call itself."""
+        """A call directly inside that got a gradient and sent one on in one run only; else the call itself."""
         if self.pairs["phase"][self.start] != "backward":
             return call
         verdict = self.pairs.coded("verdict").codes[: self.start]
@@ -266,9 +285,14 @@ class _Search:
         lone &= self.pairs.coded("phase").codes[: self.start] == self.pairs.coded("phase").codes[self.start]
         for row in np.flatnonzero(lone)[::-1].tolist():
             inner = int(self.calls[row])
-            if self.nesting.enclosing(inner) == call:
+            if self.nesting.enclosing(inner) == call and not self._is_unreached(inner):
                 return inner
         return call
+
+    def _is_unreached(self, call: int) -> bool:
+        """Whether no gradient arrives at a backward call in one of the runs: it stopped before."""
+        given = (self.calls == call) & self._has_role("input")
+        return bool(given.any()) and not np.any(given & self.matched)
 
     def _lone_given(self, call: int, other: int) -> int | None:
         """A parameter, buffer or state of a call that only one of the runs has; `other` is the candidate's call."""

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from astray.compare.keys import one_key
 from astray.compare.rows import Bools, Ints
 from astray.compare.setup.causes import causes_of
 from astray.compare.setup.difference import SetupDifference
-from astray.compare.verdict import Verdict
+from astray.compare.verdict import BAD, Verdict
 from astray.compare.weights import has_role
 from astray.record import ROOT
 from astray.store import Table
@@ -70,8 +71,18 @@ def effects(pairs: Table, setup: Sequence[SetupDifference]) -> list[Effect]:
         else:
             continue
         if len(rows):
-            found.append(Effect(int(rows[0]), one))
+            found.append(Effect(_first_that_shows(pairs, rows), one))
     return sorted(found, key=lambda effect: effect.row)
+
+
+def _first_that_shows(pairs: Table, rows: Ints) -> int:
+    """The first of some rows; if that is off by rounding alone, the first that is wrong there or a step later.
+
+    The first update of Adam is the same for all its betas, but for rounding.
+    """
+    step, verdict = pairs.numbers("step"), pairs.coded("verdict").codes
+    wrong = rows[np.isin(verdict[rows], BAD) & (step[rows] <= step[rows[0]] + 1)]
+    return int(wrong[0] if len(wrong) else rows[0])
 
 
 def _results(pairs: Table, differs: Bools, one: SetupDifference) -> Ints:
@@ -91,9 +102,12 @@ def _moved(pairs: Table, differs: Bools, one: SetupDifference) -> Ints:
     rows = np.flatnonzero(differs & (updated | used))
     if one.name == "class" or not one.sites:
         return rows
-    sites, paths, wanted = pairs["site"], pairs["path"], set(one.sites)
-    for row in rows.tolist():  # the first is soon found: an optimizer moves nearly all there is
-        module, path = str(sites[row]), str(paths[row])
-        if {module, path if module == ROOT else f"{module}.{path}"} & wanted:
-            return np.array([row])
-    return rows[:0]
+    site, path, wanted = pairs.coded("site"), pairs.coded("path"), set(one.sites)
+    distinct, which = np.unique(one_key([site.codes[rows], path.codes[rows]]), return_index=True, return_inverse=True)[
+        1:
+    ]
+    is_its = []
+    for row in rows[distinct].tolist():
+        module, name = str(site[row]), str(path[row])
+        is_its.append(bool({module, name if module == ROOT else f"{module}.{name}"} & wanted))
+    return rows[np.array(is_its, np.bool_)[which.ravel()]]

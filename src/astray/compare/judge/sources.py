@@ -519,21 +519,33 @@ class Sources:
     @cached_property
     def families(self) -> tuple[Ints, Ints]:
         """Two numbers for each row: of its nearest siblings, at the same place of other layers, and of all its kind."""
-        calls = self.calls
-        of_module = np.where(self.unit == Unit.GRADIENT, self._of_call(calls.owner_type), self._of_call(calls.type))
-        place = [
-            self._of_call(calls.pattern),
-            self._of_call(calls.type),
-            self.role,
-            self.path,
-            self._of_call(calls.phase),
-        ]
-        near = one_key([*place, of_module, self.plane, self.unit, self.step])
+        calls, of_module = self.calls, self._type_of_module
+        near = one_key([self.kind, self.step])
         code = self.unit == Unit.CODE
         around = np.where(code, np.append(calls.type, -1)[self.enclosing], -1)
         named = np.where(code | (self.unit == Unit.GRADIENT), self._of_call(calls.last_name), -1)
         columns = [np.where(code, -1, of_module), around, named, self.role, self.path, self._of_call(calls.phase)]
         return near, one_key([*columns, self.plane, self.unit, self.step])
+
+    @cached_property
+    def kind(self) -> Ints:
+        """A number for all rows at the same place of any layer, in whatever step."""
+        calls = self.calls
+        place = [self._of_call(column) for column in (calls.pattern, calls.type, calls.phase)]
+        return one_key([*place, self.role, self.path, self._type_of_module, self.plane, self.unit])
+
+    @cached_property
+    def _type_of_module(self) -> Ints:
+        calls = self.calls
+        return np.where(self.unit == Unit.GRADIENT, self._of_call(calls.owner_type), self._of_call(calls.type))
+
+    @cached_property
+    def form(self) -> npt.NDArray[np.uint64]:
+        """A number for each row's call: which tensors it has, and of which shapes."""
+        shape = np.append(self.evidence.reference.columns["shape"], -1)[self.evidence.pairs.reference]
+        found = np.zeros(self.calls.count + 1, np.uint64)
+        np.add.at(found, self.call, np.where(self.known, mixed_key([self.role, self.path, shape]), np.uint64(0)))
+        return found[self.call]
 
     @cached_property
     def place_in_any_step(self) -> Ints:

@@ -26,6 +26,7 @@ from astray.compare.judge.sources import Sources, Unit
 from astray.compare.judge.surprise import find_surprise
 from astray.compare.judge.victims import Reach
 from astray.compare.judge.windows import Window, cut
+from astray.compare.keys import mixed_key
 from astray.compare.reasons import Reason
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import AGREEING, BAD, MEASURES, Judgement, Rule, Verdict
@@ -303,36 +304,36 @@ class _Judge:
         return np.asarray(self.facts.hidden & ~self.bases.spoilt & ~self.negligible)
 
     def _unlike_siblings(self) -> Bools:
-        """Other bits out of the same bits, where the siblings that were given the same bits gave the same ones.
+        """Other bits out of the same bits, where siblings that were given the same bits gave the same ones.
 
-        So it is one program on one machine, and no rounding differs.
+        So it is one program on one machine, and no rounding differs. Siblings are those of the step before as well,
+        if their tensors have the same shapes.
         """
-        sources, unspoilt = self.sources, self.bases.unspoilt
-        at = np.flatnonzero(
-            unspoilt & sources.known & self.sources.is_unit(Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT)
-        )
+        sources = self.sources
+        units = sources.is_unit(Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT)
+        at = np.flatnonzero(self.bases.unspoilt & sources.known & units)
         found = np.zeros(len(self.open), np.bool_)
         if not self.open[at].any():
             return found
-        family = sources.families[0][at]
-        _, number = np.unique(family, return_inverse=True)
-        same = np.bincount(number, self.identical[at]) if len(at) else np.zeros(0)
-        other = np.bincount(number, self.open[at])
-        steady = (same >= t.STEADY) & (same >= t.STEADY * other)
-        here = at[self.open[at] & steady[number] & self._is_rounded_twice()[at]]
-        found[here] = True
+        _, number = np.unique(mixed_key([sources.kind[at], sources.form[at]]), return_inverse=True)
+        same, other = np.bincount(number, self.identical[at]), np.bincount(number, self.open[at])
+        many = (same >= t.STEADY) & (same >= t.STEADY * other)
+        few = (same >= 1) & (other == 1)
+        odd = (many[number] & self._is_rounded(1)[at]) | (few[number] & self._is_rounded(t.OWN)[at])
+        here = np.flatnonzero(self.open[at] & odd)
+        found[at[here]] = True
         judged = self.judged
-        judged.rule[here], judged.limit[here], judged.surprise[here] = Rule.SIBLINGS, 0.0, np.inf
-        judged.siblings[here] = same[number][np.isin(at, here)]
+        judged.rule[at[here]], judged.limit[at[here]], judged.surprise[at[here]] = Rule.SIBLINGS, 0.0, np.inf
+        judged.siblings[at[here]] = same[number[here]]
         return found
 
-    def _is_rounded_twice(self) -> Bools:
-        """Rows that are off by more than one rounding of each element: the tail of a vector may be computed apart."""
-        errors, unit = self.errors, self.errors.unit
+    def _is_rounded(self, times: float) -> Bools:
+        """Rows that are off by more than so many roundings of each element; the tail of a vector may be off by one."""
+        errors, unit = self.errors, times * self.errors.unit
         far = errors.values > unit
         far |= errors.worst > t.WORST * unit
         far |= errors.extremes > t.WORST * unit
-        return np.asarray(far | (errors.sums > t.SUMS * unit / np.sqrt(errors.count)))
+        return np.asarray(far | (errors.sums > t.SUMS * unit / errors.root))
 
     def _keep_tolerance(self, said: Bools) -> None:
         judged, tolerance = self.judged, self.evidence.tolerance
