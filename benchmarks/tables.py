@@ -8,6 +8,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -23,6 +24,18 @@ def provenance(versions: Mapping[str, str], device: str = "") -> str:
     with_what = ", ".join(f"{name} {version}" for name, version in versions.items())
     where = f"{machine()}, {device}" if device else machine()
     return f"{datetime.date.today()}, {where}, {with_what}: `{shlex.join(['python', *sys.argv])}`"
+
+
+def installed(*names: str) -> dict[str, str]:
+    """The versions of some packages; one that is run from its sources has none."""
+    return {name: _version(name) for name in names}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "from its sources"
 
 
 def machine() -> str:

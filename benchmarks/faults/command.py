@@ -9,10 +9,9 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from importlib.metadata import version
 from pathlib import Path
 
-from tables import provenance
+from tables import installed, provenance
 
 from faults.catalogue import CONTROLS, FAULTS
 from faults.declared import SETTINGS, Control, Fault, Setting
@@ -41,9 +40,7 @@ def main(arguments: Sequence[str] | None = None, description: str | None = None)
                 results.append(Result(one, setting, bench.measure(one, setting)))
     tell("")
     print_tables(results)
-    print(
-        f"\n{time.perf_counter() - begin:.0f} s · {provenance({name: version(name) for name in ('astray', 'torch')})}"
-    )
+    print(f"\n{time.perf_counter() - begin:.0f} s · {provenance(installed('astray', 'torch'))}")
     if options.json is not None:
         options.json.write_text(json.dumps([result.as_dict() for result in results], indent=1) + "\n")
 

@@ -8,10 +8,9 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
-from tables import provenance
+from tables import installed, provenance
 
 from faults.grid.cases import LEVELS, VALUES_BESIDE, cases_of, cells
 from faults.grid.catalogue import KINDS
@@ -112,7 +111,7 @@ def _sensitivity(parser: argparse.ArgumentParser, options: argparse.Namespace) -
 
 def _made(begin: float) -> str:
     """How long it took since `begin`, and with what."""
-    return f"{time.perf_counter() - begin:.0f} s · {provenance({name: version(name) for name in ('astray', 'torch')})}"
+    return f"{time.perf_counter() - begin:.0f} s · {provenance(installed('astray', 'torch'))}"
 
 
 def chosen(parser: argparse.ArgumentParser, text: str | None, known: Mapping[str, object]) -> list[str]:
