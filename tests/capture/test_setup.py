@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad_norm_
 
 import astray
 from astray.capture.pytorch.setup import flags
@@ -283,3 +284,67 @@ def test_one_and_true_are_not_the_same() -> None:
     for value in (1, 1, True, 1.0):
         log.note(0, "module", "fc", {"flag": value})
     assert [row.values["flag"] for row in written] == [1, True, 1.0]
+
+
+# ---- what gradients are clipped to ---------------------------------------------------------------------------------
+
+
+def clipped(path: Path, *clips: Any) -> list[dict[str, Any]]:
+    """What is said of each group of an optimizer whose gradients are clipped so in each step; None: not at all."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[1].parameters()}], lr=0.1)
+    with astray.record(path, model) as recorder:
+        for clip in clips:
+            model(torch.ones(2, 4)).sum().backward()
+            if clip is not None:
+                clip(model)
+            optimizer.step()
+            optimizer.zero_grad()
+            recorder.step()
+    found: list[dict[str, Any]] = []
+    for row in rows_of(path):
+        limits = {name: value for name, value in row.values.items() if name.startswith("clip_grad")}
+        if row.subject == "optimizer" and limits:
+            group = int(row.site[-1])
+            known = next((one for one in reversed(found) if one["group"] == group), {})
+            found.append({**known, "step": row.step, "group": group, **limits})
+    return found
+
+
+def told(step: int, group: int, norm: Any = "off", value: Any = "off") -> dict[str, Any]:
+    return {"step": step, "group": group, "clip_grad_norm": norm, "clip_grad_value": value}
+
+
+def test_the_limit_of_a_norm_is_noted_when_it_changes(tmp_path: Path) -> None:
+    one = lambda model: clip_grad_norm_(model.parameters(), max_norm=1.0)  # noqa: E731
+    two = lambda model: clip_grad_norm_(list(model.parameters()), 2)  # noqa: E731
+    found = clipped(tmp_path / "a", one, one, two, None)
+    assert found == [told(step, group, norm) for step, norm in ((0, 1.0), (2, 2.0), (3, "off")) for group in (0, 1)]
+
+
+def test_the_limit_of_values_and_of_some_parameters(tmp_path: Path) -> None:
+    def clip(model: nn.Module) -> None:
+        torch.nn.utils.clip_grad_value_(model[1].parameters(), clip_value=0.5)
+        clip_grad_norm_(model[0].weight, 3.0)
+
+    assert clipped(tmp_path / "a", clip) == [told(0, 0, norm=3.0), told(0, 1, value=0.5)]
+
+
+def test_a_norm_that_is_only_measured_is_no_limit(tmp_path: Path) -> None:
+    assert clipped(tmp_path / "a", lambda model: clip_grad_norm_(model.parameters(), float("inf"))) == [
+        told(0, 0),
+        told(0, 1),
+    ]
+
+
+def test_clipping_is_torchs_own_before_and_after(tmp_path: Path) -> None:
+    before = vars(torch.nn.utils).copy(), vars(torch.nn.utils.clip_grad).copy()
+    clipped(tmp_path / "a", None)
+    assert (vars(torch.nn.utils), vars(torch.nn.utils.clip_grad)) == before
+    with astray.record(tmp_path / "b", nn.Linear(2, 2)):
+        with pytest.raises(TypeError, match="missing"):
+            torch.nn.utils.clip_grad_value_()
+        weight = nn.Parameter(torch.ones(4))
+        weight.grad = torch.full((4,), 3.0)
+        torch.nn.utils.clip_grad_value_(iter([weight]), 1.0)
+        assert weight.grad.tolist() == [1.0] * 4

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import astray
 from astray.compare.comparison import compare
+from block_models import train
 
 ONES = np.ones(8, np.float32)
 
@@ -529,3 +534,34 @@ def test_statistics_beside_fingerprints_do_not_tell_where_bits_begin_to_differ(r
     checked.ranks[0].fingerprints = "another tool's"
     first = compare(checked, other).first
     assert (first.site, first.onset) == ("site3", None)
+
+
+# ---- weights that are wrong at once, and gradients that stop --------------------------------------------------------
+
+
+def test_the_odd_one_out_of_weights_that_differ_at_once(tmp_path: Path) -> None:
+    """One gradient is too large, so clipping makes all the others smaller: every weight is another one."""
+
+    def clip(net: Any) -> None:
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+
+    def scale_and_clip(net: Any) -> None:
+        net.h[3].up.weight.grad.mul_(100)
+        clip(net)
+
+    options: dict[str, Any] = {"steps": 2, "lr": 0.1}
+    right = train(tmp_path / "right", before_update=clip, **options)
+    wrong = train(tmp_path / "wrong", before_update=scale_and_clip, **options)
+    found = astray.compare(right, wrong)
+    assert found.first is not None
+    assert (found.first.site, found.first.phase, found.first.cause) == ("h.3.up", "forward", "parameter")
+
+
+def test_a_gradient_stops_in_the_code_around_calls_that_it_never_reaches(tmp_path: Path) -> None:
+    def detach(net: Any) -> None:
+        block = net.h[2]
+        block.forward = lambda x: x + block.down(block.act(block.up(block.norm(x)))).detach()
+
+    found = astray.compare(train(tmp_path / "right"), train(tmp_path / "wrong", detach))
+    assert found.first is not None
+    assert (found.first.site, found.first.phase) == ("h.2", "backward")

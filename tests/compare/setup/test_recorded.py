@@ -427,3 +427,28 @@ def test_a_run_of_a_script(tmp_path: Path) -> None:
 
     found = astray.compare(run("a", 3, 0.1), run("b", 4, 0.2)).setup
     assert [(one.name, one.reference, one.candidate) for one in found] == [("p", 0.1, 0.2), ("torch", 3, 4)]
+
+
+def test_clipping(tmp_path: Path) -> None:
+    """What Adam hardly shows in its weights is named as the cause all the same."""
+
+    def train(path: Path, limit: float | None) -> Path:
+        torch.manual_seed(0)
+        model = nn.Sequential(Block(), nn.Linear(8, 4)).bfloat16().eval()
+        stepping = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        with astray.record(path, model) as rec:
+            for _ in range(3):
+                model(torch.randn(16, 8).bfloat16()).square().sum().backward()
+                if limit is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), limit)
+                stepping.step()
+                stepping.zero_grad()
+                rec.step()
+        return path
+
+    found = astray.compare(train(tmp_path / "a", 0.1), train(tmp_path / "b", None))
+    told = "clipped to a norm of 0.1 in the reference and not clipped in the candidate."
+    assert [str(one) for one in found.setup] == [f"The gradients of AdamW, group 0 are {told}"]
+    assert found.first is not None
+    assert found.first.phase == "forward"
+    assert [one.name for one in found.first.settings] == ["clip_grad_norm"]

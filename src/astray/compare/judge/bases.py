@@ -57,6 +57,10 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     rounding = np.where(coarsest <= t.FLOAT32, t.FINE_SUM * coarsest, coarsest)
     elements = given(element)
     flips, flipped_sums = _gates(errors, sources, elements)
+    gated = _one_further(flips, sources)
+    elements = np.maximum(elements, gated)
+    chosen, shares = _choices(errors, sources, elements)
+    flips, flipped_sums = np.maximum(flips, np.sqrt(shares)), np.maximum(flipped_sums, shares)
     buffer = sources.unit == Unit.BUFFER  # a mean over many numbers, which may be much smaller than they are
     if buffer.any():
         size = np.minimum(sources.largest(np.where(real, errors.rms, 0.0)) / rms, t.LARGEST)
@@ -86,7 +90,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     spoilt = sources.largest(differs)
     moved_by = np.append(differs, 1.0)[sources.gradient_before]
     spoilt = np.where(sources.unit == Unit.WEIGHT, np.maximum(spoilt, moved_by), spoilt)
-    singles = _after_choices(errors, sources) | (flips > 0) | sources.is_unit(Unit.WEIGHT, Unit.BUFFER)
+    singles = _after_choices(errors, sources) | (flips > 0) | (gated > 0) | sources.is_unit(Unit.WEIGHT, Unit.BUFFER)
     # An optimizer brings rounding to scales of its own. What it makes of it shows in the weights.
     nothing = (spoilt > 0) & sources.in_update & ((sources.plane == 1) | (sources.plane == 2))
     return Bases(
@@ -99,7 +103,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
         element=elements,
         cancelled=(cancelled > 1) & (t.OWN * own["values"] >= 1),
         silent={
-            "values": nothing,
+            "values": nothing | chosen,
             "norm": nothing,
             "mean": nothing,
             "worst": singles | nothing,
@@ -156,6 +160,39 @@ def _cancellation(errors: Errors, sources: Sources) -> Floats:
         summed = np.sqrt(count * np.maximum(terms, 1.0)) * gradient * np.where(matrix, entered, 1.0)
         found[at] = summed / size[at]
     return np.clip(found, 1.0, t.LARGEST / t.FLOAT32)
+
+
+def _one_further(flips: Floats, sources: Sources) -> Floats:
+    """What flipped gates have done to gradients that come of theirs: few elements, which hardly show in statistics.
+
+    A batch norm brings each channel to a scale of its own, and any of those few may be its largest.
+    """
+    if not flips.any():
+        return flips
+    carried = np.flatnonzero(sources.unit == Unit.CARRIED)
+    seen = flips.copy()
+    seen[carried] = flips[sources.carried_from[carried]]
+    return np.where(sources.backward & sources.is_unit(Unit.CALL, Unit.CODE, Unit.GRADIENT), sources.largest(seen), 0.0)
+
+
+def _choices(errors: Errors, sources: Sources, elements: Floats) -> tuple[Bools, Floats]:
+    """Rows inside of calls that were given a choice that fell another way, and for all of such calls how many did.
+
+    Inside, what belongs to the same choice lies together: where one falls another way, all that is behind it moves.
+    """
+    nothing = np.zeros(len(elements), np.bool_), np.zeros(len(elements))
+    given = sources.is_given & (errors.unit == 0) & ~errors.identical & (sources.unit == Unit.CARRIED)
+    given[given] = sources.is_unit(Unit.CALL, Unit.CODE)[sources.carried_from[given]]
+    if not given.any():
+        return nothing
+    count = np.append(sources.by_call(errors.count, given), 0.0)
+    calls, call = sources.calls, sources.call
+    outer = np.append(calls.enclosing, -1)[call]
+    own, around = (np.maximum(count[one], count[np.append(calls.forward_of, -1)[one]]) for one in (call, outer))
+    of = np.where(sources.is_unit(Unit.CALL, Unit.CODE), np.maximum(own, around), 0.0)
+    many = np.maximum(of, 1.0)
+    share = _likely(many * np.minimum(1.0, t.FLIPPED * elements), many) / many
+    return (around > 0) & (of > 0), np.where(of > 0, share, 0.0)
 
 
 def _after_choices(errors: Errors, sources: Sources) -> Bools:
@@ -306,7 +343,10 @@ def _flipped(errors: Errors, sources: Sources, rows: Ints, move: Floats, share: 
     """What rows are off by, relatively, if elements moved the other way: by the gradient, or else such a share."""
     gradient = sources.gradient_before[rows]
     known = gradient >= 0
-    share = np.where(known, np.minimum(1.0, t.FLIPPED * (errors.element[gradient] + errors.unit[gradient])), share)
+    # The largest of normal numbers is four times as large as they are on average. Where it is more, most are smaller.
+    tail = np.maximum(errors.peak[gradient] * errors.root[gradient] / t.WORST, 1.0)
+    off = errors.element[gradient] + errors.unit[gradient]
+    share = np.where(known, np.minimum(1.0, t.FLIPPED * tail * off), share)
     flipped = _likely(errors.count[rows] * share, errors.count[rows])
     size = np.maximum(errors.size[rows], np.finfo(np.float32).tiny)
     own = np.minimum(t.MOVED * move * np.sqrt(flipped) / size, t.LARGEST)

@@ -320,9 +320,9 @@ class _Judge:
         many = (same >= t.STEADY) & (same >= t.STEADY * other)
         few = (same >= 1) & (other == 1)
         odd = (many[number] & self._is_rounded(1)[at]) | (few[number] & self._is_rounded(t.OWN)[at])
-        here = np.flatnonzero(self.open[at] & odd)
-        found[at[here]] = True
+        found[at[self.open[at] & odd]] = True
         judged = self.judged
+        here = np.flatnonzero(self.open[at] & odd & ~(judged.surprise[at] > 1))  # else there is a number for it
         judged.rule[at[here]], judged.limit[at[here]], judged.surprise[at[here]] = Rule.SIBLINGS, 0.0, np.inf
         judged.siblings[at[here]] = same[number[here]]
         return found
