@@ -165,14 +165,16 @@ def _cancellation(errors: Errors, sources: Sources) -> Floats:
 def _one_further(flips: Floats, sources: Sources) -> Floats:
     """What flipped gates have done to gradients that come of theirs: few elements, which hardly show in statistics.
 
-    A batch norm brings each channel to a scale of its own, and any of those few may be its largest.
+    A batch norm brings each channel to a scale of its own, and any of those few may be its largest. It holds for calls
+    with no others inside: what is inside explains the rest.
     """
     if not flips.any():
         return flips
     carried = np.flatnonzero(sources.unit == Unit.CARRIED)
     seen = flips.copy()
     seen[carried] = flips[sources.carried_from[carried]]
-    return np.where(sources.backward & sources.is_unit(Unit.CALL, Unit.CODE, Unit.GRADIENT), sources.largest(seen), 0.0)
+    further = sources.backward & sources.is_unit(Unit.CALL, Unit.GRADIENT) & sources.is_innermost
+    return np.where(further, sources.largest(seen), 0.0)
 
 
 def _choices(errors: Errors, sources: Sources, elements: Floats) -> tuple[Bools, Floats]:

@@ -387,6 +387,13 @@ class Sources:
         return np.asarray(np.maximum(some, self.calls.spread(made)) > 0)
 
     @cached_property
+    def is_innermost(self) -> Bools:
+        """Rows of calls that have no others of their plane inside."""
+        outer = np.zeros(self.calls.count, np.bool_)
+        outer[self.calls.enclosing[self.calls.enclosing >= 0]] = True
+        return self._is_call(~outer)
+
+    @cached_property
     def is_explained(self) -> Bools:
         """Rows that came from something that was recorded."""
         return np.asarray(self.largest(np.ones(len(self.call))) > 0)
