@@ -133,7 +133,8 @@ def _start(pairs: Table, origin: Bools) -> int:
     if not of_update and role.codes[first] != role.code("parameter"):
         return first
     together = np.ones(len(origin), np.bool_)
-    for codes in (pairs.numbers("step"), phase.codes, role.codes, *([pairs.coded("path").codes] if of_update else [])):
+    places = [pairs.numbers("step"), pairs.numbers("micro"), phase.codes, role.codes]
+    for codes in (*places, *([pairs.coded("path").codes] if of_update else [])):
         together &= codes == codes[first]
     rows = np.flatnonzero(together & (pairs.numbers("row_reference") >= 0) & (pairs.numbers("row_candidate") >= 0))
     score = np.where(origin[rows], _oddness(pairs, rows), 0.0)

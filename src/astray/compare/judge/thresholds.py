@@ -61,7 +61,8 @@ SIBLINGS = 3
 
 STEADY = 5
 """So many siblings must have made the same bits out of the same bits before one that does not is wrong by that alone,
-and so many times as many as those that do not: atomic additions give other bits now and then."""
+and so many times as many as those that do not: atomic additions give other bits now and then. One is enough beside a
+single row that is off by more than OWN roundings, which additions in another order seldom make."""
 
 ROUNDS = 3
 """Rows are judged again without those that were found wrong, until no more are; so often at most."""

@@ -112,7 +112,8 @@ class _Past:
         return replace(self, **{name: getattr(self, name)[rows] for name in ("moved", "origin", "other", "tainted")})
 
     def put(self, rows: Ints, found: _Past) -> None:
-        for name in ("moved", "origin", "other", "tainted"):
+        """Keep what was found of some pairs; what they were moved by is known since their window was made."""
+        for name in ("origin", "other", "tainted"):
             getattr(self, name)[rows] = getattr(found, name)
 
 
