@@ -21,7 +21,7 @@ FAULTS = ("control", "weight-off-by-5-percent", "activation-other", "residual-of
 
 EXACT_AT_LEAST = {"none": 6, "bf16-sdpa": 3, "bf16-channels-last": 3}
 """Of 6 and twice 3 faults, by statistics and without a noise run. Raise a number when the comparison gets better."""
-WIDE_AT_LEAST = {"none": 121, "sdpa": 72, "channels-last": 42, "bf16-sdpa": 58, "bf16-channels-last": 35}
+WIDE_AT_LEAST = {"none": 123, "sdpa": 77, "channels-last": 43, "bf16-sdpa": 63, "bf16-channels-last": 38}
 """The same for all faults of the seen half: 125, 80, 45, 77 and 45 of them."""
 ALARMS_AT_MOST = {"none": 0, "bf16-sdpa": 0, "bf16-channels-last": 0}
 """Of 4 and twice 1 controls."""
@@ -261,6 +261,7 @@ def test_results(
 ) -> None:
     def named(site: str) -> Any:
         numbers = {"error": 1.0, "limit": 0.1, "verdict": "diverged", "seen": None, "onset": None, "evidence": ()}
+        numbers |= {"surprise": 9.0, "measure": "norm", "rule": "siblings"}
         return SimpleNamespace(site=site, rank=0, role="output", path="out", **SUSPECT, **numbers)
 
     comparison = SimpleNamespace(first=None if first is None else named(first))
@@ -329,3 +330,11 @@ def test_an_unknown_name(tmp_path: Path) -> None:
     done = run("record", str(tmp_path), "--models", "lama")
     assert done.returncode == 2
     assert "'lama' is not known. There are: llama, " in done.stderr
+
+
+@pytest.mark.slow
+def test_right_runs_with_other_seeds_are_quiet(tmp_path: Path) -> None:
+    noises = "bf16-sdpa,bf16-channels-last,autocast,bf16-weights,sdpa,channels-last,threads"
+    done = run("controls", str(tmp_path), "--seeds", "31:33", "--noise", noises)
+    assert done.returncode == 0, done.stderr
+    assert "0 of 100 right pairs are called wrong." in done.stdout

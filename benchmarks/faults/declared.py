@@ -19,6 +19,8 @@ Plant = Callable[[Training], object]
 PLAIN = Program()
 OUTSIDE = ""
 """The site of functions that are called outside of every module."""
+LOSS = "/cross_entropy"
+"""The loss, of which every recording has the labels."""
 ANYWHERE = "*"
 """The site of what is wrong in every parameter at once: which of them shows it first is the order of the model."""
 ROOT = "<root>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults.declared import OUTSIDE, ROOT, Culprit, fault
+from faults.declared import LOSS, OUTSIDE, ROOT, Culprit, fault
 from faults.training import Batch, Training
 
 
@@ -19,7 +19,7 @@ def token_changed(training: Training) -> None:
 @fault(
     "each token is its own target, not the next one",
     Culprit(0, OUTSIDE, "forward", "input", "flatten"),
-    Culprit(0, ROOT, "backward", "input"),
+    Culprit(0, LOSS, "forward", "input"),
 )
 def labels_off_by_one(training: Training) -> None:
     training.data = [[Batch(batch.ids, batch.ids) for batch in step] for step in training.data]

@@ -49,10 +49,11 @@ def found_as_dict(found: astray.Divergence | None) -> dict[str, Any] | None:
     """A divergence, as far as a JSON file can hold it."""
     if found is None:
         return None
-    numbers = {"error": found.error, "limit": found.limit}
+    numbers = {"error": found.error, "limit": found.limit, "surprise": found.surprise}
     return {
         **{
-            name: getattr(found, name) for name in ("rank", "step", "site", "phase", "cause", "role", "path", "verdict")
+            name: getattr(found, name)
+            for name in ("rank", "step", "site", "phase", "cause", "role", "path", "verdict", "measure", "rule")
         },
         **{name: number if math.isfinite(number) else str(number) for name, number in numbers.items()},
         "seen": None if found.seen is None else str(found.seen),

@@ -42,7 +42,7 @@ def _is_site(found: astray.Divergence, culprit: Culprit, setting: Setting) -> bo
         return True
     if setting.functions and culprit.function is not None:
         return found.site == f"{culprit.site}/{culprit.function}"
-    return found.site.partition("/")[0] == culprit.site
+    return culprit.site in (found.site, found.site.partition("/")[0])
 
 
 def _is_cause(found: astray.Divergence, culprit: Culprit, setting: Setting) -> bool:

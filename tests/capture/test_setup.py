@@ -348,3 +348,52 @@ def test_clipping_is_torchs_own_before_and_after(tmp_path: Path) -> None:
         weight.grad = torch.full((4,), 3.0)
         torch.nn.utils.clip_grad_value_(iter([weight]), 1.0)
         assert weight.grad.tolist() == [1.0] * 4
+
+
+# ---- gradients that are written to after the backward pass ---------------------------------------------------------
+
+
+def written(path: Path, *treatments: Any) -> list[Any]:
+    """The gradients that are said to be written to in each step that is treated so before its update."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    known: dict[int, Any] = {}
+    with astray.record(path, model) as recorder:
+        for treatment in treatments:
+            model(torch.ones(2, 4)).sum().backward()
+            treatment(model)
+            optimizer.step()
+            optimizer.zero_grad()
+            recorder.step()
+    for row in rows_of(path):
+        if "written_gradients" in row.values:
+            known[row.step] = row.values["written_gradients"]
+    steps = range(len(treatments))
+    return [known[max(step for step in known if step <= now)] for now in steps]
+
+
+def nothing(_: nn.Module) -> None:
+    """Leaves the gradients as they are."""
+
+
+def test_a_gradient_that_is_singled_out_is_noted(tmp_path: Path) -> None:
+    def scale(model: nn.Module) -> None:
+        clip_grad_norm_(model.parameters(), 0.5)
+        model[1].weight.grad[0].mul_(4)
+
+    def replace(model: nn.Module) -> None:
+        model[0].bias.grad = model[0].bias.grad * 2
+
+    assert written(tmp_path / "a", nothing, scale, replace, nothing) == [[], ["1.weight"], ["0.bias"], []]
+
+
+def test_what_is_done_to_all_gradients_singles_none_out(tmp_path: Path) -> None:
+    def replace(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            parameter.grad = parameter.grad * 2
+
+    def accumulate(model: nn.Module) -> None:
+        model[1](torch.ones(2, 4)).sum().backward()  # reaches some of them alone
+        clip_grad_norm_(model.parameters(), 0.5)
+
+    assert written(tmp_path / "a", replace, accumulate) == [[], []]

@@ -14,6 +14,7 @@ from tables import installed, provenance
 
 from faults.grid.cases import LEVELS, VALUES_BESIDE, cases_of, cells
 from faults.grid.catalogue import KINDS
+from faults.grid.controls import controls_table, judge_controls
 from faults.grid.judging import judge_all
 from faults.grid.models import MODELS
 from faults.grid.recording import read_index, record_all
@@ -25,6 +26,7 @@ DESCRIPTION = """Faults in ten models, beside honest differences of dtype, kerne
 
     python benchmarks/faults grid record DIR [--half seen|unseen|all] [--models …] [--noise …] [--faults …]
     python benchmarks/faults grid judge DIR [--half …] [--details] [--json FILE]
+    python benchmarks/faults grid controls DIR --seeds 1:9 [--models …] [--noise …]
     python benchmarks/faults grid sensitivity
 """
 
@@ -53,6 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     judge.add_argument("--details", action="store_true", help="list what was not named, of the unseen half too")
     judge.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")
     judge.add_argument("--processes", type=int, default=2)
+    controls = commands.add_parser("controls", help="compare right runs with many seeds, none of which may be wrong")
+    controls.add_argument("folder", type=Path, metavar="DIR", help="where runs are, or go to")
+    controls.add_argument("--seeds", metavar="FROM:TO", default="1:9")
+    controls.add_argument("--models", metavar="NAME,…", help=f"of {', '.join(MODELS)}")
+    controls.add_argument("--noise", metavar="NAME,…", help=f"of {', '.join(DIFFERENCES)}")
+    controls.add_argument("--keep", choices=("stats", "tensors"), default="stats")
+    controls.add_argument("--processes", type=int, default=2)
     sensitivity = commands.add_parser("sensitivity", help="find the smallest error of a weight that is named")
     sensitivity.add_argument("--noise", metavar="NAME,…", default=",".join(NOISES))
     sensitivity.add_argument("--depths", metavar="N,…", default=",".join(map(str, DEPTHS)))
@@ -62,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _record(parser, options)
     elif options.command == "judge":
         _judge(parser, options)
+    elif options.command == "controls":
+        _controls(parser, options)
     else:
         _sensitivity(parser, options)
 
@@ -98,6 +109,15 @@ def _judge(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     print(_made(begin))
     if options.json is not None:
         options.json.write_text(json.dumps([one.as_dict() for one in judged], indent=1) + "\n")
+
+
+def _controls(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    models, noises = chosen(parser, options.models, MODELS), chosen(parser, options.noise, DIFFERENCES)
+    seeds = range(*(int(number) for number in options.seeds.split(":")))
+    begin = time.perf_counter()
+    controls = judge_controls(options.folder, models, noises, seeds, options.keep, options.processes)
+    print(f"{controls_table(list(controls))}\n")
+    print(_made(begin))
 
 
 def _sensitivity(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

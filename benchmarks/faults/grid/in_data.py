@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults.declared import OUTSIDE, ROOT, Culprit
+from faults.declared import LOSS, OUTSIDE, ROOT, Culprit
 from faults.grid.declared import kind
 from faults.grid.training import Training
 
@@ -10,6 +10,8 @@ TOKENS = ("llama", "gpt2", "bert", "qwen3", "mixtral", "t5")
 IMAGES = ("resnet", "convnext", "mobilenet", "vit")
 ARRIVES = (Culprit(0, ROOT, "backward", "input"),)
 """How modules show a wrong loss: by the gradient that arrives at the outermost."""
+GIVEN = Culprit(0, LOSS, "forward", "input")
+"""How they show wrong labels: as what the loss is given."""
 
 
 @kind("one sequence is shifted by a token at step 1", site=ROOT, step=1, cause="input", models=TOKENS)
@@ -50,7 +52,7 @@ def loss_halved(training: Training, _: str) -> None:
     training.loss_divisor = 2.0
 
 
-@kind("the targets of one example are shifted", site=OUTSIDE, cause="input", shows=ARRIVES)
+@kind("the targets of one example are shifted", site=OUTSIDE, cause="input", shows=ARRIVES, also=(GIVEN,))
 def targets_shifted(training: Training, _: str) -> None:
     for batch in training.data:
         batch.targets.view(-1)[:8] = batch.targets.view(-1)[:8].roll(1)

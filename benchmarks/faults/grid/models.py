@@ -368,11 +368,11 @@ _declare(
 )  # fmt: skip
 
 
-def build(model: Model, sdpa: bool) -> nn.Module:
+def build(model: Model, sdpa: bool, seed: int = 0) -> nn.Module:
     """The model with its weights, the same bits whatever its attention."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     made = model.build(sdpa).train()
-    torch.manual_seed(1)
+    torch.manual_seed(seed + 1)
     with torch.no_grad():
         for module in made.modules():
             for name, parameter in module.named_parameters(recurse=False):

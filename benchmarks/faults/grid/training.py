@@ -28,11 +28,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class Training(Plantable):
     """A model, its optimizer and its data, and the loop over them."""
 
-    def __init__(self, model: Model, variant: Variant, steps: int = STEPS) -> None:
+    def __init__(self, model: Model, variant: Variant, steps: int = STEPS, seed: int = 0) -> None:
+        """seed: of the weights and the data."""
         super().__init__()
         self.declared, self.variant, self.steps = model, variant, steps
-        self.model = build(model, sdpa=variant.other_kernels and model.kernels == "attention")
-        torch.manual_seed(2)
+        self.model = build(model, variant.other_kernels and model.kernels == "attention", seed)
+        torch.manual_seed(seed + 2)
         self.data = [model.batch() for _ in range(steps)]
         self.optimizer_class: str = model.optimizer
         self.settings = dict(SETTINGS[model.optimizer])

@@ -151,3 +151,20 @@ def test_a_dtype_that_only_a_few_results_have_is_judged_by_the_reference(runs: A
         sides.append(builder.run)
     found = compare(*sides)
     assert (found.first is not None and found.first.site == "cast") == wrong
+
+
+@pytest.mark.parametrize(("more", "keep"), [(0, STATISTICS), (8, STATISTICS), (0, VALUES)])
+def test_a_mask_of_the_largest_number_of_another_dtype_is_the_same(runs: Any, more: int, keep: str) -> None:
+    """Each side is as far down as its dtype goes, which is no rounding; one that covers more is off all the same."""
+    mask = np.triu(np.full((64, 64), np.finfo(np.float32).min), 1)
+    other = mask.copy()
+    other.reshape(-1)[:more] = mask.min()
+    narrow = np.where(other < 0, 0xFF7F, 0).astype(np.uint16)
+    sides = []
+    for array, dtype in ((mask, "float32"), (narrow, "bfloat16")):
+        builder = runs.Builder(keep=keep)
+        builder.tensor(builder.call("site"), "output", "out", array, dtype)
+        sides.append(builder.run)
+    found = judged_errors(*sides)
+    assert (found.norm[0] > 1e-4) == (more > 0)
+    assert found.extremes[0] < 1e-12

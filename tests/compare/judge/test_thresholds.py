@@ -53,4 +53,4 @@ def test_the_numbers_of_measures_are_there_for_each_of_them() -> None:
 
 def test_siblings_allow_more_than_a_plain_rounding_and_less_than_anything() -> None:
     for measure in MEASURES:
-        assert 1 < thresholds.GAIN[measure] * max(1, thresholds.LEAST[measure]) <= thresholds.LONELY
+        assert 1 < thresholds.GAIN[measure] * thresholds.LEAST[measure] <= thresholds.LONELY

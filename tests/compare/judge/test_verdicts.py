@@ -244,3 +244,23 @@ def test_if_the_result_does_not_agree_the_first_wrong_row_inside_is_blamed(runs:
     inner(one, (8, 8))
     inner(other, (4, 8), result=1.5)
     assert compare(one.run, other.run).first.site == "q/linear"
+
+
+# ---- labels ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("type", "wrong"), [("CrossEntropyLoss", True), ("GPT2LMHeadModel", False)])
+def test_labels_are_chosen_by_nobody(runs: Any, type: str, wrong: bool) -> None:
+    """What a model is given next may have been chosen from what it gave; what a loss is given was not."""
+    sides = []
+    for off, shift in ((0.0, 0), (1e-6, 1)):
+        builder = runs.Builder()
+        seq = builder.call("model", type="GPT2LMHeadModel")
+        builder.tensor(seq, "input", "0", VALUES)
+        builder.tensor(seq, "output", "out", VALUES * np.float32(1 + off))
+        seq = builder.call("next", type=type)
+        builder.tensor(seq, "input", "0", np.roll(np.arange(64), shift))
+        sides.append(builder.run)
+    found = compare(*sides)
+    assert found.pairs["verdict"].tolist()[1] in ("rounding", "drifting")
+    assert (found.first is not None and found.first.site == "next") == wrong

@@ -452,3 +452,29 @@ def test_clipping(tmp_path: Path) -> None:
     assert found.first is not None
     assert found.first.phase == "forward"
     assert [one.name for one in found.first.settings] == ["clip_grad_norm"]
+
+
+def test_a_gradient_that_one_run_writes_to(tmp_path: Path) -> None:
+    """Adam makes nearly the same update of a gradient whatever its scale: that it was written to tells the rest."""
+
+    def train(path: Path, factor: float | None) -> Path:
+        torch.manual_seed(0)
+        model = nn.Sequential(Block(), nn.Linear(8, 4)).bfloat16().eval()
+        stepping = torch.optim.AdamW(model.parameters(), lr=0.05)
+        with astray.record(path, model) as rec:
+            for step in range(3):
+                model(torch.randn(16, 8).bfloat16()).square().sum().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                if step == 1 and factor is not None:
+                    model[1].weight.grad[2].mul_(factor)
+                stepping.step()
+                stepping.zero_grad()
+                rec.step()
+        return path
+
+    found = astray.compare(train(tmp_path / "a", None), train(tmp_path / "b", 4.0))
+    told = "In step 1, the gradient of 1.weight is changed between backward and step in the candidate, not in the"
+    assert [str(one) for one in found.setup] == [f"{told} reference."]
+    assert found.first is not None
+    assert (found.first.step, found.first.site, found.first.cause) == (2, "1", "parameter")
+    assert [one.name for one in found.first.settings] == ["written_gradient"]

@@ -58,6 +58,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     elements = given(element)
     flips, flipped_sums = _gates(errors, sources, elements)
     gated = _one_further(flips, sources)
+    after_gates = _after_gates(flips, errors, sources)
     elements = np.maximum(elements, gated)
     chosen, shares = _choices(errors, sources, elements)
     flips, flipped_sums = np.maximum(flips, np.sqrt(shares)), np.maximum(flipped_sums, shares)
@@ -70,6 +71,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     updates = _updates(errors, sources, elements)
     flips, flipped_sums = np.maximum(flips, updates), np.maximum(flipped_sums, updates)
     spread = t.SUMS * np.maximum(np.where(coarsest <= t.FLOAT32, coarsest, rounding), elements) / errors.root
+    spread = np.maximum(spread, t.SUMS * unit / _rounded_weights(errors, sources))
     spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / errors.root, 0.0)))
     sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
     worst = np.where(real, np.nan_to_num(np.minimum(np.fmax(errors.worst, errors.extremes), t.LARGEST)), 0.0)
@@ -90,9 +92,11 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     spoilt = sources.largest(differs)
     moved_by = np.append(differs, 1.0)[sources.gradient_before]
     spoilt = np.where(sources.unit == Unit.WEIGHT, np.maximum(spoilt, moved_by), spoilt)
-    singles = _after_choices(errors, sources) | (flips > 0) | (gated > 0) | sources.is_unit(Unit.WEIGHT, Unit.BUFFER)
+    singles = _after_choices(errors, sources) | after_gates | (flips > 0) | sources.is_unit(Unit.WEIGHT, Unit.BUFFER)
     # An optimizer brings rounding to scales of its own. What it makes of it shows in the weights.
     nothing = (spoilt > 0) & sources.in_update & ((sources.plane == 1) | (sources.plane == 2))
+    rounded = _is_rounding_of_terms(errors, sources)
+    nothing |= rounded
     return Bases(
         own,
         moved,
@@ -101,7 +105,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
         spoilt=spoilt > 0,
         unspoilt=some & (spoilt == 0),
         element=elements,
-        cancelled=(cancelled > 1) & (t.OWN * own["values"] >= 1),
+        cancelled=rounded | ((cancelled > 1) & (t.OWN * own["values"] >= 1)),
         silent={
             "values": nothing | chosen,
             "norm": nothing,
@@ -110,6 +114,17 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
             "extremes": singles | nothing,
         },
     )
+
+
+def _rounded_weights(errors: Errors, sources: Sources) -> Floats:
+    """√n for the weights that a call rounds to the dtype of its result, as autocast does; ∞ where it rounds none.
+
+    They are rounded once for all positions, so that its sums average over no more of these errors.
+    """
+    weights = sources.has_role("parameter") & (errors.unit > 0) & (errors.unit <= t.FLOAT32)
+    count = np.append(sources.by_call(errors.count, weights), 0.0)[sources.call]
+    rounds = (sources.unit == Unit.CALL) & ~sources.backward & (errors.unit > t.FLOAT32) & (count > 0)
+    return np.where(rounds, np.sqrt(count), np.inf)
 
 
 def _by_measure(values: Floats, single: Floats, sums: Floats) -> dict[str, Floats]:
@@ -134,6 +149,22 @@ def find_negligible(errors: Errors, sources: Sources) -> Bools:
         size = np.fmax(*sources.evidence.numbers("absmax", at))
         rounding = 2 * np.minimum(errors.unit[at], t.FLOAT32)
         found[at] = size <= rounding * sources.smallest_given(errors.absmax)[at]
+    return found
+
+
+def _is_rounding_of_terms(errors: Errors, sources: Sources) -> Bools:
+    """Gradients of biases that are smaller, in both runs, than one rounding of all the terms they are the sum of.
+
+    What arrives behind a batch norm adds up to zero in each channel. Kernels round differently what they subtract from
+    all of a channel, so such roundings add up too, and do not cancel.
+    """
+    found = np.zeros(len(errors.unit), np.bool_)
+    at = np.flatnonzero(sources.unit_of_gradients & sources.is_vector & ~errors.identical & (errors.unit > 0))
+    if len(at):
+        size = np.fmax(*sources.evidence.numbers("l2", at))
+        rms, count = (np.where(sources.known, column, 0.0) for column in (errors.rms, errors.count))
+        terms = sources.arriving(rms)[at] * sources.arriving(count)[at] / np.sqrt(errors.count[at])
+        found[at] = size <= errors.unit[at] * terms
     return found
 
 
@@ -175,6 +206,14 @@ def _one_further(flips: Floats, sources: Sources) -> Floats:
     seen[carried] = flips[sources.carried_from[carried]]
     further = sources.backward & sources.is_unit(Unit.CALL, Unit.GRADIENT) & sources.is_innermost
     return np.where(further, sources.largest(seen), 0.0)
+
+
+def _after_gates(flips: Floats, errors: Errors, sources: Sources) -> Bools:
+    """Gradients that came of flipped gates, however many calls ago: any element of them may be the one that moved."""
+    if not flips.any():
+        return np.zeros(len(flips), np.bool_)
+    rows = sources.backward & sources.known & ~errors.identical
+    return np.asarray(_carried(np.where(flips > 0, 1.0, 0.0), rows, sources) > 0)
 
 
 def _choices(errors: Errors, sources: Sources, elements: Floats) -> tuple[Bools, Floats]:

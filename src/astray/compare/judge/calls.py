@@ -31,7 +31,7 @@ class Calls:
     rows: where they are in the run's table. enclosing, forward_of: the call around each, and the forward call of each
     backward call, by their places here. pattern: a number for a site's place in any layer. last_name: a number for the
     last part of a site. module: itself, or the one around a function. owner: the module that has the parameter that a
-    call is about. owner_type: its class. depth: how many calls are around each.
+    call is about. owner_type: its class. depth: how many calls are around each. is_loss: by its name.
     """
 
     rows: Ints
@@ -50,6 +50,7 @@ class Calls:
     depth: Ints
     is_parameter: Bools
     is_optimizer: Bools
+    is_loss: Bools
     forward: Bools
     backward: Bools
     update: Bools
@@ -151,6 +152,7 @@ def read_calls(run: RankRun) -> Calls:
         depth=_depth(enclosing),
         is_parameter=is_parameter,
         is_optimizer=is_optimizer,
+        is_loss=np.array([*(is_loss(name or "") for name in table.coded("type").values), False])[type],
         forward=phase.codes == phase.code("forward"),
         backward=backward,
         update=phase.codes == phase.code("update"),
@@ -203,6 +205,15 @@ def _names(sites: list[str], name: Callable[[str], str]) -> Ints:
     """A number for each site's name of a kind; one more entry for none."""
     numbers: dict[str, int] = {}
     return np.array([*(numbers.setdefault(name(site), len(numbers)) for site in sites), -1])
+
+
+def is_loss(type: str) -> bool:
+    """Whether a class or a function is a loss, by its name.
+
+    >>> is_loss("CrossEntropyLoss"), is_loss("torch.nn.functional.cross_entropy"), is_loss("Linear")
+    (True, True, False)
+    """
+    return type.lower().endswith(("loss", "cross_entropy"))
 
 
 def _numbered(column: Ints) -> Ints:

@@ -26,6 +26,7 @@ from astray.compare.judge.sources import GIVEN
 from astray.compare.kept import is_partial
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import MEASURES, Judgement, Verdict
+from astray.stats.dtypes import DTYPES
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ def find_errors(evidence: Evidence, judged: Judgement, factor: Floats, multiplie
         unit = _precision(evidence, at) / 2
         facts["unit"][at] = np.where(unit == t.FLOAT32, np.maximum(unit, multiplied[at]), unit)
         _read_sizes(evidence, at, facts, count)
+        factor = factor * _ratio_of_masks(evidence, at, length)
         other = at[judged.verdict[at] != Verdict.IDENTICAL]
         _read_statistics(evidence, other, factor[other], columns, facts)
     by_values = np.flatnonzero(~np.isnan(judged.metrics["rel_l2"]))
@@ -133,6 +135,21 @@ def _precision(evidence: Evidence, at: Ints) -> Floats:
     given = [number for number, role in enumerate(evidence.roles) if role in GIVEN]
     results = ~np.isin(evidence.sides("role", at)[0], given)
     return np.where(mixed & results, evidence.precisions[dtypes[0]], coarser)
+
+
+def _ratio_of_masks(evidence: Evidence, at: Ints, length: int) -> Floats:
+    """What a mask of the largest numbers of one dtype is to be divided by, to be that of another; 1 for all others.
+
+    Nothing was rounded there: each side is as far down as its dtype goes.
+    """
+    found = np.ones(length)
+    other = at[np.not_equal(*evidence.sides("dtype", at))]
+    if len(other):
+        ends = np.array([DTYPES[name].max if name in DTYPES else np.inf for name in evidence.dtypes])
+        sizes, limits = evidence.numbers("absmax", other), [ends[side] for side in evidence.sides("dtype", other)]
+        masks = np.logical_and(*(size == limit for size, limit in zip(sizes, limits, strict=True)))
+        found[other[masks]] = sizes[1][masks] / sizes[0][masks]
+    return found
 
 
 def _read_sizes(evidence: Evidence, at: Ints, facts: dict[str, Floats], count: Floats) -> None:

@@ -124,6 +124,11 @@ class Sources:
         unit[self.carried_from >= 0] = Unit.CARRIED
         return unit
 
+    @property
+    def are_labels(self) -> Bools:
+        """What losses are given that no call has made."""
+        return np.asarray((self.unit == Unit.CODE) & self._is_call(self.calls.is_loss))
+
     @cached_property
     def is_weight(self) -> Bools:
         """Parameters, also as functions get them: they require a gradient; if anything made them, an optimizer did."""

@@ -291,12 +291,15 @@ class _Judge:
         return found
 
     def _of_integers(self) -> Bools:
-        """Integers do not round. But what a call chooses may be another thing where what it chose from is off."""
+        """Integers do not round. But what a call chooses may be another thing where what it chose from is off.
+
+        What a loss is given are labels, which nothing has chosen.
+        """
         differs = self.facts.differs & (self.errors.unit == 0)
         self.judged.limit[self.open & differs] = 0.0
         self.judged.rule[self.open & differs] = Rule.MODEL
         chosen = self.sources.largest(np.where(self.open, 1.0, 0.0)) > 0
-        chosen &= self.sources.is_unit(Unit.CALL, Unit.CODE, Unit.CARRIED)
+        chosen &= self.sources.is_unit(Unit.CALL, Unit.CODE, Unit.CARRIED) & ~self.sources.are_labels
         self.judged.reason[self.open & differs & chosen] |= Reason.CHOSEN
         return np.asarray(differs & ~chosen)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from astray.compare.setup.difference import ABSENT, Finding
 from astray.compare.setup.timelines import History, Settings, Timelines, at, first_difference
+from astray.compare.setup.wording import WRITTEN
 from astray.record import ROOT
 
 _OF_TENSORS = ("dtype", "requires_grad", "placement")
@@ -16,6 +17,10 @@ _OF_TENSORS = ("dtype", "requires_grad", "placement")
 
 _SHARED = 0.5
 """Of the modules of two runs so many must have the same names, or the names do not tell which belongs to which."""
+
+
+_OF_MEMBERS = {"written_gradients": WRITTEN}
+"""Settings of a parameter group that are names of some of its parameters, and what holds for each of them."""
 
 
 def findings(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
@@ -152,11 +157,19 @@ def _optimizer(label: str, left: list[Settings], right: list[Settings], steps: S
     if classes[0] != classes[1]:
         yield Finding("optimizer", "", label, "class", *classes)
     for number, mate, members in _shared_groups(left, right, steps):
-        for name in sorted(left[number].keys() & right[mate].keys() - {"class", "parameters"}):
+        place = f"{label}, group {number}"
+        for name in sorted(left[number].keys() & right[mate].keys() - {"class", "parameters", *_OF_MEMBERS}):
             found = first_difference(left[number][name], right[mate][name], steps)
             if found is not None:
                 for member in members or [""]:
-                    yield Finding("optimizer", member, f"{label}, group {number}", name, *found[1:], found[0])
+                    yield Finding("optimizer", member, place, name, *found[1:], found[0])
+        for several, name in _OF_MEMBERS.items():
+            histories = left[number].get(several), right[mate].get(several)
+            for member in members:
+                mine, theirs = ([(step, member in names) for step, names in one or ()] for one in histories)
+                found = first_difference(mine, theirs, steps)
+                if found is not None:
+                    yield Finding("optimizer", member, place, name, *found[1:], found[0])
 
 
 def _shared_groups(

@@ -58,7 +58,7 @@ def _renamed(subject: str, site: str, mapping: Mapping) -> str:
 def _renamed_value(subject: str, name: str, value: Any, mapping: Mapping) -> Any:
     if subject == "module" and name == "class" and isinstance(value, str):
         return mapping.type(value)
-    if subject == "optimizer" and name == "parameters" and isinstance(value, list):
+    if subject == "optimizer" and name in ("parameters", "written_gradients") and isinstance(value, list):
         return [mapping.site(one) if isinstance(one, str) else one for one in value]
     return value
 

@@ -24,6 +24,9 @@ _SUBJECTS = {
 CLIPPED = {"clip_grad_norm": "a norm", "clip_grad_value": "values"}
 """Settings of optimizers that are made before they step."""
 
+WRITTEN = "written_gradient"
+"""Whether a gradient was written to before a step, unlike the others of its optimizer."""
+
 
 def shown(value: Any) -> str:
     """A value as a sentence has it.
@@ -59,7 +62,8 @@ def sentence_of(found: Sequence[Finding], step: int | None) -> str:
     text = _sentence(found)
     if step is None:
         return text
-    return f"From step {step} on, {text if text[:2].isupper() or not _is_word(text) else text[0].lower() + text[1:]}"
+    begin = f"In step {step}" if found[0].name == WRITTEN else f"From step {step} on"
+    return f"{begin}, {text if text[:2].isupper() or not _is_word(text) else text[0].lower() + text[1:]}"
 
 
 def _is_word(text: str) -> bool:
@@ -131,6 +135,10 @@ def _of_optimizer(found: Sequence[Finding], who: str, is_: str) -> str:
         left, right = (f"clipped to {CLIPPED[first.name]} of {text}" if value != "off" else "not clipped"
                        for value, text in ((first.reference, left), (first.candidate, right)))  # fmt: skip
         return f"The gradients of {_groups(found)} are {left} in the reference and {right} in the candidate."
+    if first.name == WRITTEN:
+        side, other = ("reference", "candidate") if first.reference else ("candidate", "reference")
+        gradient = "gradient" if len(found) == 1 else "gradients"
+        return f"The {gradient} of {who} {is_} changed between backward and step in the {side}, not in the {other}."
     steps = f"{_groups(found)} steps with {first.name}"
     return f"{steps} {left} in the reference and {right} in the candidate."
 

@@ -19,6 +19,7 @@ from torch.nn.utils import clip_grad
 from astray.capture.engine import Engine
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.covers import Cover
+from astray.interrupts import pass_interrupt
 
 NAMES = ("clip_grad_norm", "clip_grad_value")
 OFF = "off"
@@ -80,7 +81,8 @@ def _covering(clipping: Clipping, name: str, clip: Callable[..., Any]) -> Callab
     def covered(*args: Any, **kwargs: Any) -> Any:
         try:
             given = signature.bind(*args, **kwargs)
-        except TypeError:  # which torch shall say itself
+        except TypeError as error:  # which torch shall say itself
+            pass_interrupt(error)
             return clip(*args, **kwargs)
         if not isinstance(given.arguments[of], torch.Tensor):
             given.arguments[of] = list(given.arguments[of])  # it may be read only once

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from astray.interrupts import pass_interrupt
+
 PACKAGES = (
     "transformers", "accelerate", "peft", "diffusers", "timm", "flash_attn", "xformers", "triton", "deepspeed",
     "transformer_engine", "megatron.core", "apex", "bitsandbytes", "lightning", "torch_npu", "torchvision",
@@ -61,9 +63,11 @@ def torch_flags() -> dict[str, Any]:
     for name, read in list(_READERS.items()):
         try:
             found[name] = read()
-        except AttributeError:  # noqa: PERF203 - another version of torch: it will not come
+        except AttributeError as error:  # noqa: PERF203 - another version of torch: it will not come
+            pass_interrupt(error)
             del _READERS[name]
-        except RuntimeError:  # set by torch's newer names for it, and the older one refuses to answer
+        except RuntimeError as error:  # set by torch's newer names for it, and the older one refuses to answer
+            pass_interrupt(error)
             continue
     return found
 
@@ -132,7 +136,8 @@ def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
+    except (OSError, StopIteration) as error:
+        pass_interrupt(error)
         name = platform.processor()
     return f"{platform.machine()} {name}".strip()
 
@@ -156,6 +161,7 @@ def autocast() -> str:
         try:
             if torch.is_autocast_enabled(device):
                 found.append(f"{device} {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}")
-        except (RuntimeError, TypeError):  # noqa: PERF203 - a device that this torch does not know
+        except (RuntimeError, TypeError) as error:  # noqa: PERF203 - a device that this torch does not know
+            pass_interrupt(error)
             continue
     return ", ".join(found) or "off"

@@ -21,6 +21,8 @@ from astray.capture.pytorch.calls.wrappers import Chain, type_name
 from astray.capture.pytorch.setup import flags
 from astray.capture.pytorch.setup.attributes import attributes, config_of, configured, described, fields_of
 from astray.capture.pytorch.setup.clipping import Clipping
+from astray.capture.pytorch.setup.written import NAME as WRITTEN
+from astray.capture.pytorch.setup.written import singled_out
 from astray.capture.setup import MOST_CHANGES, NOT_PLAIN, environment, plain
 from astray.record import ROOT
 
@@ -31,10 +33,18 @@ _WHAT = "what the program is set to"
 
 
 class SetupCapture:
-    """Notes what the program is set to. `chains` gives every module that is recorded, `site` where it is."""
+    """Notes what the program is set to.
+
+    `chains` gives every module that is recorded, `site` where it is, `writes` how often the gradient of a
+    parameter was written to since the backward pass.
+    """
 
     def __init__(
-        self, engine: Engine, chains: Callable[[], list[Chain]], site: Callable[[nn.Module], Site | None]
+        self,
+        engine: Engine,
+        chains: Callable[[], list[Chain]],
+        site: Callable[[nn.Module], Site | None],
+        writes: Callable[[torch.Tensor], int | None],
     ) -> None:
         self._engine = engine
         self._chains = chains
@@ -47,6 +57,7 @@ class SetupCapture:
         self._autocast: dict[str, str] = {}
         self._state: tuple[Any, ...] | None = None  # of torch, when it was last looked at
         self._clipping = Clipping(engine)
+        self._writes = writes
 
     def start(self, *, seeded: bool) -> None:
         """The recording begins. `seeded`: the program has run so far as to have set its seed."""
@@ -90,12 +101,14 @@ class SetupCapture:
             known = self._groups.get((label, number))
             if known is None:
                 known = self._groups[label, number] = _Group()
-            changed, clipped = known.changed(group), known.clipped(self._clipping.of(group["params"]))
-            if changed or clipped:
-                site = f"{label}/param_groups.{number}"
-                told = _settings(group, changed) | clipped
+            site, parameters = f"{label}/param_groups.{number}", group["params"]
+            written = {name(one) for one in singled_out(parameters, self._writes)}
+            treated = self._clipping.of(parameters) | {WRITTEN: sorted(one for one in written if one is not None)}
+            changed, treatment = known.changed(group), known.treated(treated)
+            if changed or treatment:
+                told = _settings(group, changed) | treatment
                 if "params" in changed:
-                    names = [name(tensor) or f"{site}.{at}" for at, tensor in enumerate(group["params"])]
+                    names = [name(tensor) or f"{site}.{at}" for at, tensor in enumerate(parameters)]
                     told = {"class": type(optimizer).__name__, **told, "parameters": names}
                 self._note("optimizer", site, told)
 
@@ -216,11 +229,11 @@ def _nothing(_: Any) -> tuple[Any, ...]:
 class _Group:
     """The settings of a parameter group when it was last looked at."""
 
-    __slots__ = ("_clipped", "_known", "_size")
+    __slots__ = ("_known", "_size", "_treated")
 
     def __init__(self) -> None:
         self._known: dict[str, Any] = {}
-        self._clipped: dict[str, Any] = {}
+        self._treated: dict[str, Any] = {}
         self._size = 0
 
     def changed(self, group: dict[str, Any]) -> list[str]:
@@ -235,12 +248,11 @@ class _Group:
             self._known, self._size = dict(group), size
         return names
 
-    def clipped(self, limits: dict[str, Any]) -> dict[str, Any]:
-        """What its gradients are clipped to, if that is something else now."""
-        if limits == self._clipped:
-            return {}
-        self._clipped = limits
-        return limits
+    def treated(self, now: dict[str, Any]) -> dict[str, Any]:
+        """What was done to its gradients before the step, if that is something else now."""
+        new = {name: value for name, value in now.items() if self._treated.get(name) != value}
+        self._treated = now
+        return new
 
 
 def _settings(group: dict[str, Any], names: list[str]) -> dict[str, Any]:
