@@ -7,6 +7,7 @@ import io
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -460,3 +461,17 @@ def test_a_failure_inside_the_recorder_does_not_reach_the_program(
     missed = astray.open(tmp_path / "run").ranks[0].end.missed
     assert missed
     assert all("ZeroDivisionError" in item.why for item in missed)
+
+
+@pytest.mark.parametrize(("package", "is_shown"), [("torch", False), ("torchvision", True), ("torch_npu", True)])
+def test_packages_whose_names_begin_like_torchs_are_shown(tmp_path: Path, package: str, is_shown: bool) -> None:
+    folder = Path(torch.__file__).parent
+    file = str(folder.with_name(package) / "ops" / "call.py")
+    namespace: dict[str, Any] = {}
+    exec(compile("def call(model, x):\n    return model(x)\n", file, "exec"), namespace)
+    model = nn.Linear(2, 2)
+    with astray.record(tmp_path / "run", model):
+        namespace["call"](model, torch.ones(1, 2))
+    rank = astray.open(tmp_path / "run").ranks[0]
+    files = {frame.file for frame in rank.stack(int(rank.calls["stack"][0]))}
+    assert (file in files) is is_shown

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from astray.capture import calls
+from astray.capture.objects import MOST_TENSORS, Objects
 from astray.capture.structure import Flattener
 
 FLAT = Flattener(lambda value: isinstance(value, torch.Tensor))
@@ -85,22 +86,114 @@ def test_a_structure_met_before_is_told_from_one_that_only_equals_it() -> None:
         assert flat.arguments((6j, None), {}) == ([("0", 6j)], '{"args":["<tensor>",null]}')
 
 
-def test_an_object_that_holds_tensors_is_told_of_and_not_taken_apart() -> None:
-    class Layer:
-        def __init__(self) -> None:
-            self.keys = 1j
+class Layer:
+    """Like a layer of a cache; code of its own would tell on itself."""
 
-    class Cache:
-        def __init__(self) -> None:
-            self.layers = [Layer()]
+    __slots__ = ("keys", "unset")
+    ran: ClassVar[list[str]] = []
 
+    def __init__(self, keys: complex) -> None:
+        self.keys = keys
+
+    @property
+    def values(self) -> complex:
+        self.ran.append("property")
+        return 9j
+
+    def __getattr__(self, name: str) -> Any:
+        self.ran.append(name)
+        raise AttributeError(name)
+
+
+class Cache:
+    """Like a cache of transformers."""
+
+    def __init__(self, *keys: complex) -> None:
+        self.layers = [Layer(one) for one in keys]
+        self.extra = {"mask": 7j, ("odd", "key"): 8j}
+        self.me = self
+        self.offloading = False
+
+
+def objects(moment: Any = None) -> Objects:
+    return Objects(lambda value: isinstance(value, complex), moment)
+
+
+def test_an_object_is_taken_apart_and_none_of_its_code_runs() -> None:
+    flat = Flattener(lambda value: isinstance(value, complex), objects())
+    found, skeleton = flat.arguments((Cache(1j, 2j), object(), Cache), {"cache": Cache(3j)})
+    assert found == [
+        ("0.layers.0.keys", 1j), ("0.layers.1.keys", 2j), ("0.extra.mask", 7j),
+        ("kwargs.cache.layers.0.keys", 3j), ("kwargs.cache.extra.mask", 7j),
+    ]  # fmt: skip
+    assert skeleton == '{"args":["<Cache>","<object>","<Cache>"],"kwargs":{"cache":"<Cache>"}}'
+    assert flat.result({"past": Cache(1j)}) == [("out.past.layers.0.keys", 1j), ("out.past.extra.mask", 7j)]
+    assert Layer.ran == []
+
+
+def test_without_it_objects_are_left_alone() -> None:
+    flat = Flattener(lambda value: isinstance(value, complex))
+    assert flat.arguments((Cache(1j),), {}) == ([], '{"args":["<Cache>"]}')
+
+
+@pytest.mark.skipif(calls.native is None, reason="the native taps are not in use")
+def test_objects_are_taken_apart_natively_as_in_python() -> None:
+    flat = Flattener(lambda value: isinstance(value, complex), objects(), tensors=[complex])
+    for args in ((Cache(1j), 2j), ([Cache(1j)],), (1j, {"past": Cache(2j)})):
+        assert flat.native.arguments(args, {"cache": args[0]}) == flat._arguments_by_structure(args, {"cache": args[0]})
+        assert flat.native.result(args) == flat._result(args)
+
+
+def test_what_is_too_large_or_too_deep_is_cut_and_told() -> None:
     told: list[str] = []
-    flat = Flattener(lambda value: isinstance(value, complex), told.append)
-    assert flat.arguments((Cache(), object(), Cache), {}) == (
-        [],
-        '{"args":["<Cache>","<object>","<test_an_object_that_holds_tensors_is_told_of_and_not_taken_apart.<locals>.Cache>"]}',
-    )
+    flat = Flattener(lambda value: isinstance(value, complex), objects(), told.append)
+    found, _ = flat.arguments((Cache(*(complex(number, 1) for number in range(1000))),), {})
+    assert len(found) == MOST_TENSORS
     assert told == ["Cache"]
+    deep: Any = Layer(1j)
+    for _ in range(20):
+        deep = Layer(deep)
+    assert flat.arguments((deep,), {})[0] == []
+
+
+class Array:
+    """A tensor that is written to."""
+
+    def __init__(self) -> None:
+        self.version = 0
+
+
+def test_of_an_object_that_goes_from_call_to_call_what_is_new_is_told() -> None:
+    one, other = Array(), Array()
+    cache: Any = Cache()
+    cache.layers = [one]
+    flat = Flattener(
+        lambda value: isinstance(value, Array),
+        Objects(lambda value: isinstance(value, Array), lambda array: array.version),
+    )
+
+    def told() -> list[str]:
+        return [path for path, _ in flat.arguments((cache,), {})[0]]
+
+    assert told() == ["0.layers.0"]
+    assert told() == []
+    cache.layers.append(other)
+    assert told() == ["0.layers.1"]
+    one.version += 1
+    assert told() == ["0.layers.0"]
+    cache.layers = [Array(), Array()]
+    del one, other
+    assert told() == ["0.layers.0", "0.layers.1"]
+
+
+def test_what_is_gone_is_forgotten() -> None:
+    known = Objects(lambda value: isinstance(value, Array), lambda array: array.version)
+    cache: Any = Cache()
+    cache.layers = [Array() for _ in range(10)]
+    known.tensors(cache, "past")
+    assert len(known._told) == 10
+    cache.layers = []
+    assert known._told == {}
 
 
 def test_lists_met_before_are_told_apart_by_kind_length_and_depth() -> None:

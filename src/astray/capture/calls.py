@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.selection import Scope, Selection
+from astray.interrupts import pass_interrupt
 from astray.record import Kind, Phase
 from astray.store import Intake
 
@@ -264,7 +265,8 @@ class Calls:
     def _open_calls(self) -> list[OpenCall]:
         try:
             return self._local.open_calls  # type: ignore[no-any-return]
-        except AttributeError:
+        except AttributeError as error:
+            pass_interrupt(error)
             calls: list[OpenCall] = []
             self._local.open_calls = calls
             return calls

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astray.errors import RecordError
+from astray.interrupts import pass_interrupt
 
 if TYPE_CHECKING:
     import yaml
@@ -32,9 +33,11 @@ def load(path: PathLike) -> Any:
         raise RecordError(f"{path} has the ending {ending!r}. Settings are read from {', '.join(_PARSERS)}.")
     try:
         text = Path(path).read_text("utf-8-sig")
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        pass_interrupt(error)
         raise RecordError(f"There is no file {path}.") from None
     except OSError as error:
+        pass_interrupt(error)
         raise RecordError(f"{path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
         raise RecordError(f"{path} is not a text in UTF-8.") from None
@@ -111,7 +114,8 @@ def version_of(path: Path) -> tuple[int, ...]:
     """What changes when a file does; nothing when it is not there."""
     try:
         found = path.stat()
-    except OSError:
+    except OSError as error:
+        pass_interrupt(error)
         return ()
     return found.st_mtime_ns, found.st_size, found.st_ino
 

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,9 @@ from astray.capture.selection import Scope, Selection
 from astray.capture.settings import Settings
 from astray.capture.setup import SetupLog
 from astray.capture.stacks import Stacks
+from astray.interrupts import interrupt_of
 from astray.record import Call, Kind
+from astray.registry import WeakRegistry
 from astray.store import Intake
 
 logger = logging.getLogger("astray")
@@ -183,7 +184,14 @@ class Engine(Calls):
         self._writer.missed(what, why)
 
     def failed(self, doing: str, error: Exception) -> None:
-        """Something inside astray went wrong. The program goes on; the run says so, and the user is told once."""
+        """Something inside astray went wrong. The program goes on; the run says so, and the user is told once.
+
+        Raises what is the program's: an exception of one of its signal handlers, which came while we were at work.
+        """
+        interrupt = interrupt_of(error)
+        if interrupt is not None:
+            self.missed(doing, f"a signal handler of the program raised {type(interrupt).__name__}")
+            raise interrupt
         self.missed(doing, f"{type(error).__name__}: {error}")
         if not self._failed_once:
             self._failed_once = True
@@ -193,7 +201,7 @@ class Engine(Calls):
             )  # fmt: skip
 
 
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_engines: WeakRegistry[Engine] = WeakRegistry()
 
 
 def _leave_the_child_alone() -> None:

@@ -17,6 +17,7 @@ from astray.capture.reading import Identity, Reading, TensorReader, Twin
 from astray.capture.selection import Quota
 from astray.capture.settings import Settings
 from astray.capture.sightings import Numbers, Sighting, Sightings, Unfilled
+from astray.interrupts import pass_interrupt
 from astray.part import Part
 from astray.record import Role
 from astray.stats import Strided, gather, measure, pack, sample_positions
@@ -141,6 +142,7 @@ class Observer:
         try:
             self._catcher.look(seq, found, args)
         except Exception as error:  # noqa: BLE001 - the rows of the call are there all the same
+            pass_interrupt(error)
             self._writer.missed("the tensors of a call that gave NaN or infinity", f"{type(error).__name__}: {error}")
 
     def _first(self, tensor: Any, identity: Identity, seq: int, role: Role, path: str) -> Sighting:

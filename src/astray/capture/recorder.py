@@ -114,6 +114,7 @@ class Recorder:
         self._overwrite = overwrite
         self._open_writer: Opens = writer if self.guard is None else self.guard.open
         self._started = False
+        self._ranks = (0, 1)
         self._writer: Intake | None = None
         self._engine: Engine | None = None
         self._failure_told = False
@@ -137,7 +138,7 @@ class Recorder:
         if self._started:
             raise RecordError(f"This recorder has already been started, on {self.path}. Make another for a second run.")
         self._started = True
-        rank, world_size = self._adapter.rank_and_world_size() or rank_and_world_size(os.environ)
+        rank, world_size = self._ranks = self._adapter.rank_and_world_size() or rank_and_world_size(os.environ)
         if rank not in self.settings.ranks:
             return self
         if stats.BACKEND == "numpy" and "ASTRAY_KERNELS" not in os.environ:
@@ -261,13 +262,18 @@ class Recorder:
         if engine is None or writer is None or not engine.belongs_here():
             return False
         self._engine = None
-        engine.finish()
-        with self._guarding(engine, "the end of the recording"):
-            self._adapter.stop()
-        writer.close(ended)
-        self._adapter.reader.stop()
+        with contextlib.ExitStack() as closing:  # a signal handler may raise in the middle of any of these
+            closing.callback(self._adapter.reader.stop)
+            closing.callback(self._close_writer, engine, writer, ended)
+            with self._guarding(engine, "the end of the recording"):
+                engine.finish()
+                self._adapter.stop()
         self._tell_failure()
         return True
+
+    def _close_writer(self, engine: Engine, writer: Intake, ended: str) -> None:
+        with self._guarding(engine, "the end of the recording"):
+            writer.close(ended)
 
     def _follow_the_file(self, engine: Engine) -> None:
         """Takes over what somebody has written into the config file meanwhile."""
@@ -294,6 +300,12 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             engine.failed(doing, error)
 
+    @property
+    def in_trouble(self) -> bool:
+        """Whether a stopped recording is not what was asked for: it was to be, and is empty or not whole."""
+        end = self._writer.end if self._writer is not None else None
+        return end is not None and (not end.complete or any(one.what == NOTHING for one in end.missed))
+
     def summary(self) -> str:
         """What a stopped recording holds, in one line."""
         end = self._writer.end if self._writer is not None else None
@@ -311,7 +323,12 @@ class Recorder:
             parts.append(f"waited {end.waited_seconds:.1f} s for the disk")
         if end.missed:
             parts.append(f"{sum(missed.count for missed in end.missed):,} not observed (see end.json)")
-        return f"{', '.join(parts)} in {self.path}"
+        return f"{', '.join(parts)} in {self.path}{self._of_ranks()}"
+
+    def _of_ranks(self) -> str:
+        """That this is one of several ranks: what the others hold is said by nobody, for it is much the same."""
+        rank, world_size = self._ranks
+        return f" (on rank {rank}; {world_size} ranks)" if world_size > 1 else ""
 
     def __enter__(self) -> Recorder:
         return self if self._started else self.start()

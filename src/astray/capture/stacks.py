@@ -7,6 +7,7 @@ thirty. The frames of the framework, of astray and of its command are left out.
 from __future__ import annotations
 
 import linecache
+import os
 import sysconfig
 import threading
 from collections.abc import Callable
@@ -16,11 +17,14 @@ from types import CodeType, FrameType
 from astray.capture.calls import native
 from astray.record import Frame
 
-_ASTRAY = (str(Path(__file__).parents[1]), str(Path(sysconfig.get_path("scripts"), "astray")))
+_ASTRAY = (f"{Path(__file__).parents[1]}{os.sep}", str(Path(sysconfig.get_path("scripts"), "astray")))
 
 
 class Stacks:
-    """Interns Python stacks and hands each new one to `write(id, frames)`, innermost frame first."""
+    """Interns Python stacks and hands each new one to `write(id, frames)`, innermost frame first.
+
+    `internal` are folders whose code is left out, each with a separator at its end.
+    """
 
     def __init__(self, write: Callable[[int, list[Frame]], None], internal: tuple[str, ...] = ()) -> None:
         self._write = write

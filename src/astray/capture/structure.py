@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from astray.capture.calls import native
+from astray.capture.objects import Objects, is_searched
 
 DEEPEST = 12
 """Containers nested deeper than this are taken for a cycle."""
@@ -24,7 +25,6 @@ _LONGEST_TEXT = 200
 _LONGEST_LIST = 64
 _LONGEST_KEY = 256
 _SCALARS = frozenset({bool, int, float, str, type(None)})
-_LOOKED_INTO, _LOOKED_AT = 4, 8  # how deep, and how many things at each level, an object is searched for tensors
 _TENSOR_KEY = object()
 _MANY = 10_000  # structures of arguments that are remembered
 
@@ -32,8 +32,8 @@ _MANY = 10_000  # structures of arguments that are remembered
 class Flattener:
     """Finds the tensors in nested values: tuples, lists, mappings and dataclasses.
 
-    `opaque` is told the class of any other object that holds tensors, such as a cache of keys and values: those are
-    not taken, or each layer's call would list the cache of all layers.
+    `objects` takes any other object apart, such as a cache of keys and values; without it nothing is taken of those.
+    `too_large` is told the class of one that may hold more tensors than were taken.
 
     What a call looked like is remembered, so that the next of the same structure is not walked. `tensors` are types
     that `is_tensor` would say yes to; `values` are more types whose values are plain, and the same when they are equal.
@@ -46,12 +46,14 @@ class Flattener:
     def __init__(
         self,
         is_tensor: Callable[[Any], bool],
-        opaque: Callable[[str], None] = lambda _: None,
+        objects: Objects | None = None,
+        too_large: Callable[[str], None] = lambda _: None,
         tensors: Collection[type] = (),
         values: Collection[type] = (),
     ) -> None:
         self._is_tensor = is_tensor
-        self._opaque = opaque
+        self._objects = objects
+        self._too_large = too_large
         self._tensors = frozenset(tensors)
         self._values = _SCALARS.union(values)
         self._known: dict[tuple[Any, ...], tuple[tuple[str, ...], str]] = {}
@@ -147,17 +149,12 @@ class Flattener:
                 field.name: self._walk(getattr(value, field.name, None), f"{path}.{field.name}", found, depth + 1)
                 for field in dataclasses.fields(value)
             }
-        if self._holds_tensors(value, _LOOKED_INTO):
-            self._opaque(type(value).__name__)
+        if self._objects is not None and is_searched(value):
+            inside, cut_short = self._objects.tensors(value, path)
+            found += inside
+            if cut_short:
+                self._too_large(type(value).__name__)
         return _describe(value)
-
-    def _holds_tensors(self, value: Any, depth: int) -> bool:
-        if self._is_tensor(value):
-            return True
-        if depth == 0 or isinstance(value, type) or callable(value):
-            return False
-        items = value if isinstance(value, list | tuple) else list(getattr(value, "__dict__", {}).values())
-        return any(self._holds_tensors(item, depth - 1) for item in items[:_LOOKED_AT])
 
 
 def _shortened(items: list[Any], length: int | None = None) -> list[Any]:

@@ -19,6 +19,7 @@ from astray.device.launcher import NoKernelsError
 from astray.device.plain_ring import PlainRing
 from astray.device.staging import HOST_BYTES, NotStagedError, Staging
 from astray.device.tickets import CAPTURED, Tickets
+from astray.interrupts import pass_interrupt
 from astray.stats import Shard, Strided
 from astray.store import Source
 
@@ -71,8 +72,8 @@ class Devices:
         if fast is not None:
             try:
                 return fast.measure(memory, shard, statistics)
-            except ValueError:  # strides beyond what the kernel can walk
-                pass
+            except ValueError as error:  # strides beyond what the kernel can walk
+                pass_interrupt(error)
             except NoKernelsError as error:
                 self._say_slow(f"{memory.dtype} tensors on {device}", error)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():

@@ -19,6 +19,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
+from astray.interrupts import pass_interrupt
+
 logger = logging.getLogger("astray")
 
 LAUNCHED = 0
@@ -118,11 +120,13 @@ def _build(source: Source, device: int) -> Kernel | NoKernelsError:
         try:
             return load_native(compiled, source, device)
         except (ImportError, OSError, RuntimeError, ValueError) as error:
+            pass_interrupt(error)
             logger.info("Kernel %s is launched by Triton, which is slower: %s", name, error)
         return TritonKernel(compiled, source, device)
     except ImportError as error:
         return NoKernelsError(f"Triton is not installed ({error}).")
     except Exception as error:  # noqa: BLE001 - whatever it is, there are the torch kernels to fall back on
+        pass_interrupt(error)
         return NoKernelsError(f"Triton cannot build kernel {name} for device {device}: {type(error).__name__}: {error}")
 
 
@@ -253,6 +257,7 @@ class TritonKernel:
                     return CAPTURING
                 self._compiled[(programs, 1, 1)](*values, stream=stream)
         except Exception as error:  # noqa: BLE001 - the caller gets a number, as from the native launcher
+            pass_interrupt(error)
             TritonKernel.failure = f"{type(error).__name__}: {error}"
             return FAILED
         return LAUNCHED

@@ -14,6 +14,7 @@ from astray.device import torch_kernels
 from astray.device.quiet import quietly
 from astray.device.rows import WIDTH, Rows
 from astray.device.tickets import SLOTS, Segment, Tickets
+from astray.interrupts import interrupt_of, pass_interrupt
 from astray.stats import Shard
 
 
@@ -53,13 +54,17 @@ class PlainRing:
         segment, rows = self._segment, self._rows
         if not rows:
             return
+        interrupt = None
         try:
             with quietly():
                 _send(segment, torch.stack(rows))
         except Exception as error:  # noqa: BLE001 - a device that has failed must not end the program through us
+            interrupt = interrupt_of(error)
             segment.lose(f"the device failed: {str(error).partition(chr(10))[0]}")
         self._segment, self._rows = self._tickets.open(), []
         self._tickets.sent()
+        if interrupt is not None:
+            raise interrupt
 
 
 def _send(segment: Segment, rows: torch.Tensor) -> None:
@@ -68,7 +73,8 @@ def _send(segment: Segment, rows: torch.Tensor) -> None:
         arrived = torch.Event(rows.device)
         host = rows.to("cpu", non_blocking=True)
         arrived.record()
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError) as error:
+        pass_interrupt(error)
         host, arrived = rows.cpu(), None
 
     def fetch() -> Rows:

@@ -22,6 +22,7 @@ from astray.device.quiet import quietly
 from astray.device.rows import WIDTH, Rows
 from astray.device.slots import Slots
 from astray.device.tickets import CAPTURED, SLOTS, Segment, Tickets
+from astray.interrupts import interrupt_of, pass_interrupt
 from astray.stats import Shard, Strided
 
 PARTIALS = 1 << 18
@@ -137,7 +138,8 @@ class CudaRing:
             tensors = [(address, prod(shape)) for address, _, shape, _ in memories]
             plan = layout.many(tensors, dtype, statistics, self._processors, self._pairs)
             loaded = kernel(plan.source, self._index)
-        except (ValueError, NoKernelsError):
+        except (ValueError, NoKernelsError) as error:
+            pass_interrupt(error)
             return None
         with quietly():
             words = torch.from_numpy(plan.words).to(self._device)
@@ -195,14 +197,18 @@ class CudaRing:
         segment.count = self._slots.count
         if not segment.count:
             return
+        interrupt = None
         try:
             with quietly():
                 sent = self._merge(segment)
         except Exception as error:  # noqa: BLE001 - a device that has failed must not end the program through us
+            interrupt = interrupt_of(error)
             segment.lose(f"the device failed: {str(error).partition(chr(10))[0]}")
             sent = True
         if sent or segment.count == SLOTS:
             self._next()
+        if interrupt is not None:
+            raise interrupt
 
     def _next(self) -> None:
         if not self._segment.is_due:

@@ -21,6 +21,7 @@ from astray.device.chunks import ALIGNMENT, LARGE, Chunks
 from astray.device.quiet import quietly
 from astray.device.streams import Device, device_for
 from astray.device.tickets import CAPTURED
+from astray.interrupts import pass_interrupt
 from astray.store.source import PAGE, Piece
 
 HOST_BYTES = 512 << 20
@@ -29,6 +30,7 @@ DEVICE_BYTES = 256 << 20
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the same size: they are copied and gathered alike for every dtype, and no bit changes."""
 
+LOOK_SECONDS = 1.0  # so often whoever waits for memory has it looked whether there is still a writer to give some back
 KEPT_POSITIONS = 256  # sizes of tensors, of which a model has few
 
 
@@ -78,6 +80,7 @@ class Staging:
                 staged = Staged(self, words)
                 staged.begin()
         except RuntimeError as error:
+            pass_interrupt(error)
             raise NotStagedError(str(error).partition("\n")[0]) from error
         return staged
 
@@ -178,6 +181,7 @@ class Staged:
                 self._failure, self._complete = error, True
                 self._let_go()
             told()
+            pass_interrupt(error)
 
     def pieces(self) -> Iterator[Piece | None]:
         while True:
@@ -202,7 +206,7 @@ class Staged:
     def _wait(self) -> None:
         """Wait until somebody gives memory back."""
         start = time.perf_counter()
-        self._chunks.changed.wait()
+        self._chunks.changed.wait(LOOK_SECONDS)  # whoever is told looks whether there is still a writer
         self._staging.stood_still(time.perf_counter() - start)
 
     def _let_go(self) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from astray.device.launcher import relax
 from astray.device.rows import WIDTH, Rows, measurements
+from astray.interrupts import pass_interrupt
 from astray.store.late import Redeemed
 
 SLOTS = 4096
@@ -64,6 +65,7 @@ class Segment:
                 try:
                     self._rows = self._fetch()
                 except Exception as error:  # noqa: BLE001 - a device that has failed must not stop the writer
+                    pass_interrupt(error)
                     self.lost = f"the device failed before its measurement came: {_first_line(error)}"
             return self._rows
 

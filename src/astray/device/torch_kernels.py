@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from astray.device.rows import NONE, WIDTH
+from astray.interrupts import pass_interrupt
 from astray.stats.dtypes import DTYPES, DType, decode_table
 from astray.stats.fingerprint import FLIP, SPREAD, STEP, STEP_HIGH
 from astray.stats.types import Shard
@@ -105,7 +106,8 @@ def widest_float(device: torch.device) -> torch.dtype:
         return torch.float32
     try:
         torch.zeros(1, dtype=torch.float64, device=device).add(1.0)
-    except (RuntimeError, TypeError, NotImplementedError):  # what backends raise for a dtype they lack
+    except (RuntimeError, TypeError, NotImplementedError) as error:  # what backends raise for a dtype they lack
+        pass_interrupt(error)
         return torch.float32
     return torch.float64
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from astray.capture.engine import logger
 from astray.guard.trip import Trip, Tripped
+from astray.interrupts import pass_interrupt
 
 On = Literal["raise", "warn"] | Callable[[Trip], object]
 
@@ -50,4 +51,5 @@ class Acting:
         except Exception as error:
             if not going_down:
                 raise
+            pass_interrupt(error)
             logger.warning("%s", f"{type(error).__name__} in the function that was to be told: {error}")

@@ -15,6 +15,7 @@ from astray.alarms.alarm import Alarm
 from astray.capture.engine import logger
 from astray.guard.spikes import Followed
 from astray.guard.trip import Trip
+from astray.interrupts import pass_interrupt
 from astray.store import RankRun, StepRows
 from astray.wording import counted
 
@@ -72,6 +73,7 @@ class Lookout:
             try:
                 found = look(rows)
             except Exception as error:  # noqa: BLE001 - the program goes on, and the user's condition may be at fault
+                pass_interrupt(error)
                 found = []
                 self._failed(look == self._asked, rows.step, error)
             self._found.extend(found)

@@ -503,6 +503,20 @@ int calls_failed(Calls *self, const char *doing, PyObject *of) {
     return done(told);
 }
 
+int calls_leave_anyhow(Calls *self, OpenCall *call) {
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    if (calls_leave(self, call) < 0 && calls_failed(self, "the end of ", ((Site *)call->site)->name) < 0) {
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        Py_XDECREF(traceback);
+        return -1;
+    }
+    if (!type) return 0;
+    PyErr_Restore(type, error, traceback);
+    return -1;
+}
+
 // ---- as Python sees it ---------------------------------------------------------------------------------------------
 
 // Where rows of calls wait to be written, unless the writer wants to be asked each time.

@@ -70,6 +70,8 @@ PyObject *calls_open(Calls *self);
 OpenCall *calls_enter(Calls *self, Site *site, PyObject *frame, PyObject *phase, int recompute, PyObject *micro, int row);
 int calls_begin(Calls *self, OpenCall *call, PyObject *args);
 int calls_leave(Calls *self, OpenCall *call);
+// The same whether or not an error is set. -1 when one is then: the one before, or one that is the program's.
+int calls_leave_anyhow(Calls *self, OpenCall *call);
 // Whether the settings ask for a site; -1 with an error set.
 int calls_want(Calls *self, Site *site);
 // The same as `follows_gradients`.

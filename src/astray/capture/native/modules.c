@@ -292,7 +292,12 @@ static int leave(Modules *self, PyObject *site, PyObject *result) {
         PyObject *type, *error, *traceback;
         PyErr_Fetch(&type, &error, &traceback);
         if (finish(self, call, open) < 0) {
-            if (failed) PyErr_Clear();  // the first error is the one to tell of
+            // The first error is the one to tell of, unless the second is the program's.
+            if (failed && calls_failed(self->engine, "the end of ", ((Site *)site)->name) < 0) {
+                Py_CLEAR(type);
+                Py_CLEAR(error);
+                Py_CLEAR(traceback);
+            }
             failed = -1;
         }
         if (type) PyErr_Restore(type, error, traceback);

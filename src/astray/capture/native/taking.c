@@ -299,10 +299,10 @@ static PyObject *begin(Taking *self, PyObject *callee, PyObject *args, PyObject 
     PyErr_Fetch(&type, &error, &traceback);
     name = PyObject_GetAttr(callee, s_type);
     PyErr_Restore(type, error, traceback);
-    const int told = calls_failed(self->engine, "a call of ", name ? name : Py_None);
+    int told = calls_failed(self->engine, "a call of ", name ? name : Py_None);
     Py_XDECREF(name);
     // It is left, or whatever follows would seem to be inside it.
-    if (call && told == 0 && calls_leave(self->engine, (OpenCall *)call) < 0) PyErr_Clear();
+    if (call && call != Py_None) told = calls_leave_anyhow(self->engine, (OpenCall *)call);
     Py_XDECREF(call);
     return told < 0 ? NULL : Py_NewRef(Py_None);
 }
@@ -376,10 +376,7 @@ static PyObject *end(Taking *self, OpenCall *call, PyObject *callee, PyObject *a
         }
     }
     replace(&call->adapter, Py_None);
-    PyObject *type, *error, *traceback;
-    PyErr_Fetch(&type, &error, &traceback);
-    if (calls_leave(self->engine, call) < 0) PyErr_Clear();
-    PyErr_Restore(type, error, traceback);
+    if (calls_leave_anyhow(self->engine, call) < 0) Py_CLEAR(taken);
     return taken;
 }
 
@@ -389,7 +386,13 @@ static void abandon(Taking *self, OpenCall *call) {
     PyErr_Fetch(&type, &error, &traceback);
     PyErr_NormalizeException(&type, &error, &traceback);
     if (traceback) PyException_SetTraceback(error, traceback);
-    if (done(CALL(self->taking, s_abandon, (PyObject *)call, error)) < 0) PyErr_Clear();
+    if (done(CALL(self->taking, s_abandon, (PyObject *)call, error)) < 0 &&
+        calls_failed(self->engine, "the end of ", ((Site *)call->site)->name) < 0) {  // a signal handler's error comes first
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        Py_XDECREF(traceback);
+        return;
+    }
     PyErr_Restore(type, error, traceback);
 }
 
@@ -482,8 +485,9 @@ static PyObject *take_function(Told *self, PyObject *func, PyObject *args, PyObj
     }
     Py_INCREF(function);
     PyObject *taken = NULL, *result = run_and_take(self, func, function, args, kwargs, behind, &taken);
-    if (result && taken && PyList_Check(taken) && !PyList_Size(taken) && PyDict_SetItem(self->known, func, Py_None) < 0)
-        PyErr_Clear();  // it tells something about a tensor; not worth recording again
+    if (result && taken && PyList_Check(taken) && !PyList_Size(taken) && PyDict_SetItem(self->known, func, Py_None) < 0 &&
+        calls_failed(self->taking->engine, "a call of ", func) < 0)
+        Py_CLEAR(result);  // it tells something about a tensor; not worth recording again
     Py_XDECREF(taken);
     Py_DECREF(function);
     return result;

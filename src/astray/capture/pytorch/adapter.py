@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -22,11 +23,13 @@ from astray.capture.pytorch.calls.catalogue import Catalogue
 from astray.capture.pytorch.calls.collectives import Underway, unseen
 from astray.capture.pytorch.calls.functions import FunctionMode
 from astray.capture.pytorch.calls.graphs import GraphReplays
+from astray.capture.pytorch.calls.losses import Losses
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.calls.ops import OpMode
 from astray.capture.pytorch.calls.places import Places
 from astray.capture.pytorch.calls.saved import SavedValues
+from astray.capture.pytorch.files import TORCH
 from astray.capture.pytorch.perturbing.inputs import PerturbedInputs
 from astray.capture.pytorch.program.discovery import Discovery
 from astray.capture.pytorch.program.pace import Pace
@@ -43,7 +46,7 @@ class PyTorchAdapter:
     """
 
     framework = "torch"
-    internal: tuple[str, ...] = (str(Path(torch.__file__).parent),)
+    internal: tuple[str, ...] = (TORCH,)
 
     def __init__(self, models: Mapping[str, nn.Module] | None, *, paced: bool = False, others: bool = False) -> None:
         self.reader: TensorReader = TorchReader()
@@ -87,6 +90,7 @@ class PyTorchAdapter:
         self._capture = ModuleCapture(engine, self._gradients, self._modes, self._origins)
         self._underway = Underway(engine)
         self._saved = SavedValues(engine, self._gradients)
+        self._losses = Losses(engine)
         self._replays = GraphReplays(engine)
         self._replays.start()
         self._engine = engine
@@ -161,21 +165,18 @@ class PyTorchAdapter:
                 pace.let_program_pace()
 
     def stop(self) -> None:
+        """Takes everything off again, each part even if a signal handler raises while another is."""
+        parts: list[Callable[[], object]] = []
         if self._discovery is not None:
-            self._discovery.remove()
+            parts.append(self._discovery.remove)
         if self._pace is not None:
-            self._pace.remove()
+            parts.append(self._pace.remove)
         if self._perturbed is not None:
-            self._perturbed.remove()
+            parts.append(self._perturbed.remove)
         if self._capture is not None:
-            self._replays.stop()
-            self._optimizers.remove()
-            self._modes.use([])
-            self._underway.finish()
-            self._note_unseen()
-            self._capture.detach()
-            self._capture.setup.stop()
-            try:
-                self._gradients.finish()
-            finally:
-                self._gradients.remove()
+            parts += [self._replays.stop, self._losses.remove, self._optimizers.remove, partial(self._modes.use, [])]
+            parts += [self._underway.finish, self._note_unseen, self._capture.detach, self._capture.setup.stop]
+            parts += [self._gradients.finish, self._gradients.remove]
+        with contextlib.ExitStack() as stopping:
+            for part in reversed(parts):
+                stopping.callback(part)

@@ -22,6 +22,7 @@ from astray.capture.pytorch.shards import Location, arrived, is_awaited, is_dist
 from astray.capture.reading import Identity, Reading, Taker, Twin
 from astray.device.devices import Devices
 from astray.device.quiet import quietly
+from astray.interrupts import pass_interrupt
 from astray.stats import Strided, kernels
 from astray.stats.dtypes import DTYPES
 from astray.store import Late, Source
@@ -97,7 +98,8 @@ class TorchReader:
         try:
             address, version = tensor.data_ptr(), tensor._version
             shape, stride, owner = tuple(tensor.shape), tensor.stride(), tensor.untyped_storage()
-        except RuntimeError:  # nested, or inside a functorch transform: there is no one address or shape
+        except RuntimeError as error:  # nested, or inside a functorch transform: there is no one address or shape
+            pass_interrupt(error)
             return None
         if not address and tensor.numel():  # it has no memory
             return None
@@ -119,7 +121,8 @@ class TorchReader:
             tensor = tensor._local_tensor
         try:
             return tensor.untyped_storage()
-        except RuntimeError:  # it has none, or several
+        except RuntimeError as error:  # it has none, or several
+            pass_interrupt(error)
             return None
 
     def is_whole(self, tensor: torch.Tensor) -> bool:
@@ -210,7 +213,8 @@ def _located(reading: Reading, memory: Strided, location: Location) -> Reading:
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
     try:
         return tuple(tensor.shape)
-    except RuntimeError:  # a nested tensor has several
+    except RuntimeError as error:  # a nested tensor has several
+        pass_interrupt(error)
         return ()
 
 

@@ -35,7 +35,7 @@ static struct {
 } g;
 
 #define NAMES(X)                                                                                                     \
-    X(_backward_hooks) X(_register_hook_dict) X(_sequence_nr) X(__enter__) X(__exit__)         \
+    X(_backward_hooks) X(_register_hook_dict) X(_sequence_nr) X(_version) X(__enter__) X(__exit__)                   \
     X(added) X(backward) X(born) X(event) X(failed) X(finish) X(grad) X(grad_fn) X(gradient) X(hooks_dict_ref) X(id) \
     X(input) X(inputs) X(is_here) X(leaves) X(listening) X(missed) X(name) X(next_functions) X(observe) X(output)    \
     X(output_nr) X(paths) X(paused) X(pop) X(register_hook) X(register_prehook) X(remove) X(requires_grad)           \
@@ -343,8 +343,9 @@ static int take_off(Placed *self) {
     return gone != NULL;
 }
 
-// What torch calls of a hook that gets `count` arguments, and `run`, which is what the `__call__` in Python does.
-#define HOOK_CALL(name, count, given)                                                          \
+// What torch calls of a hook that gets `count` arguments, and `run`, which is what the `__call__` in Python does. Further
+// methods may follow.
+#define HOOK_CALL(name, count, given, ...)                                                     \
     static PyObject *name##_call(PyObject *self, PyObject *args, PyObject *kwargs) {           \
         if (kwargs || PyTuple_Size(args) != count || !hook_is_alone())                         \
             return hook_in_python(self, args, kwargs);                                         \
@@ -352,10 +353,10 @@ static int take_off(Placed *self) {
     }                                                                                          \
     static PyMethodDef name##_methods[] = {                                                    \
         {"run", name##_run, count == 1 ? METH_O : METH_VARARGS, NULL},                         \
-        {NULL, NULL, 0, NULL},                                                                 \
+        __VA_ARGS__ {NULL, NULL, 0, NULL},                                                     \
     };
-#define TENSOR_HOOK(name) HOOK_CALL(name, 1, PyTuple_GetItem(args, 0))
-#define NODE_HOOK(name) HOOK_CALL(name, 2, args)
+#define TENSOR_HOOK(name, ...) HOOK_CALL(name, 1, PyTuple_GetItem(args, 0), __VA_ARGS__)
+#define NODE_HOOK(name) HOOK_CALL(name, 2, args, )
 
 // ---- the inputs of a call ------------------------------------------------------------------------------------------
 
@@ -655,7 +656,7 @@ static PyObject *arrival_run(PyObject *object, PyObject *gradient) {
     Py_DECREF(self);
     return result;
 }
-TENSOR_HOOK(arrival)
+TENSOR_HOOK(arrival, )
 
 // Sits on a node and reads those of the gradients it computed that go to an input, for a call and for those around it.
 typedef struct {
@@ -754,7 +755,7 @@ static PyObject *completion_run(PyObject *object, PyObject *unused) {
     Py_DECREF(self);
     return result;
 }
-TENSOR_HOOK(completion)
+TENSOR_HOOK(completion, )
 
 // ---- a call that made one node -------------------------------------------------------------------------------------
 
@@ -1465,6 +1466,8 @@ typedef struct {
     PyObject_HEAD
     PyObject *engine, *site, *seq;
     int arrived;
+    PyObject *gradient;  // the one it saw last, to be compared and not to be touched: it is not held
+    long long version;   // of that, or −1 where there is none
 } Accumulated;
 
 static PyObject *accumulated_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -1473,8 +1476,9 @@ static PyObject *accumulated_new(PyTypeObject *type, PyObject *args, PyObject *k
     if (!PyArg_ParseTuple(args, "OO", &engine, &site)) return NULL;
     Accumulated *self = PyObject_New(Accumulated, type);
     if (!self) return NULL;
-    self->seq = NULL;
+    self->seq = self->gradient = NULL;
     self->arrived = 0;
+    self->version = -1;
     self->engine = Py_NewRef(engine);
     self->site = Py_NewRef(site);
     return (PyObject *)self;
@@ -1498,6 +1502,26 @@ static int accumulated_see(Accumulated *self, PyObject *path, PyObject *gradient
     return report(self->engine, self->site, "the gradient of %U");
 }
 
+// Remembers in which version a gradient was left, for whoever asks whether it was written to since.
+static void accumulated_note(Accumulated *self, PyObject *gradient) {
+    PyObject *version = PyObject_GetAttr(gradient, s__version);
+    self->version = version ? PyLong_AsLongLong(version) : -1;
+    self->gradient = gradient;
+    Py_XDECREF(version);
+    PyErr_Clear();  // made in inference mode
+}
+
+// How often a gradient was written to since it was seen; −1 when it is another one, or not known.
+static PyObject *accumulated_writes(PyObject *object, PyObject *gradient) {
+    Accumulated *self = (Accumulated *)object;
+    if (gradient != self->gradient || self->version < 0) return PyLong_FromLong(-1);
+    PyObject *version = PyObject_GetAttr(gradient, s__version);
+    if (!version) return NULL;
+    const long long now = PyLong_AsLongLong(version);
+    Py_DECREF(version);
+    return PyLong_FromLongLong(now - self->version);
+}
+
 static PyObject *accumulated_run(PyObject *object, PyObject *parameter) {
     Accumulated *self = (Accumulated *)object;
     const int arrived = self->arrived;
@@ -1507,6 +1531,7 @@ static PyObject *accumulated_run(PyObject *object, PyObject *parameter) {
     int seen = 1;
     if (gradient != Py_None) {
         seen = accumulated_see(self, s_grad, gradient);
+        if (seen) accumulated_note(self, gradient);
     } else if (arrived) {
         PyObject *name = PyObject_GetAttr(self->site, s_name);
         PyObject *what = name ? PyUnicode_FromFormat("the gradient of %U", name) : NULL;
@@ -1522,7 +1547,7 @@ static PyObject *accumulated_run(PyObject *object, PyObject *parameter) {
     Py_DECREF(gradient);
     return seen ? Py_NewRef(Py_None) : NULL;
 }
-TENSOR_HOOK(accumulated)
+TENSOR_HOOK(accumulated, {"writes", accumulated_writes, METH_O, NULL}, )
 
 // Sees a gradient just before it is added to the one that is there already.
 typedef struct {
@@ -1552,6 +1577,7 @@ static void arriving_dealloc(PyObject *object) {
 static PyObject *arriving_run(PyObject *object, PyObject *gradient) {
     Arriving *self = (Arriving *)object;
     self->accumulated->arrived = gradient != Py_None;
+    set(&self->accumulated->seq, NULL);  // of one that a signal handler's exception has cut short
     if (gradient == Py_None) return Py_NewRef(Py_None);
     PyObject *parameter = PyObject_CallObject(self->parameter, NULL);
     PyObject *there = NULL;
@@ -1561,7 +1587,7 @@ static PyObject *arriving_run(PyObject *object, PyObject *gradient) {
     Py_XDECREF(there);
     return seen ? Py_NewRef(Py_None) : NULL;
 }
-TENSOR_HOOK(arriving)
+TENSOR_HOOK(arriving, )
 
 // ---- what Python calls ---------------------------------------------------------------------------------------------
 

@@ -63,6 +63,16 @@ class ParameterCapture:
         known = self._watched.get(id(parameter))
         return known.site if known is not None and known.parameter() is parameter else None
 
+    def writes(self, parameter: torch.Tensor) -> int | None:
+        """How often its gradient was written to since the backward pass left it, −1 if it was replaced by another.
+
+        None where there is no gradient, or none was seen.
+        """
+        gradient, known = parameter.grad, self._watched.get(id(parameter))
+        if gradient is None or known is None or known.accumulated is None or known.parameter() is not parameter:
+            return None
+        return int(known.accumulated.writes(gradient))
+
     def listen(self, on: bool) -> None:
         """Puts the hooks in place, or takes them off for steps that are not recorded."""
         self._listening = on
@@ -82,11 +92,12 @@ class ParameterCapture:
 class _Watched:
     """A parameter, where it is recorded, and the hooks on it."""
 
-    __slots__ = ("_handles", "parameter", "site")
+    __slots__ = ("_handles", "accumulated", "parameter", "site")
 
     def __init__(self, parameter: torch.Tensor, site: Site) -> None:
         self.parameter = weakref.ref(parameter)
         self.site = site
+        self.accumulated: Any = None
         self._handles: list[Any] = []
 
     def put(self, engine: Engine) -> bool:
@@ -96,7 +107,7 @@ class _Watched:
         parameter = self.parameter()
         if parameter is None or not parameter.requires_grad or not parameter.is_leaf:
             return False
-        hook = AccumulatedHook(engine, self.site)
+        hook = self.accumulated = AccumulatedHook(engine, self.site)
         self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         self._handles.append(parameter.register_hook(ArrivingHook(hook, self.parameter)))  # type: ignore[no-untyped-call]
         return True
@@ -105,6 +116,7 @@ class _Watched:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self.accumulated = None
 
 
 class _ArrivingHook(Hook):
@@ -122,6 +134,7 @@ class _ArrivingHook(Hook):
             return
         parameter = self.parameter()
         self.accumulated.arrived = gradient is not None
+        self.accumulated.seq = None  # of one that a signal handler's exception has cut short
         if gradient is not None and parameter is not None and parameter.grad is not None:
             self.accumulated.see("added", gradient)
 
@@ -129,13 +142,19 @@ class _ArrivingHook(Hook):
 class _AccumulatedHook(Hook):
     """Sees the gradient of a parameter each time something was added to it."""
 
-    __slots__ = ("arrived", "engine", "seq", "site")
+    __slots__ = ("_left", "arrived", "engine", "seq", "site")
 
     def __init__(self, engine: Engine, site: Site) -> None:
         self.engine = engine
         self.site = site
         self.seq: int | None = None
         self.arrived = False
+        self._left = 0, -1  # the id and the version of the gradient that it saw last
+
+    def writes(self, gradient: torch.Tensor) -> int:
+        """How often a gradient was written to since it was seen; −1 when it is another one, or not known."""
+        seen, version = self._left
+        return gradient._version - version if id(gradient) == seen and version >= 0 else -1
 
     @never_compiled
     def __call__(self, parameter: torch.Tensor) -> None:
@@ -147,8 +166,12 @@ class _AccumulatedHook(Hook):
         if parameter.grad is None:
             self.engine.missed(f"the gradient of {self.site.name}", "another hook took it away first")
         else:
-            self.see("grad", parameter.grad)
-        self.seq = None
+            try:
+                self.see("grad", parameter.grad)
+                known = not parameter.grad.is_inference()
+                self._left = id(parameter.grad), parameter.grad._version if known else -1
+            finally:
+                self.seq = None
 
     def see(self, path: str, gradient: torch.Tensor) -> None:
         engine = self.engine

@@ -5,5 +5,6 @@ functions.py      a function mode; catalogue.py says which functions, collective
 ops.py            a dispatch mode
 taking.py         what these two share; places.py finds the enclosing module, infrastructure.py whose code it is
 modes.py          puts modes on torch's stacks and takes them off
+losses.py         the labels of losses, where no functions are recorded
 saved.py          what a program hands over itself
 """

@@ -8,18 +8,17 @@ that nobody has filled. The run says elsewhere what compiled code hides.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import CodeType, FrameType
 
-import torch
+from astray.capture.pytorch.files import TORCH, torch_folder
 
-_TORCH = Path(torch.__file__).parent
 _MACHINERY = tuple(
-    f"{_TORCH / folder}/" for folder in ("distributed/fsdp", "_dynamo", "_inductor", "_functorch/_aot_autograd")
+    torch_folder(*folder.split("/"))
+    for folder in ("distributed/fsdp", "_dynamo", "_inductor", "_functorch/_aot_autograd")
 )
 
 
-_BETWEEN = (str(_TORCH / "_compile.py"), str(_TORCH / "_dynamo" / "eval_frame.py"))
+_BETWEEN = (f"{TORCH}_compile.py", f"{torch_folder('_dynamo')}eval_frame.py")
 """Where torch goes through on its way to a dispatch mode, whoever makes the call."""
 
 

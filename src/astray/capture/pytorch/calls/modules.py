@@ -21,6 +21,7 @@ from torch.compiler import is_compiling
 from astray.capture.calls import native
 from astray.capture.catching import Found
 from astray.capture.engine import Engine, OpenCall, Site
+from astray.capture.objects import DEEPEST, MOST_TENSORS, Objects
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
 from astray.capture.pytorch.backward.origins import Origins
@@ -37,6 +38,8 @@ from astray.capture.pytorch.calls.wrappers import state as state_of
 from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCode, never_compiled
 from astray.capture.pytorch.setup.watching import SetupCapture
 from astray.capture.pytorch.shards import is_distributed
+from astray.capture.pytorch.tensors import is_tensor
+from astray.interrupts import pass_interrupt
 from astray.record import ROOT
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ class ModuleCapture:
 
     def __init__(self, engine: Engine, gradients: LiveGradients, modes: Modes, origins: Origins) -> None:
         self._engine = engine
-        self._flat = flattener(self._note_opaque)
+        self._flat = flattener(Objects(is_tensor, self._moment), self._note_too_large)
         self._gradients = gradients
         self._modes = modes
         self._origins = origins
@@ -64,7 +67,7 @@ class ModuleCapture:
         self._moving: set[str] = set()  # sites whose running statistics their last call has moved
         self._fast_paths = FastPaths(modes, self._put_hooks, self._take_hooks, self._note_fast_path)
         self._gatherings = Gatherings(engine, self._put_hooks, self._take_hooks, self._filled)
-        self.setup = SetupCapture(engine, self._sites.chains, self._sites.of)
+        self.setup = SetupCapture(engine, self._sites.chains, self._sites.of, self.parameters.writes)
         self._called = False
         self._native = self._make_native()
         self._gate = Gate(engine, self.enter, self._after)
@@ -164,8 +167,15 @@ class ModuleCapture:
         for handle in self._hooks.pop(module, ()):
             handle.remove()
 
-    def _note_opaque(self, kind: str) -> None:
-        self._engine.missed(f"tensors inside a {kind}", "only tuples, lists, mappings and dataclasses are taken apart")
+    def _moment(self, tensor: Any) -> tuple[int, int, int]:
+        """When a tensor in an object is another one to tell of."""
+        version = -1 if tensor.is_inference() else tensor._version  # which such tensors do not have
+        return self._engine.step, self._engine.latest_micro, version
+
+    def _note_too_large(self, kind: str) -> None:
+        self._engine.missed(
+            f"tensors inside a {kind}", f"of one object {MOST_TENSORS} tensors are taken, {DEEPEST} levels deep"
+        )
 
     def _note_fast_path(self, layer: nn.Module) -> None:
         site = self._sites.of(layer)
@@ -328,7 +338,8 @@ class ModuleCapture:
         if type(tensor) is nn.Parameter and not self._gatherings:
             try:
                 return tensor._version, tensor.data_ptr(), tensor.numel()
-            except RuntimeError:  # made in inference mode, or not dense
+            except RuntimeError as error:  # made in inference mode, or not dense
+                pass_interrupt(error)
                 return None
         source = self._gatherings.source(tensor)
         if source is not None:  # the memory may be another each time

@@ -7,7 +7,6 @@ backward pass it is the one whose forward made the autograd node that is running
 from __future__ import annotations
 
 import threading
-import weakref
 from types import FrameType
 from typing import Any, ClassVar, Protocol
 
@@ -18,6 +17,7 @@ from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.pytorch.backward.origins import Origins
 from astray.capture.pytorch.calls.infrastructure import Infrastructure
 from astray.record import Kind, Phase
+from astray.registry import WeakRegistry
 
 
 class Named(Protocol):
@@ -36,7 +36,7 @@ class Named(Protocol):
 class Places:
     """Opens calls of functions and ops at their sites: `layers.3.attn/softmax`, or `/softmax` outside of modules."""
 
-    _all: ClassVar[weakref.WeakSet[Places]] = weakref.WeakSet()  # of all recordings, to tell whose module a call is in
+    _all: ClassVar[WeakRegistry[Places]] = WeakRegistry()  # of all recordings, to tell whose module a call is in
 
     def __init__(self, engine: Engine, origins: Origins) -> None:
         self._engine = engine
@@ -98,4 +98,4 @@ class Places:
 
     def _is_elsewhere(self) -> bool:
         """Whether another recording has a module open here, so that what it does is none of ours."""
-        return len(self._all) > 1 and any(other._engine.is_in_a_module for other in self._all if other is not self)
+        return any(other._engine.is_in_a_module for other in self._all if other is not self)

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 
 from astray.capture.engine import Engine, Site
+from astray.capture.objects import Objects
 from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
 from astray.capture.structure import Flattener
+from astray.interrupts import pass_interrupt
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
@@ -24,7 +26,7 @@ class SavedValues:
     def __init__(self, engine: Engine, gradients: LiveGradients) -> None:
         self._engine = engine
         self._gradients = gradients
-        self._flat = Flattener(_has_numbers)
+        self._flat = Flattener(_has_numbers, Objects(_is_array))
         self._sites: dict[str, Site] = {}
 
     def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:
@@ -48,9 +50,14 @@ class SavedValues:
 
 
 def _has_numbers(value: Any) -> bool:
+    return _is_array(value) or type(value) in _NUMBERS
+
+
+def _is_array(value: Any) -> bool:
+    """What is taken of an object: its plain numbers may be anything, such as a count of its own uses."""
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind in "biufc"
-    return isinstance(value, torch.Tensor) or type(value) in _NUMBERS
+    return isinstance(value, torch.Tensor)
 
 
 def _tensor(value: Any) -> torch.Tensor:
@@ -60,5 +67,6 @@ def _tensor(value: Any) -> torch.Tensor:
         return torch.from_numpy(np.array(value))  # a copy: the program may go on writing into its own
     try:
         return torch.tensor(value, dtype=_NUMBERS[type(value)])
-    except (OverflowError, RuntimeError, ValueError):  # an integer of more than 64 bits
+    except (OverflowError, RuntimeError, ValueError) as error:  # an integer of more than 64 bits
+        pass_interrupt(error)
         return torch.tensor(float(value), dtype=torch.float64)

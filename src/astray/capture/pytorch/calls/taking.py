@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from astray.capture.calls import native
 from astray.capture.catching import Found
 from astray.capture.engine import Engine, OpenCall
+from astray.capture.objects import Objects
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
 from astray.capture.pytorch.calls.places import Named, Places
@@ -53,9 +54,9 @@ if native is not None:
     _equip()
 
 
-def flattener(opaque: Callable[[str], None] = lambda _: None) -> Flattener:
+def flattener(objects: Objects | None = None, too_large: Callable[[str], None] = lambda _: None) -> Flattener:
     """Finds the tensors among arguments and results of torch."""
-    return Flattener(is_tensor, opaque, PLAIN, _VALUES)
+    return Flattener(is_tensor, objects, too_large, PLAIN, _VALUES)
 
 
 class Callee(Named, Protocol):
@@ -126,9 +127,11 @@ class Taking:
                         call.adapter = InputEdges(inputs)
                 return call
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
-            engine.failed(f"a call of {callee.type}", error)
-            if call is not None:
-                engine.leave(call)  # or whatever follows would seem to be inside it
+            try:
+                engine.failed(f"a call of {callee.type}", error)
+            finally:
+                if call is not None:
+                    engine.leave(call)  # or whatever follows would seem to be inside it
             return None
 
     def end(

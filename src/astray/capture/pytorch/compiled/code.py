@@ -21,12 +21,14 @@ from torch import nn
 from torch._C._dynamo import eval_frame as dynamo
 
 from astray.capture.engine import Engine, Site
+from astray.capture.pytorch.files import TORCH, torch_folder
 from astray.record import ROOT
 
 AS_ONE = "torch.compile runs them as one graph"
 
-_TORCH = str(Path(torch.__file__).parent)
-_OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
+_OPTIMIZERS = torch_folder("optim")
+_COMPILERS = (torch_folder("_functorch"), torch_folder("_dynamo"))
+_CALLERS = (nn.modules.module.__file__, torch_folder("fx"))
 _PYTHON = sysconfig.get_path("stdlib")
 
 _ALONE = ("SKIP", "SKIP")  # neither the function nor what it calls
@@ -84,7 +86,7 @@ class BuiltinForwards:
         hooked: set[CodeType] = set()
         for module in modules:
             code = getattr(type(module).forward, "__code__", None)
-            if code is not None and code.co_filename.startswith(_TORCH):
+            if code is not None and code.co_filename.startswith(TORCH):
                 (hooked if _has_hooks(module) else codes).add(code)
         for code in codes - hooked - self._own:
             if not _compiled_versions(code):
@@ -264,14 +266,14 @@ def is_compiled_graph(module: nn.Module, frame: FrameType | None) -> bool:
     """Whether it is a graph that torch.compile made of the program, rather than a module of it. `frame` calls it."""
     if not isinstance(module, torch.fx.GraphModule):
         return False
-    while frame is not None and frame.f_code.co_filename.startswith((nn.modules.module.__file__, f"{_TORCH}/fx/")):
+    while frame is not None and frame.f_code.co_filename.startswith(_CALLERS):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith((f"{_TORCH}/_functorch", f"{_TORCH}/_dynamo"))
+    return frame is not None and frame.f_code.co_filename.startswith(_COMPILERS)
 
 
 def _is_internal(file: str) -> bool:
     """Whether a file is part of torch or of Python itself."""
-    return file.startswith(_TORCH) or (file.startswith(_PYTHON) and "-packages" not in file)
+    return file.startswith(TORCH) or (file.startswith(_PYTHON) and "-packages" not in file)
 
 
 def _module_of(function: Any) -> nn.Module | None:

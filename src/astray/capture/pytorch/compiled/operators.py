@@ -20,6 +20,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from astray.capture.pytorch.backward.watching import CallGradients, InputEdges, _Sum
 from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.files import torch_folder
 
 NO_CALL = -1
 """The number of a call that is not recorded."""
@@ -27,7 +28,7 @@ NO_CALL = -1
 SEPARATOR = ";"
 """Between the paths of the tensors, which an operator takes as one text."""
 
-_OPERATORS = str(Path(torch.__file__).parent / "_higher_order_ops")
+_OPERATORS = torch_folder("_higher_order_ops")
 _EFFECTS = str(Path(_OPERATORS, "effects.py"))
 _SHARED = str(Path(_OPERATORS, "utils.py"))  # what all of them go through
 _WELCOME = ("", _EFFECTS)  # where an operator of ours may stand

@@ -8,6 +8,7 @@ recording, in order. They change no number, but the compiler cannot fuse across 
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,8 +26,9 @@ from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.calls.hooks import Hook
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.compiled.operators import NO_CALL, SEPARATOR, Named, define, recordings
+from astray.capture.pytorch.files import TORCH
 
-_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_OURS = (TORCH, f"{Path(__file__).parent}{os.sep}")
 
 
 class Taps:

@@ -13,6 +13,7 @@ import torch
 
 from astray.capture.engine import Engine
 from astray.capture.structure import Flattener
+from astray.interrupts import pass_interrupt
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _NUMBERS: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
@@ -138,7 +139,8 @@ def _as_tensor(value: Any) -> torch.Tensor:
         return value
     try:
         return torch.tensor(value, dtype=_NUMBERS[type(value)], device="cpu")
-    except (OverflowError, RuntimeError):  # a whole number of more than 64 bits
+    except (OverflowError, RuntimeError) as error:  # a whole number of more than 64 bits
+        pass_interrupt(error)
         return torch.tensor(float(value), dtype=torch.float64, device="cpu")
 
 
