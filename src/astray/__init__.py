@@ -219,6 +219,7 @@ def compare(
     tolerances: dict[str, float] | None = None,
     exact: bool = False,
     metrics: Sequence[str | Callable[..., float]] | None = None,
+    allow_missing: bool = False,
     progress: Callable[[int, int], None] | None = None,
     processes: int | None = None,
     **asked: Unpack[Asked],
@@ -237,6 +238,7 @@ def compare(
     tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype: {"attn": 1e-3}.
     exact: the runs should be bit-identical, and whatever is not has diverged.
     metrics: what to measure besides, of kept values: "kl", "file.py:function", or a function of two arrays.
+    allow_missing: runs agree even if some tensors are only in one of them; docs/reports.md.
     progress: called now and then with (done, total) while values are read.
     processes: how many ranks to compare at once; one for each core by default, where that saves time.
     """
@@ -249,6 +251,7 @@ def compare(
         tolerances=tolerances,
         exact=exact,
         metrics=metrics,
+        allow_missing=allow_missing,
         progress=progress,
         processes=processes,
         **asked,

@@ -1,4 +1,4 @@
-"""How counts, sizes, and guesses at what was meant, are put into words wherever astray speaks."""
+"""How counts, sizes, names, and guesses at what was meant, are put into words wherever astray speaks."""
 
 from __future__ import annotations
 
@@ -25,6 +25,20 @@ def sized(nbytes: int) -> str:
         if nbytes >= factor:
             return f"{nbytes / factor:,.1f} {unit}"
     return counted(nbytes, "byte")
+
+
+def printable(text: str) -> str:
+    """A text as a line of a terminal can show it, with an escape for each sign that is not seen but does something.
+
+    Names in a recording are somebody else's: a carriage return or an escape sequence in one would write over the
+    verdict, a line break would add a line, and signs that turn the direction of writing would reorder one.
+
+    >>> printable("h.0\r✓ No divergence"), printable("red\x1b[31m"), printable("a\u202eb")
+    ('h.0\\r✓ No divergence', 'red\\x1b[31m', 'a\\u202eb')
+    """
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:

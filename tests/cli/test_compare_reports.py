@@ -90,7 +90,7 @@ def test_an_unknown_column_is_named(runs, capsys):
     assert main(["compare", *runs, "--sort", "-eror"]) == 2
     out, err = capsys.readouterr()
     assert "There is no column 'eror' to sort by." in err
-    assert "First divergence" in out  # what could be said was said
+    assert out == ""  # before the comparison, which may take long
 
 
 def test_every_file_at_once(runs, tmp_path, capsys):

@@ -72,7 +72,8 @@ def test_the_seed_stands_behind_an_equals_sign(words: list[str], seed: int | Non
 
 
 def test_a_wrong_seed_is_answered_before_the_script_runs(tmp_path: Path) -> None:
-    done = astray_command(tmp_path, "run", "-o", "run", "--perturb=-3", "nowhere.py")
+    (tmp_path / "train.py").write_text("raise SystemExit(7)")
+    done = astray_command(tmp_path, "run", "-o", "run", "--perturb=-3", "train.py")
     assert done.returncode == 2
     assert done.stderr == "astray run: perturb=-3 is no seed. It is True, or a whole number from 0 to 4,294,967,295.\n"
 

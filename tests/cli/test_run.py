@@ -323,3 +323,71 @@ def test_under_torchrun_each_rank_has_its_folder(ranks: int, tmp_path: Path) -> 
     for rank in range(ranks):
         sites = {row["site"] for row in calls(tmp_path / "run", rank) if row["kind"] == "module"}
         assert sites == {"<root>"}
+
+
+def test_without_a_folder_a_new_one_is_chosen_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAINING)
+    for number in (1, 2):
+        done = command("run", "train.py")
+        assert done.returncode == 0
+        assert f"astray: recording into runs/train-{number}." in done.stderr
+        assert astray.open(tmp_path / "runs" / f"train-{number}").complete
+
+
+def test_ranks_need_a_folder_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    done = command("run", str(tmp_path / "train.py"), RANK="1", WORLD_SIZE="2")
+    assert done.returncode == 2
+    assert "Give -o RUN" in done.stderr
+
+
+def test_options_behind_the_script_are_the_programs_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import sys, torch\nprint(sys.argv[1:])\nsys.exit(int(sys.argv[-1]))")
+    done = command("run", "train.py", "-o", "x", "0")
+    assert done.stdout == "['-o', 'x', '0']\n"
+    said = "-o stands behind train.py, and was given to the program; astray's own stand in front of it."
+    assert f"astray: recording into runs/train-1. {said}" in done.stderr
+    done = command("run", "-o", "y", "train.py", "--keep=tensors", "2")
+    assert (done.returncode, "astray: --keep=tensors stands behind train.py" in done.stderr) == (2, True)
+    assert "stands behind" not in command("run", "-o", "z", "train.py", "--keep=tensors", "0").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (
+            ["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "1"],
+            "torchrun --nproc-per-node 2 -m astray run [options] -o RUN train.py --lr 1",
+        ),
+        (
+            ["-m", "torch.distributed.run", "a.py"],
+            "python -m torch.distributed.run -m astray run [options] -o RUN a.py",
+        ),
+        (
+            ["accelerate", "launch", "-m", "pkg.train"],
+            "accelerate launch -m astray run [options] -o RUN -m pkg.train",
+        ),
+        (["python", "train.py"], "Say: astray run [options] -o RUN train.py"),
+    ],
+)
+def test_a_launcher_is_told_to_start_astray(words: list[str], instead: str) -> None:
+    done = command("run", "-o", "x", *words)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"{instead}\n")
+
+
+def test_one_line_sums_up_all_ranks(tmp_path: Path) -> None:
+    said = [run_script(tmp_path, TRAINING, RANK=str(rank), WORLD_SIZE="2").stderr for rank in (0, 1)]
+    assert "tensors in " in said[0]
+    assert "(on rank 0; 2 ranks)" in said[0]
+    assert said[1] == ""
+
+
+def test_astray_alone_is_help() -> None:
+    done = command()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: astray" in done.stdout

@@ -79,3 +79,15 @@ def test_the_total_may_change_as_more_is_known(clock):
         clock.now += 1
         progress(15, 60)  # the next rank begins, and has more to do
     assert drawn(screen) == ["reading 10 of 20, 8 s left", "reading 15 of 60, 27 s left", ""]
+
+
+def test_tables_are_as_wide_as_they_need_to_be_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert terminal.table_width() > 100_000
+    assert terminal.width() == 100
+    monkeypatch.setattr("sys.stdout", Screen())
+    assert terminal.table_width() == terminal.width()
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    monkeypatch.setenv("COLUMNS", "80")
+    assert terminal.table_width() == 80

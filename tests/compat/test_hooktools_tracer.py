@@ -416,6 +416,7 @@ def test_what_could_not_be_traced_is_told_once(tmp_path: Path, caplog: pytest.Lo
     class Cache:
         def __init__(self) -> None:
             self.keys = torch.ones(2)
+            self.many = [torch.ones(1) for _ in range(300)]  # more than are taken out of one object
 
     class Model(nn.Module):
         def forward(self, x: torch.Tensor, cache: Cache) -> torch.Tensor:

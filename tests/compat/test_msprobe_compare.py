@@ -6,6 +6,7 @@ import ast
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,18 @@ def test_all_steps_have_a_file_each(dumps: Dumps, tmp_path: Path) -> None:
     assert [re.sub(r"\d{14}", "T", file.name) for file in files] == [
         "compare_result_step0_T.csv", "compare_result_step1_T.csv"
     ]  # fmt: skip
+
+
+def test_a_step_with_several_ranks(dumps: Dumps, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own example gives the folder of a step, in which ranks lie as they do in a run of astray's."""
+    for name, scale in (("npu", 1.001), ("bench", 1.0)):
+        for rank in (0, 1):
+            shutil.copytree(dumps[f"statistics {scale}"] / "step0" / "rank", tmp_path / name / "step0" / f"rank{rank}")
+    assert astray.open(tmp_path / "npu" / "step0").info.settings["format"] == "msprobe"
+    paths = str(tmp_path / "npu" / "step0"), str(tmp_path / "bench" / "step0")
+    assert main(["compare", "-tp", paths[0], "-gp", paths[1], "-o", str(tmp_path / "out")]) == 0
+    names = [re.sub(r"\d{14}", "T", Path(line).name) for line in capsys.readouterr().out.splitlines()]
+    assert names == ["compare_result_rank0_T.csv", "compare_result_rank1_T.csv", "advisor_T.txt"]
 
 
 def test_one_step_with_another(dumps: Dumps, tmp_path: Path) -> None:

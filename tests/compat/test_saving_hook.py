@@ -410,7 +410,7 @@ def test_it_compares_with_a_recording_of_many_steps(model: nn.Module, tmp_path: 
 def test_what_was_not_seen_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Opaque:
         def __init__(self, tensor: torch.Tensor) -> None:
-            self.tensor = tensor
+            self.tensors = [tensor + number for number in range(300)]  # more than are taken out of one object
 
     class Hiding(nn.Module):
         def forward(self, x: torch.Tensor) -> Opaque:

@@ -93,7 +93,7 @@ def test_suspects_in_json_and_on_the_page(runs):
         assert [diff.pairs["site"][one["row"]] for one in told] == [one.site for one in diff.suspects]
     assert (found["first"]["sureness"], found["first"]["rule"], found["first"]["clean"]) == (
         "certain",
-        "siblings",
+        "model",
         True,
     )
     assert found["first"]["judged"]["site"] == "h.5.mlp"

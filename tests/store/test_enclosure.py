@@ -34,10 +34,10 @@ def test_names_and_links_that_lead_out(tmp_path: Path) -> None:
 def test_only_plain_texts_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     assert text(tmp_path / "a.json") == b"{}"
-    with pytest.raises(RunError, match="is no plain file"):
+    with pytest.raises(RunError, match="is not a plain file"):
         text(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(RunError, match="is no plain file"):
+    with pytest.raises(RunError, match="is not a plain file"):
         text(tmp_path / "pipe")
 
 

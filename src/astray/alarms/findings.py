@@ -104,7 +104,7 @@ class _Values:
         self._run, self._places = run, places
 
     def __call__(self, row: int) -> npt.NDArray[Any] | None:
-        return self._run.values(int(self._places[row]))
+        return self._run.verified(int(self._places[row]))
 
 
 def _is_counted(run: RankRun) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from astray import wording
 from astray.checkpoints.stored import Stored
 
 LONGEST = 200
@@ -17,8 +18,7 @@ def printable(text: str, longest: int = LONGEST) -> str:
     >>> printable("red\x1b[31m")
     'red\\x1b[31m'
     """
-    plain = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text[:longest])
-    return plain + "…" * (len(text) > longest)
+    return wording.printable(text[:longest]) + "…" * (len(text) > longest)
 
 
 class Unread(NamedTuple):

@@ -14,7 +14,9 @@ import traceback
 from collections.abc import Sequence
 
 from astray.cli import check, compare, convert, map, run, show, view
+from astray.cli.terminal import tell
 from astray.errors import AstrayError
+from astray.wording import printable
 
 COULD_NOT = 2
 """The exit code when a command could not do its work at all."""
@@ -22,7 +24,11 @@ COULD_NOT = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    options = parser().parse_args(compare.with_descending_sort(sys.argv[1:] if argv is None else argv))
+    words = compare.with_descending_sort(sys.argv[1:] if argv is None else argv)
+    if not words:
+        parser().print_help()
+        return 0
+    options = parser().parse_args(words)
     try:
         code: int = options.main(options)
         if sys.stdout is not None:
@@ -43,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _could_not(command: str, why: str) -> int:
-    print(f"astray {command}: {why}", file=sys.stderr)
+    tell(f"astray {command}: {printable(why)}")
     return COULD_NOT
 
 

@@ -11,9 +11,10 @@ from astray.capture.checks import size
 from astray.capture.config_file import settings_in
 from astray.capture.ranks import rank_and_world_size
 from astray.capture.settings import Given, Settings
-from astray.cli.found import Found, look_closer, say
+from astray.cli.found import Found, look_closer
 from astray.cli.program import FRAMEWORK, Outcome, add_program, load_program, run_program
 from astray.cli.settings import add_what, add_which, settings_of
+from astray.cli.terminal import tell
 
 if TYPE_CHECKING:
     from astray.guard.guard import Guard
@@ -134,12 +135,12 @@ class _Check:
         if os.getpid() != self._process:  # a child that the script forked and let run to the end
             return outcome.code
         if guard is None:
-            say(f"astray check: nothing was watched, since {self._options.script} never imported {FRAMEWORK}.")
+            tell(f"astray check: nothing was watched, since {self._options.script} never imported {FRAMEWORK}.")
             return COULD_NOT
         self._end(guard, outcome.error)
         several = rank_and_world_size(os.environ)[1] > 1
         name = f"astray check, rank {guard.rank}" if several else "astray check"
-        say(f"{name}: {guard.summary}.{look_closer(guard.trips)}")
+        tell(f"{name}: {guard.summary}.{look_closer(guard.trips)}")
         if guard.trips:
             return FOUND
         is_blind = guard.unwatched is not None and guard.rank in Settings.check(**self._settings).ranks

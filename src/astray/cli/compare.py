@@ -72,6 +72,11 @@ def add_asked(parser: argparse.ArgumentParser) -> None:
     )
     judging.add_argument("--exact", action="store_true", help="the runs should be bit-identical: nothing is rounding")
     judging.add_argument(
+        "--allow-missing",
+        action="store_true",
+        help="tensors that only one run has are fine: exit code 0 if the rest agrees",
+    )
+    judging.add_argument(
         "--metric", action="append", metavar="NAME", help="also measure this of kept values: kl, or file.py:function"
     )
     pairing = parser.add_argument_group("pairing", "For models that differ. docs/alignment.md explains each.")
@@ -111,7 +116,7 @@ def with_descending_sort(argv: Sequence[str]) -> list[str]:
 
 
 def main(options: argparse.Namespace) -> int:
-    from astray.cli.terminal import Progress, say, wants_colour, width
+    from astray.cli.terminal import Progress, say, table_width, wants_colour, width
     from astray.compare.comparison import compare
     from astray.errors import AstrayError
     from astray.report.setup import render as render_setup
@@ -130,7 +135,7 @@ def main(options: argparse.Namespace) -> int:
             write_failure(options.reference, options.candidate, str(error), Path(options.junit))
         raise
     show = render_setup if options.setup else render
-    say(show(comparison, width=width(), colour=wants_colour(sys.stdout)))
+    say(show(comparison, width=width(), table_width=table_width(), colour=wants_colour(sys.stdout)))
     written = (
         (options.json, comparison.to_json),
         (options.junit, comparison.to_junit),
@@ -148,15 +153,12 @@ def main(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """What cannot be understood or is not installed is said before the work, not after."""
-    from astray.compare.filter import Filter
-    from astray.compare.pairs import sort_keys
+    from astray.compare.comparison import check_selection
     from astray.report.draft import check_place
     from astray.report.xlsx import writer
     from astray.web.assets import read_page
 
-    if options.filter is not None:
-        Filter.parse(options.filter)
-    sort_keys(options.sort)
+    check_selection(options.filter, options.sort, options.metric)
     if options.xlsx:
         writer()
     if options.html:
@@ -194,6 +196,7 @@ def arguments(options: argparse.Namespace) -> dict[str, Any]:
         "noise": options.noise,
         "tolerances": tolerances_of("--tolerance", options.tolerance or []),
         "exact": options.exact,
+        "allow_missing": options.allow_missing,
         "metrics": options.metric,
         "processes": options.processes,
         **_asked(options),
@@ -217,12 +220,12 @@ def _asked(options: argparse.Namespace) -> Asked:
 
 
 def _rows(comparison: Comparison, options: argparse.Namespace) -> str:
-    from astray.cli.terminal import wants_colour, width
+    from astray.cli.terminal import table_width, wants_colour
     from astray.report.rows import render
 
     top = TOP if options.top is None else options.top or None
     pairs = comparison.select(options.filter, options.sort, top)
-    text = render(pairs, width=width(), colour=wants_colour(sys.stdout), most=None)
+    text = render(pairs, width=table_width(), colour=wants_colour(sys.stdout), most=None)
     return text if len(pairs) == pairs.found else f"{text}\n… {pairs.found - len(pairs):,} more; --top 0 shows all."
 
 
@@ -243,4 +246,6 @@ def _write_rows(comparison: Comparison, options: argparse.Namespace) -> None:
 
 
 def _written(what: str) -> None:
-    print(f"written   {what}", file=sys.stderr)
+    from astray.cli.terminal import tell
+
+    tell(f"written   {what}")

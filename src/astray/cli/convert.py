@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 
@@ -26,11 +25,11 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    from astray.cli.terminal import Progress, say
+    from astray.cli.terminal import Progress, say, tell
     from astray.steps import Steps
     from astray.store import open_run
     from astray.store.convert import convert
-    from astray.wording import counted
+    from astray.wording import counted, printable
 
     run = open_run(options.run)
     chosen = Steps.parse(options.steps)
@@ -38,9 +37,10 @@ def main(options: argparse.Namespace) -> int:
     with Progress("converting") as progress:
         done = convert(run, options.output, options.to, overwrite=options.force, steps=steps, progress=progress)
     for problem in run.problems:
-        print(f"note      {problem}", file=sys.stderr)
+        tell(f"note      {printable(problem)}")
     facts = [counted(done.steps, "step"), counted(done.ranks, "rank")]
     say(f"written   {done.path}: {', '.join([*facts, counted(done.calls, 'call'), counted(done.tensors, 'tensor')])}")
     for what, count in done.lost.most_common():
-        say(f"lost      {what}: {count:,} times" if count > 1 else f"lost      {what}")
+        times = f": {count:,} times" if count > 1 else ""
+        say(f"lost      {printable(what)}{times}")
     return 0

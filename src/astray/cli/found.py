@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from astray.cli.terminal import tell
 
 if TYPE_CHECKING:
     from astray.guard.trip import Trip
@@ -27,16 +28,16 @@ class Found:
         self._told.append(trip)
         if self.may_stop and trip.what != "signal":  # which ends it anyway
             self.may_stop = False  # a script that catches it goes on
-            say(f"{in_options(trip.text)}\n")  # where to look closer is said at the end
+            tell(f"{in_options(trip.text)}\n")  # where to look closer is said at the end
             raise Tripped(trip)
-        say(f"{in_options(str(trip))}\n")
+        tell(f"{in_options(str(trip))}\n")
 
     def tell_rest(self, trips: Iterable[Trip]) -> None:
         """Says what has not been said, since the script was stopped before."""
         for trip in trips:
             if trip not in self._told:
                 self._told.append(trip)
-                say(f"{in_options(trip.text)}\n")
+                tell(f"{in_options(trip.text)}\n")
 
 
 def look_closer(trips: Iterable[Trip]) -> str:
@@ -51,7 +52,3 @@ def in_options(text: str) -> str:
     'Record the same step with --level function to see which line.'
     """
     return _SETTING.sub(r"--\1 \2", text)
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

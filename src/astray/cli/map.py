@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    from astray.cli.terminal import say
+    from astray.cli.terminal import say, tell
     from astray.compare.draft import draft
     from astray.store import open_run
 
@@ -31,5 +30,5 @@ def main(options: argparse.Namespace) -> int:
         say(str(found))
     else:
         Path(options.output).write_text(f"{found}\n", encoding="utf-8")
-        print(f"written   {options.output}", file=sys.stderr)
+        tell(f"written   {options.output}")
     return 0

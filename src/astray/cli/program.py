@@ -42,7 +42,32 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 def load_program(options: argparse.Namespace) -> Program:
     """Finds the script or module. That there is none, or that it is no Python, is said here, before anything runs."""
+    if (instead := instead_of_launcher(options)) is not None:
+        raise UsageError(instead)
     return _module(options.script) if options.module else _script(options.script)
+
+
+LAUNCHERS = {
+    "torchrun": "-m", "torch.distributed.run": "-m", "torch.distributed.launch": "-m", "accelerate": "-m",
+    "deepspeed": "--module", "python": "-m", "python3": "-m", "mpirun": "python -m", "srun": "python -m",
+}  # fmt: skip
+"""Programs that start Python themselves, and how each is told of a module: it is astray that they have to start."""
+
+
+def instead_of_launcher(options: argparse.Namespace) -> str | None:
+    """The right command, in a sentence, for somebody who has given a launcher as the script."""
+    name = options.script if options.module else Path(options.script).name
+    if name not in LAUNCHERS or (not options.module and Path(options.script).suffix == ".py"):
+        return None
+    words = list(options.arguments)
+    at = next((i for i, word in enumerate(words) if word.endswith(".py") or word in ("-m", "--module")), len(words))
+    own, program = words[:at], words[at:] or ["SCRIPT"]
+    astray = f"astray {options.command} [options]" + (" -o RUN" if options.command == "run" else "")
+    if name.startswith("python"):
+        return f"{options.script} runs scripts, and so does astray. Say: {' '.join([astray, *program])}"
+    launcher = f"python -m {name}" if options.module else options.script
+    command = " ".join([launcher, *own, LAUNCHERS[name], astray, *program])
+    return f"{options.script} starts the processes, and each of them has to start astray. Say: {command}"
 
 
 def run_program(

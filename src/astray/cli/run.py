@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.settings import Settings
-from astray.cli.found import Found, look_closer, say
+from astray.cli.found import Found, look_closer
 from astray.cli.program import FRAMEWORK, Outcome, add_program, load_program, run_program
 from astray.cli.settings import add_limits, add_what, add_which, settings_of
+from astray.cli.terminal import tell
 from astray.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,9 +26,11 @@ def add(commands: Any) -> None:
         description="Runs a Python script as `python` would, and records the calls of its models. The outermost "
         "modules are found by themselves; a step ends at each optimizer.step(), of the first optimizer if there are "
         "several. docs/recording.md explains every setting with examples.",
-        usage="astray run -o RUN [options] (SCRIPT | -m MODULE) [ARGUMENTS ...]",
+        usage="astray run [-o RUN] [options] (SCRIPT | -m MODULE) [ARGUMENTS ...]",
     )
-    parser.add_argument("-o", "--output", required=True, metavar="RUN", help="the folder to record into")
+    parser.add_argument(
+        "-o", "--output", metavar="RUN", help="the folder to record into (default: a new one, runs/SCRIPT-N)"
+    )
     parser.add_argument("--force", action="store_true", help="replace a run that is there already")
     add_program(parser)
     what = add_what(parser)
@@ -42,7 +46,7 @@ def add(commands: Any) -> None:
     _add_guard(parser)
     add_which(parser)
     add_limits(parser)
-    parser.set_defaults(main=main)
+    parser.set_defaults(main=main, own_options=tuple(parser._option_string_actions))
 
 
 def _add_guard(parser: argparse.ArgumentParser) -> None:
@@ -70,11 +74,45 @@ def _let_the_script_follow(parser: argparse.ArgumentParser, bare: str, meant: st
 
 
 def main(options: argparse.Namespace) -> int:
-    _refuse(options)
     program = load_program(options)
+    if options.output is None:
+        _choose_folder(options)
+    _refuse(options)
     recording = _Recording(options)
     outcome = run_program(program, options, recording.start, recording.is_ours)
+    if outcome.code:
+        _tell_misplaced(options)
     return recording.finish(outcome) or outcome.code
+
+
+def _choose_folder(options: argparse.Namespace) -> None:
+    """Records into the first of runs/SCRIPT-1, runs/SCRIPT-2, … that is not there, and says so."""
+    from astray.capture.ranks import rank_and_world_size
+
+    if rank_and_world_size(os.environ)[1] > 1:
+        raise UsageError("Give -o RUN: the ranks of a distributed program all record into one folder.")
+    name = options.script.rpartition(".")[2] if options.module else Path(options.script).stem
+    folder = next(path for path in (Path("runs") / f"{name}-{n}" for n in itertools.count(1)) if not path.exists())
+    options.output = str(folder)
+    misplaced = [word for word in _misplaced(options) if word in ("-o", "--output")]
+    why = f" {_belongs_to_us(misplaced[0], options)}" if misplaced else ""
+    tell(f"astray: recording into {folder}.{why}")
+
+
+def _misplaced(options: argparse.Namespace) -> list[str]:
+    """Options behind the script that are written like ours. The program may have options of the same names."""
+    return [word for word in options.arguments if word.partition("=")[0] in options.own_options and word != "-m"]
+
+
+def _belongs_to_us(word: str, options: argparse.Namespace) -> str:
+    return f"{word} stands behind {options.script}, and was given to the program; astray's own stand in front of it."
+
+
+def _tell_misplaced(options: argparse.Namespace) -> None:
+    """A hint for a program that has ended in an error: it may not know an option that was meant for astray."""
+    misplaced = [word for word in _misplaced(options) if word not in ("-h", "--help")]
+    if misplaced:
+        tell(f"astray: {_belongs_to_us(misplaced[0], options)}")
 
 
 def _refuse(options: argparse.Namespace) -> None:
@@ -131,7 +169,7 @@ class _Recording:
         if os.getpid() != self._process:  # a child that the script forked and let run to the end
             return 0
         if self._recorder is None:
-            say(f"astray run: nothing was recorded, since {self._options.script} never imported {FRAMEWORK}.")
+            tell(f"astray run: nothing was recorded, since {self._options.script} never imported {FRAMEWORK}.")
             return 2
         guard = self._recorder.guard
         has_stopped, self._found.may_stop = self._options.guard == "raise" and not self._found.may_stop, False
@@ -139,7 +177,10 @@ class _Recording:
         self._recorder.stop(by_guard or outcome.ended)
         if guard is not None:
             self._found.tell_rest(guard.trips)
-        say(f"astray: {self._recorder.summary()}")
+        from astray.capture.ranks import rank_and_world_size
+
+        if rank_and_world_size(os.environ)[0] == 0 or self._recorder.in_trouble:
+            tell(f"astray: {self._recorder.summary()}")
         if guard is not None and guard.has_seen_any:
-            say(f"astray: {guard.summary}.{look_closer(guard.trips)}")
+            tell(f"astray: {guard.summary}.{look_closer(guard.trips)}")
         return int(has_stopped)

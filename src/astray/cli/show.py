@@ -60,7 +60,7 @@ def main(options: argparse.Namespace) -> int:
         return _risk(options)
     if options.sort is not None and options.sort not in SORTABLE:
         raise UsageError(f"--sort {options.sort} goes with --risk. Tensors are sorted by {', '.join(SORTABLE)}.")
-    from astray.cli.terminal import say, wants_colour, width
+    from astray.cli.terminal import say, table_width, wants_colour, width
     from astray.report.listing import Wanted, render
     from astray.steps import Steps
     from astray.store import open_run
@@ -74,7 +74,8 @@ def main(options: argparse.Namespace) -> int:
         sort=options.sort,
         top=options.top,
     )
-    say(render(open_run(options.run), wanted, width=width(), colour=wants_colour(sys.stdout)))
+    colour = wants_colour(sys.stdout)
+    say(render(open_run(options.run), wanted, width=width(), table_width=table_width(), colour=colour))
     return 0
 
 
@@ -95,7 +96,7 @@ def _alarms(options: argparse.Namespace) -> int:
 
 
 def _risk(options: argparse.Namespace) -> int:
-    from astray.cli.terminal import say, wants_colour, width
+    from astray.cli.terminal import say, table_width, wants_colour, width
     from astray.report.risk import Wanted, render
     from astray.risk.risk import risk
     from astray.steps import Steps
@@ -110,5 +111,5 @@ def _risk(options: argparse.Namespace) -> int:
         what_if=",".join(options.what_if or ()),
     )
     wanted = Wanted(match=options.match, phase=options.phase, role=options.role, sort=options.sort, top=options.top)
-    say(render(found, wanted, width=width(), colour=wants_colour(sys.stdout)))
+    say(render(found, wanted, width=width(), table_width=table_width(), colour=wants_colour(sys.stdout)))
     return 0

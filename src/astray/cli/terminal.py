@@ -11,6 +11,7 @@ from typing import TextIO
 
 _PATIENCE = 0.5  # seconds before a bar appears: what is quicker needs none
 _REDRAW = 0.1
+_ENDLESS = 1_000_000  # columns
 
 
 def width() -> int:
@@ -18,11 +19,37 @@ def width() -> int:
     return max(60, min(shutil.get_terminal_size((100, 24)).columns, 140))
 
 
+def table_width() -> int:
+    """Columns for a table: those of `width` on a terminal. In a pipe nothing is cut, for names are looked for there."""
+    if os.environ.get("COLUMNS") or (sys.stdout is not None and sys.stdout.isatty()):
+        return width()
+    return _ENDLESS
+
+
 def say(text: str) -> None:
-    """Prints a report, with a question mark for each sign that the output cannot show."""
-    if sys.stdout is not None:
-        encoding = sys.stdout.encoding or "utf-8"
-        print(text.encode(encoding, errors="replace").decode(encoding))
+    """Prints a report. See `_print` for signs that the output cannot show."""
+    _print(text, sys.stdout)
+
+
+def tell(text: str) -> None:
+    """Prints on stderr what is no part of a report: notes, files that were written, why something failed."""
+    _print(text, sys.stderr)
+
+
+def _print(text: str, stream: TextIO | None) -> None:
+    """Prints with a question mark for each sign that the encoding lacks, and an escape for each that is not seen.
+
+    Nothing but line breaks, and the colours of reports on a terminal, reaches it as it is: what is printed holds names
+    from recordings, which may be anybody's.
+    """
+    if stream is None:
+        return
+    from astray.report.page import without_controls
+
+    colour = wants_colour(stream)
+    text = "\n".join(without_controls(line, colour) for line in text.split("\n"))
+    encoding = stream.encoding or "utf-8"
+    print(text.encode(encoding, errors="replace").decode(encoding), file=stream, flush=stream is sys.stderr)
 
 
 def wants_colour(stream: TextIO | None) -> bool:

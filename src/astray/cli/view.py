@@ -89,6 +89,7 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
 
 def _fixed(options: argparse.Namespace) -> dict[str, Any]:
     given = {"mapping": options.map, "noise": options.noise, "metrics": options.metric, "processes": options.processes}
+    given["allow_missing"] = options.allow_missing or None
     return {name: value for name, value in given.items() if value is not None}
 
 

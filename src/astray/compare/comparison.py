@@ -7,6 +7,7 @@ together. Everything stays in columns; Python objects are made only for what a r
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from astray.compare.checkpoints import pair_names
 from astray.compare.columns import Columns
+from astray.compare.detours import find_detours
 from astray.compare.divergence import Divergence
 from astray.compare.evidence import Progress
 from astray.compare.filter import Filter
@@ -26,8 +28,8 @@ from astray.compare.metrics import BOUNDS, METRICS
 from astray.compare.micro.batches import about_micro_steps, join
 from astray.compare.own_metrics import Failures, Metric, failed, find_metrics
 from astray.compare.pairs import Order, Pairs
-from astray.compare.problems import little_shared, nothing_comparable, nothing_shared, problems
-from astray.compare.ranks.rank import Judging, Tally
+from astray.compare.problems import different_settings, little_shared, nothing_comparable, nothing_shared, problems
+from astray.compare.ranks.rank import Judging, Sides, Tally, compare_rank
 from astray.compare.ranks.schedule import Runs, compare_ranks, job_of
 from astray.compare.ranks.table import table
 from astray.compare.rows import CALL_COLUMNS
@@ -39,7 +41,7 @@ from astray.compare.unnamed import choose as unnamed_calls
 from astray.compare.verdict import AGREEING, BAD, LABELS, Verdict
 from astray.errors import CompareError
 from astray.steps import Steps
-from astray.store import CheckpointRun, Run, Table, open_run
+from astray.store import CheckpointRun, Run, RunInfo, Table, open_run
 
 if TYPE_CHECKING:
     import pandas
@@ -64,6 +66,7 @@ def compare(
     tolerances: dict[str, float] | None = None,
     exact: bool = False,
     metrics: Sequence[str | Metric] | None = None,
+    allow_missing: bool = False,
     progress: Progress | None = None,
     processes: int | None = None,
     **asked: Unpack[Asked],
@@ -79,6 +82,7 @@ def compare(
     tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype.
     exact: the runs should be bit-identical, and whatever is not has diverged.
     metrics: what to measure besides, where both runs kept values: "kl", "file.py:function", a function of two arrays.
+    allow_missing: runs agree even if some tensors are only in one of them, whatever these are.
     progress: called with (done, total) as pairs whose values had to be read are done; total is a guess until all ranks
         have begun.
     processes: how many ranks to compare at once. As many as there are cores by default, if that saves time; fewer take
@@ -108,7 +112,7 @@ def compare(
         *unnamed,
         *renamed,
         *about_micro_steps(runs.reference, runs.candidate, matching, pairs),
-        *little_shared(*tally[:3], matching.by),
+        *little_shared(*tally[:3], matching.by, not different_settings(runs.reference, runs.candidate)),
         *failed(failures),
         *problems(runs.reference, runs.candidate, matching),
     ]
@@ -121,7 +125,16 @@ def compare(
         matching.steps,
         tuple(sorted((found for one in ranks for found in one.divergences[1:]), key=_when)),
         put_together((found for one in ranks for found in one.setup), recorded.reference, recorded.candidate),
+        allow_missing,
     )
+
+
+def check_selection(filter: str | None, sort: Order | None, metrics: Sequence[str | Metric] | None = None) -> None:
+    """Raises UsageError for rows that no comparison could select: columns that there are not, words without meaning."""
+    nothing = compare_rank(0, Sides(None, None), Matching.check(), Judging(find_metrics(metrics, COLUMNS))).pairs
+    nothing = nothing._replace(words=defaultdict(list, nothing.words))
+    run = Run(Path(), RunInfo.here(), {})
+    Pairs.select(Columns(run, run, table([nothing])), filter, sort, None)
 
 
 def _opened(run: AnyPath | Run) -> Run:
@@ -152,6 +165,7 @@ class Comparison:
     problems: what limits the comparison, a sentence each.
     others: divergences after the first of their rank that it does not explain.
     setup: what was set differently in the two runs, those first that change results.
+    allow_missing: whether tensors that are only in one run are fine, whatever they are.
     """
 
     reference: Run
@@ -162,6 +176,7 @@ class Comparison:
     selected: Steps = field(default=Steps())
     others: tuple[Divergence, ...] = ()
     setup: tuple[SetupDifference, ...] = ()
+    allow_missing: bool = False
 
     @property
     def first(self) -> Divergence | None:
@@ -189,12 +204,31 @@ class Comparison:
         """Whether every tensor is in both runs and agrees, and no setting is named as the cause of what little differs.
 
         Those that could not be compared do not count, but for those of checkpoints: there everything should be kept.
+        Nor do those of `detours`.
         """
         if self.first is not None:
             return False
         uncounted = () if self.of_checkpoints else (Verdict.UNKNOWN,)
         fine = sum(self.counts[verdict.label] for verdict in (*AGREEING, *uncounted))
-        return fine == len(self.pairs)
+        return fine + int(np.count_nonzero(self.lone & ~self.missing)) == len(self.pairs)
+
+    @cached_property
+    def lone(self) -> npt.NDArray[np.bool_]:
+        """Which rows are only in one run."""
+        return np.isin(self.pairs.coded("verdict").codes, (Verdict.ONLY_IN_REFERENCE, Verdict.ONLY_IN_CANDIDATE))
+
+    @cached_property
+    def detours(self) -> npt.NDArray[np.bool_]:
+        """Which rows are only in one run because it computed the same in another way: what came of them agrees."""
+        whole = self.reference.complete and self.candidate.complete  # else nobody knows why one has it alone
+        if self.of_checkpoints or not whole or not self.lone.any():
+            return np.zeros(len(self.pairs), np.bool_)
+        return find_detours(self.pairs, self.reference, self.candidate)
+
+    @property
+    def missing(self) -> npt.NDArray[np.bool_]:
+        """Which rows should be in both runs and are only in one: none of the `detours`, none if they are allowed."""
+        return np.zeros(len(self.pairs), np.bool_) if self.allow_missing else self.lone & ~self.detours
 
     @property
     def exit_code(self) -> int:

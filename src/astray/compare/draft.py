@@ -20,6 +20,7 @@ from astray.compare.stream import Stream, pair_streams
 from astray.errors import CompareError
 from astray.record import ROOT
 from astray.store import CheckpointRun, RankRun, Run
+from astray.wording import printable
 
 
 class Module(NamedTuple):
@@ -63,7 +64,7 @@ class Draft(NamedTuple):
             lines += ["", "# All names are the same."]
         for side, lone in (("reference", self.only_reference), ("candidate", self.only_candidate)):
             if lone:
-                lines += ["", f"# Only in the {side}:", *(f"#   {module.named}" for module in lone)]
+                lines += ["", f"# Only in the {side}:", *(f"#   {printable(module.named)}" for module in lone)]
         return "\n".join(lines)
 
 
@@ -163,7 +164,9 @@ def _section(name: str, rules: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _quoted(name: str) -> str:
-    """In single quotes, in which YAML takes a backslash for a backslash."""
+    """In single quotes, in which YAML takes a backslash for a backslash; in double ones where signs need escapes."""
+    if not name.isprintable():
+        return '"' + printable(name.replace("\\", "\\\\").replace('"', '\\"')) + '"'
     return "'" + name.replace("'", "''") + "'"
 
 

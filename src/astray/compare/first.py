@@ -21,6 +21,7 @@ import numpy as np
 
 from astray.compare import clues, weights
 from astray.compare.divergence import Cause, Divergence, Place, Side
+from astray.compare.judge.calls import is_loss
 from astray.compare.metrics import BOUNDS, METRICS
 from astray.compare.micro import clues as micro_clues
 from astray.compare.micro.joined import JoinedRank
@@ -33,6 +34,7 @@ from astray.compare.verdict import AGREEING, BAD, Verdict
 from astray.compare.weights import GIVEN, Others, has_role
 from astray.graph import graph_of
 from astray.record import ROOT, Frame, Statistics
+from astray.stats import dtypes
 from astray.store import RankRun, Table
 
 RESULTS = ("output", "gradient")
@@ -332,6 +334,11 @@ class _Search:
     def _is_weight(self, row: int) -> bool:
         return self._weight_of(row) is not None
 
+    def _is_whole(self, row: int) -> bool:
+        """Whether a row holds whole numbers."""
+        at = int(self.pairs["row_reference"][row])
+        return at >= 0 and dtypes.find(self.reference.tensors["dtype"][at]).kind == "int"
+
     def _weight_of(self, row: int) -> str | None:
         """The parameter that a function takes in this row, empty where it is not known which."""
         at = int(self.pairs["row_reference"][row])
@@ -475,6 +482,9 @@ class _Search:
             return f"The {entry.tensor} of this outermost call already differs. {lone}."
         before = self._call_before()
         data = "the data, its order, the seed and the preprocessing"
+        if is_loss(entry.type) and self._is_whole(self.entry):
+            fact = f"The {entry.tensor} of this loss already differs, and no recorded call made it"
+            return f"{fact}: look at {data}. Labels that a model chose itself may fall another way by rounding."
         if before is None:
             return f"{differs} no call before it produced it: look at {data}."
         between = f"the code between the call of {before.module} before it and this one, which was not recorded"

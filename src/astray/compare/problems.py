@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from astray.compare.matching import Matching
 from astray.store import Run
@@ -10,10 +11,18 @@ from astray.wording import counted
 
 _MOST = 5
 
+_WHICH_ROWS = (
+    "level", "optimizer", "compiled", "steps", "ranks", "match", "ignore", "classes", "scope", "phases", "roles",
+    "functions", "max_tensors", "max_tensors_per_step",
+)  # fmt: skip
+_WHAT_OF_THEM = ("keep", "samples", "slice", "max_bytes")
+"""The settings of a recording that say which tensors have rows, and what is kept of each."""
+
 
 def problems(reference: Run, candidate: Run, matching: Matching) -> list[str]:
     """Everything about the two runs that limits what the comparison can say."""
     return [
+        *different_settings(reference, candidate),
         *_different_frameworks(reference, candidate),
         *_different_steps(reference, candidate, matching),
         *_different_ranks(reference, candidate, matching),
@@ -34,12 +43,50 @@ def nothing_shared(reference: Run, candidate: Run, matching: Matching) -> str:
     )
 
 
-def little_shared(reference: int, candidate: int, matched: int, by: str) -> list[str]:
-    """What to do when most tensors of both runs have no partner."""
+def different_settings(reference: Run, candidate: Run) -> list[str]:
+    """What the two recordings were asked for and not alike, and what to do; nothing where one does not tell."""
+    rows, kept = (list(_asked_otherwise(reference, candidate, names)) for names in (_WHICH_ROWS, _WHAT_OF_THEM))
+    if not rows and not kept:
+        return []
+    said = f"The two were recorded with different settings: {'; '.join([*rows, *kept])}."
+    if rows:
+        said += " What only one was asked for is only in that run: record both with the same settings."
+    else:
+        said += " They are compared by what both have kept; to compare by more, record both with the same."
+    return [said]
+
+
+def _asked_otherwise(reference: Run, candidate: Run, names: Sequence[str]) -> Iterator[str]:
+    left, right = reference.info.settings, candidate.info.settings
+    for name in names:
+        if (
+            name in left
+            and name in right
+            and left[name] != right[name]
+            and (name != "samples" or _samples(left, right))
+        ):
+            yield f"{name} is {_asked(left[name])} in the reference and {_asked(right[name])} in the candidate"
+
+
+def _samples(*settings: dict[str, Any]) -> bool:
+    """Whether it matters how large samples are."""
+    return all("sample" in one.get("keep", ()) for one in settings)
+
+
+def _asked(value: Any) -> str:
+    """A setting as a reader says it."""
+    if isinstance(value, dict):
+        return "a list of one's own"
+    words = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return words if words not in ("", "None") else "not given"
+
+
+def little_shared(reference: int, candidate: int, matched: int, by: str, alike: bool = True) -> list[str]:
+    """What to do when most tensors of both runs have no partner. alike: whether both were asked for the same."""
     if 2 * matched >= min(reference, candidate):
         return []
     fact = f"Only {matched:,} tensors are in both runs, of {reference:,} in the reference and {candidate:,} in the "
-    if by == "order":  # names do not matter, and another order there is not
+    if by == "order" or not alike:  # names do not matter; or what was asked for explains it
         return [fact + "candidate."]
     return [
         f"{fact}candidate. If modules have other names, draft what belongs together with `astray map REFERENCE "
@@ -56,14 +103,14 @@ def nothing_comparable(pairs: int) -> str:
 
 
 def span(numbers: Sequence[int]) -> str:
-    """Sorted numbers as a reader says them.
+    """Sorted numbers, each there once, as a reader says them.
 
     >>> span([0, 1, 2, 3]), span([7]), span([0, 2, 4]), span([])
     ('0–3', '7', '0, 2, 4', 'none')
     """
     if not numbers:
         return "none"
-    if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]}–{numbers[-1]}"
     rest = f" … {numbers[-1]}" if len(numbers) > _MOST else ""
     return ", ".join(map(str, numbers[:_MOST])) + rest
@@ -89,7 +136,7 @@ def _different_steps(reference: Run, candidate: Run, matching: Matching) -> Iter
 
 
 def _selection(steps: list[int]) -> str:
-    whole = steps == list(range(steps[0], steps[-1] + 1))
+    whole = steps[-1] - steps[0] == len(steps) - 1
     return f"{steps[0]}:{steps[-1] + 1}" if whole else ",".join(map(str, steps))
 
 
@@ -145,12 +192,14 @@ def _advice(reference: Run, candidate: Run, matching: Matching) -> str:
         if matching.steps and shared:
             return f"They share no step among --steps {matching.steps}: choose from {span(shared)}."
         return "They share no step: record the same steps, or shift the candidate's with --offset."
-    if (frameworks := next(_different_frameworks(reference, candidate), None)) is not None:
-        return frameworks
     levels = [_levels(run) for run in (reference, candidate)]
     if all(levels) and not set(levels[0]) & set(levels[1]):
         left, right = (" and ".join(f"{level}s" for level in found) for found in levels)
         return f"The reference tells of {left} and the candidate of {right}: record both with the same level."
+    if asked := different_settings(reference, candidate):
+        return asked[0]
+    if (frameworks := next(_different_frameworks(reference, candidate), None)) is not None:
+        return frameworks
     if not set(_sites(reference)) & {matching.mapping.site(site) for site in _sites(candidate)}:
         return (
             "They share no site: was the model wrapped or renamed? Draft what belongs together with `astray map "

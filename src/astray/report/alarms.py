@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from astray.report import figures
 from astray.report.page import DIM, GREEN, MARGIN, RED, WIDTH, YELLOW, Page
+from astray.wording import printable
 
 if TYPE_CHECKING:
     from astray.alarms.alarm import Alarm, Caller, Seen
@@ -109,7 +110,8 @@ def _tensors(page: Page, alarm: Alarm) -> None:
 def _cells(one: Seen) -> tuple[str, ...]:
     statistics = one.statistics
     numbers = (figures.statistic(statistics.min), figures.statistic(statistics.max), f"{statistics.zeros:,}")
-    return (one.name, f"{one.dtype} {figures.shape(one.shape)}", *numbers, figures.non_finite(statistics))
+    name, dtype = printable(one.name), printable(one.dtype)
+    return (name, f"{dtype} {figures.shape(one.shape)}", *numbers, figures.non_finite(statistics))
 
 
 def _surfaced(alarm: Alarm) -> str:

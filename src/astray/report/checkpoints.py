@@ -46,7 +46,7 @@ def list_worst(page: Page, found: Sequence[Divergence], total: int) -> None:
     """The tensors that differ, those that are furthest off first."""
     rows = [_cells(one) for one in found[:MOST]]
     head, *body = Grid(("name", "verdict", "kind"), ("kind", "cosine"), {"name": 24}, {"name": 12}).lines(
-        rows, page.width - MARGIN
+        rows, page.table_width - MARGIN
     )
     page.line(" " * MARGIN + page.paint(head, DIM))
     for line in body:

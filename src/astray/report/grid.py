@@ -1,11 +1,13 @@
 """A table for a terminal: columns as wide as they need, and cut or left out where the line is too short.
 
-Texts are cut in their middle, since the end of a site's name says more than what stands before it.
+Texts are made printable, and cut in their middle, since the end of a site's name says more than what stands before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+
+from astray.wording import printable
 
 Row = Mapping[str, str]
 Least = Mapping[str, int]
@@ -29,6 +31,7 @@ class Grid:
 
     def lines(self, rows: Sequence[Row], width: int, paint: Callable[[str, str], str] | None = None) -> list[str]:
         """The head, then a line for each row. `paint` is given a column's name and its cell, and colours it."""
+        rows = [{name: printable(cell) for name, cell in row.items()} for row in rows]
         wide = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
         wide = self._fitting({name: size for name, size in wide.items() if size}, width)
         paint = paint or (lambda _, cell: cell)

@@ -1,7 +1,7 @@
 """A Comparison as JUnit XML, which every continuous integration shows as a page of test results.
 
-A test case is a site. The site where the runs part fails, with the answer; so does one that has tensors in one run
-only. What else is wrong is skipped: nothing can be said of it until the first divergence is mended, and the page shows
+A test case is a site. The site where the runs part fails, with the answer; so does one that misses tensors in one
+run. What else is wrong is skipped: nothing can be said of it until the first divergence is mended, and the page shows
 one failure and not hundreds. Where there are many sites, cases are groups of them: the modules around.
 """
 
@@ -26,7 +26,6 @@ from astray.report.text import render, wrong_besides
 MOST_CASES = 300
 """More than that, and a page of results is a list that nobody reads."""
 
-_UNMATCHED = (Verdict.ONLY_IN_REFERENCE, Verdict.ONLY_IN_CANDIDATE)
 _FORBIDDEN = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML cannot hold, not even escaped."""
 
@@ -90,7 +89,7 @@ def _case(
     comparison: Comparison, name: str, rows: Ints, verdicts: Ints, first: Divergence | None
 ) -> ElementTree.Element:
     case = ElementTree.Element("testcase", classname="astray", name=_plain(name))
-    wrong, unmatched = (rows[np.isin(verdicts, kinds)] for kinds in (BAD, _UNMATCHED))
+    wrong, unmatched = rows[np.isin(verdicts, BAD)], rows[comparison.missing[rows]]
     if first is not None:
         what = "First divergence" if first in comparison.firsts else "Wrong by itself"
         what = "Differs" if comparison.of_checkpoints else what

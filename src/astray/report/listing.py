@@ -17,9 +17,11 @@ from astray.compare.conditions import regular_expression
 from astray.errors import UsageError
 from astray.report import checkpoints, figures
 from astray.report.grid import Grid
+from astray.report.page import painted
 from astray.report.setup import summary_of
 from astray.steps import Steps
 from astray.store import CheckpointRun, RankRun, Run
+from astray.wording import printable
 
 WIDTH = 100
 DIM, BOLD, RED = "2", "1", "31;1"
@@ -44,8 +46,10 @@ class Wanted:
     top: int = 25
 
 
-def render(run: Run, wanted: Wanted, *, width: int = WIDTH, colour: bool = False) -> str:
-    """The listing as text."""
+def render(
+    run: Run, wanted: Wanted, *, width: int = WIDTH, table_width: int | None = None, colour: bool = False
+) -> str:
+    """The listing as text. table_width: that of the table, where it is not the width of the texts around it."""
     paint = _Paint(colour)
     found = _find(run, wanted)
     shown = found if wanted.top <= 0 else found[: wanted.top]
@@ -60,7 +64,7 @@ def render(run: Run, wanted: Wanted, *, width: int = WIDTH, colour: bool = False
             unread = checkpoints.unread(run, [row for _, row in shown])
             rows = [checkpoints.without_calls(row, unread) for row in rows]
         droppable = [name for name in numbers if name != wanted.sort]
-        lines += _table(rows, droppable, len(run.ranks) > 1, width, paint)
+        lines += _table(rows, droppable, len(run.ranks) > 1, table_width or width, paint)
         lines += ["", *(line for text in unread for line in _labelled("unread", text, width))] if unread else []
     if len(found) > len(shown):
         more = f"… {figures.counted(len(found) - len(shown), 'more row')}. "
@@ -75,13 +79,13 @@ class _Paint:
         self._colour = colour
 
     def __call__(self, text: str, code: str) -> str:
-        return f"\x1b[{code}m{text}\x1b[0m" if self._colour and text.strip() else text
+        return painted(text, code) if self._colour and text.strip() else printable(text)
 
 
 def _header(run: Run, width: int, paint: _Paint) -> list[str]:
     info = run.info
     if isinstance(run, CheckpointRun):
-        name, described = str(run.path), checkpoints.described(run.checkpoint)
+        name, described = printable(str(run.path)), checkpoints.described(run.checkpoint)
         one_line = len(name) + 8 + len(described) <= width
         lines = [f"{paint(name, BOLD)}        {described}"] if one_line else [paint(name, BOLD), described]
         return lines + [line for problem in run.problems for line in _labelled("note", problem, width)]
@@ -90,7 +94,7 @@ def _header(run: Run, width: int, paint: _Paint) -> list[str]:
     facts = [figures.counted(len(run.steps), "step"), figures.counted(len(run.ranks), "rank")]
     facts += [figures.counted(calls, "call"), figures.counted(tensors, "tensor")]
     facts.append("complete" if run.complete else "incomplete")
-    name, described = str(run.path), " · ".join(facts)
+    name, described = printable(str(run.path)), " · ".join(facts)
     if len(name) + 8 + len(described) <= width:
         lines = [f"{paint(name, BOLD)}        {described}"]
     else:
@@ -133,7 +137,7 @@ def _labelled(label: str, text: str, width: int) -> list[str]:
 
 
 def _folded(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(printable(text), max(width, 20), break_long_words=False, break_on_hyphens=False)
 
 
 def _plain(value: Any) -> str:

@@ -6,7 +6,7 @@ import textwrap
 
 from astray.compare.problems import span
 from astray.compare.replicas import Disagreement, Replicas
-from astray.wording import counted
+from astray.wording import counted, printable
 
 WIDTH = 100
 
@@ -14,11 +14,12 @@ WIDTH = 100
 def render(replicas: Replicas, *, width: int = WIDTH) -> str:
     """The report as text."""
     ranks = span(sorted(replicas.run.ranks))
-    lines = [f"{replicas.run.path}        ranks {ranks} · {replicas.compared:,} tensors on more than one rank", ""]
+    path = printable(str(replicas.run.path))
+    lines = [f"{path}        ranks {ranks} · {replicas.compared:,} tensors on more than one rank", ""]
     if replicas.first is None:
         return "\n".join([*lines, "✓ All replicas agree to the bit."])
     lines.append(f"✗ {_headline(replicas.first)}")
-    lines += ["", f"    first       {replicas.first.place.full}"]
+    lines += ["", f"    first       {printable(replicas.first.place.full)}"]
     for group in replicas.first.groups:
         lines.append(f"    equal       {_ranks(group)}")
     text = f"{counted(replicas.different, 'tensor')} of {replicas.compared:,} differ. {_alone(replicas)}"

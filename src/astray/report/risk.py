@@ -17,10 +17,12 @@ import numpy.typing as npt
 from astray.compare.conditions import regular_expression
 from astray.report import figures
 from astray.report.grid import Grid
+from astray.report.page import painted
 from astray.report.risk_words import headroom, imagined, power, share, why
 from astray.risk.levels import LEVELS, SOME
 from astray.risk.risk import Risk
 from astray.store import Table
+from astray.wording import printable
 
 WIDTH = 100
 DIM, BOLD, RED, YELLOW = "2", "1", "31;1", "33"
@@ -64,8 +66,15 @@ class Wanted:
     top: int = 25
 
 
-def render(risk: Risk, wanted: Wanted | None = None, *, width: int = WIDTH, colour: bool = False) -> str:
-    """The places as text."""
+def render(
+    risk: Risk,
+    wanted: Wanted | None = None,
+    *,
+    width: int = WIDTH,
+    table_width: int | None = None,
+    colour: bool = False,
+) -> str:
+    """The places as text. table_width: that of the table, where it is not the width of the texts around it."""
     wanted = wanted or Wanted()
     if not len(risk):
         return _folded(f"{risk.run.path}: {_nothing(risk)}", width)
@@ -74,13 +83,13 @@ def render(risk: Risk, wanted: Wanted | None = None, *, width: int = WIDTH, colo
     shown = once if wanted.top <= 0 else once.take(slice(wanted.top))
     lines = [_head(risk, once, width, colour)]
     if not len(shown):
-        return "\n".join([*lines, "", f"No place is {_described(wanted)}."])
+        return "\n".join([*lines, "", printable(f"No place is {_described(wanted)}.")])
     lines += [_folded(text, width, "  ") for text in _scales(risk, once)]
     rows = [_cells(risk, shown.row(row), wanted.sort) for row in range(len(shown))]
     several = len(risk.run.ranks) > 1
     rows = [{name: cell for name, cell in row.items() if name != "rank" or several} for row in rows]
     grid = Grid((*_WORDS, *(target.name for target in risk.targets)), _DROPPABLE, _LEAST, _LEAST_OF_ALL)
-    head, *body = grid.lines(rows, width, _painted if colour else None)
+    head, *body = grid.lines(rows, table_width or width, _painted if colour else None)
     lines += ["", _paint(head, DIM, colour), *body]
     left = _left_out(risk, once, len(shown), len(found) - len(once))
     lines += ["", _folded(left, width)] if left else []
@@ -227,7 +236,7 @@ def _or_dash(value: float | None, form: str) -> str:
 
 def _folded(text: str, width: int, indent: str = "") -> str:
     return textwrap.fill(
-        text, max(width, 20), initial_indent=indent, subsequent_indent=indent, break_long_words=False,
+        printable(text), max(width, 20), initial_indent=indent, subsequent_indent=indent, break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
 
@@ -237,4 +246,4 @@ def _painted(name: str, cell: str) -> str:
 
 
 def _paint(text: str, code: str, colour: bool) -> str:
-    return f"\x1b[{code}m{text}\x1b[0m" if colour and text.strip() else text
+    return painted(text, code) if colour and text.strip() else printable(text)

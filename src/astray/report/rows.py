@@ -16,12 +16,15 @@ from astray.compare.reasons import SENTENCES, Reason
 from astray.compare.verdict import AGREEING, BAD, LABELS
 from astray.report import figures
 from astray.report.grid import Grid
+from astray.report.page import painted
 from astray.store import Coded
+from astray.wording import printable
 
 WIDTH = 100
 MOST = 25
 """How many rows are shown when nobody said how many."""
 
+_WIDEST_TEXT = 140
 DIM, RED, YELLOW = "2", "31", "33"
 
 _WORDS = ("phase", "site", "tensor", "verdict", "form", "reason")
@@ -42,12 +45,13 @@ def render(pairs: Pairs, *, width: int = WIDTH, colour: bool = False, most: int 
     shown = pairs.first(most)
     rows = cells(shown)
     if not rows:
-        return f"There is no row {pairs.asked}".rstrip() + "."
+        return printable(f"There is no row {pairs.asked}".rstrip() + ".")
     words = texts(shown)
     droppable = [name for name in ("reason", "surprise", "form") if name not in pairs.named]
     head, *body = Grid(words, droppable, _LEAST, _LEAST_OF_ALL).lines(rows, width, _painted if colour else None)
-    title = textwrap.wrap(shown.described, width, break_long_words=False, break_on_hyphens=False)
-    return "\n".join([*title, "", f"\x1b[{DIM}m{head}\x1b[0m" if colour else head, *body])
+    described = printable(shown.described)
+    title = textwrap.wrap(described, min(width, _WIDEST_TEXT), break_long_words=False, break_on_hyphens=False)
+    return "\n".join([*title, "", painted(head, DIM) if colour else head, *body])
 
 
 def cells(pairs: Pairs) -> list[dict[str, str]]:
@@ -122,4 +126,4 @@ def _both(left: str, right: str) -> str:
 def _painted(name: str, cell: str) -> str:
     if name != "verdict":
         return cell
-    return f"\x1b[{_COLOURS.get(cell.rstrip(), YELLOW)}m{cell}\x1b[0m"
+    return painted(cell, _COLOURS.get(cell.rstrip(), YELLOW))

@@ -60,16 +60,16 @@ def with_ranks(difference: SetupDifference, comparison: Comparison) -> str:
     return f"{difference.sentence[:-1]}, on rank{'s' * (len(difference.ranks) > 1)} {ranks}."
 
 
-def render(comparison: Comparison, *, width: int = WIDTH, colour: bool = False) -> str:
+def render(comparison: Comparison, *, width: int = WIDTH, table_width: int | None = None, colour: bool = False) -> str:
     """Everything that was set differently, as a table."""
-    page = Page(width, colour)
+    page = Page(width, colour, table_width)
     page.line(page.paint(f"{comparison.reference.path}  →  {comparison.candidate.path}", BOLD))
     page.line()
     if comparison.setup:
         several = len(comparison.reference.ranks) > 1
         rows = [_cells(one, several) for one in comparison.setup]
         words = ("what", "name", "reference", "candidate", "changes", "from")
-        head, *body = Grid(words, ["from"], _LEAST, _LEAST_OF_ALL).lines(rows, page.width)
+        head, *body = Grid(words, ["from"], _LEAST, _LEAST_OF_ALL).lines(rows, page.table_width)
         page.line(page.paint(head, DIM))
         for line in body:
             page.line(line)

@@ -19,7 +19,7 @@ from astray.compare.divergence import Divergence, Place, Side
 from astray.compare.explanation import CERTAIN, UNKNOWN, times
 from astray.compare.first import related
 from astray.compare.metrics import SUMMING
-from astray.compare.problems import span
+from astray.compare.problems import different_settings, span
 from astray.compare.reasons import SENTENCES, Reason
 from astray.compare.suspects import Suspect
 from astray.compare.verdict import AGREEING, BAD, Verdict
@@ -27,6 +27,7 @@ from astray.record import Statistics
 from astray.report import checkpoints, figures
 from astray.report.page import BOLD, DIM, GREEN, LABEL, MARGIN, RED, WIDTH, YELLOW, Page
 from astray.report.setup import say_setup
+from astray.wording import printable
 
 _MOST_STEPS = 4
 _MOST_NOTES = 8
@@ -40,10 +41,11 @@ _WITHOUT_SIZE = (Verdict.SHAPE.label, Verdict.DTYPE.label, Verdict.NON_FINITE.la
 _Row = tuple[str, str, str, str]
 
 
-def render(comparison: Comparison, *, width: int = WIDTH, colour: bool = False) -> str:
+def render(comparison: Comparison, *, width: int = WIDTH, table_width: int | None = None, colour: bool = False) -> str:
     """The report as text. `colour` adds ANSI colours; set it when writing to a terminal."""
-    page = Page(width, colour)
+    page = Page(width, colour, table_width)
     _header(page, comparison)
+    _recording(page, comparison)
     say_setup(page, comparison)
     if comparison.first is not None and comparison.of_checkpoints:
         _differences(page, comparison, comparison.first)
@@ -65,7 +67,7 @@ def _header(page: Page, comparison: Comparison) -> None:
         facts.append(figures.counted(comparison.calls, "call"))
     tensors = figures.counted(int(comparison.matched.sum()), "tensor")
     facts.append(f"{tensors} compared by {_listed([source for source in comparison.sources if source != 'none'])}")
-    names = f"{comparison.reference.path}  →  {comparison.candidate.path}"
+    names = printable(f"{comparison.reference.path}  →  {comparison.candidate.path}")
     line = f"{names}        {' · '.join(facts)}"
     if len(line) <= page.width:
         page.line(line.replace(names, page.paint(names, BOLD)))
@@ -74,6 +76,14 @@ def _header(page: Page, comparison: Comparison) -> None:
         for folded in textwrap.wrap(" · ".join(facts), page.width):
             page.line(folded)
     page.line()
+
+
+def _recording(page: Page, comparison: Comparison) -> None:
+    """That the two were not asked for the same: what follows tells of what they share."""
+    for text in different_settings(comparison.reference, comparison.candidate):
+        for line in page.folded(text, later_indent=" " * MARGIN):
+            page.line(page.paint(line, YELLOW))
+        page.line()
 
 
 def _divergence(page: Page, first: Divergence, several: bool) -> None:
@@ -241,7 +251,7 @@ def _cut(text: str, room: int) -> str:
 
 
 def _form(side: Side) -> str:
-    return f"{side.dtype} {figures.shape(side.shape)}"
+    return f"{printable(side.dtype)} {figures.shape(side.shape)}"
 
 
 def _statistics(left: Statistics | None, right: Statistics | None) -> Iterator[tuple[str, str, str, str]]:
@@ -414,9 +424,8 @@ def _agreeing(comparison: Comparison) -> str:
     of_steps = "" if comparison.of_checkpoints else f" of {figures.counted(len(comparison.steps), 'step')}"
     text = f"No divergence: {tensors}{of_steps} {agree} ({kinds})."
     if not comparison.same:
-        lone = any(counts[verdict.label] for verdict in (Verdict.ONLY_IN_REFERENCE, Verdict.ONLY_IN_CANDIDATE))
         which = "checkpoint" if comparison.of_checkpoints else "run"
-        text += f" Some are only in one {which}." if lone else ""
+        text += f" Some are only in one {which}." if comparison.missing.any() else ""
         text += " Some could not be read." if comparison.of_checkpoints and counts[Verdict.UNKNOWN.label] else ""
     return text
 
@@ -453,7 +462,8 @@ def _first_with(comparison: Comparison, *verdicts: Verdict) -> Place:
 def _summary(page: Page, comparison: Comparison) -> None:
     counts = {label: count for label, count in comparison.counts.items() if count}
     page.entry("verdicts", " · ".join(f"{label} {count:,}" for label, count in counts.items()), margin=0)
-    notes = [*notes_of(comparison), *comparison.problems]
+    told = different_settings(comparison.reference, comparison.candidate)
+    notes = [*notes_of(comparison), *(problem for problem in comparison.problems if problem not in told)]
     page.entry("notes", notes[:_MOST_NOTES], margin=0)
     if len(notes) > _MOST_NOTES:
         page.entry("", f"and {len(notes) - _MOST_NOTES:,} more, in the JSON report", margin=0)
@@ -464,11 +474,26 @@ def notes_of(comparison: Comparison) -> Iterator[str]:
         count = comparison.counts[verdict.label]
         if count:
             are = "are" if count != 1 else "is"
-            yield f"{figures.counted(count, 'tensor')} {are} {verdict.label}, first {_first_with(comparison, verdict)}."
+            of_these = comparison.detours & (comparison.pairs.coded("verdict").codes == verdict)
+            yield (
+                f"{figures.counted(count, 'tensor')} {are} {verdict.label}, first {_first_with(comparison, verdict)}."
+                + _why_lone(count, int(np.count_nonzero(of_these)))
+            )
+    whole = comparison.reference.complete and comparison.candidate.complete  # else that is what should be mended
+    if comparison.first is None and whole and comparison.missing.any():
+        yield "Exit code 1 is for tensors that are only in one run; if they may be, compare with --allow-missing."
     count = comparison.counts[Verdict.UNKNOWN.label]
     if count:
         place = _first_with(comparison, Verdict.UNKNOWN)
         yield f"{figures.counted(count, 'tensor')} could not be compared, first {place}: {place.reason}."
+
+
+def _why_lone(count: int, detours: int) -> str:
+    """How many of the tensors that one run has alone lie on another way to the same result."""
+    if not detours:
+        return ""
+    which = "They lie" if count == detours > 1 else "It lies" if count == detours else f"{detours:,} of them lie"
+    return f" {which} on another way to results that agree."
 
 
 def _short(place: Place, beside: Place) -> str:

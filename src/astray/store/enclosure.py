@@ -1,13 +1,18 @@
-"""Keeps a reader inside the folder it was given: a dump is somebody else's, and its names may lead anywhere."""
+"""Keeps a reader inside the folder it was given: a run is somebody else's, and its names may lead anywhere."""
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from astray.errors import RunError
 
 MOST_BYTES = 4 << 30
 """A text file beyond this is no dump's: reading it would take the machine's memory."""
+
+_WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -31,15 +36,37 @@ def entries(folder: Path) -> list[Path]:
     return [path for path in found if not path.is_symlink() or _stays(folder, path)]
 
 
+def opened(path: Path, home: Path | None = None) -> BinaryIO:
+    """Open a file for reading, without ever waiting for one that is a pipe.
+
+    Raises RunError where it is not a plain file, or where it or a link on its way leads out of `home`, which is the
+    folder it lies in unless another around it is given; and OSError where the system cannot open it.
+    """
+    home = path.parent if home is None else home
+    inside(home, str(path.relative_to(home)))
+    file = os.open(path, os.O_RDONLY | _WITHOUT_WAITING)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise RunError(f"{path} is not a plain file, and is not read.")
+        return os.fdopen(file, "rb")
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def content(path: Path, home: Path | None = None, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file that is opened as by `opened`, and has no more than so many of them."""
+    with opened(path, home) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise RunError(f"{path} has {size:,} bytes, more than the {most:,} that are read of such a file.")
+        return file.read(most)  # it may grow while it is read
+
+
 def text(path: Path) -> bytes:
     """The bytes of a text file of a dump."""
     try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise RunError(f"{path} has {size:,} bytes, more than the {MOST_BYTES:,} that are read of a text.")
-        if not path.is_file():
-            raise RunError(f"{path} is no plain file.")
-        return path.read_bytes()
+        return content(path)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
 

@@ -7,6 +7,7 @@ within the same format version; a missing or mistyped field is an error that nam
 from __future__ import annotations
 
 import datetime
+import errno
 import os
 import platform
 import sys
@@ -17,6 +18,7 @@ import msgspec
 
 from astray.errors import RunError
 from astray.record import Missed
+from astray.store import enclosure
 
 FORMAT = 4
 """The format version this astray writes. docs/format.md has the history."""
@@ -110,16 +112,22 @@ def plain(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def read_json(path: Path, kind: type[Document]) -> Document:
-    """Decode a JSON file, or say in a sentence what is wrong with it."""
+MOST_JSON = 64 << 20
+"""Bytes of a JSON file beyond which it is none of ours. The largest is `end.json` with a line for each thing missed."""
+
+
+def read_json(path: Path, kind: type[Document], home: Path | None = None) -> Document:
+    """Decode a JSON file that lies in `home`, or say in a sentence what is wrong with it."""
     try:
-        content = path.read_bytes()
+        content = enclosure.content(path, home, MOST_JSON)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
         raise RunError(f"{path} does not hold what it should: {error}.") from None
+    except RecursionError:
+        raise RunError(f"{path} does not hold what it should: it is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RunError(f"{path} ({len(content)} bytes) is not whole JSON: {error}.") from None
 
@@ -130,5 +138,17 @@ def write_json(path: Path, document: msgspec.Struct, writer: str | None = None) 
     `writer` is who writes, where others may write the same file from other machines.
     """
     draft = path.with_name(f".{path.name}.{writer or os.getpid()}")
-    draft.write_bytes(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=2) + b"\n")
+    with draft.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=2) + b"\n")
+        file.flush()
+        sync(file.fileno())
     draft.replace(path)
+
+
+def sync(file: int) -> None:
+    """Wait until a file or folder is on the disk, where the file system knows of such a thing."""
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EROFS):
+            raise

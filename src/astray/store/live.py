@@ -12,6 +12,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
+from astray.interrupts import pass_interrupt
 from astray.record import Missed
 from astray.store.info import End, RunInfo, now
 from astray.store.late import Late
@@ -86,6 +87,7 @@ class LiveWriter(Intake):
         try:
             self.translator.close(self.end)
         except Exception as error:  # noqa: BLE001 - the program is not to fail because a disk is full
+            pass_interrupt(error)
             self.failure = self.failure or self._sentence(error)
             self.end = self._account(ended, missed)
 

@@ -61,7 +61,7 @@ def _instead(field: str, wanted: Any, found: list[Any]) -> str:
     if isinstance(wanted, str):
         near = difflib.get_close_matches(wanted, found, SUGGESTIONS, cutoff=0.0)
         return f"there is no {field} {wanted!r}. Nearest: {', '.join(map(repr, near))}."
-    if found == list(range(found[0], found[-1] + 1)):
+    if found[-1] - found[0] == len(found) - 1:
         span = f"{found[0]}–{found[-1]}" if len(found) > 1 else f"only {found[0]}"
     else:
         span = ", ".join(map(str, found[:SUGGESTIONS])) + (" …" if len(found) > SUGGESTIONS else "")

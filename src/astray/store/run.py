@@ -62,6 +62,8 @@ class RankRun:
     fingerprints: str = "astray"
     """What the column of that name holds. Checksums of another tool have another word, and are compared among them."""
 
+    _damage = _damaged = ""  # the sentence about values that are damaged, and the first of them
+
     def __init__(self, rank: int, source: RankSource) -> None:
         self.rank = rank
         self._source = source
@@ -103,7 +105,12 @@ class RankRun:
     @property
     def problems(self) -> list[str]:
         """What is not there or could not be read, a sentence each."""
-        return [*self._source.problems, *self._setup[1], *self.account.problems]
+        return [*self._source.problems, *self._setup[1], *self._stack_problems, *self.account.problems]
+
+    @cached_property
+    def _stack_problems(self) -> list[str]:
+        read = getattr(self._source, "stacks", None)  # which other tools' files do not have in a file of their own
+        return [] if read is None else read()[1]
 
     @property
     def complete(self) -> bool:
@@ -152,6 +159,50 @@ class RankRun:
                 f"{self.tensors['dtype'][row]} of shape {list(shape)}."
             )
         return raw.view(storage).reshape(shape)
+
+    def verified(self, row: int) -> npt.NDArray[Any] | None:
+        """The values of a tensor as `values` gives them, for whoever judges by them.
+
+        Raises RunError where they are not those that were recorded, which is a problem of the run from then on.
+        """
+        values = self.values(row)
+        if values is not None:
+            self._verify(row, values)
+        return values
+
+    def _verify(self, row: int, values: npt.NDArray[Any]) -> None:
+        fits = getattr(self._source, "fits", None)  # which other tools' files have no means for
+        if fits is None:
+            return
+        names = ("blob_file", "blob_offset", "blob_bytes", "fingerprint")
+        place = tuple(int(self.tensors.numbers(name)[row]) for name in names)
+        if place not in self._sound:
+            self._sound[place] = fits(self.tensors, row, values)
+            if not self._sound[place]:
+                self._tell_damaged(row)
+        if not self._sound[place]:
+            raise RunError(
+                f"The values of row {row} of rank {self.rank} are not those that it was measured from: the file "
+                "was changed or damaged since. Copy the run again; its statistics can still be read."
+            )
+
+    @cached_property
+    def _sound(self) -> dict[tuple[int, ...], bool]:
+        """Whether the values at a place are those of their row, as far as they were read."""
+        return {}
+
+    def _tell_damaged(self, row: int) -> None:
+        call = int(self.call_rows[row])
+        site = self.calls["site"][call] if call >= 0 else "a call that is not there"
+        count = len(self._sound) - sum(self._sound.values())
+        self._damaged = self._damaged or f"{self.tensors['role'][row]} {self.tensors['path'][row]} of {site}"
+        others = [problem for problem in self.account.problems if problem != self._damage]
+        self._damage = (
+            f"Values that rank {self.rank} kept of {counted(count, 'tensor')}, first {self._damaged}, are not those "
+            "that were recorded: they do not have the fingerprint of their row. They are left out, and statistics are "
+            "taken instead. Copy the run again."
+        )
+        self.account = Account(self.account.steps, [*others, self._damage], True)
 
     def _kept_shape(self, row: int) -> tuple[int, ...]:
         """The shape of the values that were kept of a tensor."""

@@ -90,7 +90,7 @@ class Elements:
             return None
         if isinstance(rank, CheckpointRank):
             return cls((rank, row), dtype, shape, ALL)
-        values = rank.values(row)
+        values = rank.verified(row)
         if values is None:
             return None
         return cls(values, dtype, shape, Selection(tensors["part"][row], int(tensors.numbers("sampled")[row])))

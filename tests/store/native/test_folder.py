@@ -122,7 +122,7 @@ def test_nowhere_is_a_raw_error(info: RunInfo, place: str) -> None:
         record(Path(place), info)
 
 
-@pytest.mark.parametrize("name", ["mkdir", "write_bytes", "iterdir"])
+@pytest.mark.parametrize("name", ["mkdir", "open", "iterdir"])
 def test_a_folder_that_cannot_be_written_is_told(
     tmp_path: Path, info: RunInfo, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -14,6 +14,7 @@ from astray.record import Blob, Call, Statistics, Tensor
 from astray.store.columns import Table
 from astray.store.native import batches
 from astray.store.native.batches import BatchFile, call_columns, tensor_columns
+from astray.store.native.ipc import Stream
 from astray.store.native.rows import Rows, call_rows, tensor_rows
 from astray.store.native.schema import CALLS, TENSORS, Column
 from astray.store.native.tables import read_table
@@ -195,3 +196,81 @@ def test_damage_in_the_middle_never_raises(tmp_path: Path, tensor: Callable[...,
         damaged = whole[:at] + bytes(random.integers(0, 256, 8, np.uint8)) + whole[at + 8 :]
         (tmp_path / "tensors").write_bytes(damaged)
         assert len(read_table(tmp_path / "tensors", TENSORS).table) <= 20
+
+
+def rewritten(path: Path, batches: Sequence[pyarrow.RecordBatch], **options: Any) -> None:
+    with pyarrow.ipc.new_stream(path, batches[0].schema, options=pyarrow.ipc.IpcWriteOptions(**options)) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+
+
+def test_slices_of_a_table_come_back(tmp_path: Path) -> None:
+    whole = write(tmp_path / "calls", CALLS, of_calls(CALL_ROWS * 7))
+    batch = pyarrow.ipc.open_stream(tmp_path / "calls").read_all().combine_chunks().to_batches()[0]
+    rewritten(tmp_path / "sliced", [batch.slice(1, 9), batch.slice(10, 1), batch.slice(11)])
+    found = read_table(tmp_path / "sliced", CALLS)
+    assert (found.problem, found.unread) == (None, 0)
+    assert calls_of(found.table) == calls_of(whole)[1:]
+
+
+def test_offsets_that_do_not_begin_at_zero_and_padded_data(tmp_path: Path) -> None:
+    """What Arrow allows of a column: data before its first string and behind its last, and bytes under a null."""
+    texts = ["wrong", "<root>", "fc", "hidden", "fc", "more"]
+    data = pyarrow.py_buffer("".join(texts).encode())
+    edges = np.cumsum([0, *map(len, texts)]).astype(np.int32)
+    offsets = pyarrow.py_buffer(edges[1:6].tobytes() + bytes(40))
+    valid = pyarrow.py_buffer(bytes([0b1011]))
+    args = pyarrow.StringArray.from_buffers(4, offsets, data, valid, null_count=1)
+    sites = pyarrow.StringArray.from_buffers(4, offsets, data)
+    rows = [Call(seq, 0, 0, "module", "?", "Net", 0, "forward", args="?") for seq in range(4)]
+    write(tmp_path / "calls", CALLS, of_calls(rows))
+    batch = pyarrow.ipc.open_stream(tmp_path / "calls").read_all().combine_chunks().to_batches()[0]
+    arrays = dict(zip(batch.schema.names, batch.columns, strict=True)) | {"args": args, "site": sites}
+    changed = pyarrow.RecordBatch.from_arrays(list(arrays.values()), schema=batch.schema)
+    rewritten(tmp_path / "padded", [changed, batch, changed])
+    found = read_table(tmp_path / "padded", CALLS)
+    assert found.problem is None
+    assert found.table["site"].tolist() == [*texts[1:5], "?", "?", "?", "?", *texts[1:5]]
+    assert found.table["args"].tolist() == ["<root>", "fc", None, "fc", "?", "?", "?", "?", "<root>", "fc", None, "fc"]
+
+
+def test_buffers_whose_sizes_count_their_padding(tmp_path: Path) -> None:
+    """Some writers say of a buffer how long it is with the bytes that align the next."""
+    expected = write(tmp_path / "calls", CALLS, of_calls(CALL_ROWS), of_calls(CALL_ROWS[:2]))
+    data = bytearray((tmp_path / "calls").read_bytes())
+    with (tmp_path / "calls").open("rb") as file:
+        found = list(Stream(file.fileno()).batches())
+    for batch in found:
+        at = data.index(batch.places.tobytes())
+        places = batch.places.copy()
+        places[:-1, 1] = np.where(places[:-1, 1] > 0, np.diff(places[:, 0]), 0)
+        assert (places != batch.places).any()
+        data[at : at + places.nbytes] = places.tobytes()
+    (tmp_path / "calls").write_bytes(data)
+    read = read_table(tmp_path / "calls", CALLS)
+    assert read.problem is None
+    assert calls_of(read.table) == calls_of(expected)
+
+
+def test_compressed_batches_are_told(tmp_path: Path) -> None:
+    write(tmp_path / "calls", CALLS, of_calls(CALL_ROWS))
+    batch = pyarrow.ipc.open_stream(tmp_path / "calls").read_all().combine_chunks().to_batches()[0]
+    rewritten(tmp_path / "small", [batch], compression="zstd")
+    found = read_table(tmp_path / "small", CALLS)
+    assert (len(found.table), found.problem) == (0, "its batches are compressed")
+
+
+def test_sizes_beyond_all_numbers(tmp_path: Path) -> None:
+    write(tmp_path / "calls", CALLS, of_calls(CALL_ROWS))
+    data = bytearray((tmp_path / "calls").read_bytes())
+    with (tmp_path / "calls").open("rb") as file:
+        places = next(Stream(file.fileno()).batches()).places
+    at = data.index(places.tobytes())
+    for number in (1, 5, len(places) - 1):
+        damaged = places.copy()
+        damaged[number, 1] = 2**63 - 1  # which, added to where it begins, is less than nothing
+        data[at : at + places.nbytes] = damaged.tobytes()
+        (tmp_path / "calls").write_bytes(data)
+        found = read_table(tmp_path / "calls", CALLS)
+        assert len(found.table) == 0
+        assert found.unread > 0

@@ -70,7 +70,7 @@ class JoinedRank(RankRun):
         tables = self.tables
         if tables.way[row] != Way.JOINED or self.tensors.numbers("blob_file")[row] < 0:
             return None
-        values = [self.recorded.values(one) for one in tables.rows(row)]
+        values = [self.recorded.verified(one) for one in tables.rows(row)]
         known = [np.atleast_1d(one) for one in values if one is not None]
         samples = tables.samples[tables.begin[row] : tables.begin[row + 1]].tolist()
         return Pieces(int(tables.dim[row]), known, tuple(samples)) if len(known) == len(values) else None
@@ -127,10 +127,10 @@ class _Source:
             total = add_values(self._recorded, rows)
             return None if total is None else _bytes(encode(total, tensors["dtype"][row]))
         if way == Way.JOINED and len(rows) > 1:
-            parts = [self._recorded.values(one) for one in rows]
+            parts = [self._recorded.verified(one) for one in rows]
             known = [np.atleast_1d(one) for one in parts if one is not None]
             return _bytes(np.concatenate(known, axis=int(self._tables.dim[row]))) if len(known) == len(parts) else None
-        values = self._recorded.values(rows[-1] if way == Way.LAST else rows[0])
+        values = self._recorded.verified(rows[-1] if way == Way.LAST else rows[0])
         return None if values is None else _bytes(values)
 
 
@@ -142,7 +142,7 @@ def add_values(run: RankRun, rows: list[int]) -> npt.NDArray[Any] | None:
     """The sum of the values of some rows, in float64; None where one of them cannot be had."""
     total: npt.NDArray[Any] | None = None
     for row in rows:
-        values = run.values(row)
+        values = run.verified(row)
         if values is None:
             return None
         part = dtypes.decode(values, run.tensors["dtype"][row]).astype(np.float64)

@@ -174,7 +174,7 @@ def _reader(run: RankRun | None) -> ReadValues:
 
     def read(row: int) -> npt.NDArray[Any] | None:
         try:
-            return None if run is None else run.values(row)
+            return None if run is None else run.verified(row)
         except RunError:
             return None
 
@@ -221,7 +221,10 @@ def _tally(found: _Judged) -> Tally:
 
 
 def _account(run: RankRun | None) -> Account | None:
-    return None if run is None else run.account
+    if not isinstance(run, JoinedRank):
+        return None if run is None else run.account
+    known = run.account.problems  # what was found while its parts were read is told by the rank as it was recorded
+    return run.account._replace(problems=[*known, *(one for one in run.recorded.account.problems if one not in known)])
 
 
 def _columns(found: _Judged) -> dict[str, npt.NDArray[Any]]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from astray.cli.terminal import say
 from astray.compare.comparison import Comparison, compare
 from astray.compat.hooktools.comparer_config import DIRECTORY, FILE, ComparerConfig
 from astray.compat.hooktools.keys import Given
@@ -23,7 +24,7 @@ from astray.store.hooktools.contents import place_of
 from astray.store.hooktools.folders import CallFile, Label, Numbering, call_file, files_in, runs_in
 from astray.store.hooktools.reader import HooktoolsRank, open_files
 from astray.store.run import Run
-from astray.wording import counted
+from astray.wording import counted, printable
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -44,8 +45,8 @@ class Row(NamedTuple):
     def __str__(self) -> str:
         numbers = "  ".join(f"{name} {value:.6g}" for name, value in self.metrics.items())
         files = " | ".join("none" if file is None else file.name for file in self.files)
-        where = f"[{self.phase}][{self.label}] {self.site} ({self.type}) {self.part}"
-        return f"{where}\n     {numbers}  {self.verdict}  {files}"
+        where = printable(f"[{self.phase}][{self.label}] {self.site} ({self.type}) {self.part}")
+        return f"{where}\n     {numbers}  {self.verdict}  {printable(files)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +72,8 @@ class Findings:
             lines += [f"The worst {len(self.worst)}:", *(f"{n:3}. {row}" for n, row in enumerate(self.worst, 1))]
         first = self.comparison.first
         if first is not None:
-            lines.append(f"Look first at {self.numbering.label(first.step)}: {first.place}")
-        return "\n".join([*lines, *_alone(self.comparison), *self.comparison.problems])
+            lines.append(f"Look first at {self.numbering.label(first.step)}: {printable(str(first.place))}")
+        return "\n".join([*lines, *map(printable, [*_alone(self.comparison), *self.comparison.problems])])
 
 
 class Comparer:
@@ -93,8 +94,8 @@ class Comparer:
         findings = self.find()
         if self._config.verbose:
             for row in findings.shown:
-                print(row)  # noqa: T201 - it is what was asked for
-        print(findings)  # noqa: T201
+                say(str(row))
+        say(str(findings))
         return findings
 
     def find(self) -> Findings:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from astray.cli.terminal import say, tell
 from astray.compat.msprobe.comparing import compare
 from astray.errors import AstrayError
 
@@ -24,9 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             mapping=options.map,
         )
     except (AstrayError, OSError) as error:
-        sys.stderr.write(f"msprobe compare: {error}\n")
+        tell(f"msprobe compare: {error}")
         return 2
-    sys.stdout.write("".join(f"{file}\n" for file in files))
+    say("\n".join(map(str, files)))
     return 0
 
 

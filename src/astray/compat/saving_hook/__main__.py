@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from astray.cli import COULD_NOT
-from astray.cli.terminal import Progress, say
+from astray.cli.terminal import Progress, say, tell
 from astray.compat.saving_hook.checking import check, describe, plan
 from astray.errors import AstrayError
 from astray.store.saving_hook.names import RESULTS
@@ -27,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _check(options.pathA, options.pathB)
     except (AstrayError, OSError) as error:
-        sys.stderr.write(f"{parser.prog}: {_sentence(error)}\n")
+        tell(f"{parser.prog}: {_sentence(error)}")
         return COULD_NOT
     return 0
 

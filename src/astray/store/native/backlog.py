@@ -22,6 +22,7 @@ from astray.store.native.wake import Wake
 BATCH_ROWS = MOST_ROWS  # so many are written at once
 QUEUE_ROWS = 4 * BATCH_ROWS
 GROUP_BYTES = 32 << 20  # bytes whose places are given out at once
+LOOK_SECONDS = 1.0  # so often whoever waits for room looks whether the writer's thread is still there
 WAKE_BYTES = 1 << 20  # fewer bytes wait for company: one update of a shard's header serves them all
 
 Record = TypeVar("Record")
@@ -40,6 +41,7 @@ class Backlog:
 
     def __init__(self, most_bytes: int) -> None:
         self.wake = Wake()  # there is something to write now
+        self.is_served: Callable[[], bool] = lambda: True  # whether there is still a thread that takes
         self.waited_seconds = 0.0
         self.stacks: list[Stack] = []
         self.setup: list[Setup] = []
@@ -184,7 +186,9 @@ class Backlog:
 
     def _wait(self, has_room: Callable[[], bool]) -> None:
         start = time.perf_counter()
-        self._room.wait_for(lambda: has_room() or not self._open)
+        # In turns: a thread that has died for want of memory may not have been able to say so.
+        while not self._room.wait_for(lambda: has_room() or not self._open, LOOK_SECONDS) and self.is_served():
+            pass
         self.waited_seconds += time.perf_counter() - start
 
 

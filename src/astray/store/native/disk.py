@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +31,9 @@ Bytes = npt.NDArray[np.uint8]
 WRITEV_BUFFERS = 1024  # IOV_MAX on Linux
 BOUNCE_BYTES = 4 << 20
 """Memory of each thread through which bytes go that do not begin on a page."""
+
+DIED = "a thread that writes values has died, perhaps for want of memory"
+LOOK_SECONDS = 1.0  # so often whoever waits for a job looks whether there is still a thread behind it
 
 REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM)
 """What file systems answer that know no direct writes, when the file is opened or only when it is written to."""
@@ -94,7 +97,7 @@ class Job:
 
 
 class Hands:
-    """The threads that write. They are made as they are needed; `done` gets every job that was given.
+    """The threads that write. They are made as they are needed; `finished` gives every job that was given.
 
     A file takes buffered bytes from one thread at a time, so no two of them are given such jobs of one file: the other
     would only stand in line, while there are bytes for other files. Apart from that jobs are begun in their order.
@@ -111,7 +114,27 @@ class Hands:
         self._busy: set[File] = set()  # with buffered bytes
         self._left = 0  # jobs that are not done
         self._active = 0
+        self._busy_threads = 0  # that have a job
         self._open = True
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether a job is done that `finished` has not given yet."""
+        return not self.done.empty()
+
+    def finished(self) -> Job:
+        """The next job that is done. Waits for it as long as there is a thread behind it; else raises."""
+        while True:
+            with contextlib.suppress(Empty):
+                return self.done.get(timeout=LOOK_SECONDS)
+            self.check()
+            if not self._busy_threads and not self._jobs and not self.has_finished:
+                raise RuntimeError(DIED)
+
+    def check(self) -> None:
+        """Raise when there are jobs that nobody will do."""
+        if self._jobs and not any(thread.is_alive() for thread in self._threads):
+            raise RuntimeError(DIED)
 
     def give(self, job: Job) -> None:
         with self._changed:
@@ -143,26 +166,32 @@ class Hands:
             self._threads.append(thread)
 
     def _work(self) -> None:
-        bounce = _bounce()
+        bounce = _Bounce()
         while (job := self._next()) is not None:
             self._finish(job, bounce)
             del job  # a thread that waits for the next one should hold nobody's memory
 
     def _work_here(self) -> None:
         """Do the jobs that are there, in the thread that gave them."""
-        bounce = _bounce()
+        bounce = _Bounce()
         while self._jobs and (job := self._next()) is not None:
             self._finish(job, bounce)
 
-    def _finish(self, job: Job, bounce: Bytes) -> None:
-        self._do(job, bounce)
-        with self._changed:
-            self._left -= 1
-            if not job.direct:
-                self._busy.discard(job.file)
-            self._changed.notify()
-        self.done.put(job)
-        self.wake()
+    def _finish(self, job: Job, bounce: _Bounce) -> None:
+        """Does a job. Whatever goes wrong in here, those who wait for it hear of it."""
+        try:
+            self._do(job, bounce)
+        except Exception as error:  # noqa: BLE001 - raised where the job came from
+            job.error = error
+        finally:
+            with self._changed:
+                self._left -= 1
+                self._busy_threads -= 1
+                if not job.direct:
+                    self._busy.discard(job.file)
+                self._changed.notify()
+            self.done.put(job)
+            self.wake()
 
     def _next(self) -> Job | None:
         with self._changed:
@@ -172,25 +201,27 @@ class Hands:
                         del self._jobs[place]
                         if not job.direct:
                             self._busy.add(job.file)
+                        self._busy_threads += 1
                         return job
                 if not self._open and not self._jobs:
                     self._changed.notify_all()
                     return None
                 self._changed.wait()
 
-    def _do(self, job: Job, bounce: Bytes) -> None:
-        buffers = [_fetch(job, values, piece) for values, piece in job.pieces]
-        together, start = self._enter(1), time.perf_counter()
+    def _do(self, job: Job, bounce: _Bounce) -> None:
         try:
-            _write(job, buffers, bounce)
-        except Exception as error:  # noqa: BLE001 - raised where the job came from
-            job.error = error
-        together += self._enter(-1) + 1
-        job.seconds = (time.perf_counter() - start) * 2 / together
-        for _, piece in job.pieces:
-            if piece.release is not None:
-                piece.release()
-        job.pieces = []
+            buffers = [_fetch(job, values, piece) for values, piece in job.pieces]
+            together, start = self._enter(1), time.perf_counter()
+            try:
+                _write(job, buffers, bounce)
+            finally:
+                together += self._enter(-1) + 1
+            job.seconds = (time.perf_counter() - start) * 2 / together
+        finally:
+            pieces, job.pieces = job.pieces, []
+            for _, piece in pieces:
+                if piece.release is not None:
+                    piece.release()
 
     def _enter(self, change: int) -> int:
         with self._changed:
@@ -198,8 +229,19 @@ class Hands:
             return self._active
 
 
-def _bounce() -> Bytes:
-    return np.frombuffer(mmap.mmap(-1, BOUNCE_BYTES), np.uint8)  # pages it is never given take no memory
+class _Bounce:
+    """The memory of a thread through which bytes go that do not begin on a page, made when it is first needed."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self) -> None:
+        self._bytes: Bytes | None = None
+
+    @property
+    def bytes(self) -> Bytes:
+        if self._bytes is None:
+            self._bytes = np.frombuffer(mmap.mmap(-1, BOUNCE_BYTES), np.uint8)  # pages it is never given take no memory
+        return self._bytes
 
 
 def _fetch(job: Job, values: Values | None, piece: Piece) -> memoryview:
@@ -214,11 +256,11 @@ def _fetch(job: Job, values: Values | None, piece: Piece) -> memoryview:
     return piece.data
 
 
-def _write(job: Job, buffers: Sequence[memoryview], bounce: Bytes) -> None:
+def _write(job: Job, buffers: Sequence[memoryview], bounce: _Bounce) -> None:
     if not job.direct:
         write_all(job.file.buffered, buffers, job.offset)
         return
-    pages = _Pages(job.file, job.offset, bounce)
+    pages = _Pages(job.file, job.offset, bounce.bytes)
     for buffer in buffers:
         pages.add(buffer)
     pages.write()

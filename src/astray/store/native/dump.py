@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from astray.errors import RunError
+from astray.interrupts import pass_interrupt
 from astray.record import Blob, Call, Missed, Setup
 from astray.store.info import End, RunInfo
 from astray.store.native.backlog import GROUP_BYTES
@@ -70,6 +71,7 @@ def write_dump(
         files.close()
     except Exception as error:  # noqa: BLE001 - a failure here must never end the user's program
         failure, gone = files.abandon(error), 0
+        pass_interrupt(error)
     missed = [*account.missed, *(Missed("the values of a tensor", why, 1) for why in lost)]
     if gone:
         missed.append(Missed("the values of a tensor", "they went with an older step, or are not here yet", gone))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 from collections.abc import Callable, Sequence
 from io import BufferedWriter
 from pathlib import Path
@@ -17,12 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from astray.interrupts import pass_interrupt
 from astray.record import Blob, Frame, Missed, Setup
-from astray.store.info import End, now, write_json
+from astray.store.info import End, now, sync, write_json
 from astray.store.late import Late
 from astray.store.native.batches import BatchFile, call_columns, tensor_columns
 from astray.store.native.cells import Cells, numbers
-from astray.store.native.folder import END_FILE, SETUP_FILE
+from astray.store.native.folder import END_FILE, RANK_FILES, SETUP_FILE, STACKS_FILE
 from astray.store.native.rows import STEP, TICKET, VALUES, Rows, call_rows, tensor_rows
 from astray.store.native.schema import CALLS, TENSORS
 from astray.store.native.values import Values
@@ -47,7 +49,7 @@ class RankFiles:
             opened.callback(self.calls.close)
             self.tensors = BatchFile(folder / "tensors.arrows", TENSORS)
             opened.callback(self.tensors.close)
-            self._stack_file = (folder / "stacks.jsonl").open("xb")
+            self._stack_file = (folder / STACKS_FILE).open("xb")
             opened.pop_all()
         self.values = ValuesWriter(folder, shard_bytes)
         self.steps: set[int] = set()
@@ -146,6 +148,8 @@ class RankFiles:
             with contextlib.suppress(Exception):
                 save()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        if isinstance(error, MemoryError):
+            reason = "there was no memory left"
         return (
             f"Recording into {self.folder} stopped: {reason}. The program goes on; {self.calls.rows:,} calls and "
             f"{self.tensors.rows:,} tensors before that can be read. {_remedy(error)}"
@@ -170,12 +174,40 @@ class RankFiles:
         )
 
     def write_end(self, end: End) -> str | None:
-        """Write `end.json`; gives a sentence when that is impossible."""
+        """Write `end.json` once all else is on the disk; gives a sentence when that is impossible."""
+        unsynced = self._sync()
+        if unsynced is not None:
+            end.complete, end.failure = False, end.failure or unsynced
         try:
             write_json(self.folder / END_FILE, end)
+            _sync_folder(self.folder)
+            _sync_folder(self.folder.parent)
         except OSError as error:
+            pass_interrupt(error)
             return f"{self.folder / END_FILE} could not be written: {error.strerror}."
+        return unsynced
+
+    def _sync(self) -> str | None:
+        """Have the system put every file onto the disk: until then it may lose them with its power."""
+        path = self.folder
+        try:
+            for path in sorted(entry for entry in self.folder.iterdir() if RANK_FILES.fullmatch(entry.name)):
+                with path.open("rb") as file:
+                    sync(file.fileno())
+        except OSError as error:
+            pass_interrupt(error)
+            return f"{path} could not be put onto the disk: {error.strerror}."
         return None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put the names of a folder onto the disk, where folders can be opened."""
+    if os.name == "posix":
+        file = os.open(folder, os.O_RDONLY)
+        try:
+            sync(file)
+        finally:
+            os.close(file)
 
 
 def _line(stack: Stack) -> bytes:
@@ -190,5 +222,7 @@ def _joined(rows: Rows, more: Rows) -> Rows:
 
 
 def _remedy(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "Record less of it, or lower queue_bytes."
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return "Make room, or record into another folder." if full else "Record into another folder."

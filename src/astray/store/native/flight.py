@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from astray.interrupts import pass_interrupt
 from astray.record import Missed, Setup
 from astray.store.info import End, Flight, RunInfo, now, plain
 from astray.store.late import Late
@@ -279,6 +280,7 @@ class FlightRecorder(Intake):
         try:
             return write_dump(request.path, self.rank, info, request.overwrite, memory, account, list(self._setup))
         except Exception as error:  # noqa: BLE001 - the recording goes on, and so does the program
+            pass_interrupt(error)
             failure = f"{request.path} could not be written: {type(error).__name__}: {error}."
             return Dump(request.path, None, f"{failure} Choose another folder.")
 

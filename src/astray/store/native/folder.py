@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from astray.errors import RunError, RunExists
+from astray.interrupts import pass_interrupt
+from astray.store.enclosure import entries
 from astray.store.info import RunInfo, read_json, write_json
 
 RUN_FILE = "run.json"
 END_FILE = "end.json"
 SETUP_FILE = "setup.jsonl"
-RANK_FOLDER = re.compile(r"rank(\d+)")
+STACKS_FILE = "stacks.jsonl"
+RANK_FOLDER = re.compile(r"rank(0|[1-9][0-9]{0,8})")
 RANK_FILES = re.compile(
     r"(calls|tensors)\.arrows|(stacks|setup)\.jsonl|\.?values-\d+\.safetensors|end\.json|\.end\.json\.\d+"
 )
@@ -93,6 +96,7 @@ def recordable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        pass_interrupt(error)
         what = f" ({error.filename})" if error.filename not in (None, str(path)) else ""
         raise RunError(
             f"{path} cannot be recorded into: {error.strerror or error}{what}. Choose a folder that can be written to."
@@ -100,9 +104,18 @@ def recordable(path: Path) -> Iterator[None]:
 
 
 def rank_folders(path: Path) -> dict[int, Path]:
-    """The folders of ranks inside a run, by number."""
-    found = ((RANK_FOLDER.fullmatch(entry.name), entry) for entry in path.iterdir() if entry.is_dir())
+    """The folders of ranks inside a run, by number; links that lead out of it are none."""
+    found = ((RANK_FOLDER.fullmatch(entry.name), entry) for entry in entries(path) if entry.is_dir())
     return dict(sorted((int(match[1]), entry) for match, entry in found if match))
+
+
+def is_rank(folder: Path) -> bool:
+    """Whether the folder of a rank is one of ours, by what is in it: a file that we write, or nothing yet."""
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except OSError:
+        return True  # whoever reads it says what is wrong
+    return not names or any(RANK_FILES.fullmatch(name) for name in names)
 
 
 def _refuse_foreign(path: Path) -> None:

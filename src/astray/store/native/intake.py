@@ -8,9 +8,9 @@ memory.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from astray.errors import RunError
+from astray.interrupts import pass_interrupt
 from astray.part import Part
 from astray.record import Call, Frame, Missed, Setup, Tensor
+from astray.registry import WeakRegistry
 from astray.store.info import End, plain
 from astray.store.late import Late
 from astray.store.native import backlog
@@ -63,12 +66,37 @@ class Intake(ABC):
         self._open = True  # takes records
         self._closed = False
         self._lock = threading.Lock()  # of _missed and _closed
-        self._thread = threading.Thread(target=self._work, name=f"astray-writer-rank{rank}", daemon=True)
+        self._thread = threading.Thread(target=self._live, name=f"astray-writer-rank{rank}", daemon=True)
+        # Made now: short of memory, when it is needed, there may be none for it.
+        self._died = (
+            f"Recording into {self.path} stopped: the thread that writes it has died, perhaps for want of memory. The "
+            "program goes on; what was written before can be read. Record less, or lower queue_bytes."
+        )
 
     def _start(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            pass_interrupt(error)
+            self._leave()
+            raise RunError(
+                f"Recording into {self.path} takes a thread of its own, and the system starts no more ({error}). Allow "
+                "the program more of them (`ulimit -u`, or the limit of its container)."
+            ) from None
+        self._backlog.is_served = self._thread.is_alive
         _stop_in_children(self)
         atexit.register(self.close, UNCLOSED)
-        self._thread.start()
+
+    def _live(self) -> None:
+        """The thread: `_work`, and nobody waits for it any more after that, however it ended."""
+        try:
+            self._work()
+        except BaseException:  # noqa: BLE001 - the thread has nobody above it
+            self.failure = self.failure or self._died
+        finally:
+            self._stop()
+            with contextlib.suppress(Exception):
+                self._backlog.drop()
 
     @abstractmethod
     def _work(self) -> None:
@@ -146,8 +174,14 @@ class Intake(ABC):
         else:
             values.settle(None)
         if source is not None:
-            source.finish(self._backlog.wake.set)
+            source.finish(lambda: self._wake_for(source))
         return values
+
+    def _wake_for(self, source: Source) -> None:
+        """Has more of a source taken. Without a thread that does so, nothing of it is wanted any more."""
+        self._backlog.wake.set()
+        if not self._thread.is_alive():
+            source.release()
 
     def room(self, nbytes: int) -> Room:
         """Memory to put a tensor's bytes into before they are handed over; the writer uses it again."""
@@ -206,11 +240,20 @@ class Intake(ABC):
             self._closed = True
             self._stop()
         atexit.unregister(self.close)
-        if self._late is not None:
-            self._late.finish()
-        self._backlog.wake.set()
-        self._thread.join()
-        self._finish(plain(ended))
+        self._conclude(ended)
+
+    def _conclude(self, ended: str) -> None:
+        """Waits for the thread, and says how it was. What an interrupt leaves of that is done when the program ends."""
+        try:
+            if self._late is not None:
+                self._late.finish()
+            self._backlog.wake.set()
+            self._thread.join()
+            self._finish(plain(ended))
+        except BaseException:
+            if self.end is None:
+                atexit.register(self._conclude, ended)
+            raise
 
     @abstractmethod
     def discard(self) -> None:
@@ -228,7 +271,7 @@ class Intake(ABC):
 
     def _can_answer(self) -> bool:
         """Whether the thread is there, in this process, and is not the one that asks."""
-        return self._is_here and threading.current_thread() is not self._thread
+        return self._is_here and threading.current_thread() is not self._thread and self._thread.is_alive()
 
     def _settle(self) -> None:
         """Sends for the measurements of every ticket in the rows so far."""
@@ -251,7 +294,7 @@ class Intake(ABC):
         self._stop()
 
 
-_intakes: weakref.WeakSet[Intake] = weakref.WeakSet()
+_intakes: WeakRegistry[Intake] = WeakRegistry()
 _watching = False
 
 

@@ -42,6 +42,10 @@ class Gathered(NamedTuple):
     buffers: list[Bytes]
 
 
+class CompressedError(ValueError):
+    """A batch whose buffers are compressed, which astray never writes."""
+
+
 class Stream:
     """The messages of an open file. `end` is how far whole ones reach."""
 
@@ -50,6 +54,7 @@ class Stream:
         self.size = os.fstat(file).st_size
         self.end = 0
         self.schema: bytes | None = None  # the message that describes the columns
+        self.problem: str | None = None  # why whole batches are not read
 
     def batches(self) -> Iterator[Batch]:
         """Yield the whole batches up to the end mark, or up to what is torn or foreign."""
@@ -61,6 +66,8 @@ class Stream:
                 elif kind == RECORD_BATCH:
                     yield _batch(header, body, end)
                 self.end = end
+        except CompressedError as error:
+            self.problem = str(error)
         except (struct.error, ValueError):  # a description that is cut off, or is none
             return
 
@@ -82,10 +89,14 @@ class Stream:
 
 def _batch(header: _Table, body: int, end: int) -> Batch:
     rows, places = header.int64(0), header.pairs(2)
+    if not ((places >= 0) & (places <= end - body)).all():  # nor is their sum beyond what 64 bits hold
+        raise ValueError("the buffers do not lie in the body")
     starts, ends = places[:, 0], places.sum(axis=1)
-    apart = (starts[1:] >= ends[:-1]).all() and (places >= 0).all() and (ends <= end - body).all()
+    apart = (starts[1:] >= ends[:-1]).all() and (ends <= end - body).all()
     if not apart or not 0 <= rows <= end - body:
         raise ValueError("the buffers do not lie in the body")
+    if header.has(3):
+        raise CompressedError("its batches are compressed")
     return Batch(rows, body, places)
 
 
@@ -140,6 +151,10 @@ class _Table:
         slot = 4 + 2 * number
         offset = struct.unpack_from("<H", self._data, self._fields + slot)[0] if slot < size else 0
         return self._at + offset if offset else None
+
+    def has(self, number: int) -> bool:
+        """Whether a field is there."""
+        return self._field(number) is not None
 
     def uint8(self, number: int) -> int:
         at = self._field(number)

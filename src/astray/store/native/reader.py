@@ -7,9 +7,11 @@ was cut, a program that was killed: these are problems, and everything else is r
 from __future__ import annotations
 
 import json
+import os
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,28 +19,35 @@ import numpy.typing as npt
 
 from astray.errors import RunError, RunVersionError
 from astray.record import Blob, Frame, Setup
+from astray.store import enclosure
 from astray.store.columns import Table
 from astray.store.info import FORMAT, End, RunInfo, read_json
-from astray.store.native.folder import END_FILE, RUN_FILE, SETUP_FILE, rank_folders
+from astray.store.native.folder import END_FILE, RUN_FILE, SETUP_FILE, STACKS_FILE, is_rank, rank_folders
 from astray.store.native.schema import CALLS, TENSORS, Column
 from astray.store.native.tables import empty_table, read_table
 from astray.store.native.values import ValuesReader
+from astray.store.native.verifying import fits
 from astray.store.run import RankRun, Run
+from astray.wording import counted
 
 MOST_MISSING = 3
+BLOB = ("blob_file", "blob_offset", "blob_bytes")
+MOST_LINES = 1 << 30
+"""Bytes of a file of JSON lines beyond which it is none of ours: each distinct stack or setting is there once."""
+
 UNENDED = "it is still being recorded, or the recording was stopped before it ended"
 
 
 def recognises(path: Path) -> bool:
-    """Whether a folder looks like a run of this format, whole or not."""
-    return (path / RUN_FILE).exists() or bool(rank_folders(path))
+    """Whether a folder looks like a run of this format, whole or not. Other tools have folders `rank0` too."""
+    return (path / RUN_FILE).exists() or any(is_rank(folder) for folder in rank_folders(path).values())
 
 
 def open_native(path: Path) -> Run:
     """Open the run at `path`."""
     info = _read_info(path)
     folders = rank_folders(path)
-    sources = {rank: NativeRank(folder) for rank, folder in folders.items()}
+    sources = {rank: NativeRank(folder, path) for rank, folder in folders.items()}
     problems = _missing_ranks(path, info.world_size, set(folders)) + _of_another_launch(info, folders, sources)
     return Run(path, info, {rank: RankRun(rank, source) for rank, source in sources.items()}, problems)
 
@@ -68,7 +77,7 @@ class _Version(msgspec.Struct):
 
 def _read_info(path: Path) -> RunInfo:
     file = path / RUN_FILE
-    if not file.exists():
+    if not os.path.lexists(file):
         raise RunError(
             f"{path} has no {RUN_FILE}, so it is not known what ran. Copy it from where the run was recorded."
         )
@@ -80,12 +89,20 @@ def _read_info(path: Path) -> RunInfo:
     return read_json(file, RunInfo)
 
 
-class NativeRank:
-    """The files of one rank."""
+class _Stack(msgspec.Struct):
+    """A line of stacks.jsonl."""
 
-    def __init__(self, folder: Path) -> None:
+    id: int
+    frames: list[Frame]
+
+
+class NativeRank:
+    """The files of one rank, all of which lie in the folder of the run: `home`."""
+
+    def __init__(self, folder: Path, home: Path) -> None:
         self._folder = folder
-        self._values = ValuesReader(folder)
+        self._home = home
+        self._values = ValuesReader(folder, home)
         self.problems: list[str] = []
         self.end = self._read_end()
 
@@ -95,20 +112,23 @@ class NativeRank:
 
     def tensors(self) -> tuple[Table, list[str]]:
         """The tensors, and what is wrong with their file."""
-        return self._table("tensors", TENSORS)
+        table, problems = self._table("tensors", TENSORS)
+        return table, [*problems, *self._values.problems(*(table.numbers(name) for name in BLOB))]
 
     def stack(self, id: int) -> list[Frame]:
         """A Python stack; empty when it is not there."""
-        return self._stacks.get(id, [])
+        return self._stacks[0].get(id, [])
 
     def setup(self) -> tuple[list[Setup], list[str]]:
         """What the program was set to, and what is wrong with the file. A run of before there was one has none."""
         file = self._folder / SETUP_FILE
         expected = self.end.setup if self.end is not None else None
         try:
-            lines = file.read_bytes().splitlines()
+            lines = enclosure.content(file, self._home, MOST_LINES).splitlines()
         except FileNotFoundError:
             return [], [f"{file} is missing; it had {expected:,} lines."] if expected else []
+        except RunError as error:
+            return [], [f"{error} What the program was set to is not known."]
         except OSError as error:
             return [], [f"{file} cannot be read: {error.strerror}. What the program was set to is not known."]
         rows = list(map(_read_setup, lines))
@@ -124,28 +144,48 @@ class NativeRank:
 
     def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:
         """The bytes of a tensor, mapped from their file; None when they were not kept."""
-        file, offset, size = (int(tensors.numbers(name)[row]) for name in ("blob_file", "blob_offset", "blob_bytes"))
+        file, offset, size = (int(tensors.numbers(name)[row]) for name in BLOB)
         place = Blob(file, offset, size)
         if place.file < 0:
             return None
         return self._values.read(place) if place.nbytes else np.zeros(0, np.uint8)
 
+    def fits(self, tensors: Table, row: int, values: npt.NDArray[Any]) -> bool:
+        """Whether kept values are those that a row was measured from."""
+        return fits(tensors, row, values)
+
+    def stacks(self) -> tuple[dict[int, list[Frame]], list[str]]:
+        """All stacks by number, and what is wrong with their file."""
+        return self._stacks
+
     @cached_property
-    def _stacks(self) -> dict[int, list[Frame]]:
-        """All stacks by number."""
+    def _stacks(self) -> tuple[dict[int, list[Frame]], list[str]]:
+        file = self._folder / STACKS_FILE
+        expected = self.end.stacks if self.end is not None else None
         try:
-            lines = (self._folder / "stacks.jsonl").read_bytes().splitlines()
-        except OSError:
-            return {}
-        return dict(filter(None, map(_read_stack, lines)))
+            lines = enclosure.content(file, self._home, MOST_LINES).splitlines()
+        except FileNotFoundError:
+            return {}, [f"{file} is missing; it had {counted(expected, 'stack')}."] if expected else []
+        except OSError as error:
+            return {}, [f"{file} cannot be read: {error.strerror}. From where calls were made is not known."]
+        except RunError as error:
+            return {}, [f"{error} From where calls were made is not known."]
+        read = list(map(_read_stack, lines))
+        found = dict(filter(None, read))
+        unread = read.count(None)
+        if unread and not (unread == 1 and read[-1] is None and self.end is None):  # the last may be cut by a kill
+            return found, [f"{file}: {unread:,} of {counted(len(lines), 'line')} cannot be read."]
+        if expected is not None and len(found) < expected:
+            return found, [f"{file} has {counted(len(found), 'stack')}; {expected:,} were recorded."]
+        return found, []
 
     def _read_end(self) -> End | None:
         file = self._folder / END_FILE
-        if not file.exists():
+        if not os.path.lexists(file):
             self.problems.append(f"{self._folder} has no {END_FILE}: {UNENDED}.")
             return None
         try:
-            end = read_json(file, End)
+            end = read_json(file, End, self._home)
         except RunError as error:
             self.problems.append(str(error))
             return None
@@ -158,7 +198,9 @@ class NativeRank:
     def _table(self, name: str, columns: tuple[Column, ...]) -> tuple[Table, list[str]]:
         file = self._folder / f"{name}.arrows"
         try:
-            found = read_table(file, columns)
+            found = read_table(file, columns, self._home)
+        except RunError as error:
+            return empty_table(columns), [f"{error} None of its {name} are there."]
         except OSError as error:
             return empty_table(columns), [f"{file} cannot be read: {error.strerror}. None of its {name} are there."]
         problems = []
@@ -183,10 +225,10 @@ class NativeRank:
 def _read_stack(line: bytes) -> tuple[int, list[Frame]] | None:
     """A stack and its number; None for a line cut by a kill, to which no call refers that was written."""
     try:
-        entry = json.loads(line)
-        return entry["id"], [Frame(*frame) for frame in entry["frames"]]
-    except (ValueError, KeyError, TypeError):
+        entry = msgspec.json.decode(line, type=_Stack)
+    except (ValueError, RecursionError):
         return None
+    return entry.id, entry.frames
 
 
 def _read_setup(line: bytes) -> Setup | None:

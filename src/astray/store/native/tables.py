@@ -7,6 +7,8 @@ every row.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +18,14 @@ import numpy as np
 import numpy.typing as npt
 from nanoarrow.ipc import InputStream
 
+from astray.errors import RunError
 from astray.stats.kernels import factorize
 from astray.store.columns import Coded, Column, Table
+from astray.store.enclosure import opened
 from astray.store.native import schema
 from astray.store.native.batches import arrow_schema, in_batches
 from astray.store.native.cells import AnyCells
-from astray.store.native.ipc import Batch, Bytes, Gathered, Stream, gather
+from astray.store.native.ipc import Batch, Bytes, Counts, Gathered, Stream, gather
 
 Mask = npt.NDArray[np.bool_] | None
 Absent = frozenset[schema.Column]
@@ -39,15 +43,21 @@ class TableFile(NamedTuple):
     problem: str | None  # why there is less than the whole batches, when the file is damaged or none of ours
 
 
-def read_table(path: Path, columns: tuple[schema.Column, ...]) -> TableFile:
-    """Read every whole batch of a table's file. Raises OSError when the file cannot be opened."""
-    with path.open("rb") as opened:
-        file = opened.fileno()
+def read_table(path: Path, columns: tuple[schema.Column, ...], home: Path | None = None) -> TableFile:
+    """Read every whole batch of a table's file, which lies in `home`. Raises OSError when it cannot be opened.
+
+    RunError says that it is not a plain file there, or larger than the machine's memory.
+    """
+    with opened(path, home) as source:
+        file = source.fileno()
         stream = Stream(file)
+        if stream.size > _memory():
+            raise RunError(f"{path} has {stream.size:,} bytes, more than this machine has memory.")
         batches = [batch for batch in stream.batches() if batch.rows]
         absent, problem = _check(stream.schema, columns)
         if problem is not None:
             batches = []
+        problem = problem or stream.problem
         try:
             table = decode(file, batches, columns, absent)
         except (ValueError, IndexError):  # offsets that lead nowhere, text that is none
@@ -55,6 +65,14 @@ def read_table(path: Path, columns: tuple[schema.Column, ...]) -> TableFile:
             table = decode(file, batches[:sound], columns, absent)
             problem = f"batch {sound} of {len(batches)} is damaged; the {len(table):,} rows before it were read"
         return TableFile(table, stream.size, stream.size - stream.end, problem)
+
+
+def _memory() -> int:
+    """The bytes of memory of this machine; without end where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return sys.maxsize
 
 
 def _count_sound(file: int, batches: list[Batch], columns: tuple[schema.Column, ...], absent: Absent) -> int:
@@ -79,7 +97,8 @@ def decode(
     absent: Absent = frozenset(),
 ) -> Table:
     """Read batches and join them, column by column. Those that are `absent` from the file become nulls."""
-    return _joined(gather(file, batches, sum(_widths(columns, absent))), columns, absent)
+    found = gather(file, batches, sum(_widths(columns, absent)))
+    return _joined(_without_padding(found, columns, absent), columns, absent)
 
 
 def in_memory(parts: Sequence[Sequence[AnyCells]], columns: tuple[schema.Column, ...]) -> Table:
@@ -95,6 +114,42 @@ def in_memory(parts: Sequence[Sequence[AnyCells]], columns: tuple[schema.Column,
 
 def _widths(columns: tuple[schema.Column, ...], absent: Absent) -> list[int]:
     return [0 if column in absent else BUFFERS.get(column.type, 2) for column in columns]
+
+
+def _without_padding(found: Gathered, columns: tuple[schema.Column, ...], absent: Absent) -> Gathered:
+    """Buffers with nothing in them but their rows, so that those of one batch follow those of another.
+
+    astray writes no other. Arrow allows for bytes behind the last row, and for strings that begin and end within their
+    data, as in what is left of a table that was cut. Raises ValueError where a buffer is too short for its rows.
+    """
+    sizes, buffers = found.sizes.copy(), list(found.buffers)
+
+    def keep(number: int, begin: Counts, end: Counts) -> None:
+        """Of one buffer, the bytes of each batch from `begin` to `end`."""
+        if ((begin < 0) | (end < begin) | (end > sizes[:, number])).any():
+            raise ValueError("a buffer is too short for its rows")
+        if begin.any() or (end != sizes[:, number]).any():
+            at = np.cumsum(sizes[:, number]) - sizes[:, number]
+            pieces = zip((at + begin).tolist(), (at + end).tolist(), strict=True)
+            buffers[number] = np.concatenate([buffers[number][slice(*piece)] for piece in pieces])
+            sizes[:, number] = end - begin
+
+    nothing, bitmap = np.zeros_like(found.rows), (found.rows + 7) // 8
+    first = 0
+    for column, width in zip(columns, _widths(columns, absent), strict=True):
+        if width and len(found.rows):
+            keep(first, nothing, np.where(sizes[:, first] > 0, bitmap, 0))
+            if column.type in BUFFERS:
+                keep(first + 1, nothing, 4 * (found.rows + 1))
+                offsets, last = buffers[first + 1].view(np.int32), np.cumsum(found.rows + 1) - 1
+                begin, end = (offsets[at].astype(np.int64) for at in (last - found.rows, last))
+                unit = 8 if column.type == "list<int64>" else 1
+                keep(first + width - 1, begin * unit, end * unit)
+            else:
+                size = bitmap if column.type == "bool" else found.rows * np.dtype(column.type).itemsize
+                keep(first + 1, nothing, size)
+        first += width
+    return Gathered(found.rows, sizes, buffers)
 
 
 def _joined(found: Gathered, columns: tuple[schema.Column, ...], absent: Absent = frozenset()) -> Table:
@@ -195,8 +250,13 @@ def _offsets(found: Gathered, number: int) -> npt.NDArray[np.int64]:
 
 
 def _coded(data: Bytes, offsets: npt.NDArray[np.int64], mask: Mask, decode: Callable[[Bytes], Any]) -> Coded[Any]:
-    if mask is not None:  # a null takes no bytes, so the others still follow each other without a gap
-        offsets = np.append(offsets[:-1][mask], offsets[-1])
+    if mask is not None:
+        lengths = np.diff(offsets)
+        if lengths[~mask].any():  # bytes that belong to nothing
+            data = data[np.repeat(mask, lengths)]
+            lengths = np.where(mask, lengths, 0)
+            offsets = np.append(0, np.cumsum(lengths))
+        offsets = np.append(offsets[:-1][mask], offsets[-1])  # nulls take no bytes: the others follow without a gap
     codes, first = factorize(data, offsets)
     values = [decode(data[offsets[row] : offsets[row + 1]]) for row in first.tolist()]
     if mask is not None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,9 +15,15 @@ import numpy.typing as npt
 
 from astray.errors import RunError
 from astray.record import Blob
+from astray.store.enclosure import opened
 from astray.store.source import Piece, Source, cut
+from astray.wording import counted
 
 Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+_LENGTH = 8  # bytes in which a safetensors file says how long its header is
+_END = np.iinfo(np.int64).max
 
 
 def shard_name(number: int) -> str:
@@ -74,12 +81,15 @@ class Values:
 class ValuesReader:
     """Gives the bytes of blobs, mapped from the files of one rank's folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, home: Path | None = None) -> None:
         self._folder = folder
+        self._home = home or folder  # which no file may lead out of
         self._maps: dict[int, Bytes] = {}
 
     def read(self, blob: Blob) -> Bytes:
         """The bytes of a tensor, without copying them. Raises RunError when the file does not hold them."""
+        if blob.offset < 0 or blob.nbytes < 0:
+            raise RunError(f"A row says that its values are {blob.nbytes:,} bytes at {blob.offset:,}: it is damaged.")
         data = self._map(blob.file)
         if blob.offset + blob.nbytes > len(data):
             raise RunError(
@@ -88,13 +98,47 @@ class ValuesReader:
             )
         return data[blob.offset : blob.offset + blob.nbytes]
 
+    def problems(self, files: Ints, offsets: Ints, sizes: Ints) -> list[str]:
+        """What is wrong with the files that rows point into, without reading their values: a sentence for each.
+
+        The damage of single values is seen when they are read.
+        """
+        rows = np.flatnonzero((files >= 0) & (sizes > 0) & (offsets >= 0) & (offsets < _END - sizes))
+        found = []
+        numbers, which = np.unique(files[rows], return_inverse=True)
+        ends = np.zeros(len(numbers), np.int64)
+        np.maximum.at(ends, which, offsets[rows] + sizes[rows])
+        for number, end, count in zip(numbers.tolist(), ends.tolist(), np.bincount(which).tolist(), strict=True):
+            why = self._wrong(number, end)
+            if why is not None:
+                found.append(f"{self._path(number)} {why}. It has the values of {counted(count, 'tensor')}.")
+        return found
+
+    def _wrong(self, number: int, end: int) -> str | None:
+        """What is wrong with a file that values are in up to `end`."""
+        try:
+            with opened(self._path(number), self._home) as file:
+                size = os.fstat(file.fileno()).st_size
+                header = int.from_bytes(file.read(_LENGTH), "little")
+        except FileNotFoundError:
+            return "is missing"
+        except RunError as error:
+            return f"is not read ({error})"
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
+        if size < end:
+            return f"is cut: it has {size:,} bytes, and values lie in it up to {end:,}"
+        if not 0 < header <= size - _LENGTH:
+            return "does not begin as a safetensors file does: it was overwritten"
+        return None
+
     def _path(self, number: int) -> Path:
         return self._folder / shard_name(number)
 
     def _map(self, number: int) -> Bytes:
         if number not in self._maps:
             try:
-                with self._path(number).open("rb") as file:
+                with opened(self._path(number), self._home) as file:
                     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except FileNotFoundError:
                 raise RunError(

@@ -68,7 +68,7 @@ class ValuesWriter:
         """Begin to write a group of tensors. Raises what the disk had against it or those before."""
         try:
             self._distribute(group)
-        except OSError:
+        except Exception:  # a full disk, or no memory
             sent = {values for lane in self._lanes for batch in lane.waiting for values in batch.places}
             self._drop([values for values in group if values not in sent and not values.settled])
             raise
@@ -76,8 +76,9 @@ class ValuesWriter:
 
     def collect(self) -> None:
         """Tell the headers of what has been written meanwhile. Raises what the disk had against it."""
-        while self._under_way and not self._hands.done.empty():
-            self._finish(self._hands.done.get())
+        self._hands.check()
+        while self._under_way and self._hands.has_finished:
+            self._finish(self._hands.finished())
         growing, self._growing = self._growing, {}
         for batch, jobs in growing.items():
             self._go_on(batch, jobs)
@@ -96,7 +97,7 @@ class ValuesWriter:
     def settle(self) -> None:
         """Wait until everything is written that is there. Raises what the disk had against it."""
         while self._under_way:
-            self._finish(self._hands.done.get())
+            self._finish(self._hands.finished())
             self._start()
         self.collect()
 
@@ -104,10 +105,12 @@ class ValuesWriter:
         """Settle what is written, in spite of what is not: that is settled without a blob."""
         self._waiting.clear()
         self._growing.clear()
-        while self._under_way:
-            self._finish(self._hands.done.get())
+        with contextlib.suppress(RuntimeError):  # a thread has died, and with it what it was given
+            while self._under_way:
+                self._finish(self._hands.finished())
+        self._under_way = 0
         for lane in self._lanes:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):  # whatever a job says: the other lanes are written
                 self._publish(lane)
             while lane.waiting:
                 self._drop(lane.waiting.popleft().places)
@@ -115,10 +118,14 @@ class ValuesWriter:
     def close(self) -> None:
         """Cut every shard where its data ends, each of them even if another cannot be."""
         self.abandon()
-        self._hands.close()
+        self.end_threads()
         with contextlib.ExitStack() as closing:
             for shard in self._shards:
                 closing.callback(shard.trim)
+
+    def end_threads(self) -> None:
+        """End the threads that write, once they have done what they were given."""
+        self._hands.close()
 
     def _distribute(self, group: Sequence[Values]) -> None:
         """Find a place for each, in batches, and send them."""

@@ -13,6 +13,8 @@ from astray.store.late import Late
 from astray.store.native.memory import KeptBytes, Memory, Piece, StepRows
 from astray.store.native.wake import Wake
 
+LOOK_SECONDS = 1.0  # so often it is looked whether the recorder can still answer
+
 Listener = Callable[[StepRows], None]
 
 
@@ -68,7 +70,7 @@ class Watch:
             left = None if late is None else late - time.monotonic()
             if left is not None and left <= 0:
                 break
-            wake.wait(left)
+            wake.wait(LOOK_SECONDS if left is None else min(left, LOOK_SECONDS))
         self._waiting.remove(wake)
         return step < self._seen
 

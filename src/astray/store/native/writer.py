@@ -6,6 +6,7 @@ readable. `intake.py` is the program's side of it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -69,7 +70,12 @@ class RunWriter(Intake):
         self._course: Course = Straight(self._files, self._backlog)
         if self.watch is not None:
             self._course = Stepwise(self._files, self._backlog, late, self.watch)
-        self._start()
+        try:
+            self._start()
+        except RunError:
+            self._files.close()
+            release(self.path, rank)
+            raise
 
     def setup(self, row: Setup) -> None:
         """Record what something is set to, from a step on. It is written before the calls that follow."""
@@ -101,11 +107,13 @@ class RunWriter(Intake):
             if self.watch is not None:
                 self.failure += " Nothing is watched from here on."
         finally:
-            self._stop()
-            self._backlog.drop()
-            self._rooms.close()
-            if self.watch is not None:
-                self.watch.end()
+            with contextlib.ExitStack() as ending:  # each of them even if another fails for want of memory
+                ending.callback(self._files.values.end_threads)
+                if self.watch is not None:
+                    ending.callback(self.watch.end)
+                ending.callback(self._rooms.close)
+                ending.callback(self._backlog.drop)
+                ending.callback(self._stop)
 
     def _write_until_closed(self) -> None:
         written = held = time.monotonic()
