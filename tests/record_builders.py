@@ -131,6 +131,11 @@ class Builder:
 
 
 @np.errstate(all="ignore")  # a fault may well be infinite
+def product(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The product of two float32 matrices, rounded once: the same bits on every machine, whatever its kernels."""
+    return (one.astype(np.float64) @ other.astype(np.float64)).astype(np.float32)
+
+
 def linear_program(builder: Builder, steps: int = 3, rank: int = 0, **fault: Any) -> Run:
     """Train `out = x + proj(relu(fc(x)))` for some steps, recording every module forward and backward.
 
@@ -163,12 +168,12 @@ def linear_program(builder: Builder, steps: int = 3, rank: int = 0, **fault: Any
             rows.tensor(seq, "output", "out", made)
             return seq
 
-        hidden = x @ weights["fc"]
+        hidden = product(x, weights["fc"])
         fc = layer("fc", "Linear", x, hidden)
         active = np.maximum(hidden, 0)
         act = layer("act", "ReLU", hidden, active)
         given = active * np.float32(on.get("between", 1))
-        made = given @ weights["proj"] * np.float32(on.get("proj", 1))
+        made = product(given, weights["proj"]) * np.float32(on.get("proj", 1))
         proj = layer("proj", "Linear", given, made)
         rows.tensor(body, "output", "out", made)
         out = x + made * np.float32(on.get("residual", 1))
@@ -187,10 +192,10 @@ def linear_program(builder: Builder, steps: int = 3, rank: int = 0, **fault: Any
             back = backward(seq, f"mlp.{name}", "ReLU" if name == "act" else "Linear")
             rows.tensor(back, "input", "out", sent)
             if name in weights:
-                own = seen.T @ sent * np.float32(on.get("weight_gradient", 1) if name == "proj" else 1)
+                own = product(seen.T, sent) * np.float32(on.get("weight_gradient", 1) if name == "proj" else 1)
                 event = rows.call(f"mlp.{name}.weight", "Parameter", step=step, kind="parameter", phase="backward")
                 rows.tensor(event, "gradient", "grad", own)
-                sent = sent @ weights[name].T
+                sent = product(sent, weights[name].T)
                 weights[name] = weights[name] - np.float32(0.1 * on.get("rate", 1)) * own
             else:
                 sent = sent * (seen > 0)
