@@ -20,6 +20,7 @@ from faults.grid.models import MODELS
 from faults.grid.recording import read_index, record_all
 from faults.grid.report import print_report
 from faults.grid.sensitivity import DEPTHS, NOISES, curve, curve_table
+from faults.grid.training import STEPS
 from faults.grid.variants import DIFFERENCES
 
 DESCRIPTION = """Faults in ten models, beside honest differences of dtype, kernels and device.
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     controls.add_argument("--seeds", metavar="FROM:TO", default="1:9")
     controls.add_argument("--models", metavar="NAME,…", help=f"of {', '.join(MODELS)}")
     controls.add_argument("--noise", metavar="NAME,…", help=f"of {', '.join(DIFFERENCES)}")
+    controls.add_argument("--steps", type=int, default=STEPS, help="of each run: chance has so many more tries")
     controls.add_argument("--keep", choices=("stats", "tensors"), default="stats")
     controls.add_argument("--processes", type=int, default=2)
     sensitivity = commands.add_parser("sensitivity", help="find the smallest error of a weight that is named")
@@ -115,7 +117,7 @@ def _controls(parser: argparse.ArgumentParser, options: argparse.Namespace) -> N
     models, noises = chosen(parser, options.models, MODELS), chosen(parser, options.noise, DIFFERENCES)
     seeds = range(*(int(number) for number in options.seeds.split(":")))
     begin = time.perf_counter()
-    controls = judge_controls(options.folder, models, noises, seeds, options.keep, options.processes)
+    controls = judge_controls(options.folder, models, noises, seeds, options.keep, options.processes, options.steps)
     print(f"{controls_table(list(controls))}\n")
     print(_made(begin))
 

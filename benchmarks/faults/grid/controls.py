@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tables import markdown
 
@@ -17,7 +18,7 @@ import astray
 from faults.grid.cases import Keep
 from faults.grid.models import MODELS
 from faults.grid.recording import in_processes, record_training
-from faults.grid.training import Training
+from faults.grid.training import STEPS, Training
 from faults.grid.variants import DIFFERENCES, Variant
 
 APART = 1000
@@ -37,7 +38,13 @@ class Control:
 
 
 def judge_controls(
-    folder: Path, models: Sequence[str], noises: Sequence[str], seeds: Sequence[int], keep: Keep, processes: int
+    folder: Path,
+    models: Sequence[str],
+    noises: Sequence[str],
+    seeds: Sequence[int],
+    keep: Keep,
+    processes: int,
+    steps: int = STEPS,
 ) -> Iterator[Control]:
     """Record the runs that are not in the folder yet, and compare them."""
     cells = [
@@ -49,34 +56,43 @@ def judge_controls(
         for seed in seeds
     ]
     runs = {
-        (model, variant, seed): None
+        Run(model, variant, seed, keep, steps): None
         for model, noise, seed in cells
         for variant in (DIFFERENCES[noise].reference, DIFFERENCES[noise].candidate)
     }
-    for _ in in_processes(processes, _record, [folder] * len(runs), list(runs), [keep] * len(runs)):
+    for _ in in_processes(processes, _record, [folder] * len(runs), list(runs)):
         pass
-    yield from in_processes(processes, _judge, [folder] * len(cells), cells, [keep] * len(cells))
+    yield from in_processes(processes, _judge, *([one] * len(cells) for one in (folder, keep, steps)), cells)
 
 
-def _path(folder: Path, model: str, variant: Variant, seed: int, keep: Keep) -> Path:
-    return folder / model / variant.name / f"{seed}-{keep}"
+class Run(NamedTuple):
+    """A right run."""
+
+    model: str
+    variant: Variant
+    seed: int
+    keep: Keep
+    steps: int
+
+    def path(self, folder: Path) -> Path:
+        steps = "" if self.steps == STEPS else f"-{self.steps}-steps"
+        return folder / self.model / self.variant.name / f"{self.seed}-{self.keep}{steps}"
 
 
-def _record(folder: Path, run: tuple[str, Variant, int], keep: Keep) -> None:
-    path = _path(folder, *run, keep)
+def _record(folder: Path, run: Run) -> None:
+    path = run.path(folder)
     if not path.exists():
-        model, variant, seed = run
         unfinished = path.with_name(f"{path.name}.unfinished")
-        training = Training(MODELS[model], variant, seed=APART * seed)
-        record_training(training, unfinished, level="module", keep=keep)
+        training = Training(MODELS[run.model], run.variant, run.steps, seed=APART * run.seed)
+        record_training(training, unfinished, level="module", keep=run.keep)
         unfinished.rename(path)
 
 
-def _judge(folder: Path, cell: tuple[str, str, int], keep: Keep) -> Control:
+def _judge(folder: Path, keep: Keep, steps: int, cell: tuple[str, str, int]) -> Control:
     model, noise, seed = cell
     sides = DIFFERENCES[noise].reference, DIFFERENCES[noise].candidate
-    reference, candidate = (astray.open(_path(folder, model, one, seed, keep)) for one in sides)
-    found = astray.compare(reference, candidate)
+    paths = (Run(model, variant, seed, keep, steps).path(folder) for variant in sides)
+    found = astray.compare(*(astray.open(path) for path in paths))
     suspect = found.suspects[0] if found.suspects else None
     what = "" if suspect is None else f"{suspect.measure} of {suspect.phase} {suspect.site}"
     return Control(model, noise, seed, found.first is not None, 0.0 if suspect is None else suspect.score, what)

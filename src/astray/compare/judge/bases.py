@@ -30,6 +30,7 @@ class Bases(NamedTuple):
     element: Floats  # what elements of what it came from are off by
     cancelled: Bools  # sums of terms that cancel, of which nothing may be left but rounding
     silent: dict[str, Bools]  # rows of which a measure says nothing
+    drifted: Bools  # rows of steps in which weights are not known to be the same
 
 
 def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
@@ -53,6 +54,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
         forward = sources.is_unit(Unit.CALL, Unit.CODE) & ~sources.backward
         return np.maximum(plain, np.where(forward, whole, sources.largest(column)))
 
+    element = np.where(np.isnan(errors.values), _no_less_than_given(element, sources), element)
     coarsest = _coarsest(errors, sources)
     rounding = np.where(coarsest <= t.FLOAT32, t.FINE_SUM * coarsest, coarsest)
     elements = given(element)
@@ -72,8 +74,10 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     flips, flipped_sums = np.maximum(flips, updates), np.maximum(flipped_sums, updates)
     spread = t.SUMS * np.maximum(np.where(coarsest <= t.FLOAT32, coarsest, rounding), elements) / errors.root
     spread = np.maximum(spread, t.SUMS * unit / _rounded_weights(errors, sources))
+    spread = np.maximum(spread, t.SUMS * sources.largest(_shared_by_positions(element, real, errors, sources)))
     spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / errors.root, 0.0)))
     sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
+    sums = _no_less_than_given(sums, sources)
     worst = np.where(real, np.nan_to_num(np.minimum(np.fmax(errors.worst, errors.extremes), t.LARGEST)), 0.0)
     summed = spread + shared_rounding(coarsest) + flipped_sums
     single = t.WORST * rounding + flips
@@ -113,7 +117,50 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
             "worst": singles | nothing,
             "extremes": singles | nothing,
         },
+        drifted=_is_drifted(errors, sources),
     )
+
+
+def _is_drifted(errors: Errors, sources: Sources) -> Bools:
+    """Rows of steps in which a weight differs, or none was recorded. Modules tell; functions where there are none."""
+    distinct, step = np.unique(sources.step, return_inverse=True)
+
+    def count(rows: Bools) -> Ints:
+        return np.bincount(step[rows], minlength=len(distinct))
+
+    of_modules, weights = sources.has_role("parameter"), sources.is_weight
+    told = count(of_modules) > 0
+    known = told | (count(weights) > 0)
+    differs = np.where(told, count(of_modules & ~errors.identical), count(weights & ~errors.identical)) > 0
+    return np.asarray((~known | differs)[step])
+
+
+def _no_less_than_given(column: Floats, sources: Sources) -> Floats:
+    """What results are off by, as far as later calls are explained by it: no less than the best of their inputs.
+
+    Errors do not vanish. But statistics are single numbers, and now and then those of the two runs are the same by
+    chance, though hardly an element is.
+    """
+    off = column > 0
+    inputs = sources.has_role("input") & off
+    smallest = np.full(sources.calls.count + 1, np.inf)
+    np.minimum.at(smallest, sources.call[inputs], column[inputs])
+    smallest[np.isinf(smallest)] = 0.0
+    smallest[-1] = 0.0
+    found = np.where((sources.unit == Unit.CALL) & off, np.maximum(column, smallest[sources.call]), column)
+    carried = np.flatnonzero(sources.unit == Unit.CARRIED)
+    found[carried] = np.maximum(found[carried], found[sources.carried_from[carried]])
+    return found
+
+
+def _shared_by_positions(element: Floats, real: Bools, errors: Errors, sources: Sources) -> Floats:
+    """What sums over a result may be off by because of its weights, which are off alike at all positions.
+
+    Activations have a large part in common. What a weight of d × d elements makes of that are d numbers, so sums
+    average over d errors and not over all elements of the result: √d = n^¼ for n elements of the weight.
+    """
+    weights = sources.is_weight & real & ~errors.identical
+    return np.where(weights, element / np.sqrt(errors.root), 0.0)
 
 
 def _rounded_weights(errors: Errors, sources: Sources) -> Floats:
@@ -185,8 +232,9 @@ def _cancellation(errors: Errors, sources: Sources) -> Floats:
     if len(at):
         rows = np.where(sources.known, errors.rms, 0.0), np.where(sources.known, errors.count, 0.0)
         gradient, positions = (sources.arriving(column)[at] for column in rows)
-        entered, inputs = (sources.entering(column)[at] for column in rows)
-        count, matrix = errors.count[at], ~sources.is_vector[at]
+        numbers = errors.unit > 0  # not the indices that an embedding is given: it adds up what arrives, row by row
+        entered, inputs = (sources.entering(np.where(numbers, column, 0.0))[at] for column in rows)
+        count, matrix = errors.count[at], ~sources.is_vector[at] & (inputs > 0)
         terms = np.where(matrix, np.sqrt(positions * inputs / count), positions / count)
         summed = np.sqrt(count * np.maximum(terms, 1.0)) * gradient * np.where(matrix, entered, 1.0)
         found[at] = summed / size[at]
