@@ -20,7 +20,7 @@ from astray.capture.sightings import Numbers, Sighting, Sightings, Unfilled
 from astray.interrupts import pass_interrupt
 from astray.part import Part
 from astray.record import Role
-from astray.stats import Strided, gather, measure, pack, sample_positions
+from astray.stats import Strided, gather, measure, pack
 from astray.stats.dtypes import DTYPES
 from astray.store import Intake, Values
 
@@ -202,7 +202,7 @@ class Observer:
         sampled = memory.size if self._whole else min(memory.size, self._samples)
         if not self.quota.values(sampled * DTYPES[memory.dtype].itemsize):
             return None
-        return memory, part, None if self._whole else sample_positions(memory.size, self._samples)
+        return memory, part, None if self._whole else self._writer.positions(memory.size, self._samples)
 
     def _observe_inputs(self, seq: int, inputs: list[tuple[str, Any]], unread: list[Any]) -> None:
         for path, tensor in inputs:
