@@ -77,7 +77,10 @@ def add_asked(parser: argparse.ArgumentParser) -> None:
         help="tensors that only one run has are fine: exit code 0 if the rest agrees",
     )
     judging.add_argument(
-        "--metric", action="append", metavar="NAME", help="also measure this of kept values: kl, or file.py:function"
+        "--metric",
+        action="append",
+        metavar="NAME",
+        help="also measure this of kept values: kl, mean_abs, or file.py:function",
     )
     pairing = parser.add_argument_group("pairing", "For models that differ. docs/alignment.md explains each.")
     pairing.add_argument(

@@ -12,15 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from astray.compare.own_metrics import mean_abs
 from astray.store import Table
 
 Floats = npt.NDArray[np.float64]
-
-
-def mean_abs(reference: Floats, candidate: Floats) -> float:
-    """mean |a − b|."""
-    both = np.isfinite(reference) & np.isfinite(candidate)
-    return float(np.abs(candidate[both] - reference[both]).mean()) if both.any() else math.nan
 
 
 def mean_abs_share(reference: Floats, candidate: Floats) -> float:
