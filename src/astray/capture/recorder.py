@@ -56,15 +56,15 @@ class Recorder:
         a function that is given the `Trip`; or a dict of "on", which is one of these, "spike" and "when".
     writer: what takes the rows; by default they are written into the run as they come.
 
-    What is recorded (docs/recording.md explains all settings with examples):
+    What is recorded (`astray help recording` explains all settings with examples):
 
     level: the calls that are observed, "module" (default), "function", "op", or several.
     keep: "stats" (default: statistics and fingerprint), "fingerprint", "sample", "tensors", or several.
     samples: how many values `keep="sample"` keeps of each tensor; 1,024 by default.
     slice: keep the values of this part only: "0:1, ..., :64". The statistics stay those of the whole tensor.
     optimizer: after `optimizer.step()`, of each parameter: "gradient", "weight", "state", "update", or several.
-    compiled: "modules" shows the calls inside what torch.compile has compiled; docs/compile.md says at what price.
-    perturb: True, or a seed: change the model's inputs by roundings, for `astray compare --noise`; docs/verdict.md.
+    compiled: "modules" shows the calls inside what torch.compile has compiled; its price: `astray help compile`.
+    perturb: True, or a seed: change the model's inputs by roundings, for `compare --noise`: `astray help verdict`.
 
     Which part of it, everything by default:
 

@@ -3,7 +3,7 @@
     weight = nnstat.from_weight(model, clone=True)
     nnstat.trust_ratio(update, weight, pattern=".*mlp.*").describe(lw=True)
 
-Everything is `astray.state`; docs/state.md tells where results differ, and why.
+Everything is `astray.state`; `astray help state` tells where results differ, and why.
 """
 
 from __future__ import annotations
