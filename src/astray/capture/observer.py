@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.capture.catching import Catcher, Found, is_bad
+from astray.capture.footprint import Taken
 from astray.capture.reading import Identity, Reading, TensorReader, Twin
 from astray.capture.selection import Quota
 from astray.capture.settings import Settings
@@ -81,6 +82,13 @@ class Observer:
             self._taker.catch(self._catcher is not None)
         reader.start(self._clear, writer.waited, settings.queue_bytes)
         self.apply(settings)
+
+    @property
+    def taken(self) -> Taken:
+        """What was recorded so far."""
+        if self._taker is not None:
+            self.quota.count(self._taker.counted())
+        return self.quota.taken
 
     def apply(self, settings: Settings) -> None:
         """Records by these settings from now on."""

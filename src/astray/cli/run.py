@@ -157,6 +157,7 @@ class _Recording:
             guard=None if options.guard is None else {"on": self._found, "spike": options.spike},
             **settings_of(options),
         )
+        recorder.say = lambda text: tell(f"astray: {text}")
         self._recorder = recorder.start()
 
     def is_ours(self, error: BaseException) -> bool:
