@@ -126,6 +126,7 @@ def compare(
         tuple(sorted((found for one in ranks for found in one.divergences[1:]), key=_when)),
         put_together((found for one in ranks for found in one.setup), recorded.reference, recorded.candidate),
         allow_missing,
+        exact,
     )
 
 
@@ -166,6 +167,7 @@ class Comparison:
     others: divergences after the first of their rank that it does not explain.
     setup: what was set differently in the two runs, those first that change results.
     allow_missing: whether tensors that are only in one run are fine, whatever they are.
+    exact: whether the runs were to be bit-identical.
     """
 
     reference: Run
@@ -177,6 +179,7 @@ class Comparison:
     others: tuple[Divergence, ...] = ()
     setup: tuple[SetupDifference, ...] = ()
     allow_missing: bool = False
+    exact: bool = False
 
     @property
     def first(self) -> Divergence | None:
