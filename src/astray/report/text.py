@@ -199,11 +199,8 @@ def why_bits_count(first: Divergence) -> list[str]:
         bits = f"{what}fingerprints differ, so at least one bit does"
     else:
         bits = f"{different:,.0f} of {elements} {'has' if different == 1 else 'have'} other bits"
-        bits += (
-            f", by up to {figures.counted(int(ulp), 'representable number')}"
-            if ulp is not None and math.isfinite(ulp)
-            else ""
-        )
+        if ulp is not None and math.isfinite(ulp):
+            bits += f", by up to {figures.counted(int(ulp), 'representable number')}"
     rounding = " Without --exact it passes as rounding." if first.rule == "bits" and math.isfinite(first.error) else ""
     return [
         f"{bits}.{rounding} The same program with the same versions, kernels and threads on the same machine computes "
