@@ -126,8 +126,8 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
   const measured: Head[] = comparing
     ? [
         {
-          ...numeric("error", "error", undefined, "How far the two are apart, relative"),
-          cell: (row) => <b>{rough(table.number("error", row))}</b>,
+          ...numeric("error", "error", chosen.name === "error" ? undefined : 1, "How far the two are apart, relative"),
+          cell: (row) => rough(table.number("error", row)),
         },
         {
           ...numeric("surprise", "surprise", 1, "How many times further off than can be explained; above 1 is wrong"),
@@ -196,10 +196,10 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
 /** Metrics that have a column of their own below. */
 const SHOWN = ["error", "cosine", "max_abs", "relative_l2"];
 
-/** The chosen metric before all others, and never left out. */
+/** The chosen metric before all others, set off, and never left out. */
 function chosenFirst(columns: readonly Head[], name: string): Head[] {
   const chosen = columns.find((head) => head.name === name);
-  if (!chosen || name === "error") return [...columns];
+  if (!chosen) return [...columns];
   const { spare: _, ...kept } = chosen;
   return [{ ...kept, cell: (row) => <b>{chosen.cell(row)}</b> }, ...columns.filter((head) => head !== chosen)];
 }
