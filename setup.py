@@ -1,4 +1,4 @@
-"""Builds the native parts and the page; everything else about the package is in pyproject.toml.
+"""Builds the native parts and the page, and packs the documentation; everything else is in pyproject.toml.
 
 The native parts are optional: without a compiler the package installs all the same, computes with numpy, observes
 tensors and writes rows with Python, and launches its GPU kernels by way of Triton. They use the stable ABI, so one
@@ -67,13 +67,29 @@ taps = part(
 
 
 class BuildPython(build_py):
-    """Builds the page before the package's files are gathered."""
+    """Builds the page before the package's files are gathered, and lays the documentation beside them.
+
+    An editable install needs no copy of docs/: `astray help` reads it where it is written.
+    """
 
     def run(self) -> None:
         script = Path("page/build.py")
         if script.exists() and subprocess.run([sys.executable, str(script)], check=False).returncode:
             self.warn("astray is installed without its page; `astray view` and `compare --html` need it.")
         super().run()
+        if not self.editable_mode:
+            for source, target in self._pages():
+                self.mkpath(str(Path(target).parent))
+                self.copy_file(source, target)
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        pages = [] if self.editable_mode else [target for _, target in self._pages()]
+        return [*super().get_outputs(include_bytecode), *pages]
+
+    def _pages(self) -> list[tuple[str, str]]:
+        """The pages of the documentation, and where each lies in the package."""
+        home = Path(self.build_lib) / "astray" / "docs"
+        return [(str(page), str(home / page.name)) for page in sorted(Path("docs").glob("*.md"))]
 
 
 setup(

@@ -76,10 +76,12 @@ export function App({ source }: { source: Source }) {
     [
       data,
       view.site,
+      view.epoch,
       view.step,
       view.rank,
       view.phase,
       view.verdict.join(),
+      view.metric,
       view.least,
       view.q,
       view.sort,

@@ -5,6 +5,7 @@
 import type { Calls } from "./calls";
 import { keyOf, type Table } from "./columns";
 import type { Marks } from "./marks";
+import { badness, type Metric } from "./metrics";
 
 export interface Lane {
   readonly step: number;
@@ -15,11 +16,10 @@ export interface Lane {
 export interface Grid {
   readonly lanes: readonly Lane[];
   readonly slots: number;
-  /** For each call: its lane, its slot, its worst mark, its largest error. */
+  /** For each call: its lane, its slot, its worst mark. */
   readonly lane: Uint32Array;
   readonly slot: Uint32Array;
   readonly worst: Uint8Array;
-  readonly error: Float64Array;
   /** Where another phase begins: [slot, phase]. */
   readonly phases: readonly (readonly [number, string])[];
 }
@@ -28,17 +28,22 @@ export function layOut(table: Table, marks: Marks, calls: Calls): Grid {
   const { lanes, lane } = laneOfCalls(table, calls);
   const { slots, slot } = slotOfCalls(table, calls, lane, lanes.length);
   const worst = new Uint8Array(calls.count);
-  const error = new Float64Array(calls.count).fill(NaN);
-  const errors = table.find("error")?.values;
   for (let call = 0; call < calls.count; call++) {
     worst[call] = marks.codes[calls.first(call)]!;
-    for (const row of calls.rows(call)) {
-      worst[call] = marks.worse(worst[call]!, marks.codes[row]!);
-      const off = errors ? errors[row]! : NaN;
-      if (!(off <= error[call]!) && !Number.isNaN(off)) error[call] = off;
-    }
+    for (const row of calls.rows(call)) worst[call] = marks.worse(worst[call]!, marks.codes[row]!);
   }
-  return { lanes, slots, lane, slot, worst, error, phases: phaseBorders(table, calls, slot, slots) };
+  return { lanes, slots, lane, slot, worst, phases: phaseBorders(table, calls, slot, slots) };
+}
+
+/** For each call the most that a row of it is off by a metric; NaN where nothing was measured. */
+export function errorsOf(table: Table, calls: Calls, metric: Metric): Float64Array {
+  const most = new Float64Array(calls.count).fill(NaN);
+  const off = badness(table, metric);
+  for (let row = 0; row < table.rows; row++) {
+    const [call, error] = [calls.of(row), off(row)];
+    if (!(error <= most[call]!) && !Number.isNaN(error)) most[call] = error;
+  }
+  return most;
 }
 
 function laneOfCalls(table: Table, calls: Calls) {

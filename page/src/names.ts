@@ -20,7 +20,8 @@ export function tensorOf(table: Table, row: number): string {
 /** "step 3 · micro 1 · rank 0 · forward · call 0", with only what there is more than one of */
 export function placeOf(table: Table, row: number): string {
   const several = severalOf(table);
-  const parts = [`step ${table.raw("step", row)}`];
+  const epoch = table.has("epoch") ? ` (epoch ${table.raw("epoch", row)}, step ${table.raw("epoch_step", row)})` : "";
+  const parts = [`step ${table.raw("step", row)}${epoch}`];
   if (several.micro) parts.push(`micro step ${table.raw("micro", row)}`);
   if (several.rank) parts.push(`rank ${table.raw("rank", row)}`);
   const phase = table.word("phase", row);

@@ -8,11 +8,15 @@ export interface View {
   readonly row: number | null;
   /** A site and everything inside of it, as chosen in the tree. */
   readonly site: string;
+  /** Of programs that count epochs. */
+  readonly epoch: string;
   readonly step: string;
   readonly rank: string;
   readonly phase: string;
   readonly verdict: readonly string[];
-  /** Only rows with at least this error. */
+  /** By which metric rows are off; empty is the error. */
+  readonly metric: string;
+  /** Only rows that are at least so far off by it. */
   readonly least: string;
   readonly q: string;
   /** A column, with a minus for the largest first; empty is the order of execution. */
@@ -27,10 +31,12 @@ export const BARE: View = {
   place: "overview",
   row: null,
   site: "",
+  epoch: "",
   step: "",
   rank: "",
   phase: "",
   verdict: [],
+  metric: "",
   least: "",
   q: "",
   sort: "",
@@ -38,7 +44,7 @@ export const BARE: View = {
   colour: "verdict",
 };
 
-const TEXTS = ["site", "step", "rank", "phase", "least", "q", "sort"] as const;
+const TEXTS = ["site", "epoch", "step", "rank", "phase", "metric", "least", "q", "sort"] as const;
 
 export function parse(hash: string): View {
   const [path = "", query = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
@@ -69,13 +75,14 @@ export function format(view: View): string {
 
 /** Whether anything is left out of the table. */
 export function filtered(view: View): boolean {
-  const { site, step, rank, phase, least, q, verdict, conclusion } = view;
-  return Boolean(site || step || rank || phase || least || q || verdict.length || conclusion);
+  const { site, epoch, step, rank, phase, least, q, verdict, conclusion } = view;
+  return Boolean(site || epoch || step || rank || phase || least || q || verdict.length || conclusion);
 }
 
 /** Takes all filters away. */
 export const CLEAR: Partial<View> = {
   site: "",
+  epoch: "",
   step: "",
   rank: "",
   phase: "",

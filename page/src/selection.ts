@@ -2,6 +2,7 @@
 
 import type { Table } from "./columns";
 import type { Marks } from "./marks";
+import { atLeast, badness, metricOf, type Metric } from "./metrics";
 import type { View } from "./route";
 
 export interface Selection {
@@ -16,10 +17,12 @@ type Test = (row: number) => boolean;
 
 export function select(table: Table, marks: Marks, view: View): Selection {
   const tests: Test[] = [];
+  const metric = metricOf(table, view.metric);
   const problems: string[] = [];
   const steps = view.step ? parseSteps(view.step) : null;
   if (steps) tests.push(numbered(table, "step", steps));
   else if (view.step) problems.push(`'${view.step}' is no step. Write 3, 2-5 or 0,4.`);
+  if (view.epoch && table.has("epoch")) tests.push(numbered(table, "epoch", (epoch) => epoch === Number(view.epoch)));
   if (view.rank) tests.push(numbered(table, "rank", (rank) => rank === Number(view.rank)));
   if (view.phase) tests.push(worded(table, "phase", (word) => word === view.phase));
   if (view.site) tests.push(worded(table, "site", (word) => inside(word, view.site)));
@@ -29,9 +32,8 @@ export function select(table: Table, marks: Marks, view: View): Selection {
   }
   if (view.least) {
     const least = Number(view.least);
-    const error = table.find("error")?.values;
     if (Number.isNaN(least)) problems.push(`'${view.least}' is no number. Write 1e-4 or 0.001.`);
-    else if (error) tests.push((row) => error[row]! >= least);
+    else tests.push(atLeast(table, marks, metric, least));
   }
   if (view.q.trim()) tests.push(found(table, view.q));
   if (view.conclusion) tests.push((row) => marks.at(row).bad);
@@ -40,7 +42,7 @@ export function select(table: Table, marks: Marks, view: View): Selection {
   let count = 0;
   for (let row = 0; row < table.rows; row++) if (tests.every((test) => test(row))) kept[count++] = row;
   const rows = kept.subarray(0, count);
-  const concluded = view.conclusion ? conclude(table, marks, rows) : { rows, counts: null };
+  const concluded = view.conclusion ? conclude(table, marks, rows, metric) : { rows, counts: null };
   return {
     rows: sorted(table, marks, concluded.rows, view.sort),
     counts: concluded.counts,
@@ -90,9 +92,9 @@ function found(table: Table, query: string): Test {
 }
 
 /** Of each site the worst row, in the order in which the sites went wrong. */
-function conclude(table: Table, marks: Marks, rows: Uint32Array) {
+function conclude(table: Table, marks: Marks, rows: Uint32Array, metric: Metric) {
   const site = table.column("site").values;
-  const error = table.find("error")?.values;
+  const error = badness(table, metric);
   const worst = new Map<number, number>();
   const bySite = new Map<number, number>();
   for (const row of rows) {
@@ -102,7 +104,7 @@ function conclude(table: Table, marks: Marks, rows: Uint32Array) {
     if (held === undefined || worseThan(row, held)) worst.set(code, row);
   }
   function size(row: number): number {
-    const found = error ? error[row]! : NaN;
+    const found = error(row);
     return Number.isNaN(found) ? -1 : found;
   }
   function worseThan(row: number, held: number): boolean {

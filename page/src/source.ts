@@ -14,7 +14,8 @@ export interface Source {
   run?(id: string): Promise<RunFacts>;
   compare?(request: CompareRequest): Promise<void>;
   stop?(): Promise<void>;
-  exportAddress?(kind: "csv" | "xlsx", filter: string, sort: string, conclusion: boolean): string;
+  /** `conclusion` is the metric by which of each wrong site the worst row is shown; empty shows all rows. */
+  exportAddress?(kind: "csv" | "xlsx", filter: string, sort: string, conclusion: string): string;
 }
 
 export interface CompareRequest {
@@ -64,11 +65,12 @@ export class Remote implements Source {
     await answer("stop", post({}));
   }
 
-  exportAddress(kind: "csv" | "xlsx", filter: string, sort: string, conclusion: boolean): string {
+  exportAddress(kind: "csv" | "xlsx", filter: string, sort: string, conclusion: string): string {
     const query = new URLSearchParams();
     if (filter) query.set("filter", filter);
     if (sort) query.set("sort", sort);
     if (conclusion) query.set("conclusion", "1");
+    if (conclusion && conclusion !== "error") query.set("metric", conclusion);
     return `/api/export.${kind}${query.size ? `?${query}` : ""}`;
   }
 }

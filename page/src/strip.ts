@@ -35,6 +35,8 @@ export class Strip {
   constructor(
     private readonly data: Data,
     readonly width: number,
+    /** Of each call the most that it is off by. */
+    private readonly off: Float64Array,
   ) {
     const { grid } = data;
     this.lines = Math.max(1, Math.min(grid.lanes.length, Math.floor(ROOM / LOWEST)));
@@ -44,7 +46,7 @@ export class Strip {
     this.columns = Math.max(1, Math.min(grid.slots, this.plot));
     this.cellWidth = this.plot / this.columns;
     this.cells = this.pooled();
-    this.errors = errorRange(grid.error);
+    this.errors = errorRange(off);
   }
 
   /** For each cell the worst call in it: the worst mark, then the largest error, then the first. */
@@ -56,7 +58,7 @@ export class Strip {
       const cell = this.line(call) * this.columns + this.column(call);
       const held = cells[cell]! - 1;
       const gap = held < 0 ? 1 : weight(call) - weight(held);
-      if (gap > 0 || (gap === 0 && grid.error[call]! > grid.error[held]!)) cells[cell] = call + 1;
+      if (gap > 0 || (gap === 0 && this.off[call]! > this.off[held]!)) cells[cell] = call + 1;
     }
     return cells;
   }
@@ -109,7 +111,7 @@ export class Strip {
       const x = LEFT + (cell % this.columns) * this.cellWidth;
       const y = TOP + Math.floor(cell / this.columns) * this.laneHeight;
       pen.globalAlpha = look.shown && !look.shown[call] ? 0.18 : 1;
-      pen.fillStyle = look.colour === "error" ? inkOf(grid.error[call]!) : inks[grid.worst[call]!]!;
+      pen.fillStyle = look.colour === "error" ? inkOf(this.off[call]!) : inks[grid.worst[call]!]!;
       pen.fillRect(x, y, across, down);
       if (roomy && marks.kinds[grid.worst[call]!]!.bad) cross(pen, x + across / 2, y + down / 2, paper);
     }

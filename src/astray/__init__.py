@@ -8,7 +8,7 @@ its inputs were still right.
     astray.compare("runs/a", "runs/b")                  a `Comparison`; its `first` is a `Divergence`
     with astray.guard(model): ...                       NaN and infinity, named at their origin; `Tripped` is raised
     astray.from_weight(model)                           a `StateDict`: weights, gradients … to compute with
-    astray.seed_all(), without_dropout(), elsewhere()   experiments: docs/experiments.md
+    astray.seed_all(), without_dropout(), elsewhere()   experiments: `astray help experiments`
 
 Importing astray imports no framework, patches nothing, and loads the parts when they are first used.
 """
@@ -147,12 +147,12 @@ def record(
     ...         optimizer.step()
     ...         rec.step()
 
-    The settings are those of `Recorder`, which lists them; docs/recording.md explains each with examples. They may come
-    from a YAML, JSON or TOML file too:
+    The settings are those of `Recorder`, which lists them; `astray help recording` explains each with examples. They
+    may come from a YAML, JSON or TOML file too:
 
     >>> astray.record("runs/a", model, config="astray.yaml", level="function")
 
-    A recording can be watched for NaN and infinity as it is made; docs/guard.md has more:
+    A recording can be watched for NaN and infinity as it is made; `astray help guard` has more:
 
     >>> astray.record("runs/a", model, guard="raise")
     """
@@ -181,8 +181,8 @@ def guard(
     ...         loss.backward()
     ...         optimizer.step()
 
-    `Guard` explains what can be given; docs/guard.md has examples. The last steps stay in memory and are written as a
-    run only when something is wrong.
+    `Guard` explains what can be given; `astray help guard` has examples. The last steps stay in memory and are written
+    as a run only when something is wrong.
     """
     from astray.guard.guard import Guard
 
@@ -233,12 +233,12 @@ def compare(
 
     reference, candidate: paths, or runs that are open already.
     steps, ranks, sites: compare only these: steps="0:10:2", ranks=[0, 3], sites="attn".
-    mapping, by, shapes, micro, offset: how tensors are paired when two models differ; docs/alignment.md explains each.
+    mapping, by, shapes, micro, offset: how tensors are paired when two models differ: `astray help alignment`.
     noise: a second recording of the reference: how far apart two runs get that are both right.
     tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype: {"attn": 1e-3}.
     exact: the runs should be bit-identical, and whatever is not has diverged.
     metrics: what to measure besides, of kept values: "kl", "file.py:function", or a function of two arrays.
-    allow_missing: runs agree even if some tensors are only in one of them; docs/reports.md.
+    allow_missing: runs agree even if some tensors are only in one of them; `astray help reports`.
     progress: called now and then with (done, total) while values are read.
     processes: how many ranks to compare at once; one for each core by default, where that saves time.
     """

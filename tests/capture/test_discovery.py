@@ -275,3 +275,91 @@ def test_the_update_is_recorded_before_the_step_ends(tmp_path: Path) -> None:
             optimizer.step()
     found = rows(astray.open(tmp_path / "run"), phase="update", path="update")
     assert [(row["step"], row["site"]) for row in found] == [(0, "weight"), (0, "bias"), (1, "weight"), (1, "bias")]
+
+
+class Stepping(nn.Module):
+    """A model as Lightning has them: a trainer calls its steps, and never the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(4, 6), nn.ReLU())
+        self.net = nn.ModuleDict({"head": nn.Linear(6, 2)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net["head"](self.encoder(x))
+
+    def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
+        return self._shared(batch)
+
+    def validation_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
+        return self(batch).sum()
+
+    def _shared(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.net["head"](self.encoder(batch)).sum()
+
+
+def sites(path: Path) -> set[str]:
+    return {row["site"] for row in rows(astray.open(path), phase="forward")}
+
+
+def test_modules_that_a_step_calls_are_named_as_parts_of_its_model(tmp_path: Path) -> None:
+    model, batch = Stepping(), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with discovered(tmp_path / "steps", optimizer="weight"):
+        for number in range(2):
+            model.training_step(batch, number).backward()
+            optimizer.step()
+        model.validation_step(batch, 0)
+    parts = {"encoder", "encoder.0", "encoder.1", "net.head"}
+    assert sites(tmp_path / "steps") == {*parts, "<root>"}  # the last from the step that calls the model itself
+    assert forwards(tmp_path / "steps", "encoder") == [(0, 0), (1, 0), (2, 0)]
+    updated = {row["site"] for row in rows(astray.open(tmp_path / "steps"), phase="update")}
+    assert updated == {"encoder.0.weight", "encoder.0.bias", "net.head.weight", "net.head.bias"}
+    with astray.record(tmp_path / "told", model):
+        model.training_step(batch, 0)
+    assert sites(tmp_path / "told") == parts
+
+
+def test_a_module_from_elsewhere_keeps_its_own_name_in_a_step(tmp_path: Path) -> None:
+    other = nn.Linear(2, 2)
+
+    class Borrowing(Stepping):
+        def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
+            return other(self.net["head"](self.encoder(batch))).sum()
+
+    with discovered(tmp_path / "run"):
+        Borrowing().training_step(torch.ones(2, 4), 0)
+    assert sites(tmp_path / "run") == {"encoder", "encoder.0", "encoder.1", "net.head", "Linear"}
+
+
+def test_two_models_with_parts_of_one_name(tmp_path: Path) -> None:
+    one, other = Stepping(), Stepping()
+    with discovered(tmp_path / "run"):
+        one.training_step(torch.ones(2, 4), 0)
+        other.training_step(torch.ones(2, 4), 0)
+    assert {"encoder", "encoder#2", "encoder#2.0", "net.head#2"} <= sites(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_training_of_lightning(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+
+    class Lit(lightning.LightningModule):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            return self.net(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    data = torch.utils.data.TensorDataset(torch.randn(8, 4))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **quiet)
+    with discovered(tmp_path / "run"):
+        trainer.fit(Lit(), torch.utils.data.DataLoader(data, 4))
+    assert sites(tmp_path / "run") == {"net", "net.0", "net.1", "net.2"}
+    assert forwards(tmp_path / "run", "net.2") == [(0, 0), (1, 0)]

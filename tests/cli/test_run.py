@@ -372,12 +372,21 @@ def test_options_behind_the_script_are_the_programs_and_that_is_said(
             "accelerate launch -m astray run [options] -o RUN -m pkg.train",
         ),
         (["python", "train.py"], "Say: astray run [options] -o RUN train.py"),
+        (["python3.12", "-m", "pkg.train"], "Say: astray run [options] -o RUN -m pkg.train"),
+        (
+            ["python3", "-m", "torch.distributed.run", "--nproc-per-node", "2", "a.py"],
+            "python -m torch.distributed.run --nproc-per-node 2 -m astray run [options] -o RUN a.py",
+        ),
     ],
 )
 def test_a_launcher_is_told_to_start_astray(words: list[str], instead: str) -> None:
     done = command("run", "-o", "x", *words)
     assert done.returncode == 2
     assert done.stderr.endswith(f"{instead}\n")
+
+
+def test_a_run_of_nothing_asks_for_the_script_alone() -> None:
+    assert command("run").stderr.endswith("the following arguments are required: SCRIPT\n")
 
 
 def test_one_line_sums_up_all_ranks(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_from_a_file_a_package_and_an_entry_point(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("kll", "There is no metric 'kll'; there are kl. Did you mean 'kl'?"),
+        ("kll", "There is no metric 'kll'; there are kl, mean_abs. Did you mean 'kl'?"),
         ("nowhere.py:f", "There is no file nowhere.py"),
         ("no_such_package:f", "no_such_package cannot be loaded: ModuleNotFoundError"),
         ("math:nothing", "math has no function 'nothing'"),

@@ -10,6 +10,7 @@ import pytest
 from astray.compare.comparison import compare
 from astray.compare.tolerances import Tolerances
 from astray.errors import CompareError
+from astray.report.text import render
 
 
 def run(runs, off: dict[str, float], steps: int = 2, keep: str = "stats,fingerprint", dtype: type = np.float32):
@@ -125,3 +126,30 @@ def test_exact_means_every_bit(runs, keep):
     assert found.pairs["rule"][7] == "bits"
     assert compare(reference, run(runs, {}, keep=keep), exact=True).same
     assert (compare(reference, candidate).first is None) == (keep != "fingerprint")
+
+
+@pytest.mark.parametrize(
+    ("keep", "which"),
+    [
+        ("fingerprint", "fingerprints differ, so at least one bit does. The same program"),
+        ("stats,fingerprint", "fingerprints differ, so at least one bit does. Without --exact it passes as rounding."),
+        (
+            "stats,fingerprint,tensors",
+            "1 of 3 elements has other bits, by up to 1 representable number. Without --exact it passes as",
+        ),
+    ],
+)
+def test_the_report_says_why_bits_count(runs, keep, which):
+    reference, candidate = run(runs, {}, keep=keep), run(runs, {"b@1": 1e-7}, keep=keep)
+    report = render(compare(reference, candidate, exact=True), width=1000)
+    (said,) = [line for line in report.splitlines() if line.strip().startswith("exact ")]
+    assert which in said
+    assert said.endswith("one that differs has a cause, however small.")
+    assert "fingerprints differ by rounding as well" not in report
+    assert "    exact " not in render(compare(reference, candidate), width=1000)
+
+
+def test_nan_needs_no_word_about_bits(runs):
+    found = compare(run(runs, {}), run(runs, {"b@1": math.nan}), exact=True)
+    assert found.first is not None
+    assert "    exact " not in render(found, width=1000)

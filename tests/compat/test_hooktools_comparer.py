@@ -147,6 +147,7 @@ def test_nan_on_one_side_passes_every_filter_and_comes_first(dumps: tuple[Path, 
         assert ("<root>", "output out.logits") in sites(findings)
         assert ("two", "output out") not in sites(findings)
         assert findings.worst[0].verdict == "non-finite"
+        assert all(map(math.isnan, findings.worst[0].metrics.values()))  # not those of what is finite, which agrees
 
 
 @pytest.mark.parametrize(

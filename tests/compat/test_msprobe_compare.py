@@ -147,6 +147,32 @@ def test_two_runs_that_are_the_same_pass(dumps: Dumps, tmp_path: Path) -> None:
     assert {row["Cosine"] for row in rows} == {"1.0"}
 
 
+def taking(folder: Path, value: float, task: str) -> Path:
+    """The dump of one call that is given a number in the middle of others."""
+    with debugging(dump_path=folder, task=task, level="L1") as debugger:
+        debugger.start()
+        torch.relu(torch.tensor([4.0, value, 3.0]))
+        debugger.stop()
+        debugger.step()
+    return folder / "step0"
+
+
+@pytest.mark.parametrize(("npu", "bench"), [("nan", 2.0), (2.0, "nan"), ("inf", 2.0), ("inf", "-inf"), ("inf", "nan")])
+def test_nan_or_infinity_on_one_side_is_no_agreement(npu: float | str, bench: float | str, tmp_path: Path) -> None:
+    for task, columns, cell in (("tensor", METRICS, "N/A"), ("statistics", DIFFERENCES, "Nan")):
+        sides = [taking(tmp_path / task / side, float(one), task) for side, one in (("npu", npu), ("bench", bench))]
+        row = of(table(*sides, tmp_path / task / "out"), "Torch.relu.0.forward.input.0")
+        assert [row[name] for name in columns] == [cell] * len(columns)  # as msprobe has it, of values and statistics
+        assert row["Result"] == "error"
+
+
+def test_the_same_nan_on_both_sides_is_left_out(tmp_path: Path) -> None:
+    sides = [taking(tmp_path / side, float("nan"), "tensor") for side in ("npu", "bench")]
+    row = of(table(*sides, tmp_path / "out"), "Torch.relu.0.forward.input.0")
+    assert [row[name] for name in METRICS] == ["1.0", "0.0", "0.0", "0.0", "1.0", "1.0"]
+    assert row["Result"] == "pass"
+
+
 def test_entries_on_one_side_only_are_rows_that_say_so(dumps: Dumps, tmp_path: Path) -> None:
     few, all_ = dumps["few 1.0"] / "step0", dumps["statistics 1.0"] / "step0"
     rows = table(few, all_, tmp_path / "a")

@@ -56,7 +56,7 @@ def test_a_program_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     buffer = nnstat.from_optimizer_state(model, optimizer, optimizer_key="momentum_buffer")
     assert torch.allclose(state - before, -0.1 * grad, atol=1e-7)
     assert buffer == grad
-    assert list(activations) == list(gradients) == ["0", "1", "2", "<root>"]
+    assert list(activations) == list(gradients) == ["0", "1", "2", ""]
 
     state.clone().save(tmp_path / "state.pth")
     loaded = nnstat.load(tmp_path / "state.pth")

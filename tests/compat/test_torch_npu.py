@@ -19,6 +19,9 @@ import torch
 from torch import nn
 
 import astray
+from astray.capture.pytorch import adapter
+from astray.capture.pytorch.tensors import TorchReader
+from astray.capture.reading import Identity, Reading
 from astray.compat import torch_npu
 from astray.compat.torch_npu import (
     Overflow,
@@ -33,6 +36,7 @@ from astray.compat.torch_npu import (
 )
 from astray.compat.torch_npu.tools import compare
 from astray.errors import CompareError, RecordError, RunError, RunExists, UsageError
+from astray.store import Intake
 
 CASES = Path(__file__).parents[1] / "cases" / "torch_npu_hooks"
 KNOWN = [
@@ -528,7 +532,8 @@ def test_numbers_that_are_not_there_have_their_reason() -> None:
     zero, without = found[0][3].split("; ")
     assert zero == "cosine is nan because NPU is a zero vector"
     assert without == "MAPE leaves out 1 of 2 numbers that are 0 in bench"
-    assert found[1] == ["1.0", "0.0", "0.0%", "1 of 3 numbers are NaN or infinite, and are left out"]
+    odd = "1 of 3 numbers are NaN or infinite on one side, and something else on the other"
+    assert found[1] == ["nan", "nan", "nan%", odd]
     assert found[2] == ["nan", "nan", "nan%", "the tensors are empty"]
     assert found[3] == ["1.0", "2.0", "50.0%", ""]
     assert float(found[4][0]) == pytest.approx(cosine, abs=1e-15)
@@ -536,6 +541,99 @@ def test_numbers_that_are_not_there_have_their_reason() -> None:
     assert found[4][2:] == ["25.0%", ""]
     assert found[5][:3] == ["cannot be calculated"] * 3
     assert "are no plain list of numbers" in found[5][3]
+
+
+@pytest.mark.parametrize(
+    ("npu", "bench"),
+    [("nan", 2.0), (2.0, "nan"), ("inf", 2.0), ("-inf", 2.0), ("inf", "-inf"), ("inf", "nan")],
+)
+def test_nan_or_infinity_on_one_side_is_no_agreement(npu: float | str, bench: float | str) -> None:
+    write("npu.pkl", ["0_Torch_tanh_forward_input.0", *of([4.0, float(npu), 3.0])])
+    write("bench.pkl", ["0_Torch_tanh_forward_input.0", *of([4.0, float(bench), 3.0])])
+    compare("npu.pkl", "bench.pkl", "out.csv")
+    (row,) = table("out.csv")
+    assert [row[name] for name in ("Cosine", "RMSE", "MAPE")] == ["nan", "nan", "nan%"]
+    assert row["Note"] == "1 of 3 numbers are NaN or infinite on one side, and something else on the other"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_the_same_nan_on_both_sides_is_left_out(value: str) -> None:
+    for path in ("npu.pkl", "bench.pkl"):
+        write(path, ["0_Torch_tanh_forward_input.0", *of([4.0, float(value), 3.0])])
+    compare("npu.pkl", "bench.pkl", "out.csv")
+    (row,) = table("out.csv")
+    assert [row[name] for name in ("Cosine", "RMSE", "MAPE")] == ["1.0", "0.0", "0.0%"]
+    assert row["Note"] == "1 of 3 numbers are the same NaN or infinity on both sides, and are left out"
+
+
+def test_no_operator_of_the_same_shapes_is_a_table_all_the_same() -> None:
+    npu = write("npu.pkl", ["0_Torch_tanh_forward_input.0", *of([1.0])])
+    bench = write("bench.pkl", ["0_Torch_tanh_forward_input.0", *of([1.0, 2.0])])
+    compare(npu, bench, "out.csv", shape_flag=True)
+    notes = [(row["NPU Name"], row["Bench Name"], row["Note"]) for row in table("out.csv")]
+    assert notes == [
+        ("", "0_Torch_tanh_forward_input.0", "only in the bench dump: this operator has no partner"),
+        ("0_Torch_tanh_forward_input.0", "", "only in the NPU dump: this operator has no partner"),
+    ]
+    with pytest.raises(CompareError, match="have no operator in common"):
+        compare(npu, write("other.pkl", ["0_Torch_exp_forward_input.0", *of([1.0])]), "other.csv", shape_flag=True)
+
+
+class FarReader(TorchReader):
+    """Takes the CPU for a device, so that values go the way of a device's."""
+
+    def read(self, tensor: torch.Tensor, identity: Identity | None, statistics: bool) -> Reading:
+        near = super().read(tensor, identity, statistics)
+        if near.memory is None:
+            return near
+        return self._measured(near, tensor if identity is not None else near.owner, statistics)
+
+
+@pytest.fixture(params=["near", "far", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "far":
+        monkeypatch.setattr(adapter, "TorchReader", FarReader)
+    return "cuda" if request.param == "cuda" else "cpu"
+
+
+def test_a_sampled_dump_reads_the_sample_and_no_more(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    values = Intake.values
+
+    def counting(self: Intake, data: Any, *args: Any, **named: Any) -> Any:
+        taken.append(data.nbytes)
+        return values(self, data, *args, **named)
+
+    monkeypatch.setattr(Intake, "values", counting)
+    model = nn.Linear(64, 128).to(device)
+    x = torch.linspace(-1.0, 2.0, 64 * 32).reshape(64, 32).to(device)
+    whole: list[list[Any]] = []
+    for sample in (False, True):
+        taken.clear()
+        register_hook(model, wrap_acc_cmp_hook, sample=sample)
+        set_dump_path(f"{sample}.pkl")
+        model(x.t()).sum().backward()
+        torch_npu.stop()
+        whole = whole or lines("False.pkl")
+        assert max(taken) == (40 if sample else 4 * 64 * 128)  # ten numbers of float32
+    for line, all_of_it in zip(lines("True.pkl"), whole, strict=True):
+        numbers = all_of_it[1]
+        mean = pytest.approx(np.mean(numbers), rel=1e-6, abs=1e-6)
+        assert line == [all_of_it[0], [*numbers[:10], max(numbers), min(numbers), mean], *all_of_it[2:]]
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+def test_the_summary_of_a_sampled_dump_is_of_all_numbers(bad: str, device: str) -> None:
+    x = torch.ones(100, device=device)
+    x[70] = float(bad)
+    register_hook(nn.Tanh(), wrap_acc_cmp_hook)
+    set_dump_path("out.pkl")
+    torch.tanh(x)
+    torch_npu.stop()
+    first = lines("out.pkl")[0]
+    assert first[1][:10] == [1.0] * 10
+    expected = [function(x).item() for function in (torch.max, torch.min, torch.mean)]
+    np.testing.assert_array_equal(first[1][10:], expected)
 
 
 def test_a_sampled_dump_against_a_whole_one() -> None:

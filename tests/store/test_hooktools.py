@@ -265,7 +265,7 @@ def test_recordings_that_follow_each_other_share_numbers(tmp_path: Path) -> None
 def test_it_compares_with_a_native_run_by_key(both: tuple[Path, Path]) -> None:
     log, run = open_run(both[0]), open_run(both[1])
     assert (log.info.settings, log.problems, log.complete) == (
-        {"format": "hooktools", "steps": {"epoch0": "step"}}, [], True,
+        {"format": "hooktools", "steps": {"epoch0": "step"}, "epochs": [[0, 0, 0]]}, [], True,
     )  # fmt: skip
     diff = astray.compare(run, log)
     assert diff.counts["identical"] == len(diff.pairs) > 100

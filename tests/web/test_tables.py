@@ -29,8 +29,8 @@ def test_the_table_of_a_comparison():
     assert list(found) == [
         "rank", "step", "micro", "site", "type", "kind", "call", "phase", "recompute", "role", "path", "verdict",
         "reason", "source", "origin", "error", "surprise", "measure", "deviation", "limit", "given", "siblings", "rule",
-        "cosine", "max_abs", "relative_l2", "dtype_a", "dtype_b", "shape_a", "shape_b", "seq_a", "seq_b", "group",
-        "parent",
+        "cosine", "max_abs", "relative_l2", "rmse", "mape", "dtype_a", "dtype_b", "shape_a", "shape_b", "seq_a",
+        "seq_b", "group", "parent",
     ]  # fmt: skip
     for name in ("site", "phase", "verdict", "role"):
         assert found[name] == pairs.coded(name).tolist()

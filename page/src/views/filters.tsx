@@ -2,6 +2,7 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Data } from "../data";
+import { metricOf, metricsOf } from "../metrics";
 import { distinct } from "../names";
 import { counted } from "../numbers";
 import { CLEAR, filtered, type Go, type View } from "../route";
@@ -19,6 +20,9 @@ export function Filters({ data, view, go, selection }: Props) {
   const ranks = useMemo(() => distinct(table, "rank"), [table]);
   const steps = useMemo(() => distinct(table, "step"), [table]);
   const phases = table.find("phase")?.words ?? [];
+  const epochs = useMemo(() => distinct(table, "epoch"), [table]);
+  const metrics = useMemo(() => metricsOf(table), [table]);
+  const metric = metricOf(table, view.metric);
   return (
     <div class="filters" role="search">
       <Typed
@@ -29,6 +33,9 @@ export function Filters({ data, view, go, selection }: Props) {
         value={view.q}
         onChange={(q) => go({ q }, "replace")}
       />
+      {epochs.length > 1 ? (
+        <Pick label="epoch" value={view.epoch} options={epochs.map(String)} onPick={(epoch) => go({ epoch })} />
+      ) : null}
       <label class="field">
         step
         <Typed
@@ -52,16 +59,29 @@ export function Filters({ data, view, go, selection }: Props) {
         <Pick label="phase" value={view.phase} options={phases} onPick={(phase) => go({ phase })} />
       ) : null}
       {data.comparing ? (
-        <label class="field" title="Only rows with at least this error">
-          error ≥
+        <span class="field">
+          <select
+            class="filter-metric"
+            aria-label="Metric"
+            title={`${metric.title}: ${metric.help}. Rows are concluded and coloured by it.`}
+            value={metric.name}
+            onChange={(event) => go({ metric: event.currentTarget.value === "error" ? "" : event.currentTarget.value })}
+          >
+            {metrics.map(({ name, title, help }) => (
+              <option key={name} value={name} title={help}>
+                {title}
+              </option>
+            ))}
+          </select>
+          {metric.similarity ? "≤" : "≥"}
           <Typed
             class="filter-least"
             label="Least error"
-            placeholder="0"
+            placeholder={metric.similarity ? "1" : "0"}
             value={view.least}
             onChange={(least) => go({ least }, "replace")}
           />
-        </label>
+        </span>
       ) : null}
       {view.site ? (
         <button

@@ -2,6 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import type { Data } from "../data";
+import { metricOf, metricsOf } from "../metrics";
 import { severalOf, siteOf, tensorOf } from "../names";
 import { cosine, counted, rough, short, surprise } from "../numbers";
 import { Verdict } from "./mark";
@@ -26,9 +27,10 @@ export interface Head {
   readonly tip?: (row: number) => string;
 }
 
-/** `counts` is how many wrong rows each row stands for, if only conclusions are shown. */
-export function heads({ table, marks, comparing }: Data, counts: Map<number, number> | null): Head[] {
+/** `counts` is how many wrong rows each row stands for, if only conclusions are shown; `metric` what they are off by. */
+export function heads({ table, marks, comparing }: Data, counts: Map<number, number> | null, metric: string): Head[] {
   const several = severalOf(table);
+  const chosen = metricOf(table, metric);
   const numeric = (name: string, title: string, spare?: Spare, help?: string): Head => ({
     name,
     title,
@@ -57,6 +59,7 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
     const [a, b] = [table.word(name + form("a"), row), comparing ? table.word(`${name}_b`, row) : null];
     return a === b || b === null ? (a ?? "") : a === null ? b : `${a} → ${b}`;
   };
+  const label = (row: number): string => `${table.raw("epoch", row)}/${table.raw("epoch_step", row)}`;
   const identity: Head[] = [
     {
       name: "verdict",
@@ -66,6 +69,9 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
       tip: (row) => marks.at(row).word,
       cell: (row) => <Verdict mark={marks.at(row)} />,
     },
+    ...(table.has("epoch")
+      ? [{ ...whole("epoch", "epoch", 50), help: "The epoch, and the step in it", cell: label }]
+      : []),
     whole("step", "step", 38),
     ...(several.micro ? [whole("micro", "micro", 50)] : []),
     ...(several.rank ? [whole("rank", "rank", 46)] : []),
@@ -120,8 +126,8 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
   const measured: Head[] = comparing
     ? [
         {
-          ...numeric("error", "error", undefined, "How far the two are apart, relative"),
-          cell: (row) => <b>{rough(table.number("error", row))}</b>,
+          ...numeric("error", "error", chosen.name === "error" ? undefined : 1, "How far the two are apart, relative"),
+          cell: (row) => rough(table.number("error", row)),
         },
         {
           ...numeric("surprise", "surprise", 1, "How many times further off than can be explained; above 1 is wrong"),
@@ -141,6 +147,12 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
           cell: (row) => rough(table.number("max_abs", row)),
         },
         { ...numeric("relative_l2", "rel. L2", 3), cell: (row) => rough(table.number("relative_l2", row)) },
+        ...metricsOf(table)
+          .filter(({ name }) => !SHOWN.includes(name))
+          .map(({ name, title, help }) => ({
+            ...numeric(name, title, 4, help),
+            cell: (row: number) => rough(table.number(name, row)),
+          })),
         text("measure", "measure", 70, 4),
         {
           ...numeric("deviation", "off by", 4, "How far off it is by that measure"),
@@ -173,9 +185,23 @@ export function heads({ table, marks, comparing }: Data, counts: Map<number, num
   return [
     ...identity,
     ...grouped,
-    ...measured.filter((head) => table.has(head.name)),
+    ...chosenFirst(
+      measured.filter((head) => table.has(head.name)),
+      chosen.name,
+    ),
     ...forms.filter((head) => table.has(head.name)),
   ];
+}
+
+/** Metrics that have a column of their own below. */
+const SHOWN = ["error", "cosine", "max_abs", "relative_l2"];
+
+/** The chosen metric before all others, set off, and never left out. */
+function chosenFirst(columns: readonly Head[], name: string): Head[] {
+  const chosen = columns.find((head) => head.name === name);
+  if (!chosen) return [...columns];
+  const { spare: _, ...kept } = chosen;
+  return [{ ...kept, cell: (row) => <b>{chosen.cell(row)}</b> }, ...columns.filter((head) => head !== chosen)];
 }
 
 function times(value: number | null): string {

@@ -23,7 +23,7 @@ export function Rows({ data, view, go, selection, chosen }: Props) {
   const { rows, counts } = selection;
   const box = useRef<HTMLDivElement>(null);
   const room = useWidth(box);
-  const all = useMemo(() => heads(data, counts), [data, counts]);
+  const all = useMemo(() => heads(data, counts, view.metric), [data, counts, view.metric]);
   const columns = useMemo(() => fitting(all, room), [all, room]);
   const sortBy = (name: string) =>
     name && go({ sort: view.sort === name ? `-${name}` : view.sort === `-${name}` ? "" : name });

@@ -2,6 +2,8 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Data } from "../data";
+import { errorsOf } from "../grid";
+import { metricOf, type Metric } from "../metrics";
 import { placeOf, siteOf, tensorOf } from "../names";
 import { counted, plural, rough } from "../numbers";
 import { atRow, type Go, type View } from "../route";
@@ -33,7 +35,9 @@ export function Timeline({ data, view, go, selection }: Props) {
   const width = useWidth(box);
   const [hover, setHover] = useState<Hover | null>(null);
   const themed = useTheme();
-  const strip = useMemo(() => new Strip(data, width), [data, width]);
+  const metric = metricOf(table, view.metric);
+  const off = useMemo(() => errorsOf(table, calls, metric), [data, metric.name]);
+  const strip = useMemo(() => new Strip(data, width, off), [data, width, off]);
   const shown = useMemo(() => callsIn(selection, data), [selection, data]);
   const row = view.row !== null && view.row < table.rows ? view.row : null;
 
@@ -67,7 +71,10 @@ export function Timeline({ data, view, go, selection }: Props) {
         {data.comparing ? (
           <Choice
             label="Colours"
-            options={COLOURS}
+            options={[
+              ["verdict", "verdict"],
+              ["error", `log ${metric.similarity ? `1 − ${metric.title}` : metric.title}`],
+            ]}
             value={view.colour}
             onPick={(colour) => go({ colour }, "replace")}
           />
@@ -86,18 +93,13 @@ export function Timeline({ data, view, go, selection }: Props) {
             if (found) go(atRow(calls.face(found.call)));
           }}
         />
-        {hover ? <Tip {...{ data, hover, width }} /> : null}
+        {hover ? <Tip {...{ data, hover, width, metric }} /> : null}
       </div>
     </section>
   );
 }
 
-const COLOURS = [
-  ["verdict", "verdict"],
-  ["error", "log error"],
-] as const;
-
-function Tip({ data, hover, width }: { data: Data; hover: Hover; width: number }) {
+function Tip({ data, hover, width, metric }: { data: Data; hover: Hover; width: number; metric: Metric }) {
   const { table, marks, calls } = data;
   const row = calls.face(hover.call);
   const left = Math.min(hover.x + 12, Math.max(0, width - 330));
@@ -111,7 +113,7 @@ function Tip({ data, hover, width }: { data: Data; hover: Hover; width: number }
       {placeOf(table, row)} · {tensorOf(table, row)}
       <br />
       <span class={`look-${marks.at(row).look}`}>{marks.at(row).word}</span>
-      {data.comparing ? ` · error ${rough(table.number("error", row))}` : ""}
+      {data.comparing ? ` · ${metric.title} ${rough(table.number(metric.name, row))}` : ""}
     </div>
   );
 }

@@ -5,6 +5,7 @@ import { csvOf, download } from "../csv";
 import type { Data } from "../data";
 import type { RunFacts, Session } from "../documents";
 import { expression, order } from "../filter";
+import { metricOf, reportName } from "../metrics";
 import type { Go, View } from "../route";
 import type { Selection } from "../selection";
 import { choose, chosenTheme, type Theme } from "../theme";
@@ -103,8 +104,9 @@ function RunName({ run, title }: { run: RunFacts; title: string }) {
 function Exports({ data, selection, view }: { data: Data; selection: Selection; view: View }) {
   const { source, table, comparing } = data;
   if (source.exportAddress && comparing) {
+    const conclusion = view.conclusion ? reportName(metricOf(table, view.metric).name) : "";
     const address = (kind: "csv" | "xlsx") =>
-      source.exportAddress!(kind, expression(view), order(view), view.conclusion);
+      source.exportAddress!(kind, expression(view, table), order(view), conclusion);
     return (
       <>
         <a class="button" href={address("csv")} download title="The rows of the table as CSV">

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.capture.catching import Catcher, Found, is_bad
+from astray.capture.footprint import Taken
 from astray.capture.reading import Identity, Reading, TensorReader, Twin
 from astray.capture.selection import Quota
 from astray.capture.settings import Settings
@@ -20,7 +21,7 @@ from astray.capture.sightings import Numbers, Sighting, Sightings, Unfilled
 from astray.interrupts import pass_interrupt
 from astray.part import Part
 from astray.record import Role
-from astray.stats import Strided, gather, measure, pack, sample_positions
+from astray.stats import Strided, gather, measure, pack
 from astray.stats.dtypes import DTYPES
 from astray.store import Intake, Values
 
@@ -81,6 +82,13 @@ class Observer:
             self._taker.catch(self._catcher is not None)
         reader.start(self._clear, writer.waited, settings.queue_bytes)
         self.apply(settings)
+
+    @property
+    def taken(self) -> Taken:
+        """What was recorded so far."""
+        if self._taker is not None:
+            self.quota.count(self._taker.counted())
+        return self.quota.taken
 
     def apply(self, settings: Settings) -> None:
         """Records by these settings from now on."""
@@ -202,7 +210,7 @@ class Observer:
         sampled = memory.size if self._whole else min(memory.size, self._samples)
         if not self.quota.values(sampled * DTYPES[memory.dtype].itemsize):
             return None
-        return memory, part, None if self._whole else sample_positions(memory.size, self._samples)
+        return memory, part, None if self._whole else self._writer.positions(memory.size, self._samples)
 
     def _observe_inputs(self, seq: int, inputs: list[tuple[str, Any]], unread: list[Any]) -> None:
         for path, tensor in inputs:

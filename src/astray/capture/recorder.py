@@ -7,9 +7,10 @@ placed between them.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from astray import stats
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.config_file import LiveConfig
 from astray.capture.engine import NOTHING, Engine, logger
+from astray.capture.footprint import forecast
 from astray.capture.ranks import rank_and_world_size
 from astray.capture.settings import Given, Settings
 from astray.errors import RecordError
@@ -56,15 +58,15 @@ class Recorder:
         a function that is given the `Trip`; or a dict of "on", which is one of these, "spike" and "when".
     writer: what takes the rows; by default they are written into the run as they come.
 
-    What is recorded (docs/recording.md explains all settings with examples):
+    What is recorded (`astray help recording` explains all settings with examples):
 
     level: the calls that are observed, "module" (default), "function", "op", or several.
     keep: "stats" (default: statistics and fingerprint), "fingerprint", "sample", "tensors", or several.
     samples: how many values `keep="sample"` keeps of each tensor; 1,024 by default.
     slice: keep the values of this part only: "0:1, ..., :64". The statistics stay those of the whole tensor.
     optimizer: after `optimizer.step()`, of each parameter: "gradient", "weight", "state", "update", or several.
-    compiled: "modules" shows the calls inside what torch.compile has compiled; docs/compile.md says at what price.
-    perturb: True, or a seed: change the model's inputs by roundings, for `astray compare --noise`; docs/verdict.md.
+    compiled: "modules" shows the calls inside what torch.compile has compiled; its price: `astray help compile`.
+    perturb: True, or a seed: change the model's inputs by roundings, for `compare --noise`: `astray help verdict`.
 
     Which part of it, everything by default:
 
@@ -118,6 +120,8 @@ class Recorder:
         self._writer: Intake | None = None
         self._engine: Engine | None = None
         self._failure_told = False
+        self._forecast_told = writer is not RunWriter
+        self.say: Callable[[str], None] | None = None  # what is said of the disk; by default the logger says it
 
     @classmethod
     def discovering(
@@ -188,6 +192,9 @@ class Recorder:
         with self._guarding(engine, "the end of a step"):
             self._adapter.next_step()
         engine.next_step()
+        if not self._forecast_told and "tensors" in self.settings.keep:
+            with self._guarding(engine, "what a step takes on the disk"):
+                self._tell_forecast(engine)
         with self._guarding(engine, "a change of the settings"):
             self._follow_the_file(engine)
             self._adapter.listen()
@@ -342,6 +349,25 @@ class Recorder:
                 f"{asked}() was called before start(). Start the recorder, or use `with astray.record(…)`."
             )
         return self._engine
+
+    def _tell_forecast(self, engine: Engine) -> None:
+        """After the first step of which values were kept: what a step takes on the disk, and how many more fit."""
+        step = engine.tensors.taken
+        if not step.values:
+            return
+        self._forecast_told = True
+        rank, world_size = self._ranks
+        recording = [one for one in range(world_size) if one in self.settings.ranks]
+        if rank != min(recording, default=rank):  # the others would say the same
+            return
+        try:
+            found = forecast(step, self.path, self.settings.max_bytes, len(recording))
+        except OSError:  # a file system that does not tell; a full one is told by the writer
+            return
+        if self.say is not None:
+            self.say(found.sentence)
+        else:
+            logger.log(logging.WARNING if found.is_tight else logging.INFO, "%s: %s", self.path, found.sentence)
 
     def _tell_failure(self) -> None:
         """A disk that is full stops the recording, not the program; the user hears of it once."""

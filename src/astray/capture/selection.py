@@ -10,6 +10,7 @@ import re
 import threading
 from collections import Counter
 
+from astray.capture.footprint import Taken
 from astray.capture.settings import Settings
 from astray.record import Kind, Missed
 
@@ -131,6 +132,11 @@ class Quota:
                 return False
             self._bytes += nbytes
         return True
+
+    @property
+    def taken(self) -> Taken:
+        """What was recorded so far."""
+        return Taken(self._bytes, self._rows)
 
     def next_step(self) -> None:
         self._rows_of_step = 0

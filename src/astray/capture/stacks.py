@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
+import sys
 import sysconfig
 import threading
 from collections.abc import Callable
@@ -67,6 +69,8 @@ class Stacks:
         while frame is not None and frame is not outer:
             if not self._is_internal(frame.f_code):
                 frames.append(_frame(frame.f_code, frame.f_lineno))
+                if frames[-1].function == "<module>" and frames[-1].file.startswith(CELL):
+                    break  # what is further out is the notebook's own
             frame = frame.f_back
         if outer_id is not None:
             frames += self._frames[outer_id]
@@ -84,4 +88,32 @@ class Stacks:
 def _frame(code: CodeType, line: int | None) -> Frame:
     line = line or code.co_firstlineno
     name = getattr(code, "co_qualname", code.co_name)  # the qualified name came with Python 3.11
-    return Frame(code.co_filename, line, name, linecache.getline(code.co_filename, line).strip())
+    return Frame(_place(code.co_filename), line, name, linecache.getline(code.co_filename, line).strip())
+
+
+def _place(file: str) -> str:
+    """A file as the user knows it: the cell of a notebook has a file that nobody ever sees, and is `In [5]`."""
+    named = _CELL.match(file)
+    number = named[1] if named else _cell_number(file)
+    return file if number is None else f"{CELL}{number}]"
+
+
+CELL = "In ["
+"""How the places begin that are cells of a notebook."""
+
+_CELL = re.compile(r"<ipython-input-(\d+)-")
+
+
+def _cell_number(file: str) -> object:
+    """The number of the cell that a kernel has compiled from this file; None for any other file."""
+    shell = sys.modules.get("IPython.core.getipython")
+    if shell is None or not _is_kernels(file):
+        return None
+    try:
+        return shell.get_ipython().compile._filename_map.get(file)  # which IPython's own tracebacks read
+    except AttributeError:
+        return None
+
+
+def _is_kernels(file: str) -> bool:
+    return Path(file).parent.name.startswith(("ipykernel_", "xpython_"))

@@ -11,9 +11,9 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from astray.cli import check, compare, convert, map, run, show, view
+from astray.cli import check, compare, convert, help, map, run, show, view
 from astray.cli.terminal import tell
 from astray.errors import AstrayError
 from astray.wording import printable
@@ -60,18 +60,27 @@ def _write_no_more() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> _Parser:
     """All commands and their options."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="astray",
         description="Where did it go astray? Record the tensors of two runs, and learn which call went wrong first; or "
         "check one, and learn which call NaN and infinity come from.",
     )
     top.add_argument("--version", action=_Version)
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (run, check, compare, map, show, view, convert):
+    commands: argparse._SubParsersAction[argparse.ArgumentParser] = top.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
+    )
+    for command in (run, check, compare, map, show, view, convert, help):
         command.add(commands)
+    top.commands = commands.choices
     return top
+
+
+class _Parser(argparse.ArgumentParser):
+    """The parser of the command itself, which knows those of its commands."""
+
+    commands: Mapping[str, argparse.ArgumentParser]
 
 
 class _Version(argparse.Action):

@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
         help="run a script, unchanged, and name the call that NaN or infinity come from",
         description="Runs a Python script as `python` would, and looks at what its models compute. When NaN or "
         "infinity reach a result, a gradient or a weight, it says which call they come from, and writes the last steps "
-        "as a run. docs/guard.md has more.",
+        "as a run. `astray help guard` has more.",
         epilog="Exit codes: 1 if something was found, 2 if the script could not be checked, else the script's own.",
         usage="astray check [options] (SCRIPT | -m MODULE) [ARGUMENTS ...]",
     )

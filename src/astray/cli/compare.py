@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
         help="instead of the answer: a table of what was set differently, such as learning rates, eps, TF32",
     )
     add_asked(parser)
-    rows = parser.add_argument_group("rows", "List rows beneath the answer. docs/reports.md has the columns.")
+    rows = parser.add_argument_group("rows", "List rows beneath the answer. `astray help reports` has the columns.")
     rows.add_argument("--filter", metavar="EXPR", help="those that fit, such as \"error > 1e-3 and site ~ 'mlp'\"")
     rows.add_argument("--sort", metavar="COLUMNS", help="in this order, such as -error,site (- for the largest first)")
     rows.add_argument("--top", type=int, metavar="N", help=f"so many of them (default {TOP}; 0 for all)")
@@ -59,7 +59,7 @@ def add_asked(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes", type=int, metavar="N", help="compare so many ranks at once (default: one for each core)"
     )
-    judging = parser.add_argument_group("judging", "What may be rounding. docs/verdict.md has the rules.")
+    judging = parser.add_argument_group("judging", "What may be rounding. `astray help verdict` has the rules.")
     judging.add_argument(
         "--noise",
         action="append",
@@ -77,9 +77,12 @@ def add_asked(parser: argparse.ArgumentParser) -> None:
         help="tensors that only one run has are fine: exit code 0 if the rest agrees",
     )
     judging.add_argument(
-        "--metric", action="append", metavar="NAME", help="also measure this of kept values: kl, or file.py:function"
+        "--metric",
+        action="append",
+        metavar="NAME",
+        help="also measure this of kept values: kl, mean_abs, or file.py:function",
     )
-    pairing = parser.add_argument_group("pairing", "For models that differ. docs/alignment.md explains each.")
+    pairing = parser.add_argument_group("pairing", "For models that differ. `astray help alignment` explains each.")
     pairing.add_argument(
         "--map", metavar="FILE", help="what the candidate's names are in the reference; see `astray map`"
     )

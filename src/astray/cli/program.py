@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -35,9 +36,10 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     """The script and its arguments, behind all options of ours."""
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as in `python -m`")
     parser.add_argument("script", metavar="SCRIPT", help="the script to run")
-    parser.add_argument(
+    rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="what the script gets as its own"
     )
+    rest.required = False  # else argparse asks for it, too, where there is no script
 
 
 def load_program(options: argparse.Namespace) -> Program:
@@ -49,7 +51,7 @@ def load_program(options: argparse.Namespace) -> Program:
 
 LAUNCHERS = {
     "torchrun": "-m", "torch.distributed.run": "-m", "torch.distributed.launch": "-m", "accelerate": "-m",
-    "deepspeed": "--module", "python": "-m", "python3": "-m", "mpirun": "python -m", "srun": "python -m",
+    "deepspeed": "--module", "mpirun": "python -m", "srun": "python -m",
 }  # fmt: skip
 """Programs that start Python themselves, and how each is told of a module: it is astray that they have to start."""
 
@@ -57,13 +59,17 @@ LAUNCHERS = {
 def instead_of_launcher(options: argparse.Namespace) -> str | None:
     """The right command, in a sentence, for somebody who has given a launcher as the script."""
     name = options.script if options.module else Path(options.script).name
-    if name not in LAUNCHERS or (not options.module and Path(options.script).suffix == ".py"):
+    is_python = not options.module and re.fullmatch(r"python[\d.]*", name) is not None
+    if is_python and options.arguments[:1] == ["-m"] and options.arguments[1:2] and options.arguments[1] in LAUNCHERS:
+        started = {"script": options.arguments[1], "module": True, "arguments": options.arguments[2:]}
+        return instead_of_launcher(argparse.Namespace(**vars(options) | started))
+    if not is_python and (name not in LAUNCHERS or (not options.module and Path(options.script).suffix == ".py")):
         return None
     words = list(options.arguments)
     at = next((i for i, word in enumerate(words) if word.endswith(".py") or word in ("-m", "--module")), len(words))
     own, program = words[:at], words[at:] or ["SCRIPT"]
     astray = f"astray {options.command} [options]" + (" -o RUN" if options.command == "run" else "")
-    if name.startswith("python"):
+    if is_python:
         return f"{options.script} runs scripts, and so does astray. Say: {' '.join([astray, *program])}"
     launcher = f"python -m {name}" if options.module else options.script
     command = " ".join([launcher, *own, LAUNCHERS[name], astray, *program])

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         help="record a script, unchanged",
         description="Runs a Python script as `python` would, and records the calls of its models. The outermost "
         "modules are found by themselves; a step ends at each optimizer.step(), of the first optimizer if there are "
-        "several. docs/recording.md explains every setting with examples.",
+        "several. `astray help recording` explains every setting with examples.",
         usage="astray run [-o RUN] [options] (SCRIPT | -m MODULE) [ARGUMENTS ...]",
     )
     parser.add_argument(
@@ -50,7 +50,7 @@ def add(commands: Any) -> None:
 
 
 def _add_guard(parser: argparse.ArgumentParser) -> None:
-    watched = parser.add_argument_group("what is watched", "docs/guard.md has more. It needs statistics.")
+    watched = parser.add_argument_group("what is watched", "`astray help guard` has more. It needs statistics.")
     watched.add_argument(
         "--guard",
         nargs="?",
@@ -157,6 +157,7 @@ class _Recording:
             guard=None if options.guard is None else {"on": self._found, "spike": options.spike},
             **settings_of(options),
         )
+        recorder.say = lambda text: tell(f"astray: {text}")
         self._recorder = recorder.start()
 
     def is_ours(self, error: BaseException) -> bool:

@@ -35,12 +35,14 @@ def add(commands: Any) -> None:
         help=f"largest magnitude first, instead of the order of observation: {', '.join(SORTABLE)}",
     )
     parser.add_argument(
-        "--alarms", action="store_true", help="where NaN and infinity come from, and what they reached (docs/guard.md)"
+        "--alarms",
+        action="store_true",
+        help="where NaN and infinity come from, and what they reached (`astray help guard`)",
     )
     parser.add_argument("--top", type=int, default=25, metavar="N", help="how many rows (default 25; 0 for all)")
     risk = parser.add_argument_group(
         "risk",
-        "How close the numbers come to trouble, from the statistics of all steps and ranks. docs/risk.md has more.",
+        "How close the numbers come to trouble, from the statistics of all steps and ranks; see `astray help risk`.",
     )
     risk.add_argument("--risk", action="store_true", help=f"rank the sites by it, or with --sort by {', '.join(RISKS)}")
     risk.add_argument(

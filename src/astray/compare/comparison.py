@@ -126,6 +126,7 @@ def compare(
         tuple(sorted((found for one in ranks for found in one.divergences[1:]), key=_when)),
         put_together((found for one in ranks for found in one.setup), recorded.reference, recorded.candidate),
         allow_missing,
+        exact,
     )
 
 
@@ -160,12 +161,13 @@ def _when(divergence: Divergence) -> tuple[int, int, int]:
 class Comparison:
     """What came of comparing two runs.
 
-    pairs: one row for each tensor of either run, in order of observation; docs/metrics.md names its columns.
+    pairs: one row for each tensor of either run, in order of observation; `astray help metrics` names its columns.
     firsts: the first divergence of each rank that has one, the earliest first.
     problems: what limits the comparison, a sentence each.
     others: divergences after the first of their rank that it does not explain.
     setup: what was set differently in the two runs, those first that change results.
     allow_missing: whether tensors that are only in one run are fine, whatever they are.
+    exact: whether the runs were to be bit-identical.
     """
 
     reference: Run
@@ -177,6 +179,7 @@ class Comparison:
     others: tuple[Divergence, ...] = ()
     setup: tuple[SetupDifference, ...] = ()
     allow_missing: bool = False
+    exact: bool = False
 
     @property
     def first(self) -> Divergence | None:
@@ -262,7 +265,7 @@ class Comparison:
 
     @cached_property
     def columns(self) -> Columns:
-        """Every column that reports show, by name: docs/reports.md explains them."""
+        """Every column that reports show, by name: `astray help reports` explains them."""
         return Columns(self.reference, self.candidate, self.pairs)
 
     def select(self, filter: str | Filter | None = None, sort: Order | None = None, top: int | None = None) -> Pairs:
@@ -270,7 +273,7 @@ class Comparison:
 
         >>> print(diff.select("error > 1e-3 and site ~ 'mlp' and phase == backward", sort="-error", top=10))
 
-        filter: an expression over the columns; docs/reports.md has the language. Every row by default.
+        filter: an expression over the columns; `astray help reports` has the language. Every row by default.
         sort: columns with commas between them, or a list of them; `-error` has the largest first. In order of
             observation by default.
         """

@@ -231,7 +231,7 @@ def measure_statistics(evidence: Evidence, at: Ints) -> Measured:
     bad = metrics.has_nonfinite(reference, count), metrics.has_nonfinite(candidate, count)
     told = ~metrics.is_untold(reference, candidate)
     counts_differ = (reference["nan"] != candidate["nan"]) | (reference["inf"] != candidate["inf"])
-    nonfinite = np.where(told, counts_differ, bad[0] != bad[1])
+    nonfinite = np.where(told, counts_differ, (bad[0] != bad[1]) | metrics.has_other_nonfinite(reference, candidate))
     # Bits that differ while nothing else does may be 0 against −0, the payload of a NaN, or a change too small to show.
     but_for_order = metrics.equal_but_for_order(reference, candidate) & (np.equal(*zeros) | ~told)
     alike = bits_differ & but_for_order

@@ -49,7 +49,7 @@ class Asked(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Matching:
-    """What `compare` was asked for; docs/alignment.md explains each."""
+    """What `compare` was asked for; `astray help alignment` explains each."""
 
     steps: Steps = Steps()
     ranks: tuple[int, ...] | None = None

@@ -212,6 +212,13 @@ def has_nonfinite(side: Columns, count: npt.NDArray[Any]) -> Bools:
     return np.where(side["nan"] < 0, by_extremes, side["nan"] + side["inf"] > 0)
 
 
+def has_other_nonfinite(reference: Columns, candidate: Columns) -> Bools:
+    """Where neither side has counted, and another extreme is not there: NaN against infinity, or +Inf against −Inf."""
+    untold = (reference["nan"] < 0) & (candidate["nan"] < 0)
+    differ = [np.isnan(reference[name]) != np.isnan(candidate[name]) for name in ("min", "max")]
+    return np.asarray(untold & (differ[0] | differ[1]))
+
+
 def summing_slack(reference: Columns, candidate: Columns, eps: Floats, count: npt.NDArray[Any]) -> Floats:
     """How far apart mean and norm may be because a tool summed in the tensor's own precision: ε + 2⁻²⁴·n^¾.
 

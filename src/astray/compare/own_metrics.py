@@ -46,7 +46,13 @@ def kl(reference: Array, candidate: Array) -> float:
     return float(terms.sum(-1).mean())
 
 
-OURS: dict[str, Metric] = {"kl": kl}
+def mean_abs(reference: Array, candidate: Array) -> float:
+    """mean |c − r|, over the elements that are finite on both sides."""
+    both = np.isfinite(reference) & np.isfinite(candidate)
+    return float(np.abs(candidate[both] - reference[both]).mean()) if both.any() else math.nan
+
+
+OURS: dict[str, Metric] = {"kl": kl, "mean_abs": mean_abs}
 
 
 Failures = Counter[tuple[str, str]]

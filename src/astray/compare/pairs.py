@@ -66,7 +66,7 @@ class Pairs:
 
     @property
     def names(self) -> list[str]:
-        """The columns, in order: those of pairs.csv, which docs/reports.md explains."""
+        """The columns, in order: those of pairs.csv, which `astray help reports` explains."""
         return self.columns.names
 
     def first(self, most: int | None) -> Pairs:

@@ -25,9 +25,9 @@ class Suspect:
     """A call that may be wrong by itself.
 
     place: its most surprising tensor. score: how many times further off than can be explained; ∞ where nothing may
-    differ. measure: by what (docs/verdict.md). error: how far off by that measure. limit: how far it may be. given: how
-    far off what it came from is. rule: who says so. siblings: how many others it was compared with. of: whose numbers
-    these are, in words, where they are not those of the place.
+    differ. measure: by what (`astray help verdict`). error: how far off by that measure. limit: how far it may be.
+    given: how far off what it came from is. rule: who says so. siblings: how many others it was compared with.
+    of: whose numbers these are, in words, where they are not those of the place.
     """
 
     rank: int

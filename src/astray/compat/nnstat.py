@@ -3,7 +3,7 @@
     weight = nnstat.from_weight(model, clone=True)
     nnstat.trust_ratio(update, weight, pattern=".*mlp.*").describe(lw=True)
 
-Everything is `astray.state`; docs/state.md tells where results differ, and why.
+Everything is `astray.state`; `astray help state` tells where results differ, and why.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from __future__ import annotations
 import os
 
 import torch
+from torch import nn
 
 from astray import state as core
 from astray.state import (
     StateDict,
-    from_activation,
-    from_activation_grad,
     from_grad,
     from_optimizer_state,
     from_state_dict,
@@ -26,6 +25,8 @@ from astray.state import (
     ratios,
     trust_ratio,
 )
+from astray.state.activations import ActivationGradients, Activations
+from astray.state.naming import Pattern
 
 __all__ = [
     "StateDict",
@@ -47,6 +48,24 @@ __all__ = [
 functional = ratios
 zeros_like = torch.zeros_like
 ones_like = torch.ones_like
+
+
+ROOT = ""
+"""NNstat knows a model by the name that torch gives it, which is empty; `astray.from_activation` says `<root>`."""
+
+
+def from_activation(
+    model: nn.Module, pattern: Pattern | None = None, *, clone: bool = False, name: str | None = None
+) -> Activations:
+    """What the modules of a model give, filled by each forward pass; what the model gives has the key `''`."""
+    return Activations(model, pattern, clone, name, ROOT)
+
+
+def from_activation_grad(
+    model: nn.Module, pattern: Pattern | None = None, *, clone: bool = False, name: str | None = None
+) -> ActivationGradients:
+    """The gradients of the same, filled by each backward pass."""
+    return ActivationGradients(model, pattern, clone, name, ROOT)
 
 
 def load(path: str | os.PathLike[str], name: str | None = None) -> StateDict:

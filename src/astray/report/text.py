@@ -50,7 +50,7 @@ def render(comparison: Comparison, *, width: int = WIDTH, table_width: int | Non
     if comparison.first is not None and comparison.of_checkpoints:
         _differences(page, comparison, comparison.first)
     elif comparison.first is not None:
-        _divergence(page, comparison.first, several=len(comparison.reference.ranks) > 1)
+        _divergence(page, comparison, comparison.first)
         _other_ranks(page, comparison)
         _others(page, comparison)
     else:
@@ -86,8 +86,8 @@ def _recording(page: Page, comparison: Comparison) -> None:
         page.line()
 
 
-def _divergence(page: Page, first: Divergence, several: bool) -> None:
-    for line in page.folded(f"✗ First divergence: {_where(first, several)}", later_indent=" " * MARGIN):
+def _divergence(page: Page, comparison: Comparison, first: Divergence) -> None:
+    for line in page.folded(f"✗ {answer(comparison)}", later_indent=" " * MARGIN):
         page.line(page.paint(line, RED))
     if first.frame is not None:
         at = f"{PurePath(first.frame.file).name}:{first.frame.line} in {first.frame.function}"
@@ -95,7 +95,8 @@ def _divergence(page: Page, first: Divergence, several: bool) -> None:
     if first.enclosing:
         page.entry("inside", " › ".join(f"{site} ({kind})" if kind else site for site, kind in first.enclosing))
     page.entry("error", error_of(first))
-    page.entry("how sure", how_sure(first))
+    page.entry("how sure", how_sure(first, comparison.exact))
+    page.entry("exact", why_bits_count(first) if comparison.exact else ())
     page.entry("cause", cause_of(first))
     _sides(page, first)
     if first.previous is not None:
@@ -119,6 +120,7 @@ def _differences(page: Page, comparison: Comparison, first: Divergence) -> None:
     for line in page.folded(f"✗ {_furthest(comparison, first)}", later_indent=" " * MARGIN):
         page.line(page.paint(line, RED))
     page.entry("error", error_of(first))
+    page.entry("exact", why_bits_count(first) if comparison.exact else ())
     page.entry("also", first.evidence[1:])
     _sides(page, first)
     if first.victims:
@@ -167,8 +169,13 @@ def _unexplained(first: Divergence) -> str:
     return "; ".join([_amount(first, first.error), may, *_metrics(first), *_remarks(place)])
 
 
-def how_sure(first: Divergence) -> list[str]:
-    """How sure it is that this is wrong, and why, in a line; none where the error says so by itself."""
+def how_sure(first: Divergence, exact: bool = False) -> list[str]:
+    """How sure it is that this is wrong, and why, in a line; none where the error says so by itself.
+
+    exact: every bit counts, so that fingerprints are enough.
+    """
+    if first.sureness == UNKNOWN and exact:
+        return ["certain that bits differ; record with keep='stats' to learn by how much"]
     if first.sureness == UNKNOWN:
         return [f"{UNKNOWN}: fingerprints differ by rounding as well; record with keep='stats' to tell"]
     if first.settings and first.verdict in _WITHIN_ROUNDING:
@@ -179,6 +186,26 @@ def how_sure(first: Divergence) -> list[str]:
     if math.isinf(first.surprise):
         return [f"{first.sureness}: nothing explains it"]
     return [f"{first.sureness}: {times(first.surprise)} times as far off as can be explained"]
+
+
+def why_bits_count(first: Divergence) -> list[str]:
+    """Which bits differ where the runs were to be bit-identical, and why they count; nothing where more is wrong."""
+    if first.judged.verdict in _WITHOUT_SIZE:
+        return []
+    what = f"{first.whose}: " if first.whose else ""
+    different, ulp = first.metrics.get("different"), first.metrics.get("max_ulp")
+    elements = figures.counted(math.prod(first.reference.shape), "element")
+    if first.whose or different is None or different == 0:
+        bits = f"{what}fingerprints differ, so at least one bit does"
+    else:
+        bits = f"{different:,.0f} of {elements} {'has' if different == 1 else 'have'} other bits"
+        if ulp is not None and math.isfinite(ulp):
+            bits += f", by up to {figures.counted(int(ulp), 'representable number')}"
+    rounding = " Without --exact it passes as rounding." if first.rule == "bits" and math.isfinite(first.error) else ""
+    return [
+        f"{bits}.{rounding} The same program with the same versions, kernels and threads on the same machine computes "
+        "the same bits: one that differs has a cause, however small."
+    ]
 
 
 def _remarks(place: Place) -> Iterator[str]:

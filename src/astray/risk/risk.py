@@ -33,7 +33,7 @@ class Risk:
     >>> risk
     <Risk of runs/a: 1 non-finite, 2 overflow, 3 tight, 210 calm>
     >>> print(risk)                                 # as `astray show RUN --risk` shows it
-    >>> pyarrow.table(risk), polars.DataFrame(risk) # every column of docs/risk.md
+    >>> pyarrow.table(risk), polars.DataFrame(risk) # every column of `astray help risk`
 
     table: one row per place.
     left_out: which tensors say nothing about head-room, and how many.

@@ -24,13 +24,20 @@ ROOT = "<root>"
 
 
 class Activations(StateDict):
-    """The outputs of a model's modules, in the order they were made; empty until the model has run."""
+    """The outputs of a model's modules, in the order they were made; empty until the model has run.
 
-    def __init__(self, model: nn.Module, pattern: Pattern | None, clone: bool, name: str) -> None:
-        super().__init__(name=name)
+    root: the key of the model itself.
+    """
+
+    _holds = "activations"
+
+    def __init__(
+        self, model: nn.Module, pattern: Pattern | None, clone: bool, name: str | None, root: str = ROOT
+    ) -> None:
+        super().__init__(name=name or f"{type(model).__name__}_{self._holds}")
         self._clone = clone
         self._calls: dict[str, int] | None = None
-        modules = {module_name or ROOT: module for module_name, module in model.named_modules()}
+        modules = {module_name or root: module for module_name, module in model.named_modules()}
         self._handles = [model.register_forward_pre_hook(self._begin)]
         for module_name in matching(modules, pattern):
             self._handles.append(modules[module_name].register_forward_hook(self._seen(module_name)))
@@ -81,9 +88,13 @@ class Activations(StateDict):
 class ActivationGradients(Activations):
     """The gradients that arrive at the outputs of a model's modules, in the order of the forward pass."""
 
-    def __init__(self, model: nn.Module, pattern: Pattern | None, clone: bool, name: str) -> None:
+    _holds = "activation_grads"
+
+    def __init__(
+        self, model: nn.Module, pattern: Pattern | None, clone: bool, name: str | None, root: str = ROOT
+    ) -> None:
         self._order: dict[str, int] = {}
-        super().__init__(model, pattern, clone, name)
+        super().__init__(model, pattern, clone, name, root)
 
     def clear(self) -> None:
         super().clear()
@@ -119,7 +130,7 @@ def from_activation(
     pattern: only modules whose names this regular expression matches, from the first character on.
     clone: copy each output at once; otherwise an operation in place that follows changes what is seen.
     """
-    return Activations(model, pattern, clone, name or f"{type(model).__name__}_activations")
+    return Activations(model, pattern, clone, name)
 
 
 def from_activation_grad(
@@ -131,7 +142,7 @@ def from_activation_grad(
     ...     loss(model(batch)).backward()
     >>> grads.norm2(lw=True)
     """
-    return ActivationGradients(model, pattern, clone, name or f"{type(model).__name__}_activation_grads")
+    return ActivationGradients(model, pattern, clone, name)
 
 
 def tensors_in(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:

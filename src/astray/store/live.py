@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from astray.interrupts import pass_interrupt
 from astray.record import Missed
+from astray.stats import sample_positions
 from astray.store.info import End, RunInfo, now
 from astray.store.late import Late
 from astray.store.native.cuts import Cut, Cuts
@@ -32,15 +37,22 @@ SYNC_SHARE = 10  # unless to bring them up to date takes a tenth of the time or 
 SEEN_BYTES = 128 << 20  # of values that were translated and may be met again, in the rows of the next call
 
 
-def live(make: MakesTranslator) -> partial[LiveWriter]:
-    """What `Recorder(writer=…)` takes to have a recording written by such a translator."""
-    return partial(LiveWriter, make=make)
+Positions = Callable[[int, int], npt.NDArray[np.int64]]
+"""Chooses the elements of a sample: of how many, and how many of them."""
+
+
+def live(make: MakesTranslator, positions: Positions = sample_positions) -> partial[LiveWriter]:
+    """What `Recorder(writer=…)` takes to have a recording written by such a translator.
+
+    positions: which elements `keep="sample"` takes, where the other tool's sample is not ours.
+    """
+    return partial(LiveWriter, make=make, positions=positions)
 
 
 class LiveWriter(Intake):
     """Has the rows of one rank translated. Its methods may be called from any thread.
 
-    The arguments are those of `RunWriter`, and `make`, which makes the translator.
+    The arguments are those of `RunWriter`, `make`, which makes the translator, and `positions`, as `live` has it.
     """
 
     def __init__(
@@ -53,8 +65,10 @@ class LiveWriter(Intake):
         queue_bytes: int = QUEUE_BYTES,
         late: Late | None = None,
         make: MakesTranslator,
+        positions: Positions = sample_positions,
     ) -> None:
         super().__init__(path, rank, queue_bytes, late)
+        self.positions = positions  # type: ignore[assignment]
         self.translator = make(self.path, rank, info, overwrite=overwrite)
         self._queue_bytes = queue_bytes
         self._holding = Holding(self._free, self._lost)

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from astray.compare.columns import JUDGED, KEY
 from astray.compare.comparison import Comparison
+from astray.compare.metrics import BOUNDS, METRICS
 from astray.compare.rows import Vocabulary
 from astray.risk.formats import limits
 from astray.risk.levels import room_of
@@ -32,6 +34,13 @@ _JUDGED = (
     "rule",
 )  # fmt: skip
 _MEASURED = {"cosine": "cosine", "max_abs": "max_abs", "relative_l2": "rel_l2"}
+_MORE = ("rmse", "mape")
+"""Metrics that can be chosen, where values were kept to measure them."""
+
+OWN = "metric:"
+"""Before the names of metrics that the comparison was asked for besides."""
+
+_PLAIN = {*KEY, *JUDGED, *METRICS, *BOUNDS}
 
 
 def comparison_columns(comparison: Comparison, calls: Calls) -> dict[str, Column]:
@@ -40,11 +49,28 @@ def comparison_columns(comparison: Comparison, calls: Calls) -> dict[str, Column
     names = ("rank", *_OF_CALL, "role", "path", *_JUDGED)
     columns: dict[str, Column] = {name: pairs[name] for name in names}
     columns |= {name: pairs[metric] for name, metric in _MEASURED.items()}
+    columns |= {name: pairs[name] for name in _MORE if not np.isnan(pairs.numbers(name)).all()}
+    columns |= {f"{OWN}{name}": pairs[name] for name in comparison.columns.names if _is_own(comparison, name)}
     for form in ("dtype", "shape"):
         columns |= {f"{form}_{side}": pairs[f"{form}_{name}"] for side, name in _SIDES.items()}
     for side, run in zip(_SIDES, (comparison.reference, comparison.candidate), strict=True):
         columns[f"seq_{side}"] = _sequence(run, pairs.numbers("rank"), pairs.numbers(f"call_{_SIDES[side]}"))
-    return columns | _grouped(calls)
+    return columns | _epochs(comparison.reference, pairs.numbers("step")) | _grouped(calls)
+
+
+def _is_own(comparison: Comparison, name: str) -> bool:
+    """Whether a column is a metric that was asked for by name."""
+    return name in comparison.pairs and name not in _PLAIN and not name.endswith(("_reference", "_candidate"))
+
+
+def _epochs(run: Run, steps: Ints) -> dict[str, Column]:
+    """The epoch of each row, and its step in that epoch, where the program counted several epochs."""
+    known = run.info.settings.get("epochs")
+    if not isinstance(known, list) or len(known) < 2:
+        return {}
+    epochs, first, added = np.array(known, np.int64).T
+    at = np.maximum(np.searchsorted(first, steps, side="right") - 1, 0)
+    return {"epoch": epochs[at], "epoch_step": steps - added[at]}
 
 
 def _sequence(run: Run, ranks: Ints, calls: Ints) -> Ints:
@@ -83,7 +109,7 @@ def run_columns(run: Run, places: Places, calls: Calls) -> dict[str, Column]:
                 for name in (*_OF_CALL, *_OF_TENSOR)}  # fmt: skip
     columns |= {name: _gathered([_statistic(rank, name, rows) for rank, rows in ranks]) for name in _STATISTICS}
     columns["headroom"] = headroom(columns["absmax"], columns["dtype"])
-    return columns | {"state": states(columns)} | _grouped(calls)
+    return columns | {"state": states(columns)} | _epochs(run, np.asarray(columns["step"])) | _grouped(calls)
 
 
 def headroom(absmax: Any, dtype: Any) -> npt.NDArray[np.float64]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from astray.compare.comparison import compare
 from astray.compare.evidence import Progress
 from astray.errors import AstrayError, UsageError
+from astray.store.hooktools import folders as hooktools
 from astray.web.detail import detail_of
 from astray.web.jobs import Job
 from astray.web.options import arguments_of
@@ -132,6 +133,9 @@ class Desk:
 
     def _compare(self, chosen: Sequence[str], arguments: dict[str, Any], progress: Progress) -> ComparisonView:
         reference, candidate = (self.shelf.path(number) for number in chosen)
+        if hooktools.recognises(reference) and hooktools.recognises(candidate):  # whose users look at it first
+            metrics = arguments.get("metrics") or []
+            arguments = arguments | {"metrics": [*metrics, *(["mean_abs"] if "mean_abs" not in metrics else [])]}
         view = ComparisonView(compare(reference, candidate, progress=progress, **arguments))
         if arguments.get("micro") != "joined":  # else these are other tables than those of the runs
             for number, run in zip(chosen, view.runs, strict=True):

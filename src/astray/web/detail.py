@@ -36,8 +36,8 @@ MOST_LINKS = 12
 """Links that are told of one tensor; a learning rate or a mask may be taken by hundreds of calls."""
 
 _JUDGED = {
-    "error": "The largest relative error: docs/metrics.md.",
-    "surprise": "How many times further off than can be explained; above 1 it is wrong by itself: docs/verdict.md.",
+    "error": "The largest relative error: `astray help metrics`.",
+    "surprise": "How many times further off than can be explained; above 1 it is wrong: `astray help verdict`.",
     "deviation": "How far off it is by the measure that is the most surprising.",
     "limit": "How far off it may be by that measure.",
     "given": "How far off what it came from is by that measure.",

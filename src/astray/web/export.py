@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from astray.compare.comparison import Comparison
+from astray.compare.metrics import METRICS
 from astray.compare.pairs import Pairs
 from astray.compare.verdict import Verdict
 from astray.errors import UsageError
 from astray.report.csv import write_csv
 from astray.report.xlsx import write_xlsx
+from astray.wording import did_you_mean
 
 MEDIA = {
     "csv": "text/csv; charset=utf-8",
@@ -24,16 +26,25 @@ _WORST_FIRST = (Verdict.NON_FINITE, Verdict.DIVERGED, Verdict.SHAPE, Verdict.DTY
 
 
 class Exported:
-    """A file, and the folder it lies in until `close`. `conclusion`: of each site that is wrong its worst row."""
+    """A file, and the folder it lies in until `close`.
+
+    conclusion: of each site that is wrong its worst row, by `metric`.
+    """
 
     def __init__(
-        self, comparison: Comparison, kind: str, filter: str | None, sort: str | None, conclusion: bool = False
+        self,
+        comparison: Comparison,
+        kind: str,
+        filter: str | None,
+        sort: str | None,
+        conclusion: bool = False,
+        metric: str = "error",
     ) -> None:
         if kind not in MEDIA:
             raise UsageError(f"There is no export as {kind!r:.40}; there are {', '.join(MEDIA)}.")
         pairs = comparison.select(filter, sort)
         if conclusion:
-            pairs = concluded(comparison, pairs, bool(sort))
+            pairs = concluded(comparison, pairs, bool(sort), metric)
         self._folder = tempfile.TemporaryDirectory(prefix="astray-")
         folder = Path(self._folder.name)
         try:
@@ -50,14 +61,19 @@ class Exported:
         self._folder.cleanup()
 
 
-def concluded(comparison: Comparison, pairs: Pairs, ordered: bool) -> Pairs:
-    """Of each site the worst row of these, in their order if they were `ordered`, else as the sites went wrong."""
+def concluded(comparison: Comparison, pairs: Pairs, ordered: bool, metric: str = "error") -> Pairs:
+    """Of each site the worst row of these, in their order if they were `ordered`, else as the sites went wrong.
+
+    metric: of rows with one verdict, by what they are the worst. Raises UsageError when there is no such column.
+    """
+    if metric not in comparison.pairs or comparison.pairs[metric].dtype.kind != "f":
+        raise UsageError(f"There is no metric {metric!r:.40}.{did_you_mean(metric, METRICS)}")
     verdicts = comparison.pairs.coded("verdict").codes
     rows = np.sort(pairs.rows)
     rows = rows[np.isin(verdicts[rows], _WORST_FIRST)]
     site = comparison.pairs.coded("site").codes[rows]
     rank = np.array([_WORST_FIRST.index(Verdict(code)) for code in verdicts[rows].tolist()], np.int64)
-    error = np.nan_to_num(comparison.pairs.numbers("error")[rows], nan=-1.0)
+    error = np.nan_to_num(comparison.pairs.numbers(metric)[rows] * (-1 if metric == "cosine" else 1), nan=-np.inf)
     worst = np.lexsort((rows, -error, rank))
     chosen = rows[worst[np.unique(site[worst], return_index=True)[1]]]  # in the order of the sites' codes
     began = np.unique(site, return_index=True)[1]

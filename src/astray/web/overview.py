@@ -17,7 +17,17 @@ from astray.record import Frame
 from astray.report import figures
 from astray.report.alarms import place_of, what_of
 from astray.report.setup import with_ranks
-from astray.report.text import after, answer, error_of, how_sure, notes_of, other_line, suspect_line, wrong_besides
+from astray.report.text import (
+    after,
+    answer,
+    error_of,
+    how_sure,
+    notes_of,
+    other_line,
+    suspect_line,
+    why_bits_count,
+    wrong_besides,
+)
 from astray.store import CheckpointRun, Table
 from astray.web.views import CallKey, ComparisonView, RunView, View
 from astray.web.wire import Document
@@ -124,7 +134,7 @@ def _divergence(comparison: Comparison, first: Divergence) -> Document:
             {"row": _setting_row(comparison, one), "sentence": with_ranks(one, comparison)} for one in first.settings
         ],
         "sentence": place.full + (f", on rank {first.rank}" if len(comparison.reference.ranks) > 1 else ""),
-        "evidence": [{"text": text} for text in _evidence(first)],
+        "evidence": [{"text": text} for text in _evidence(first, comparison.exact)],
         "after": f"After it, {after(first)}.",
         "growth": [{"step": step, "error": error} for step, error in first.growth],
         "inside": [f"{site} ({kind})" if kind else site for site, kind in first.enclosing],
@@ -136,10 +146,11 @@ def _divergence(comparison: Comparison, first: Divergence) -> Document:
     }  # fmt: skip
 
 
-def _evidence(first: Divergence) -> list[str]:
-    """The error, how sure it is, and what speaks for it, but for what was set differently."""
-    sure = [f"How sure: {text}." for text in how_sure(first)]
-    return [f"Error: {error_of(first)}.", *sure, *first.evidence[len(first.settings) :]]
+def _evidence(first: Divergence, exact: bool) -> list[str]:
+    """The error, how sure it is, why bits count if they do, what speaks for it; but not what was set differently."""
+    sure = [f"How sure: {text}." for text in how_sure(first, exact)]
+    bits = [f"Exact: {text}" for text in why_bits_count(first)] if exact else []
+    return [f"Error: {error_of(first)}.", *sure, *bits, *first.evidence[len(first.settings) :]]
 
 
 def _told(pairs: Table, place: Place, rank: int, sentence: str) -> Document:

@@ -117,7 +117,8 @@ class _Answers:
             raise UsageError("Only the rows of a comparison are exported; of a run, `run.table()` has them.")
         asked = request.query_params
         chosen = asked.get("filter") or None, asked.get("sort") or None
-        made = Exported(view.comparison, kind, *chosen, conclusion=asked.get("conclusion") == "1")
+        concluded = asked.get("conclusion") == "1"
+        made = Exported(view.comparison, kind, *chosen, conclusion=concluded, metric=asked.get("metric") or "error")
         gone = BackgroundTask(made.close)
         return FileResponse(made.path, media_type=MEDIA[kind], filename=f"pairs.{kind}", background=gone)
 

@@ -83,7 +83,7 @@ class Comparer:
     >>> findings.worst[0].site
     'h.2.mlp.proj'
 
-    config: a YAML file, or a dict of what would stand in it; docs/moving-from-hooktools.md has every key.
+    config: a YAML file, or a dict of what would stand in it; `astray help moving-from-hooktools` has every key.
     """
 
     def __init__(self, config: Given) -> None:
@@ -105,7 +105,7 @@ class Comparer:
         diff = compare(first, second, by="order" if self._pairs_by_order else "key", metrics=own(config.metrics))
         measured = {name: column(metric, diff.pairs) for name, metric in self._numbers()}
         rows = np.flatnonzero(self._is_asked_for(diff))
-        beyond, error = self._beyond(diff, measured, rows)
+        beyond, error = self._beyond(measured, rows)
         shown = {row: _row(diff, measured, row) for row in rows[beyond].tolist()}
         order = rows[beyond][np.argsort(-error[beyond], kind="stable")]
         worst = tuple(shown[row] for row in order[: config.top].tolist())
@@ -165,17 +165,14 @@ class Comparer:
             wanted &= np.array([_part(*cells) in config.parts for cells in zip(*_cells(diff), strict=True)], np.bool_)
         return wanted
 
-    def _beyond(
-        self, diff: Comparison, measured: Mapping[str, Floats], rows: npt.NDArray[np.intp]
-    ) -> tuple[Bools, Floats]:
+    def _beyond(self, measured: Mapping[str, Floats], rows: npt.NDArray[np.intp]) -> tuple[Bools, Floats]:
         """Which of some rows are shown, and how bad each is: by the first metric, and ∞ where there is no number."""
         filters = self._config.filters
-        odd = diff.pairs.numbers("nonfinite_mismatch")[rows] > 0
         shown, first = np.zeros(len(rows), np.bool_), np.zeros(len(rows))
         for place, name in enumerate(self._config.metrics):
             for number, metric in METRICS[name].items():
                 error = metric.error(measured[number][rows])
-                error = np.where(np.isnan(error) | odd, np.inf, error)
+                error = np.where(np.isnan(error), np.inf, error)
                 shown |= error > filters.get(name, filters.get("global", 0.0))
                 first = np.maximum(first, error) if place == 0 else first
         return shown, first

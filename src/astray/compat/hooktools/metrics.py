@@ -12,15 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from astray.compare.own_metrics import mean_abs
 from astray.store import Table
 
 Floats = npt.NDArray[np.float64]
-
-
-def mean_abs(reference: Floats, candidate: Floats) -> float:
-    """mean |a − b|."""
-    both = np.isfinite(reference) & np.isfinite(candidate)
-    return float(np.abs(candidate[both] - reference[both]).mean()) if both.any() else math.nan
 
 
 def mean_abs_share(reference: Floats, candidate: Floats) -> float:
@@ -63,7 +58,11 @@ def own(names: tuple[str, ...]) -> list[Callable[[Floats, Floats], float]]:
 
 
 def column(metric: Metric, pairs: Table) -> Floats:
-    """What is shown of every pair. Of pairs with the same bits nothing was measured: they are right."""
+    """What is shown of every pair. Of pairs with the same bits nothing was measured: they are right.
+
+    NaN where NaN or infinity stands on one side only: a number over the other elements would look like agreement.
+    """
     verdicts = pairs.coded("verdict")
     same = np.array([*(label == "identical" for label in verdicts.values), False], np.bool_)[verdicts.codes]
-    return np.where(same, metric.right, metric.value(pairs.numbers(metric.column)))
+    odd = pairs.numbers("nonfinite_mismatch") > 0
+    return np.where(same, metric.right, np.where(odd, np.nan, metric.value(pairs.numbers(metric.column))))

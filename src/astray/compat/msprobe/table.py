@@ -23,6 +23,7 @@ Cell = str | float | int | bool
 
 MISSING = "N/A"
 UNSUPPORTED = "unsupported"
+NAN = "Nan"  # as msprobe writes the difference of a statistic that is NaN on one side
 
 BASIC = (
     "NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape",
@@ -92,7 +93,7 @@ class Table:
         form = [
             f"{name}_{side}" for name in ("dtype", "shape", *STATISTICS, "nan", "inf", "fingerprint") for side in sides
         ]
-        return [*form, *METRICS.values(), "verdict", "error", "limit", "reason", "source", "role"]
+        return [*form, *METRICS.values(), "nonfinite_mismatch", "verdict", "error", "limit", "reason", "source", "role"]
 
     def groups(self) -> dict[tuple[int, int], list[int]]:
         """The rows of each rank and step, ordered as a dump has its entries: a module after what is inside it."""
@@ -159,11 +160,24 @@ class Table:
         statistics = [[self._cells[f"{name}_{side}"][at] for name in STATISTICS] for side in ("candidate", "reference")]
         summary: list[Cell] = [MISSING if one is None else one for side in statistics for one in side]
         if self.mode == "summary":
+            if matched and self._is_odd(at):
+                return [*([NAN] * len(DIFFERENCES)), *summary]
             return [*(_differences(*statistics) if matched else [MISSING] * len(DIFFERENCES)), *summary]
-        if not matched:
-            return [*([MISSING] * len(METRICS)), *summary]
+        if not matched or self._cells["nonfinite_mismatch"][at]:
+            return [*([MISSING] * len(METRICS)), *summary]  # msprobe has no number either where NaN is on one side
         same = self._cells["verdict"][at] == "identical"
         return [*(self._metric(name, at, same) for name in METRICS.values()), *summary]
+
+    def _is_odd(self, at: int) -> bool:
+        """Whether one side has other counts of NaN and infinity: its statistics are then of other elements.
+
+        Where a dump does not count them, extremes that are not there tell.
+        """
+        bad = [
+            (self._bad(side, at), *(self._cells[f"{name}_{side}"][at] is None for name in ("min", "max")))
+            for side in ("candidate", "reference")
+        ]
+        return bad[0] != bad[1]
 
     def _metric(self, name: str, at: int, same: bool) -> Cell:
         found = self._cells[name][at]

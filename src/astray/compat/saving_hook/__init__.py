@@ -5,7 +5,7 @@
 registering.py    puts the hooks in place: two recordings, one of outputs and one of gradients
 checking.py       `python -m astray.compat.saving_hook --pathA A --pathB B`
 
-docs/moving-from-saving-hook.md tells what behaves differently, and why.
+`astray help moving-from-saving-hook` tells what behaves differently, and why.
 """
 
 from __future__ import annotations

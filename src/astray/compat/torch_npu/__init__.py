@@ -6,7 +6,7 @@
 dumping.py    the recordings behind the hooks      overflow.py   the guard behind wrap_checkoverflow_hook
 schedule.py   which steps                          tools.py      compare
 
-docs/moving-from-torch-npu.md tells what is different, and why.
+`astray help moving-from-torch-npu` tells what is different, and why.
 """
 
 from __future__ import annotations

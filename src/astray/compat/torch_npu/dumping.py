@@ -21,8 +21,9 @@ from astray.errors import RunExists, UsageError
 from astray.store.info import RunInfo
 from astray.store.live import live
 from astray.store.torch_npu import lines
+from astray.store.torch_npu.dumped import SAMPLE
 from astray.store.torch_npu.forms import Form, place_of
-from astray.store.torch_npu.writing import TorchNpuTranslator, translate
+from astray.store.torch_npu.writing import TorchNpuTranslator, first_positions, translate
 
 if TYPE_CHECKING:
     import torch
@@ -106,9 +107,10 @@ class Dumping:
         self._recorder = Recorder.discovering(
             self._path,
             self._adapter,
-            writer=live(self._translate),
+            writer=live(self._translate, first_positions),
             level="function",
-            keep="tensors",
+            keep="sample" if self._takes_first else "tensors",
+            samples=SAMPLE,
             roles=("input", "output"),
         )
         self._recorder.start()
@@ -120,9 +122,14 @@ class Dumping:
             self._recorder.stop()
             self._recorder = None
 
+    @property
+    def _takes_first(self) -> bool:
+        """Whether of each tensor the first values are enough: the rest need not leave the device."""
+        return self._sample and not self._arrays
+
     def _translate(self, path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> TorchNpuTranslator:  # noqa: ARG002
         assert self._form is not None, "made before the recording begins"
-        self._translator = TorchNpuTranslator(self._form)
+        self._translator = TorchNpuTranslator(self._form, first_only=self._takes_first)
         return self._translator
 
     def _new_form(self, path: Path) -> Form:

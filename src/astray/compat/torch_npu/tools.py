@@ -53,17 +53,23 @@ def compare(
     pkl_path1: the dump that may be wrong, and pkl_path2: the one that is right; each a file, or a folder of arrays.
     shape_flag: operators are the same only if they also have as many tensors, of the same shapes.
 
-    Raises RunError when a dump cannot be read, CompareError when the two have nothing in common.
+    Raises RunError when a dump cannot be read, CompareError when the two have no operator of one name.
     """
     settle()
     npu, bench = (list(calls(torch_npu.read(_found(Path(path))).tensors)) for path in (pkl_path1, pkl_path2))
     pairs = _paired(npu, bench, shape_flag)
-    if not any(one and other for one, other in pairs):
+    if not any(one and other for one, other in pairs) and not (shape_flag and _share_names(npu, bench)):
         raise CompareError(f"{pkl_path1} and {pkl_path2} have no operator in common. Were they dumped by one program?")
     with drafted(Path(output_path)) as file, file.open("w", newline="", encoding="utf-8") as output:
         writer = csv.writer(output, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows(row for one, other in pairs for row in _rows(one, other))
+
+
+def _share_names(npu: Sequence[Operator], bench: Sequence[Operator]) -> bool:
+    """Whether an operator of one has the name of one of the other: it is their shapes that differ."""
+    one, other = ({tensors[0].name.called for tensors in operators} for operators in (npu, bench))
+    return not one.isdisjoint(other)
 
 
 def _found(path: Path) -> Path:
@@ -142,13 +148,15 @@ def _row(npu: Dumped, bench: Dumped) -> list[str]:
         return [*_cells(npu, bench), *(IMPOSSIBLE,) * 3, str(error)]
     found = contrast(Strided.from_numpy(there), Strided.from_numpy(here))
     notes = [*label, *_remarks(found)]
+    return [*_cells(npu, bench), *_metrics(found), "; ".join(notes)]
+
+
+def _metrics(found: Contrast) -> tuple[str, str, str]:
+    """The metrics over what is finite on both sides; nan where it is not the same that is not finite."""
+    if not found.finite or found.nonfinite_mismatch:
+        return "nan", "nan", "nan%"
     cosine = math.nan if found.cosine is None else found.cosine
-    mape = round(metrics.mape(found) * 100, 4)
-    return [*_cells(npu, bench), str(cosine), str(_rmse(found)), f"{mape}%", "; ".join(notes)]
-
-
-def _rmse(found: Contrast) -> float:
-    return metrics.rmse(found) if found.finite else math.nan
+    return str(cosine), str(metrics.rmse(found)), f"{round(metrics.mape(found) * 100, 4)}%"
 
 
 def _common(npu: Dumped, bench: Dumped) -> tuple[Floats, Floats, list[str]]:
@@ -173,8 +181,12 @@ def _remarks(found: Contrast) -> Iterator[str]:
     """Why a number is nan, or does not tell of all elements."""
     if not found.count:
         yield "the tensors are empty"
-    elif found.finite < found.count:
-        yield f"{found.count - found.finite} of {found.count} numbers are NaN or infinite, and are left out"
+    odd, same = found.nonfinite_mismatch, found.count - found.finite - found.nonfinite_mismatch
+    if odd:
+        yield f"{odd} of {found.count} numbers are NaN or infinite on one side, and something else on the other"
+        return
+    if same:
+        yield f"{same} of {found.count} numbers are the same NaN or infinity on both sides, and are left out"
     if found.finite and found.cosine is None:
         zero = [name for name, l2 in (("NPU", found.l2_candidate), ("bench", found.l2_reference)) if not l2]
         verb = "is a zero vector" if len(zero) == 1 else "are zero vectors"

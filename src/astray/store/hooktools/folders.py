@@ -159,6 +159,11 @@ class Numbering:
         return Label(epoch, number - self._add[epoch])
 
     @property
+    def epochs(self) -> list[list[int]]:
+        """Of each epoch its number, the number of its first step, and what is added to its steps; for programs."""
+        return [[epoch, first, self._add[epoch]] for epoch, first in self._first.items()]
+
+    @property
     def described(self) -> dict[str, str]:
         """How numbers are made, for people."""
         return {f"epoch{epoch}": f"step + {add}" if add else "step" for epoch, add in self._add.items()}

@@ -52,7 +52,7 @@ def open_files(
     """Some files of a dump as a run, its steps numbered as told. `path` is what the run is called, and no more."""
     opened = Files()
     ranks = {rank: _open_rank(rank, path, found, number, opened) for rank, found in files.items()}
-    settings = {"format": "hooktools", "steps": number.described}
+    settings = {"format": "hooktools", "steps": number.described, "epochs": number.epochs}
     info = RunInfo(
         astray="", created=_modified(path), framework="torch", world_size=max(ranks, default=0) + 1, settings=settings
     )

@@ -24,6 +24,7 @@ from astray.interrupts import pass_interrupt
 from astray.part import Part
 from astray.record import Call, Frame, Missed, Setup, Tensor
 from astray.registry import WeakRegistry
+from astray.stats import sample_positions
 from astray.store.info import End, plain
 from astray.store.late import Late
 from astray.store.native import backlog
@@ -50,8 +51,10 @@ class Intake(ABC):
     """Takes the records of one rank. Its methods may be called from any thread, and do nothing in a forked child.
 
     A subclass says what becomes of them: `_work` runs in the thread, from `_start` until `_closed`, and `_finish` in
-    the program's once that is done.
+    the program's once that is done. `positions` chooses the elements of a sample, of how many and how many of them.
     """
+
+    positions = staticmethod(sample_positions)
 
     def __init__(self, path: str | os.PathLike[str], rank: int, queue_bytes: int, late: Late | None) -> None:
         self.path = Path(path)

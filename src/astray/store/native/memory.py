@@ -33,6 +33,7 @@ KeptBytes = Callable[[Values], npt.NDArray[np.uint8] | None]
 """Gives the bytes of values that are not in memory; None when they were not kept."""
 
 _BLOB = [column.name for column in TENSORS].index("blob_file")
+_SAMPLED = [column.name for column in TENSORS].index("sampled")  # and `part` behind it
 _SEQ, _ROLE, _PATH, _PRINT = map([column.name for column in TENSORS].index, ("seq", "role", "path", "fingerprint"))
 _NUMBERS = {column.name: (place, column) for place, column in enumerate(TENSORS) if column.type.endswith("64")}
 
@@ -99,6 +100,14 @@ class Piece:
         if self._attached is not None:
             self._attached.put_into(cells, self.tensors, self._rows)
         return cells
+
+    def with_samples(self) -> list[AnyCells]:
+        """The columns of the tensors, with what is said of values that are not all there are."""
+        values = self.values
+        if all(one is None or (one.sampled is None and one.part is None) for one in values):
+            return self.tensors
+        said = (Listed([None if one is None else getattr(one, name) for one in values]) for name in ("sampled", "part"))
+        return [*self.tensors[:_SAMPLED], *said, *self.tensors[_SAMPLED + 2 :]]
 
     def with_blobs(self, blobs: Sequence[Blob | None]) -> list[AnyCells]:
         """The columns of the tensors, with these for the places of their values."""
@@ -168,7 +177,7 @@ class StepRows:
 
     @cached_property
     def _tensors(self) -> Table:
-        return in_memory([piece.tensors for piece in self._pieces], TENSORS)
+        return in_memory([piece.with_samples() for piece in self._pieces], TENSORS)
 
     @cached_property
     def _values(self) -> list[Values | None]:

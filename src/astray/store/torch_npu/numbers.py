@@ -89,14 +89,17 @@ def text(name: str) -> str:
 def summary(numbers: Array, known: Statistics | None = None) -> tuple[float, float, float]:
     """Maximum, minimum and mean of all numbers, as torch has them: NaN where there is any, and infinity likewise.
 
-    known: what was measured of them before.
+    known: what was measured of all of them before, where `numbers` are perhaps only the first. Of infinities of both
+    signs it knows the one that comes first.
     """
     found = known or measure(Strided.from_numpy(numbers), fingerprint=False).statistics
     if found is None or found.nan or (found.max is None and not found.inf):
         return math.nan, math.nan, math.nan
     top, low, mean = (math.nan if one is None else one for one in (found.max, found.min, found.mean))
     if found.inf:
-        above, below = bool(np.isposinf(numbers).any()), bool(np.isneginf(numbers).any())
+        first = found.first_bad_value
+        above = bool(np.isposinf(numbers).any()) or first == math.inf
+        below = bool(np.isneginf(numbers).any()) or first == -math.inf
         top, low = math.inf if above else top, -math.inf if below else low
         mean = math.nan if above and below else math.inf if above else -math.inf
         # where nothing else is there, infinity is the other end too

@@ -7,8 +7,12 @@ when something runs that is not inside of it, a backward call when enough others
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from astray.errors import RunError, RunExists
 from astray.record import Role, Statistics
@@ -17,7 +21,7 @@ from astray.store.info import End, RunInfo
 from astray.store.run import RankRun
 from astray.store.torch_npu import numbers
 from astray.store.torch_npu.arrays import dumped_in
-from astray.store.torch_npu.dumped import SAMPLE
+from astray.store.torch_npu.dumped import SAMPLE, SUMMARY
 from astray.store.torch_npu.forms import ArrayFolder, Called, Form, Held, Kept, LineFile, place_of
 from astray.store.torch_npu.names import stem, written_path
 
@@ -26,11 +30,20 @@ _OPEN_GRADIENTS = 16
 _TENSOR_ROLES = ("input", "output")
 
 
-class TorchNpuTranslator:
-    """Writes one rank into `form`, which may be replaced by another in between."""
+def first_positions(count: int, samples: int) -> npt.NDArray[np.int64]:
+    """Which elements a recording has to keep for sampled lines: the first, in row-major order."""
+    return np.arange(min(count, samples), dtype=np.int64)
 
-    def __init__(self, form: Form) -> None:
+
+class TorchNpuTranslator:
+    """Writes one rank into `form`, which may be replaced by another in between.
+
+    first_only: the rows have the values at `first_positions`, and no others.
+    """
+
+    def __init__(self, form: Form, *, first_only: bool = False) -> None:
         self.form = form
+        self.first_only = first_only
         self.lost: Counter[str] = Counter()
         self._called: dict[int, Called] = {}
         self._held: dict[int, Held] = {}
@@ -127,7 +140,8 @@ class TorchNpuTranslator:
         self, rows: RankRun, row: int, called: Called, role: Role, path: str, dtype: str, shape: tuple[int, ...]
     ) -> Kept | None:
         tensors = rows.tensors
-        is_part = tensors["part"][row] is not None or int(tensors.numbers("sampled")[row]) >= 0
+        is_sample = int(tensors.numbers("sampled")[row]) >= 0 and not self.first_only
+        is_part = tensors["part"][row] is not None or is_sample
         elements = None if is_part or dtype not in DTYPES else rows.values(row)
         if elements is None:
             self.lost["a tensor without its values"] += 1
@@ -137,7 +151,8 @@ class TorchNpuTranslator:
         if not self.form.sample:
             return Kept(side, place, dtype, shape, plain)
         known = Statistics.of({name: tensors.numbers(name)[row].item() for name in Statistics._fields})
-        return Kept(side, place, dtype, shape, plain[:SAMPLE].copy(), numbers.summary(plain, known))
+        whole = None if self.first_only and known is None else numbers.summary(plain, known)
+        return Kept(side, place, dtype, shape, plain[:SAMPLE].copy(), whole or (math.nan,) * SUMMARY)
 
     def _write(self, call: Held) -> None:
         del self._held[call.seq]
