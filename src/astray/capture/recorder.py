@@ -22,6 +22,7 @@ from astray.capture.engine import NOTHING, Engine, logger
 from astray.capture.ranks import rank_and_world_size
 from astray.capture.settings import Given, Settings
 from astray.errors import RecordError
+from astray.paths import absolute, shown
 from astray.store import Intake, Late, RunInfo, RunWriter
 from astray.wording import counted, sized
 
@@ -99,7 +100,7 @@ class Recorder:
         writer: Opens = RunWriter,
         **settings: Unpack[Given],
     ) -> None:
-        self.path = Path(path)
+        self.path = absolute(path)
         config = settings.get("config")
         self._live = LiveConfig(config, settings) if config is not None else None
         self.settings = Settings.check(**settings) if self._live is None else self._live.settings
@@ -136,7 +137,9 @@ class Recorder:
     def start(self) -> Recorder:
         """Opens the run and puts the hooks in place. Does nothing on a rank that was not asked for."""
         if self._started:
-            raise RecordError(f"This recorder has already been started, on {self.path}. Make another for a second run.")
+            raise RecordError(
+                f"This recorder has already been started, on {shown(self.path)}. Make another for a second run."
+            )
         self._started = True
         rank, world_size = self._ranks = self._adapter.rank_and_world_size() or rank_and_world_size(os.environ)
         if rank not in self.settings.ranks:
@@ -312,10 +315,10 @@ class Recorder:
         if self._started and self._writer is None:
             return f"nothing was recorded here: ranks={self.settings.ranks} leaves this one out"
         if end is None:
-            return f"{self.path} is still being recorded"
+            return f"{shown(self.path)} is still being recorded"
         reason = next((one.why for one in end.missed if one.what == NOTHING), None)
         if reason is not None:
-            return f"nothing was recorded in {self.path}: {reason}"
+            return f"nothing was recorded in {shown(self.path)}: {reason}"
         parts = [counted(end.steps, "step"), counted(end.calls, "call"), counted(end.tensors, "tensor")]
         if end.value_bytes:
             parts.append(f"{sized(end.value_bytes)} of values")
@@ -323,7 +326,7 @@ class Recorder:
             parts.append(f"waited {end.waited_seconds:.1f} s for the disk")
         if end.missed:
             parts.append(f"{sum(missed.count for missed in end.missed):,} not observed (see end.json)")
-        return f"{', '.join(parts)} in {self.path}{self._of_ranks()}"
+        return f"{', '.join(parts)} in {shown(self.path)}{self._of_ranks()}"
 
     def _of_ranks(self) -> str:
         """That this is one of several ranks: what the others hold is said by nobody, for it is much the same."""

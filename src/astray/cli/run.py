@@ -8,12 +8,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astray.capture.settings import Settings
+from astray.capture.settings import Settings, placed
 from astray.cli.found import Found, look_closer
 from astray.cli.program import FRAMEWORK, Outcome, add_program, load_program, run_program
 from astray.cli.settings import add_limits, add_what, add_which, settings_of
 from astray.cli.terminal import tell
 from astray.errors import UsageError
+from astray.paths import absolute
 
 if TYPE_CHECKING:
     from astray.capture.recorder import Recorder
@@ -141,6 +142,8 @@ class _Recording:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
+        self._path = absolute(options.output)  # now: the script may go to another folder before it imports torch
+        self._settings = placed(settings_of(options))
         self._process = os.getpid()
         self._recorder: Recorder | None = None
         self._found = Found(may_stop=options.guard == "raise")
@@ -151,11 +154,11 @@ class _Recording:
 
         options = self._options
         recorder = Recorder.discovering(
-            options.output,
+            self._path,
             discovering_adapter(FRAMEWORK),
             overwrite=options.force,
             guard=None if options.guard is None else {"on": self._found, "spike": options.spike},
-            **settings_of(options),
+            **self._settings,
         )
         self._recorder = recorder.start()
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from astray.errors import RecordError
+from astray.paths import absolute, shown
 
 HOME = "astray-guard"
 
@@ -19,11 +20,13 @@ class Places:
     """The runs of one guard, all in one folder, which is made at the first trip."""
 
     def __init__(self, path: str | os.PathLike[str] | None, rank: int, world_size: int) -> None:
-        self.folder = Path(path) if path is not None else Path(HOME, _name(world_size))
+        self.folder = absolute(path if path is not None else Path(HOME, _name(world_size)))
         self._several = world_size > 1
         self._mine: set[str] = set()  # of which this rank is a part
         if rank == 0 and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
-            raise RecordError(f"{self.folder} is there already. Choose another path for what this guard may find.")
+            raise RecordError(
+                f"{shown(self.folder)} is there already. Choose another path for what this guard may find."
+            )
 
     def run(self, step: int, what: str) -> Path:
         """Where to write what was found in a step."""
