@@ -59,13 +59,14 @@ def adapter_for(model: Any, *, paced: bool = False, others: bool = False) -> Ada
 
     paced: it finds out by itself where steps end. others: it also finds modules that are in none of these models.
     """
-    models = dict(model) if isinstance(model, Mapping) else {"": model}
+    torch = sys.modules.get("torch")
+    is_alone = (torch is not None and isinstance(model, torch.nn.Module)) or not isinstance(model, Mapping)
+    models = {"": model} if is_alone else dict(model)
     for name in models:
-        if not isinstance(name, str) or not name.isprintable() or (not name and isinstance(model, Mapping)):
+        if not isinstance(name, str) or not name.isprintable() or (not name and not is_alone):
             raise RecordError(f"A model is named {name!r}. Names of models are texts that can be printed.")
     if not models:
         raise RecordError("There is no model to record: the dict of models is empty.")
-    torch = sys.modules.get("torch")
     for name, one in models.items():
         if torch is None or not isinstance(one, torch.nn.Module):
             what = f"{name!r} is a {type(one).__name__}" if name else f"A {type(one).__name__} was given"

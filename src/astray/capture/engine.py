@@ -129,6 +129,7 @@ class Engine(Calls):
     def next_step(self) -> None:
         """The step is over: numbering starts anew, and what was recorded goes to disk."""
         self.step += 1
+        self._end_interrupted()
         self._micro.clear()
         self.latest_micro = 0
         self._passing.clear()
@@ -140,6 +141,15 @@ class Engine(Calls):
         self._writer.step_done()
         self._forward_ended = False
         self._decide()
+
+    def _end_interrupted(self) -> None:
+        """Ends calls of a backward pass that a signal handler's exception has left open: none outlives its step.
+
+        Calls that have a frame are known by it not to run any more.
+        """
+        open_calls = self._open_calls()
+        while open_calls and open_calls[-1].phase == "backward" and open_calls[-1].frame is None:
+            open_calls.pop()
 
     def end_forward(self) -> None:
         """Nothing that starts from here on is recorded in this step; what comes back of the rest still is."""

@@ -169,7 +169,15 @@ class Guard:
             return f"nothing was watched: {self.unwatched}"
         alarms = sum(trip.what in ("non-finite", "spike", "condition") for trip in self.trips)
         found = f"{counted(alarms, 'alarm') if alarms else 'no alarm'} in {counted(self.steps, 'step')}"
-        return ", ".join([found, *self._lookout.counts.told()])
+        return ", ".join([found, *self._lookout.counts.told()]) + self._not_watched()
+
+    def _not_watched(self) -> str:
+        """What was left out, to be put behind what was seen; empty when nothing was."""
+        missed = self._writer.end.missed if self._writer is not None and self._writer.end is not None else []
+        if not missed:
+            return ""
+        more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
+        return f"; not watched: {missed[0].what} ({missed[0].why}){more}"
 
     def __enter__(self) -> Guard:
         return self if self._writer is not None else self.start()

@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from astray.capture.engine import Engine
 from astray.capture.pytorch.calls.modules import ModuleCapture
-from astray.capture.pytorch.calls.wrappers import type_name
+from astray.capture.pytorch.calls.wrappers import has_parameters, type_name
 from astray.capture.pytorch.compiled.code import NoWarning, is_compiled_graph, never_compiled
 from astray.capture.pytorch.program.pace import Pace
 
@@ -82,7 +82,7 @@ class Discovery:
 
     def _label(self, module: nn.Module) -> str:
         """A name that the same module gets again in the next run. The place of one that is gone is taken anew."""
-        if "" not in self._roots and next(module.parameters(), None) is not None:
+        if "" not in self._roots and has_parameters(module):
             return ""
         name = type_name(module)
         for number in range(1, len(self._roots) + 2):
