@@ -368,6 +368,7 @@ def test_an_identity_set_and_sameness() -> None:
     assert not same([first], [first, second])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("ASTRAY_TAPS") == "python", reason="these are its tests")
 def test_the_same_by_the_taps_in_python() -> None:
     given = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
