@@ -47,6 +47,9 @@ class Adapter(Protocol):
     def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:
         """Records a value of the program's own, and the gradients that arrive at its tensors."""
 
+    def meet(self, module: Any, args: Any, frame: FrameType) -> None:
+        """A module is called, from this frame of the framework's, that was about to be when the recording started."""
+
     def let_program_pace(self) -> None:
         """The program says from now on where its steps end: `end_step` is not called any more."""
 

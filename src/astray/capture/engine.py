@@ -23,16 +23,13 @@ from astray.capture.settings import Settings
 from astray.capture.setup import SetupLog
 from astray.capture.stacks import Stacks
 from astray.interrupts import interrupt_of
-from astray.record import Call, Kind
+from astray.record import NOTHING, Call, Kind
 from astray.registry import WeakRegistry
 from astray.store import Intake
 
 logger = logging.getLogger("astray")
 
-__all__ = ["NOTHING", "Engine", "OpenCall", "Site"]
-
-NOTHING = "any call"
-"""What was missed when the settings left nothing to record."""
+__all__ = ["Engine", "OpenCall", "Site"]
 
 _FEW = 5
 
@@ -160,15 +157,28 @@ class Engine(Calls):
         self.paused = paused
         self._decide()
 
-    def finish(self) -> None:
-        """The recording is over: what limits left out is written down."""
+    def finish(self, nothing: str | None = None) -> None:
+        """The recording is over: what limits left out is written down. `nothing`: why there may be no call at all."""
         self.recording = self.listening = False
         self._over = True
-        if self._passed_over and next(self._seq) == 0:
-            met = ", ".join(self._passed_over)
-            self.missed(NOTHING, f"match, ignore, classes or scope leave out all there were, such as {met}")
+        if next(self._seq) == 0:
+            why = self._why_nothing() or nothing
+            if why is not None:
+                self.missed(NOTHING, why)
         for what, why, count in self.tensors.quota.left_out():
             self._writer.missed(what, why, count)
+
+    def _why_nothing(self) -> str | None:
+        """Why not one call was recorded, as far as the settings explain it."""
+        settings = self.settings
+        if self._passed_over:
+            met = ", ".join(self._passed_over)
+            return f"match, ignore, classes or scope leave out all there were, such as {met}"
+        if not any(step in settings.steps for step in range(self.step + 1)):
+            return f"steps {settings.steps} were asked for, and the program ended in step {self.step}"
+        if settings.phases == {"update"}:
+            return "only updates were asked for, and no optimizer stepped"
+        return None
 
     @property
     def has_begun(self) -> bool:

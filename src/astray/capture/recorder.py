@@ -12,17 +12,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from astray import stats
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.config_file import LiveConfig
-from astray.capture.engine import NOTHING, Engine, logger
+from astray.capture.engine import Engine, logger
 from astray.capture.ranks import rank_and_world_size
 from astray.capture.settings import Given, Settings
 from astray.errors import RecordError
 from astray.paths import absolute, shown
+from astray.record import NOTHING
 from astray.store import Intake, Late, RunInfo, RunWriter
 from astray.wording import counted, sized
 
@@ -211,6 +212,13 @@ class Recorder:
             with self._guarding(engine, f"the value saved as {name!r}"):
                 self._adapter.save(str(name), value, gradient, sys._getframe(1))
 
+    def meet(self, module: Any, args: Any, frame: FrameType) -> None:
+        """The recording was started in the middle of this call of a module, to which it belongs."""
+        engine = self._engine
+        if engine is not None and engine.belongs_here():
+            with self._guarding(engine, "the first call of a module"):
+                self._adapter.meet(module, args, frame)
+
     def forward_end(self) -> None:
         """Records only what has run so far in this step, and the backward of that. The next step is recorded again."""
         engine = self._running("forward_end")
@@ -245,12 +253,12 @@ class Recorder:
             self._writer.flush()
             self._tell_failure()
 
-    def stop(self, ended: str = "normally") -> None:
+    def stop(self, ended: str = "normally", nothing: str | None = None) -> None:
         """Removes every hook and closes the run. Stopping twice does no harm.
 
-        A guard acts on what was called since the last step.
+        A guard acts on what was called since the last step. `nothing` says why there may be no call in it.
         """
-        if self._close(ended) and self.guard is not None:
+        if self._close(ended, nothing) and self.guard is not None:
             self.guard.finish(going_down=False)
 
     def stop_after(self, error: BaseException) -> None:
@@ -259,7 +267,7 @@ class Recorder:
         if self._close(by_guard or f"{type(error).__name__}: {error}") and self.guard is not None:
             self.guard.finish(going_down=True)
 
-    def _close(self, ended: str) -> bool:
+    def _close(self, ended: str, nothing: str | None = None) -> bool:
         """Whether it was open."""
         engine, writer = self._engine, self._writer
         if engine is None or writer is None or not engine.belongs_here():
@@ -269,7 +277,7 @@ class Recorder:
             closing.callback(self._adapter.reader.stop)
             closing.callback(self._close_writer, engine, writer, ended)
             with self._guarding(engine, "the end of the recording"):
-                engine.finish()
+                engine.finish(nothing)
                 self._adapter.stop()
         self._tell_failure()
         return True
@@ -302,6 +310,12 @@ class Recorder:
             yield
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             engine.failed(doing, error)
+
+    @property
+    def calls(self) -> int:
+        """How many calls a stopped recording holds."""
+        end = self._writer.end if self._writer is not None else None
+        return 0 if end is None else end.calls
 
     @property
     def in_trouble(self) -> bool:

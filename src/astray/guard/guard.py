@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.adapters import Adapter, adapter_for
-from astray.capture.engine import NOTHING, logger
+from astray.capture.engine import logger
 from astray.capture.ranks import rank_and_world_size
 from astray.guard import asked
 from astray.guard.acting import Acting, On
@@ -19,7 +19,7 @@ from astray.guard.lookout import Condition, Lookout
 from astray.guard.places import Places
 from astray.guard.recording import Chosen, Recording
 from astray.guard.trip import Trip, Tripped
-from astray.record import STOPPED
+from astray.record import NOTHING, STOPPED
 from astray.store import FlightRecorder, Intake
 from astray.wording import counted
 

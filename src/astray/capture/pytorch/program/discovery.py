@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -62,10 +62,14 @@ class Discovery:
 
     @never_compiled
     def _before_any_module(self, module: nn.Module, args: Any) -> None:
-        if is_compiling() or self._capture.site(module) is not None or not self._engine.belongs_here():
+        if not is_compiling():
+            self.meet(module, args, sys._getframe(1))
+
+    def meet(self, module: nn.Module, args: Any, frame: FrameType) -> None:
+        """A module is called, from this frame of torch's."""
+        if self._capture.site(module) is not None or not self._engine.belongs_here():
             return
         try:
-            frame = sys._getframe(1)
             if is_compiled_graph(module, frame):
                 return
             label = self._label(module)
