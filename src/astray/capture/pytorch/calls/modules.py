@@ -27,6 +27,7 @@ from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
 from astray.capture.pytorch.backward.origins import Origins
 from astray.capture.pytorch.backward.parameters import ParameterCapture
 from astray.capture.pytorch.calls.catalogue import RUNNING
+from astray.capture.pytorch.calls.copies import CleanCopies
 from astray.capture.pytorch.calls.fast_paths import FastPaths
 from astray.capture.pytorch.calls.fsdp import Gathered, Gatherings
 from astray.capture.pytorch.calls.hooks import Hook, watch_compilers
@@ -81,6 +82,7 @@ class ModuleCapture:
         self._gate = Gate(engine, self.enter, self._after)
         self._listening = True
         self._compiled.start()
+        self._copies = CleanCopies()
 
     def _make_native(self) -> Any:
         """What does the work of our hooks natively, and hands over to us what is out of the ordinary."""
@@ -255,6 +257,7 @@ class ModuleCapture:
 
     def detach(self) -> None:
         """Removes every hook, from modules and parameters."""
+        self._copies.remove()
         self._fast_paths.remove()
         for module in list(self._hooks):
             self._take_hooks(module)
