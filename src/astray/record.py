@@ -15,6 +15,9 @@ Kind = Literal["module", "function", "op", "parameter", "optimizer", "collective
 Phase = Literal["forward", "backward", "update"]
 Role = Literal["input", "output", "parameter", "gradient", "state"]
 
+NOTHING = "any call"
+"""What a recording has missed that holds nothing at all; beside it stands why."""
+
 ROOT = "<root>"
 """The site of the outermost module itself, whose qualified name is empty."""
 

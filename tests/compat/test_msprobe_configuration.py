@@ -12,6 +12,7 @@ from astray.compat.msprobe.configuration import IDLE, Configuration, numbers
 from astray.compat.msprobe.session import settings_of
 from astray.compat.msprobe.wanted import Wanted
 from astray.errors import RecordError
+from astray.paths import absolute
 from msprobe_parts import configured
 
 
@@ -20,7 +21,7 @@ def checked(folder: Path, **keys: Any) -> Configuration:
 
 
 def test_what_nobody_says_is_as_in_msprobe() -> None:
-    assert Configuration.check(dump_path="d") == Configuration(Path("d"), task="statistics", level="L1")
+    assert Configuration.check(dump_path="d") == Configuration(absolute("d"), task="statistics", level="L1")
     assert Configuration.check(dump_path="d", task="structure").level == "mix"
 
 
@@ -33,7 +34,7 @@ def test_the_file_that_comes_with_msprobe_is_taken(tmp_path: Path) -> None:
         "acc_check": {"white_list": [], "black_list": [], "error_data_path": "./"},
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(whole))
-    assert Configuration.check(tmp_path / "config.json") == Configuration(Path("dump_path"))
+    assert Configuration.check(tmp_path / "config.json") == Configuration(absolute("dump_path"))
 
 
 def test_arguments_win_over_the_file(tmp_path: Path) -> None:
@@ -41,7 +42,7 @@ def test_arguments_win_over_the_file(tmp_path: Path) -> None:
         tmp_path, task="statistics", level="L1", step=[0], statistics={"list": ["a"]}, tensor={"list": ["b"]}
     )
     found = Configuration.check(config, task="tensor", dump_path="there", level="mix", step=["2-4"])
-    assert found == Configuration(Path("there"), "tensor", "mix", steps=(2, 3, 4), names=("b",))
+    assert found == Configuration(absolute("there"), "tensor", "mix", steps=(2, 3, 4), names=("b",))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_scope_stays_open_for_what_is_inside_its_last_entry() -> None:
     begin, end = "Module.a.A.forward.0", "Module.b.B.forward.0"
-    wanted = Wanted(Configuration(Path("d"), level="mix", scope=(begin, end)))
+    wanted = Wanted(Configuration(absolute("d"), level="mix", scope=(begin, end)))
     asked = [
         ("Functional.relu.0.forward", []), (begin, []), ("Functional.relu.1.forward", [begin]),
         ("Torch.add.0.forward", []), (end, []), ("Module.b.c.C.forward.0", [end]),
@@ -172,6 +173,6 @@ def test_a_scope_stays_open_for_what_is_inside_its_last_entry() -> None:
 
 
 def test_only_the_backward() -> None:
-    wanted = Wanted(Configuration(Path("d"), phases=frozenset({"backward"})))
+    wanted = Wanted(Configuration(absolute("d"), phases=frozenset({"backward"})))
     asked = ["Torch.add.0.forward", "Module.a.A.forward.0", "Torch.add.0.backward", "Module.a.A.parameters_grad.0"]
     assert [wanted(name) for name in asked] == [False, False, True, True]

@@ -47,6 +47,9 @@ class Adapter(Protocol):
     def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:
         """Records a value of the program's own, and the gradients that arrive at its tensors."""
 
+    def meet(self, module: Any, args: Any, frame: FrameType) -> None:
+        """A module is called, from this frame of the framework's, that was about to be when the recording started."""
+
     def let_program_pace(self) -> None:
         """The program says from now on where its steps end: `end_step` is not called any more."""
 
@@ -59,13 +62,14 @@ def adapter_for(model: Any, *, paced: bool = False, others: bool = False) -> Ada
 
     paced: it finds out by itself where steps end. others: it also finds modules that are in none of these models.
     """
-    models = dict(model) if isinstance(model, Mapping) else {"": model}
+    torch = sys.modules.get("torch")
+    is_alone = (torch is not None and isinstance(model, torch.nn.Module)) or not isinstance(model, Mapping)
+    models = {"": model} if is_alone else dict(model)
     for name in models:
-        if not isinstance(name, str) or not name.isprintable() or (not name and isinstance(model, Mapping)):
+        if not isinstance(name, str) or not name.isprintable() or (not name and not is_alone):
             raise RecordError(f"A model is named {name!r}. Names of models are texts that can be printed.")
     if not models:
         raise RecordError("There is no model to record: the dict of models is empty.")
-    torch = sys.modules.get("torch")
     for name, one in models.items():
         if torch is None or not isinstance(one, torch.nn.Module):
             what = f"{name!r} is a {type(one).__name__}" if name else f"A {type(one).__name__} was given"

@@ -23,16 +23,13 @@ from astray.capture.settings import Settings
 from astray.capture.setup import SetupLog
 from astray.capture.stacks import Stacks
 from astray.interrupts import interrupt_of
-from astray.record import Call, Kind
+from astray.record import NOTHING, Call, Kind
 from astray.registry import WeakRegistry
 from astray.store import Intake
 
 logger = logging.getLogger("astray")
 
-__all__ = ["NOTHING", "Engine", "OpenCall", "Site"]
-
-NOTHING = "any call"
-"""What was missed when the settings left nothing to record."""
+__all__ = ["Engine", "OpenCall", "Site"]
 
 _FEW = 5
 
@@ -129,6 +126,7 @@ class Engine(Calls):
     def next_step(self) -> None:
         """The step is over: numbering starts anew, and what was recorded goes to disk."""
         self.step += 1
+        self._end_interrupted()
         self._micro.clear()
         self.latest_micro = 0
         self._passing.clear()
@@ -141,6 +139,15 @@ class Engine(Calls):
         self._forward_ended = False
         self._decide()
 
+    def _end_interrupted(self) -> None:
+        """Ends calls of a backward pass that a signal handler's exception has left open: none outlives its step.
+
+        Calls that have a frame are known by it not to run any more.
+        """
+        open_calls = self._open_calls()
+        while open_calls and open_calls[-1].phase == "backward" and open_calls[-1].frame is None:
+            open_calls.pop()
+
     def end_forward(self) -> None:
         """Nothing that starts from here on is recorded in this step; what comes back of the rest still is."""
         self._forward_ended = True
@@ -150,15 +157,28 @@ class Engine(Calls):
         self.paused = paused
         self._decide()
 
-    def finish(self) -> None:
-        """The recording is over: what limits left out is written down."""
+    def finish(self, nothing: str | None = None) -> None:
+        """The recording is over: what limits left out is written down. `nothing`: why there may be no call at all."""
         self.recording = self.listening = False
         self._over = True
-        if self._passed_over and next(self._seq) == 0:
-            met = ", ".join(self._passed_over)
-            self.missed(NOTHING, f"match, ignore, classes or scope leave out all there were, such as {met}")
+        if next(self._seq) == 0:
+            why = self._why_nothing() or nothing
+            if why is not None:
+                self.missed(NOTHING, why)
         for what, why, count in self.tensors.quota.left_out():
             self._writer.missed(what, why, count)
+
+    def _why_nothing(self) -> str | None:
+        """Why not one call was recorded, as far as the settings explain it."""
+        settings = self.settings
+        if self._passed_over:
+            met = ", ".join(self._passed_over)
+            return f"match, ignore, classes or scope leave out all there were, such as {met}"
+        if not any(step in settings.steps for step in range(self.step + 1)):
+            return f"steps {settings.steps} were asked for, and the program ended in step {self.step}"
+        if settings.phases == {"update"}:
+            return "only updates were asked for, and no optimizer stepped"
+        return None
 
     @property
     def has_begun(self) -> bool:

@@ -13,17 +13,19 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from astray import stats
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.config_file import LiveConfig
-from astray.capture.engine import NOTHING, Engine, logger
+from astray.capture.engine import Engine, logger
 from astray.capture.footprint import forecast
 from astray.capture.ranks import rank_and_world_size
 from astray.capture.settings import Given, Settings
 from astray.errors import RecordError
+from astray.paths import absolute, shown
+from astray.record import NOTHING
 from astray.store import Intake, Late, RunInfo, RunWriter
 from astray.wording import counted, sized
 
@@ -101,7 +103,7 @@ class Recorder:
         writer: Opens = RunWriter,
         **settings: Unpack[Given],
     ) -> None:
-        self.path = Path(path)
+        self.path = absolute(path)
         config = settings.get("config")
         self._live = LiveConfig(config, settings) if config is not None else None
         self.settings = Settings.check(**settings) if self._live is None else self._live.settings
@@ -140,7 +142,9 @@ class Recorder:
     def start(self) -> Recorder:
         """Opens the run and puts the hooks in place. Does nothing on a rank that was not asked for."""
         if self._started:
-            raise RecordError(f"This recorder has already been started, on {self.path}. Make another for a second run.")
+            raise RecordError(
+                f"This recorder has already been started, on {shown(self.path)}. Make another for a second run."
+            )
         self._started = True
         rank, world_size = self._ranks = self._adapter.rank_and_world_size() or rank_and_world_size(os.environ)
         if rank not in self.settings.ranks:
@@ -215,6 +219,13 @@ class Recorder:
             with self._guarding(engine, f"the value saved as {name!r}"):
                 self._adapter.save(str(name), value, gradient, sys._getframe(1))
 
+    def meet(self, module: Any, args: Any, frame: FrameType) -> None:
+        """The recording was started in the middle of this call of a module, to which it belongs."""
+        engine = self._engine
+        if engine is not None and engine.belongs_here():
+            with self._guarding(engine, "the first call of a module"):
+                self._adapter.meet(module, args, frame)
+
     def forward_end(self) -> None:
         """Records only what has run so far in this step, and the backward of that. The next step is recorded again."""
         engine = self._running("forward_end")
@@ -249,12 +260,12 @@ class Recorder:
             self._writer.flush()
             self._tell_failure()
 
-    def stop(self, ended: str = "normally") -> None:
+    def stop(self, ended: str = "normally", nothing: str | None = None) -> None:
         """Removes every hook and closes the run. Stopping twice does no harm.
 
-        A guard acts on what was called since the last step.
+        A guard acts on what was called since the last step. `nothing` says why there may be no call in it.
         """
-        if self._close(ended) and self.guard is not None:
+        if self._close(ended, nothing) and self.guard is not None:
             self.guard.finish(going_down=False)
 
     def stop_after(self, error: BaseException) -> None:
@@ -263,7 +274,7 @@ class Recorder:
         if self._close(by_guard or f"{type(error).__name__}: {error}") and self.guard is not None:
             self.guard.finish(going_down=True)
 
-    def _close(self, ended: str) -> bool:
+    def _close(self, ended: str, nothing: str | None = None) -> bool:
         """Whether it was open."""
         engine, writer = self._engine, self._writer
         if engine is None or writer is None or not engine.belongs_here():
@@ -273,7 +284,7 @@ class Recorder:
             closing.callback(self._adapter.reader.stop)
             closing.callback(self._close_writer, engine, writer, ended)
             with self._guarding(engine, "the end of the recording"):
-                engine.finish()
+                engine.finish(nothing)
                 self._adapter.stop()
         self._tell_failure()
         return True
@@ -308,6 +319,12 @@ class Recorder:
             engine.failed(doing, error)
 
     @property
+    def calls(self) -> int:
+        """How many calls a stopped recording holds."""
+        end = self._writer.end if self._writer is not None else None
+        return 0 if end is None else end.calls
+
+    @property
     def in_trouble(self) -> bool:
         """Whether a stopped recording is not what was asked for: it was to be, and is empty or not whole."""
         end = self._writer.end if self._writer is not None else None
@@ -319,10 +336,10 @@ class Recorder:
         if self._started and self._writer is None:
             return f"nothing was recorded here: ranks={self.settings.ranks} leaves this one out"
         if end is None:
-            return f"{self.path} is still being recorded"
+            return f"{shown(self.path)} is still being recorded"
         reason = next((one.why for one in end.missed if one.what == NOTHING), None)
         if reason is not None:
-            return f"nothing was recorded in {self.path}: {reason}"
+            return f"nothing was recorded in {shown(self.path)}: {reason}"
         parts = [counted(end.steps, "step"), counted(end.calls, "call"), counted(end.tensors, "tensor")]
         if end.value_bytes:
             parts.append(f"{sized(end.value_bytes)} of values")
@@ -330,7 +347,7 @@ class Recorder:
             parts.append(f"waited {end.waited_seconds:.1f} s for the disk")
         if end.missed:
             parts.append(f"{sum(missed.count for missed in end.missed):,} not observed (see end.json)")
-        return f"{', '.join(parts)} in {self.path}{self._of_ranks()}"
+        return f"{', '.join(parts)} in {shown(self.path)}{self._of_ranks()}"
 
     def _of_ranks(self) -> str:
         """That this is one of several ranks: what the others hold is said by nobody, for it is much the same."""

@@ -16,6 +16,7 @@ from astray.capture.config_file import settings_in
 from astray.capture.function_list import FunctionList
 from astray.errors import RecordError
 from astray.part import Part
+from astray.paths import absolute
 from astray.steps import Steps
 from astray.wording import did_you_mean
 
@@ -129,6 +130,16 @@ def checked(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
                 found[name] = CHECKS[name](name, value)
             except RecordError as error:
                 raise RecordError(f"{where}{error}") from None
+    return found
+
+
+def placed(given: Given) -> Given:
+    """The same settings for somebody who reads their files later: a program may go to another folder until then."""
+    found = given.copy()
+    for name in ("config", "functions"):
+        path = found.get(name)
+        if isinstance(path, str | os.PathLike):
+            found[name] = absolute(path)
     return found
 
 

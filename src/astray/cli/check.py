@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from astray.capture.checks import size
 from astray.capture.config_file import settings_in
 from astray.capture.ranks import rank_and_world_size
-from astray.capture.settings import Given, Settings
+from astray.capture.settings import Given, Settings, placed
 from astray.cli.found import Found, look_closer
 from astray.cli.program import FRAMEWORK, Outcome, add_program, load_program, run_program
 from astray.cli.settings import add_what, add_which, settings_of
 from astray.cli.terminal import tell
+from astray.paths import absolute
 
 if TYPE_CHECKING:
     from astray.guard.guard import Guard
@@ -99,7 +100,8 @@ class _Check:
 
     def __init__(self, options: argparse.Namespace, settings: Given) -> None:
         self._options = options
-        self._settings = settings
+        self._settings = placed(settings)
+        self._path = None if options.output is None else absolute(options.output)
         self._process = os.getpid()
         self._guard: Guard | None = None
         self._found = Found(may_stop=options.on == "raise")
@@ -114,7 +116,7 @@ class _Check:
             on="raise" if options.exact else self._found,
             exact=options.exact,
             remember=options.remember,
-            path=options.output,
+            path=self._path,
             spike=options.spike,
             max_memory=_max_memory(options),
             **self._settings,

@@ -18,6 +18,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import NamedTuple
 
 from astray.errors import AstrayError, UsageError
+from astray.paths import absolute
 
 FRAMEWORK = "torch"
 
@@ -118,7 +119,7 @@ def _script(name: str) -> Program:
     if not path.is_file():
         raise UsageError(f"There is no script {name}. Give the path of a Python file, or -m and a module.")
     try:
-        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+        code = compile(path.read_bytes(), str(absolute(path)), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"{name} is not a Python script: {error}.") from None
     return lambda: _execute(code, path)
@@ -127,7 +128,7 @@ def _script(name: str) -> Program:
 def _execute(code: CodeType, path: Path) -> None:
     """As `python SCRIPT` does: a new `__main__`, and the script's folder first on the path."""
     module = ModuleType("__main__")
-    module.__file__ = str(path)
+    module.__file__ = str(absolute(path))
     module.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = module
     sys.path[0] = str(path.resolve().parent)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astray.capture.settings import Settings
+from astray.capture.settings import Settings, placed
 from astray.cli.found import Found, look_closer
 from astray.cli.program import FRAMEWORK, Outcome, add_program, load_program, run_program
 from astray.cli.settings import add_limits, add_what, add_which, settings_of
 from astray.cli.terminal import tell
 from astray.errors import UsageError
+from astray.paths import absolute, shown
+from astray.wording import counted
 
 if TYPE_CHECKING:
+    from astray.capture.children import Children, Note
     from astray.capture.recorder import Recorder
+
+_MOST_TOLD = 3
+"""Of so many child processes that were not recorded it is said why."""
 
 
 def add(commands: Any) -> None:
@@ -79,7 +87,8 @@ def main(options: argparse.Namespace) -> int:
         _choose_folder(options)
     _refuse(options)
     recording = _Recording(options)
-    outcome = run_program(program, options, recording.start, recording.is_ours)
+    with recording.reaching_children():
+        outcome = run_program(program, options, recording.start, recording.is_ours)
     if outcome.code:
         _tell_misplaced(options)
     return recording.finish(outcome) or outcome.code
@@ -141,9 +150,32 @@ class _Recording:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
+        self._path = absolute(options.output)  # now: the script may go to another folder before it imports torch
+        self._settings = placed(settings_of(options))
         self._process = os.getpid()
         self._recorder: Recorder | None = None
+        self._children: Children | None = None
         self._found = Found(may_stop=options.guard == "raise")
+
+    @contextlib.contextmanager
+    def reaching_children(self) -> Iterator[None]:
+        """Has the processes that the script starts recorded too, if they are ranks."""
+        from astray.capture.children import Children, stand_down
+        from astray.capture.ranks import rank_and_world_size
+
+        stand_down()
+        if rank_and_world_size(os.environ)[1] > 1:  # a launcher has started one of these for each rank
+            yield
+            return
+        options = self._options
+        guard = None if options.guard is None else {"on": options.guard, "spike": options.spike}
+        self._children = Children(self._path, self._settings, guard)
+        self._children.refuse(overwrite=options.force)
+        self._children.leave_word(os.environ)
+        try:
+            yield
+        finally:
+            self._children.take_word_back(os.environ)
 
     def start(self) -> None:
         from astray.capture.adapters import discovering_adapter
@@ -151,11 +183,11 @@ class _Recording:
 
         options = self._options
         recorder = Recorder.discovering(
-            options.output,
+            self._path,
             discovering_adapter(FRAMEWORK),
             overwrite=options.force,
             guard=None if options.guard is None else {"on": self._found, "spike": options.spike},
-            **settings_of(options),
+            **self._settings,
         )
         recorder.say = lambda text: tell(f"astray: {text}")
         self._recorder = recorder.start()
@@ -169,19 +201,51 @@ class _Recording:
         """Closes the run and says in a line what it holds, and in another what its guard has seen."""
         if os.getpid() != self._process:  # a child that the script forked and let run to the end
             return 0
+        notes = self._children.notes() if self._children is not None else []
         if self._recorder is None:
-            tell(f"astray run: nothing was recorded, since {self._options.script} never imported {FRAMEWORK}.")
-            return 2
+            if not self._gather(notes):
+                tell(f"astray run: nothing was recorded, since {self._options.script} never imported {FRAMEWORK}.")
+            return 0 if any(note.why is None for note in notes) else 2
         guard = self._recorder.guard
         has_stopped, self._found.may_stop = self._options.guard == "raise" and not self._found.may_stop, False
         by_guard = guard.ended(outcome.error) if guard is not None and outcome.error is not None else None
-        self._recorder.stop(by_guard or outcome.ended)
+        self._recorder.stop(by_guard or outcome.ended, self._why_nothing(outcome, notes))
         if guard is not None:
             self._found.tell_rest(guard.trips)
         from astray.capture.ranks import rank_and_world_size
 
-        if rank_and_world_size(os.environ)[0] == 0 or self._recorder.in_trouble:
+        gathered = self._gather(notes)
+        if not gathered and (rank_and_world_size(os.environ)[0] == 0 or self._recorder.in_trouble):
             tell(f"astray: {self._recorder.summary()}")
         if guard is not None and guard.has_seen_any:
             tell(f"astray: {guard.summary}.{look_closer(guard.trips)}")
         return int(has_stopped)
+
+    def _why_nothing(self, outcome: Outcome, notes: list[Note]) -> str:
+        """The likely reason for a recording without a call."""
+        script = self._options.script
+        if outcome.code or outcome.error is not None:
+            return f"{script} ended before it called a module ({outcome.ended})"
+        if notes:
+            return "the modules were called in child processes"
+        return f"{script} called no module in its own process; functions alone, and forked children, are not recorded"
+
+    def _gather(self, notes: list[Note]) -> bool:
+        """Puts what child processes have recorded into the run, and says so. False when there is nothing of it."""
+        children = self._children
+        if children is None:
+            return False
+        ranks = [note for note in notes if note.why is None]
+        own = self._recorder.calls if self._recorder is not None else 0
+        is_one = children.gather(notes, has_own=own > 0)
+        if ranks and is_one:
+            tell(f"astray: {children.summary(len(ranks) + (own > 0))}")
+        elif ranks:
+            number = counted(len(ranks), "rank")
+            tell(
+                f"astray: {number} in child processes are a run of their own, {shown(children.place)}, since the "
+                "process that started them has called modules too."
+            )
+        for note in [note for note in notes if note.why is not None][:_MOST_TOLD]:
+            tell(f"astray: process {note.process} called modules and was not recorded: {note.why}.")
+        return bool(ranks) and is_one

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from astray.compare.matching import Matching
+from astray.record import NOTHING
 from astray.store import Run
 from astray.wording import counted
 
@@ -31,11 +32,20 @@ def problems(reference: Run, candidate: Run, matching: Matching) -> list[str]:
     ]
 
 
+def _why_nothing(run: Run) -> str | None:
+    """Why a run holds nothing, if it says so."""
+    if run.problems:
+        return run.problems[0]
+    ends = [rank.end for rank in run.ranks.values()]
+    said = [one.why for end in ends if end is not None for one in end.missed if one.what == NOTHING]
+    return f"Nothing was recorded: {said[0]}." if said else None
+
+
 def nothing_shared(reference: Run, candidate: Run, matching: Matching) -> str:
     """Why not one tensor of the two runs could be paired, and what to do."""
     for side, run in (("reference", reference), ("candidate", candidate)):
         if not any(len(rank.tensors) for rank in run.ranks.values()):
-            why = run.problems[0] if run.problems else f"What it was asked to record is in {run.path / 'run.json'}."
+            why = _why_nothing(run) or f"What it was asked to record is in {run.path / 'run.json'}."
             return f"There is nothing to compare: the {side} {run.path} holds no tensors. {why} Record it again."
     have = "; ".join(f"{side} {_contents(run)}" for side, run in (("reference", reference), ("candidate", candidate)))
     return f"There is nothing to compare: no tensor has the same key in both runs. They have: {have}. " + _advice(

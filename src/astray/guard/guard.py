@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.adapters import Adapter, adapter_for
-from astray.capture.engine import NOTHING, logger
+from astray.capture.engine import logger
 from astray.capture.ranks import rank_and_world_size
 from astray.guard import asked
 from astray.guard.acting import Acting, On
@@ -19,7 +19,7 @@ from astray.guard.lookout import Condition, Lookout
 from astray.guard.places import Places
 from astray.guard.recording import Chosen, Recording
 from astray.guard.trip import Trip, Tripped
-from astray.record import STOPPED
+from astray.record import NOTHING, STOPPED
 from astray.store import FlightRecorder, Intake
 from astray.wording import counted
 
@@ -169,7 +169,15 @@ class Guard:
             return f"nothing was watched: {self.unwatched}"
         alarms = sum(trip.what in ("non-finite", "spike", "condition") for trip in self.trips)
         found = f"{counted(alarms, 'alarm') if alarms else 'no alarm'} in {counted(self.steps, 'step')}"
-        return ", ".join([found, *self._lookout.counts.told()])
+        return ", ".join([found, *self._lookout.counts.told()]) + self._not_watched()
+
+    def _not_watched(self) -> str:
+        """What was left out, to be put behind what was seen; empty when nothing was."""
+        missed = self._writer.end.missed if self._writer is not None and self._writer.end is not None else []
+        if not missed:
+            return ""
+        more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
+        return f"; not watched: {missed[0].what} ({missed[0].why}){more}"
 
     def __enter__(self) -> Guard:
         return self if self._writer is not None else self.start()

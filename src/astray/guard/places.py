@@ -6,11 +6,13 @@ steps, whether there is one of which they are no part yet.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from pathlib import Path
 
 from astray.errors import RecordError
+from astray.paths import absolute, shown
 
 HOME = "astray-guard"
 
@@ -19,11 +21,15 @@ class Places:
     """The runs of one guard, all in one folder, which is made at the first trip."""
 
     def __init__(self, path: str | os.PathLike[str] | None, rank: int, world_size: int) -> None:
-        self.folder = Path(path) if path is not None else Path(HOME, _name(world_size))
+        self.folder = (
+            absolute(path) if path is not None else _unused(absolute(Path(HOME, _name(world_size))), world_size)
+        )
         self._several = world_size > 1
         self._mine: set[str] = set()  # of which this rank is a part
         if rank == 0 and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
-            raise RecordError(f"{self.folder} is there already. Choose another path for what this guard may find.")
+            raise RecordError(
+                f"{shown(self.folder)} is there already. Choose another path for what this guard may find."
+            )
 
     def run(self, step: int, what: str) -> Path:
         """Where to write what was found in a step."""
@@ -39,6 +45,15 @@ class Places:
         found = [name for name in names if name not in self._mine]
         self._mine.update(found)
         return [self.folder / name for name in found]
+
+
+def _unused(folder: Path, world_size: int) -> Path:
+    """The folder, or one beside it that no earlier guard of this second has written to. Ranks have to agree on one."""
+    folder = absolute(folder)
+    if world_size > 1:
+        return folder
+    names = (folder.with_name(f"{folder.name}-{i}") if i > 1 else folder for i in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 def _name(world_size: int) -> str:

@@ -14,6 +14,7 @@ from astray.errors import UsageError
 from astray.monitor import scalars as to_scalars
 from astray.monitor.scalars import Scalars
 from astray.monitor.series import RATIO, WHAT, Series, check_statistics, points, series
+from astray.paths import absolute
 from astray.store import Intake, RankRun, Run, RunWriter, StepRows, open_run
 from astray.wording import did_you_mean
 
@@ -62,13 +63,13 @@ class Monitor:
         adapter = adapter_for(model, paced=True)
         if optimizer is not None:
             _check_optimizer(optimizer, model)
-        self.path = Path(path)
+        self.path = absolute(path)
         self._statistics = tuple(statistics)
         self._writer: RunWriter | None = None
         self._scalars: Any = None if tensorboard is None else to_scalars.writer_of(tensorboard)
         self._closes = self._scalars is not None and self._scalars is not tensorboard
         self._recorder = Recorder.discovering(
-            path,
+            self.path,
             adapter,
             overwrite=overwrite,
             writer=self._open,

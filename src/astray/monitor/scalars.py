@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from astray.errors import UsageError
 from astray.monitor.series import RATIO, Point
+from astray.paths import absolute
 
 
 class Scalars(Protocol):
@@ -25,7 +26,7 @@ def writer_of(given: str | os.PathLike[str] | Scalars) -> Scalars:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UsageError("TensorBoard is not installed. `pip install tensorboard`, or leave tensorboard out.") from None
-    return SummaryWriter(os.fspath(given))
+    return SummaryWriter(os.fspath(absolute(given)))
 
 
 def write(scalars: Scalars, point: Point) -> None:

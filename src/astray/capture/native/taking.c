@@ -15,7 +15,7 @@ static PyObject *s_observe_inputs, *s_observe_unread, *s_changed, *s_watch, *s_g
 static PyObject *s_enter_backward, *s_abandon, *s_sees_ops, *s_sees_functions, *s_is_running, *s_run, *s_run_mode;
 static PyObject *s_waiting, *s_observe, *s_local, *s_marks, *s_latest, *s_numbers, *s_calls, *s_current, *s_sequence_nr;
 static PyObject *s_op, *s_compiling;
-static PyObject *kNothing, *torch_node, *torch_op, *torch_compiler, *torch_watching;
+static PyObject *kNothing, *torch_node, *torch_op, *torch_compiler, *torch_watching, *torch_overriding;
 
 // ---- what torch is asked -------------------------------------------------------------------------------------------
 
@@ -59,7 +59,8 @@ typedef struct {
     Calls *engine;
     PyObject *taking;  // the Python twin, for what is out of the ordinary
     PyObject *places, *outside, *tensors, *flat, *gradients, *edges, *is_machinery, *origins;
-    PyObject *traits;  // of callees
+    PyObject *traits;      // of callees
+    PyObject *overriding;  // which classes of tensors have a `__torch_function__` of their own
     CodeTable codes;
 } Taking;
 
@@ -417,8 +418,42 @@ static PyObject *caller(int behind) {
     return !own ? Py_NewRef(Py_None) : behind ? frame_back(own) : Py_NewRef(own);
 }
 
+// Whether a class of tensors has a `__torch_function__` of its own; asked once of each class. -1 with an error set.
+static int class_overrides(Taking *self, PyObject *type) {
+    PyObject *known = PyDict_GetItemWithError(self->overriding, type);
+    if (known) return known == Py_True;
+    if (PyErr_Occurred()) return -1;
+    known = PyObject_CallFunctionObjArgs(torch_overriding, type, NULL);
+    const int failed = !known || PyDict_SetItem(self->overriding, type, known) < 0, found = known == Py_True;
+    Py_XDECREF(known);
+    return failed ? -1 : found;
+}
+
+// Whether one of these arguments, or of the lists among them, is a tensor of such a class; -1 with an error set.
+static int overrides(Taking *self, PyObject *one) {
+    if (PyTuple_CheckExact(one) || PyList_CheckExact(one)) {
+        const int is_list = PyList_CheckExact(one);
+        int found = 0;
+        for (Py_ssize_t i = 0; !found && i < (is_list ? PyList_Size(one) : PyTuple_Size(one)); ++i)
+            found = overrides(self, is_list ? PyList_GetItem(one, i) : PyTuple_GetItem(one, i));
+        return found;
+    }
+    if (one == Py_None || PyLong_Check(one) || PyFloat_Check(one) || PyUnicode_Check(one)) return 0;
+    return class_overrides(self, (PyObject *)Py_TYPE(one));
+}
+
+static int call_overrides(Taking *self, PyObject *args, PyObject *kwargs) {
+    int found = overrides(self, args);
+    Py_ssize_t at = 0;
+    PyObject *value;
+    while (!found && kwargs && PyDict_Next(kwargs, &at, NULL, &value)) found = overrides(self, value);
+    return found;
+}
+
+// `Places.run` does the same in Python: it sees to ops that a function mode is told of, or a class of tensors would be.
 static PyObject *call_it(Taking *self, PyObject *func, PyObject *args, PyObject *kwargs, int is_op) {
-    const int told = is_op ? attribute_is_true(self->places, s_sees_functions) : 0;
+    int told = is_op ? attribute_is_true(self->places, s_sees_functions) : 0;
+    if (is_op && !told) told = call_overrides(self, args, kwargs);
     if (told < 0) return NULL;
     if (!told && (PyObject *)Py_TYPE(func) == torch_op) {  // whose own method does nothing but this
         PyObject *op = PyObject_GetAttr(func, s_op), *result = op ? PyObject_Call(op, args, kwargs) : NULL;
@@ -495,7 +530,7 @@ static PyObject *take_function(Told *self, PyObject *func, PyObject *args, PyObj
 
 // An op mode is told of a call.
 static PyObject *take_op(Told *self, PyObject *func, PyObject *args, PyObject *kwargs, int behind) {
-    if (!self->taking->engine->listening) return PyObject_Call(func, args, kwargs);
+    if (!self->taking->engine->listening) return call_it(self->taking, func, args, kwargs, 1);
     PyObject *id = PyLong_FromVoidPtr(func), *pair = id ? PyDict_GetItemWithError(self->known, id) : NULL;
     Py_XDECREF(id);
     if (!pair && PyErr_Occurred()) return NULL;
@@ -634,11 +669,12 @@ static PyType_Spec kToldSpec = {
 
 // ---- as Python sees it ---------------------------------------------------------------------------------------------
 
-// equip(disable, task, enabled, tracing, sequence, node, op, compiler, watching): how torch is asked. `op` is the type of
-// operators, `compiler` what torch.compiler has, `watching` tells whether dynamo is; the last three may be None.
+// equip(disable, task, enabled, tracing, sequence, node, op, compiler, watching, overriding): how torch is asked. `op` is
+// the type of operators, `compiler` what torch.compiler has, `watching` tells whether dynamo is; these three may be None.
+// `overriding` tells whether a class of tensors has a `__torch_function__` of its own.
 static PyObject *equip(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject **places[] = {&torch_disable, &torch_task, &torch_grad_enabled, &torch_tracing, &torch_sequence,
-                           &torch_node,    &torch_op,   &torch_compiler,     &torch_watching};
+                           &torch_node,    &torch_op,   &torch_compiler,     &torch_watching, &torch_overriding};
     const Py_ssize_t count = sizeof places / sizeof *places;
     if (PyTuple_Size(args) != count)
         return PyErr_Format(PyExc_TypeError, "`equip` takes %zd arguments, not %zd.", count, PyTuple_Size(args));
@@ -672,7 +708,8 @@ static int taking_init(PyObject *object, PyObject *args, PyObject *Py_UNUSED(kwa
     replace(&self->is_machinery, is_machinery);
     replace(&self->origins, origins);
     put(&self->traits, PyDict_New());
-    return self->traits ? 0 : -1;
+    put(&self->overriding, PyDict_New());
+    return self->traits && self->overriding ? 0 : -1;
 }
 
 static int taking_traverse(PyObject *object, visitproc visit, void *arg) {
@@ -689,6 +726,7 @@ static int taking_traverse(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(self->is_machinery);
     Py_VISIT(self->origins);
     Py_VISIT(self->traits);
+    Py_VISIT(self->overriding);
     return code_visit(&self->codes, visit, arg);
 }
 
@@ -705,6 +743,7 @@ static int taking_clear(PyObject *object) {
     Py_CLEAR(self->is_machinery);
     Py_CLEAR(self->origins);
     Py_CLEAR(self->traits);
+    Py_CLEAR(self->overriding);
     code_clear(&self->codes);
     return 0;
 }

@@ -158,6 +158,10 @@ class PyTorchAdapter:
         with DisableTorchFunction(), torch._C._DisableTorchDispatch():  # what is done here is no part of the program
             self._saved.save(name, value, gradient, frame)
 
+    def meet(self, module: Any, args: Any, frame: FrameType) -> None:
+        if self._discovery is not None:
+            self._discovery.meet(module, args, frame)
+
     def let_program_pace(self) -> None:
         """From now on the program says where steps end."""
         for pace in (self._discovery, self._pace):

@@ -100,6 +100,13 @@ def arrived(tensor: Any) -> torch.Tensor:
     return tensor.elem  # type: ignore[no-any-return]
 
 
+def wraps_others(tensor: torch.Tensor) -> bool:
+    """Whether it is of a class that has its numbers elsewhere, and no memory of its own to compute with."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return is_traceable_wrapper_subclass(tensor) or (tensor.numel() > 0 and tensor.data_ptr() == 0)
+
+
 def signature(tensor: Any) -> Hashable:
     """What besides its memory makes a DTensor what it is: one local part may belong to several of them."""
     return tensor.device_mesh, tuple(map(_name, tensor.placements)), tuple(tensor.shape)
@@ -110,9 +117,8 @@ def add_up(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
     if is_distributed(one) or is_distributed(other):
         return _add_up_parts(one, other)
     one, other = (arrived(term) if is_awaited(term) else term for term in (one, other))
-    if is_traceable_wrapper_subclass(one) or is_traceable_wrapper_subclass(other):
-        with torch.no_grad():
-            return one + other  # the subclass itself works by dispatch, which must stay on
+    if wraps_others(one) or wraps_others(other):
+        return one  # to add them is to run code of the program's, and the numbers of the sum cannot be read either
     with torch.no_grad(), torch._C._DisableTorchDispatch():
         return one + other
 

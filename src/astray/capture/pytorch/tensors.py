@@ -16,9 +16,8 @@ import numpy.typing as npt
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from astray.capture.pytorch.shards import Location, arrived, is_awaited, is_distributed, locate, signature
+from astray.capture.pytorch.shards import Location, arrived, is_awaited, is_distributed, locate, signature, wraps_others
 from astray.capture.reading import Identity, Reading, Taker, Twin
 from astray.device.devices import Devices
 from astray.device.quiet import quietly
@@ -232,7 +231,7 @@ def _unreadable(tensor: torch.Tensor) -> str | None:
         return "it stands for zeros and has no memory"
     if tensor.dtype not in NAMES:
         return f"the dtype {str(tensor.dtype).removeprefix('torch.')} is not known"
-    if is_traceable_wrapper_subclass(tensor):
+    if wraps_others(tensor):
         return f"a {type(tensor).__name__} wraps other tensors"
     if is_functorch_wrapped_tensor(tensor):
         return "it is inside a functorch transform"

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.adapters import adapter_for
-from astray.capture.engine import NOTHING, logger
+from astray.capture.engine import logger
 from astray.capture.recorder import Recorder
 from astray.compat.hooktools.keys import Given
 from astray.compat.hooktools.tracer_config import FORWARD, TracerConfig
 from astray.errors import RecordError
+from astray.record import NOTHING
 from astray.store import Intake
 from astray.store.hooktools.folders import Label
 from astray.store.hooktools.series import Series

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from astray.compat.hooktools.keys import Given, Keys, expressions, folder_name, one_of, text, texts, truth
 from astray.errors import RecordError
+from astray.paths import absolute
 from astray.record import ROOT
 from astray.wording import did_you_mean
 
@@ -52,7 +53,7 @@ class TracerConfig:
         hacker = keys.inside("hacker_options")
         only_input, only_output = keys.take("only_input", truth, False), keys.take("only_output", truth, False)
         found = cls(
-            log_dir=Path(keys.take("log_dir", text, "./tmp")),
+            log_dir=absolute(keys.take("log_dir", text, "./tmp")),
             tracer_name=keys.take("tracer_name", folder_name, ""),
             phases=PHASES[mode] if HOOK in hooks else (),
             only_model=keys.take("trace_granularity", one_of(0, 1), 0) == 1,

@@ -15,6 +15,7 @@ from typing import Any, get_args
 from astray.capture.config_file import load, version_of
 from astray.compat.msprobe.checks import flag, numbers, overflows, scope, texts, word, words
 from astray.errors import RecordError
+from astray.paths import absolute
 from astray.store.msprobe.translator import Level
 from astray.wording import did_you_mean
 
@@ -94,6 +95,7 @@ class Configuration:
     enabled: bool = True
     overflows: int | None = None
     functions: Any = None
+    home: Path = field(default=Path(), compare=False)  # what relative paths are relative to
     file: Path | None = field(default=None, compare=False)
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -111,7 +113,8 @@ class Configuration:
         given = {"task": task, "dump_path": dump_path, "level": level, "step": step}
         given |= {"support_wrap_ops": support_wrap_ops}
         given = {name: value for name, value in given.items() if value is not None}
-        return _made({}, given) if config_path is None else _of_file(Path(config_path), given)
+        home = absolute("")  # a program may go to another folder before the file is read again
+        return _made({}, given, home) if config_path is None else _of_file(Path(config_path), given, home)
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -121,7 +124,7 @@ class Configuration:
     def read_again(self) -> Configuration:
         """What the file says now."""
         assert self.file is not None, "only a file changes"
-        return _of_file(self.file, self.arguments)
+        return _of_file(self.file, self.arguments, self.home)
 
     def differences(self, other: Configuration) -> list[str]:
         """Where two configurations are not the same, in words."""
@@ -136,20 +139,20 @@ class Configuration:
         return replace(self, enabled=other.enabled).differences(other)
 
 
-def _of_file(path: Path, given: Mapping[str, Any]) -> Configuration:
+def _of_file(path: Path, given: Mapping[str, Any], home: Path) -> Configuration:
     held = load(path)
     if not isinstance(held, dict):
         raise RecordError(f'{path} holds {held!r}. It is a JSON object such as {{"task": "statistics"}}.')
     functions = held.get("support_wrap_ops")
     if isinstance(functions, str):
-        held["support_wrap_ops"] = str(path.parent / functions)
+        held["support_wrap_ops"] = str(absolute(path.parent / functions))
     try:
-        return replace(_made(held, given), file=path.absolute(), arguments=given)
+        return replace(_made(held, given, home), file=absolute(path), arguments=given)
     except RecordError as error:
         raise RecordError(f"In {path}: {error}") from None
 
 
-def _made(held: Mapping[str, Any], given: Mapping[str, Any]) -> Configuration:
+def _made(held: Mapping[str, Any], given: Mapping[str, Any], home: Path) -> Configuration:
     """The configuration of what a file holds and of the arguments."""
     everything = {**held, **given}
     sections = {*_SECTIONS, *_TASKS_REFUSED}
@@ -166,9 +169,10 @@ def _made(held: Mapping[str, Any], given: Mapping[str, Any]) -> Configuration:
     modes = words(section, "data_mode", DATA_MODES)
     if "all" in modes and len(modes) > 1:
         raise RecordError(f"data_mode is {sorted(modes)}: 'all' is already everything. Leave out either.")
+    functions = everything.get("support_wrap_ops")
     md5 = word(section, "summary_mode", SUMMARY_MODES, "statistics") == "md5"
     return Configuration(
-        dump_path=Path(path),
+        dump_path=home / path,
         task=task,
         level=level,
         steps=numbers("step", everything.get("step")),
@@ -184,7 +188,8 @@ def _made(held: Mapping[str, Any], given: Mapping[str, Any]) -> Configuration:
         extra_info=flag(everything, "extra_info", True),
         enabled=flag(everything, "dump_enable", True),
         overflows=overflows(section.get("overflow_nums")) if task == "overflow_check" else None,
-        functions=everything.get("support_wrap_ops"),
+        functions=home / functions if isinstance(functions, str | os.PathLike) else functions,
+        home=home,
     )
 
 

@@ -16,14 +16,14 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_compiling
 
-from astray.capture.engine import NOTHING, logger
+from astray.capture.engine import logger
 from astray.capture.pytorch.calls.hooks import Hook
 from astray.capture.pytorch.calls.wrappers import Chain, can_be_called, chains, site_name, type_name
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.recorder import Recorder
 from astray.capture.settings import Given
 from astray.errors import RecordError
-from astray.record import ROOT
+from astray.record import NOTHING, ROOT
 from astray.store.info import RunInfo
 from astray.store.live import LiveWriter
 from astray.store.saving_hook import Limit, SavingTranslator, translate

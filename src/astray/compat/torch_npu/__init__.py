@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from astray.capture.seeding import seed_all
@@ -22,6 +21,7 @@ from astray.compat.torch_npu.overflow import Overflow, OverflowCheck
 from astray.compat.torch_npu.schedule import Schedule, schedule, step_schedule
 from astray.compat.torch_npu.tools import compare
 from astray.errors import UsageError
+from astray.paths import absolute
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +98,7 @@ def register_hook(
     if hook is Hook.OVERFLOW:
         _check.add(model)
     elif hook is Hook.ARRAYS:
-        _arrays.add(model, sample=False, schedule=schedule, path=Path(path))
+        _arrays.add(model, sample=False, schedule=schedule, path=absolute(path))
     else:
         _values.add(model, sample=sample, schedule=schedule)
 

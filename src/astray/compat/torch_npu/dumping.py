@@ -18,6 +18,7 @@ from astray.capture.ranks import rank_and_world_size
 from astray.capture.recorder import Recorder
 from astray.compat.torch_npu.schedule import Schedule, every_step, step_schedule
 from astray.errors import RunExists, UsageError
+from astray.paths import absolute
 from astray.store.info import RunInfo
 from astray.store.live import live
 from astray.store.torch_npu import lines
@@ -165,7 +166,7 @@ def dump_path(given: str | os.PathLike[str] | None) -> Path:
     path = Path(given)
     if path.is_dir():
         raise UsageError(f"{path} is a folder. Give the name of a file in it, such as {path / 'npu_model.pkl'}.")
-    return path
+    return absolute(path)
 
 
 def settle() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from astray.interrupts import pass_interrupt
+from astray.paths import absolute
 from astray.record import Missed, Setup
 from astray.store.info import End, Flight, RunInfo, now, plain
 from astray.store.late import Late
@@ -98,7 +99,7 @@ class FlightRecorder(Intake):
         """
         if not self._is_here:
             return in_child(path)
-        request = _Request(Path(path), why, self._overwrite if overwrite is None else overwrite)
+        request = _Request(absolute(path), why, self._overwrite if overwrite is None else overwrite)
         if threading.current_thread() is self._thread:
             return self._write(request)
         return self._ask(request, timeout)

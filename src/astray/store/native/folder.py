@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
+
 from astray.errors import RunError, RunExists
 from astray.interrupts import pass_interrupt
 from astray.store.enclosure import entries
@@ -80,6 +82,34 @@ def release(path: Path, rank: int) -> None:
         (path / RUN_FILE).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # other ranks are in it
         path.rmdir()
+
+
+def adopt(path: Path, place: Path, world_size: int) -> None:
+    """Move the ranks that were recorded in `place` into the run at `path`, which has no calls of its own in these."""
+    with recordable(path):
+        path.mkdir(parents=True, exist_ok=True)
+        ranks = rank_folders(place)
+        if (place / RUN_FILE).exists():
+            (place / RUN_FILE).replace(path / RUN_FILE)
+        elif (path / RUN_FILE).exists():
+            info = read_json(path / RUN_FILE, RunInfo)
+            write_json(path / RUN_FILE, msgspec.structs.replace(info, world_size=world_size))
+        for number, folder in ranks.items():
+            _clear(path / f"rank{number}")
+            folder.replace(path / f"rank{number}")
+        place.rmdir()
+
+
+def discard(path: Path) -> None:
+    """Remove a run of ours with all of its ranks. A folder that holds something else stays."""
+    with recordable(path):
+        for folder in rank_folders(path).values():
+            _clear(folder)
+        (path / RUN_FILE).unlink(missing_ok=True)
+        for note in path.glob("process-*.json"):
+            note.unlink()
+        with contextlib.suppress(OSError):  # something else is in it
+            path.rmdir()
 
 
 def refuse(path: Path, rank: int, overwrite: bool) -> None:

@@ -14,7 +14,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import numpy as np
 from astray.errors import RunError
 from astray.interrupts import pass_interrupt
 from astray.part import Part
+from astray.paths import absolute
 from astray.record import Call, Frame, Missed, Setup, Tensor
 from astray.registry import WeakRegistry
 from astray.stats import sample_positions
@@ -57,7 +57,7 @@ class Intake(ABC):
     positions = staticmethod(sample_positions)
 
     def __init__(self, path: str | os.PathLike[str], rank: int, queue_bytes: int, late: Late | None) -> None:
-        self.path = Path(path)
+        self.path = absolute(path)
         self.rank = rank
         self.failure: str | None = None
         self.end: End | None = None  # what was recorded, once closed

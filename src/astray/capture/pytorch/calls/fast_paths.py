@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from astray.capture.pytorch.calls.modes import Modes
+from astray.capture.pytorch.calls.wrappers import chains
 from astray.capture.pytorch.compiled.code import NoWarning, never_compiled
 
 _CHOOSY = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttention)
@@ -60,7 +61,7 @@ class FastPaths:
             if layer is None or layer.training == hooked:
                 continue
             self._layers[index] = (reference, layer.training)
-            for module in layer.modules():
+            for module in (link for chain in chains(layer) for link in chain.modules):
                 (self._put if layer.training else self._take)(module)
             if not layer.training:
                 self._missed(layer)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from astray.capture.engine import Engine
+from astray.capture.identity import IdentitySet
 
 Source = tuple[int, ...]
 
@@ -46,7 +47,7 @@ class Gatherings:
         self._take_hooks = take_hooks
         self._filled = filled
         self._whole: set[type[nn.Module]] = set()  # classes whose modules are not sharded
-        self._met: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._met: IdentitySet[nn.Module] = IdentitySet()
         self._sources: dict[int, tuple[weakref.ref[nn.Parameter], Source]] = {}
 
     def __bool__(self) -> bool:

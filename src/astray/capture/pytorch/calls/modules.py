@@ -7,7 +7,6 @@ region runs as it would without astray, and the run says that the calls inside i
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from types import FrameType
@@ -21,19 +20,29 @@ from torch.compiler import is_compiling
 from astray.capture.calls import native
 from astray.capture.catching import Found
 from astray.capture.engine import Engine, OpenCall, Site
+from astray.capture.identity import IdentityMap
 from astray.capture.objects import DEEPEST, MOST_TENSORS, Objects
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
 from astray.capture.pytorch.backward.origins import Origins
 from astray.capture.pytorch.backward.parameters import ParameterCapture
 from astray.capture.pytorch.calls.catalogue import RUNNING
+from astray.capture.pytorch.calls.copies import CleanCopies
 from astray.capture.pytorch.calls.fast_paths import FastPaths
 from astray.capture.pytorch.calls.fsdp import Gathered, Gatherings
 from astray.capture.pytorch.calls.hooks import Hook, watch_compilers
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.sites import Sites
 from astray.capture.pytorch.calls.taking import Tensors, flattener
-from astray.capture.pytorch.calls.wrappers import Chain, Children, Gate, can_be_called, hides_gradients, is_compiled
+from astray.capture.pytorch.calls.wrappers import (
+    Chain,
+    Children,
+    Gate,
+    can_be_called,
+    hides_gradients,
+    is_compiled,
+    is_scripted,
+)
 from astray.capture.pytorch.calls.wrappers import state as state_of
 from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCode, never_compiled
 from astray.capture.pytorch.setup.watching import SetupCapture
@@ -55,13 +64,13 @@ class ModuleCapture:
         self._gradients = gradients
         self._modes = modes
         self._origins = origins
-        self._sites = Sites()
-        self._places: weakref.WeakKeyDictionary[nn.Module, _Place] = weakref.WeakKeyDictionary()
+        self._sites = Sites(self._leave_out)
+        self._places: IdentityMap[nn.Module, _Place] = IdentityMap()
         self._forwards = BuiltinForwards()
         tapped = "modules" in engine.settings.compiled
         self._taps = self._make_taps() if tapped else None
         self._compiled = CompiledCode(engine, self._sites.of, tapped=tapped)
-        self._hooks: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
+        self._hooks: IdentityMap[nn.Module, list[Any]] = IdentityMap()
         self.parameters = ParameterCapture(engine)
         self._states: dict[str, list[Any]] = {}
         self._moving: set[str] = set()  # sites whose running statistics their last call has moved
@@ -73,6 +82,7 @@ class ModuleCapture:
         self._gate = Gate(engine, self.enter, self._after)
         self._listening = True
         self._compiled.start()
+        self._copies = CleanCopies()
 
     def _make_native(self) -> Any:
         """What does the work of our hooks natively, and hands over to us what is out of the ordinary."""
@@ -114,19 +124,35 @@ class ModuleCapture:
     def _place(self, chains: list[Chain]) -> None:
         self._forwards.cover(chain.inner for chain in chains if chain.inner not in self._places)
         for chain in chains:
-            inner, recorder = chain.inner, chain.recorder
-            if recorder is not inner:
-                self._take_hooks(inner)
-                self._places[recorder] = _Place(recorder, self._gate.before_wrapper, self._after)
-                self._places[inner] = _Place(inner, self._gate.before_inner, self._gate.after_inner)
-            elif inner not in self._places:
-                self._places[inner] = _Place(inner, self._before, self._after)
-            self._put_hooks(recorder)
-            self._put_hooks(inner)
-            self._fast_paths.add(inner)
-            self._compiled.knows(inner)
-            self._note_hidden_gradients(chain)
+            try:
+                self._place_one(chain)
+            except Exception as error:  # noqa: BLE001, PERF203 - the others can be watched all the same
+                self._leave_out(chain, error)
         self._fast_paths.check()
+
+    def _place_one(self, chain: Chain) -> None:
+        inner, recorder = chain.inner, chain.recorder
+        if recorder is not inner:
+            self._take_hooks(inner)
+            self._places[recorder] = _Place(recorder, self._gate.before_wrapper, self._after)
+            self._places[inner] = _Place(inner, self._gate.before_inner, self._gate.after_inner)
+        elif inner not in self._places:
+            self._places[inner] = _Place(inner, self._before, self._after)
+        self._put_hooks(recorder)
+        self._put_hooks(inner)
+        self._fast_paths.add(inner)
+        self._compiled.knows(inner)
+        self._note_hidden_gradients(chain)
+
+    def _leave_out(self, chain: Chain, error: Exception) -> None:
+        """A module cannot be watched: something of its own raised while its hooks were put in place."""
+        pass_interrupt(error)
+        for module in chain.modules:
+            self._take_hooks(module)
+            self._places.pop(module)
+        site = self._sites.of(chain.inner)
+        name = (chain.name or ROOT) if site is None else site.name
+        self._engine.missed(f"calls of {name}", f"it cannot be watched ({type(error).__name__}: {error})")
 
     def _note_hidden_gradients(self, chain: Chain) -> None:
         site = self._sites.of(chain.inner)
@@ -141,7 +167,15 @@ class ModuleCapture:
                 prefix = "" if site.name == ROOT else f"{site.name}."
                 for name, parameter in module._parameters.items():
                     if parameter is not None and not self._gatherings.is_gathered(parameter):
-                        self.parameters.watch(parameter, prefix + name, site.name, site.root)
+                        self._watch(parameter, prefix + name, site.name, site.root)
+
+    def _watch(self, parameter: torch.Tensor, name: str, module: str, root: str) -> None:
+        """Sees the gradients of a parameter. One that takes no hooks is no reason to leave out the others."""
+        try:
+            self.parameters.watch(parameter, name, module, root)
+        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
+            pass_interrupt(error)
+            self._engine.missed(f"the gradient of {name}", f"it takes no hooks ({type(error).__name__}: {error})")
 
     def _put_hooks(self, module: nn.Module) -> None:
         site, place = self._sites.of(module), self._places.get(module)
@@ -158,8 +192,9 @@ class ModuleCapture:
             unusual = None if place.after == self._after else place.after
             after = _NativeAfter(self._native, site, place, unusual, self._follow)
         self._hooks[module] = handles = []  # known before it is filled, should one of these fail
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+        # By torch's own methods: a class may have others of these names, which refuse, or take fewer arguments.
+        handles.append(nn.Module.register_forward_pre_hook(module, before, with_kwargs=True))
+        handles.append(nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True))
         if self._taps is not None:
             handles += self._taps.put(module, site.name)
 
@@ -222,6 +257,7 @@ class ModuleCapture:
 
     def detach(self) -> None:
         """Removes every hook, from modules and parameters."""
+        self._copies.remove()
         self._fast_paths.remove()
         for module in list(self._hooks):
             self._take_hooks(module)
@@ -254,11 +290,15 @@ class ModuleCapture:
 
     def _note_compiled(self) -> None:
         """Says what compiled code has hidden, or may have."""
-        never = "\n"  # no name starts with it
+        never = scripted = "\n"  # no name starts with it
         for module, place in self._places.items():
             site = self._sites.of(module)
             if site is None:
                 continue
+            if place.called and is_scripted(module) and not site.name.startswith(scripted):
+                scripted = f"{site.name}."
+                if module._modules or "function" in self._engine.settings.level:
+                    self._engine.missed(f"calls inside {site.name}", "TorchScript makes them, past all hooks")
             if place.called and is_compiled(module):
                 self._compiled.was_called(site)
             elif not place.called and self._called and can_be_called(module) and not site.name.startswith(never):
@@ -302,7 +342,7 @@ class ModuleCapture:
         site = self._sites.of(gathered.owner)
         if site is not None:
             name = gathered.name if site.name == ROOT else f"{site.name}.{gathered.name}"
-            self.parameters.watch(gathered.shard, name, site.name, site.root)
+            self._watch(gathered.shard, name, site.name, site.root)
 
     def _observe_state(self, site: Site, module: nn.Module, seq: int) -> None:
         """The module's own parameters and buffers, at its first call of a step and whenever they have changed."""
@@ -318,7 +358,7 @@ class ModuleCapture:
             # It may have been made, replaced or unfrozen since the start.
             if role == "parameter" and not self._gatherings.is_gathered(tensor):
                 full_name = prefix + name
-                self.parameters.watch(tensor, full_name, full_name.rpartition(".")[0] or ROOT, site.root)
+                self._watch(tensor, full_name, full_name.rpartition(".")[0] or ROOT, site.root)
 
     def _moved(self, site: Site, module: nn.Module) -> bool:
         """Whether its last call has moved running statistics, of which their version counters do not know."""

@@ -149,7 +149,7 @@ class OpMode(Told, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
     ) -> Any:
         """Runs an op and records its call. `frame` is the one that calls it."""
         if not self._engine.listening:
-            return func(*args, **kwargs)
+            return self._places.run(func, args, kwargs)
         known = self._known.get(id(func))
         if known is None:
             known = self._known[id(func)] = (func, self._find(func))

@@ -7,6 +7,7 @@ backward pass it is the one whose forward made the autograd node that is running
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any, ClassVar, Protocol
 
@@ -48,10 +49,18 @@ class Places:
         self._all.add(self)
 
     def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an op that has been recorded as one, so that it is not recorded as a function too."""
+        """Runs an op that a dispatch mode was told of, as it runs where there is none.
+
+        It is not recorded as a function too. And classes of tensors are not asked again what they make of it: from
+        Python an op would ask them, which the backward pass, running it natively, has not done. They would get calls
+        that are not the program's, and give gradients their own type.
+        """
         if self.sees_functions:
             self._local.op = op
-        return op(*args, **kwargs)
+        if not _overrides((*args, *kwargs.values())):
+            return op(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return op(*args, **kwargs)
 
     def is_running(self, func: Any) -> bool:
         """Whether a function is the op that is about to run. Asked once of each: it is about to run no more then."""
@@ -99,3 +108,15 @@ class Places:
     def _is_elsewhere(self) -> bool:
         """Whether another recording has a module open here, so that what it does is none of ours."""
         return any(other._engine.is_in_a_module for other in self._all if other is not self)
+
+
+def is_overriding(kind: type) -> bool:
+    """Whether a class of tensors has a `__torch_function__` that is called: its own, or the one of `torch.Tensor`."""
+    if not issubclass(kind, torch.Tensor) or kind is torch.Tensor:
+        return False
+    return kind.__torch_function__ is not torch._C._disabled_torch_function_impl
+
+
+def _overrides(given: Iterable[Any]) -> bool:
+    """Whether one of these arguments, or of the lists among them, is a tensor of such a class."""
+    return any(_overrides(one) if type(one) in (tuple, list) else is_overriding(type(one)) for one in given)

@@ -7,20 +7,23 @@ anew, as if recording had only started now, and a name keeps its site, so that i
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 from torch import nn
 
 from astray.capture.engine import Site
+from astray.capture.identity import IdentityMap
 from astray.capture.pytorch.calls.wrappers import Chain, chains, site_name, type_name
 from astray.errors import RecordError
 
 
 class Sites:
-    """The sites of all models of one recording."""
+    """The sites of all models of one recording. `left_out` is told of a module that could not be given one, and why."""
 
-    def __init__(self) -> None:
+    def __init__(self, left_out: Callable[[Chain, Exception], None]) -> None:
+        self._left_out = left_out
         self._roots: dict[str, weakref.ref[nn.Module]] = {}
-        self._of: weakref.WeakKeyDictionary[nn.Module, Site] = weakref.WeakKeyDictionary()
+        self._of: IdentityMap[nn.Module, Site] = IdentityMap()
         self._holders: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary()
         self._by_name: dict[str, Site] = {}
 
@@ -41,11 +44,11 @@ class Sites:
     def renew(self) -> tuple[list[nn.Module], list[Chain]]:
         """Goes through all models again. Returns the modules that have left their place, and those that came."""
         now = self._walk()
-        there = {module for _, chain in now for module in chain.modules}
-        left = [module for module in self._of if module not in there]
-        names: dict[nn.Module, str] = {}
+        there = {id(module) for _, chain in now for module in chain.modules}
+        left = [module for module in self._of if id(module) not in there]
+        names: dict[int, str] = {}
         for label, chain in now:
-            name = names.setdefault(chain.inner, site_name(label, chain.name))
+            name = names.setdefault(id(chain.inner), site_name(label, chain.name))
             site = self._of.get(chain.inner)
             if site is not None and site.name != name:
                 left += chain.modules
@@ -60,10 +63,10 @@ class Sites:
         return [chain for _, chain in self._walk()]
 
     def clear(self) -> None:
-        self.__init__()  # type: ignore[misc]
+        self.__init__(self._left_out)  # type: ignore[misc]
 
     def _walk(self) -> list[tuple[str, Chain]]:
-        seen: set[nn.Module] = set()
+        seen: dict[int, nn.Module] = {}
         roots = [(label, reference()) for label, reference in self._roots.items()]
         return [(label, chain) for label, root in roots if root is not None for chain in chains(root, seen)]
 
@@ -72,8 +75,14 @@ class Sites:
         for label, chain in found:
             if all(module in self._of for module in chain.modules):
                 continue
-            # One that is known may only have got a wrapper.
-            site = self._of.get(chain.inner) or self._claim(site_name(label, chain.name), chain.inner, label)
+            try:
+                # One that is known may only have got a wrapper.
+                site = self._of.get(chain.inner) or self._claim(site_name(label, chain.name), chain.inner, label)
+            except RecordError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the others can be watched all the same
+                self._left_out(chain, error)
+                continue
             for module in chain.modules:
                 self._of[module] = site
             settled.append(chain)

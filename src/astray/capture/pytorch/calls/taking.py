@@ -20,7 +20,7 @@ from astray.capture.engine import Engine, OpenCall
 from astray.capture.objects import Objects
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
-from astray.capture.pytorch.calls.places import Named, Places
+from astray.capture.pytorch.calls.places import Named, Places, is_overriding
 from astray.capture.pytorch.tensors import PLAIN, is_tensor
 from astray.capture.structure import Flattener
 
@@ -47,6 +47,7 @@ def _equip() -> None:
     native.equip(
         DisableTorchFunction, _current_graph_task_id, torch.is_grad_enabled, _get_tracing_state, _get_sequence_nr,
         _current_autograd_node, operator, compiler if "_is_compiling_flag" in compiler else None, watching,
+        is_overriding,
     )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ name of its child alone: a module of the user's own may well have a child called
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from astray.capture.engine import Engine, Site
+from astray.capture.identity import IdentityMap, same
 from astray.record import ROOT, Role
 
 _OPTIMIZED = "torch._dynamo.eval_frame.OptimizedModule"
@@ -52,19 +52,19 @@ class Chain(NamedTuple):
         return next(filter(is_compiled, self.modules), self.inner)
 
 
-def chains(module: nn.Module, seen: set[nn.Module] | None = None, name: str = "") -> Iterator[Chain]:
+def chains(module: nn.Module, seen: dict[int, nn.Module] | None = None, name: str = "") -> Iterator[Chain]:
     """Every module in `module`, itself first, in torch's order. What is in `seen` already is left out."""
-    seen = set() if seen is None else seen
+    seen = {} if seen is None else seen
     links = [module]
     while (wrapped := unwrapped(links[-1])) is not None:
         links.append(wrapped)
-    if seen.issuperset(links):
+    if all(id(link) in seen for link in links):
         return
-    seen.update(links)
+    seen.update({id(link): link for link in links})  # which holds them, so that their ids stay their own
     yield Chain(name, tuple(links))
     for link in links:
         for child_name, child in link._modules.items():
-            if child is not None and child not in links:
+            if child is not None and not any(child is one for one in links):
                 yield from chains(child, seen, f"{name}.{child_name}" if name else child_name)
 
 
@@ -76,7 +76,7 @@ def unwrapped(module: nn.Module) -> nn.Module | None:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile runs this module, as a wrapper around it or in place."""
-    if module._compiled_call_impl is not None:
+    if module.__dict__.get("_compiled_call_impl") is not None:
         return True
     context = module.__dict__.get("dynamo_ctx")  # asked first, for it is the cheaper question
     if context is None or _wrapping(type(module))[0] != _OPTIMIZED:
@@ -134,7 +134,23 @@ def _own_state(module: nn.Module, prefix: str) -> list[tuple[Role, str, torch.Te
 
 def can_be_called(module: nn.Module) -> bool:
     """Whether it has a `forward` at all. Lists and dicts of modules have none."""
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+    return "forward" in vars(module) or forward_of(type(module)) is not nn.Module.forward
+
+
+def forward_of(kind: type[nn.Module]) -> Any:
+    """What a class defines as `forward`. Asked in the ordinary way, that of TorchScript raises."""
+    return next((vars(base)["forward"] for base in kind.__mro__ if "forward" in vars(base)), None)
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Whether TorchScript runs this module, and all modules in it, past every hook of theirs."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def has_parameters(module: nn.Module) -> bool:
+    """Whether there is one anywhere in it. A program may have its own idea of what `parameters()` gives."""
+    links = (link for chain in chains(module) for link in chain.modules)
+    return any(parameter is not None for link in links for parameter in link._parameters.values())
 
 
 def _wrapping(kind: type[nn.Module]) -> tuple[str, str | None]:
@@ -147,7 +163,7 @@ def _wrapping(kind: type[nn.Module]) -> tuple[str, str | None]:
     return known
 
 
-_KINDS: weakref.WeakKeyDictionary[type[nn.Module], tuple[str, str | None]] = weakref.WeakKeyDictionary()
+_KINDS: IdentityMap[type[nn.Module], tuple[str, str | None]] = IdentityMap()
 
 
 class Children:
@@ -165,9 +181,9 @@ class Children:
 
     def of(self, module: nn.Module) -> bool:
         """Whether they still are the children of `module`: none was added, replaced or taken out since."""
-        if tuple(module._modules.values()) != self._direct:
+        if not same(self._direct, module._modules.values()):
             return False
-        return not self._lists or all(tuple(parent._modules.values()) == known for parent, known in self._lists)
+        return not self._lists or all(same(known, parent._modules.values()) for parent, known in self._lists)
 
 
 def _lists(module: nn.Module) -> Iterator[nn.Module]:

@@ -21,6 +21,7 @@ from torch import nn
 from torch._C._dynamo import eval_frame as dynamo
 
 from astray.capture.engine import Engine, Site
+from astray.capture.pytorch.calls.wrappers import forward_of
 from astray.capture.pytorch.files import TORCH, torch_folder
 from astray.record import ROOT
 
@@ -85,7 +86,7 @@ class BuiltinForwards:
         codes: set[CodeType] = set()
         hooked: set[CodeType] = set()
         for module in modules:
-            code = getattr(type(module).forward, "__code__", None)
+            code = getattr(forward_of(type(module)), "__code__", None)
             if code is not None and code.co_filename.startswith(TORCH):
                 (hooked if _has_hooks(module) else codes).add(code)
         for code in codes - hooked - self._own:
@@ -172,7 +173,7 @@ class CompiledCode:
 
     def knows(self, module: nn.Module) -> None:
         """The calls of this module are seen, though perhaps not those inside it."""
-        code, site = getattr(type(module).forward, "__code__", None), self._site(module)
+        code, site = getattr(forward_of(type(module)), "__code__", None), self._site(module)
         if code is not None and site is not None:
             self._forwards.setdefault((code.co_filename, code.co_firstlineno), set()).add(site.name)
 

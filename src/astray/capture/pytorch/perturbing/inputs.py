@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from astray.capture.engine import Engine, logger
+from astray.capture.identity import IdentitySet
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.compiled.code import NoWarning, is_compiled_graph, never_compiled
 from astray.capture.pytorch.experiments.trips import mapped
@@ -40,7 +40,7 @@ class PerturbedInputs:
         self._seed = seed
         self._everything = everything
         self._local = threading.local()
-        self._given: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # whose inputs were changed in this step
+        self._given: IdentitySet[nn.Module] = IdentitySet()  # whose inputs were changed in this step
         self._changed = False  # whether any bit was
         self._handles: list[Any] = [
             register_module_forward_pre_hook(self._before),  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from astray.capture.engine import Engine
 from astray.capture.pytorch.calls.modules import ModuleCapture
-from astray.capture.pytorch.calls.wrappers import chains, type_name
+from astray.capture.pytorch.calls.wrappers import chains, has_parameters, type_name
 from astray.capture.pytorch.compiled.code import NoWarning, is_compiled_graph, never_compiled
 from astray.capture.pytorch.program.pace import Pace
 
@@ -67,10 +67,14 @@ class Discovery:
 
     @never_compiled
     def _before_any_module(self, module: nn.Module, args: Any) -> None:
-        if is_compiling() or self._capture.site(module) is not None or not self._engine.belongs_here():
+        if not is_compiling():
+            self.meet(module, args, sys._getframe(1))
+
+    def meet(self, module: nn.Module, args: Any, frame: FrameType) -> None:
+        """A module is called, from this frame of torch's."""
+        if self._capture.site(module) is not None or not self._engine.belongs_here():
             return
         try:
-            frame = sys._getframe(1)
             if is_compiled_graph(module, frame):
                 return
             label = self._label(module, _name_in_step(frame, module))
@@ -91,7 +95,7 @@ class Discovery:
         own: what it is called in the model of a trainer's step.
         """
         self._has_model = self._has_model or own is not None
-        if own is None and not self._has_model and next(module.parameters(), None) is not None:
+        if own is None and not self._has_model and has_parameters(module):
             self._has_model = True
             return ""
         name = type_name(module) if own is None else own

@@ -7,7 +7,6 @@ an exception, so that end is seen only by a `with`, by the next training, or whe
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,8 @@ from torch import nn
 from transformers import TrainerCallback
 
 from astray.capture.recorder import Recorder, overseer
-from astray.capture.settings import Given, Settings
+from astray.capture.settings import Given, Settings, placed
+from astray.paths import absolute
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -56,11 +56,11 @@ class AstrayCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
         checked = Settings.check(**settings)
         if guard is not None:
             overseer(guard, checked)  # which refuses what it cannot do
-        self.path = Path(path)
+        self.path = absolute(path)
         self.recorder: Recorder | None = None  # of the training that goes on, or of the last one
         self._overwrite = overwrite
         self._guard = guard
-        self._settings = settings
+        self._settings = placed(settings)
         self._trainings = 0
 
     def on_train_begin(self, *_: Any, model: nn.Module, **__: Any) -> None:

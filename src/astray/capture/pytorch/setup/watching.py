@@ -147,16 +147,20 @@ class SetupCapture:
         configs: set[int] = set()
         for chain in self._chains():
             site = self._site(chain.inner)
-            if site is None:
-                continue
-            self._note("module", site.name, described(chain), MOST_CHANGES)
-            self._modules.append(_Watched(chain.inner, site.name, attributes(chain.inner)))
-            config = config_of(chain.inner)
-            if config is not None and id(config) not in configs:
-                configs.add(id(config))
-                self._note("config", site.name, configured(config), MOST_CHANGES)
-                if hasattr(config, "__weakref__"):
-                    self._configs.append(_Watched(config, site.name, fields_of(config)))
+            if site is not None:
+                with _Guarded(self._engine, f"what {site.name} is set to"):
+                    self._describe(chain, site.name, configs)
+
+    def _describe(self, chain: Chain, site: str, configs: set[int]) -> None:
+        """Describes a module, and its configuration unless that is one of those that were already."""
+        self._note("module", site, described(chain), MOST_CHANGES)
+        self._modules.append(_Watched(chain.inner, site, attributes(chain.inner)))
+        config = config_of(chain.inner)
+        if config is not None and id(config) not in configs:
+            configs.add(id(config))
+            self._note("config", site, configured(config), MOST_CHANGES)
+            if hasattr(config, "__weakref__"):
+                self._configs.append(_Watched(config, site, fields_of(config)))
 
     def _note(self, subject: str, site: str, values: dict[str, Any], most_changes: int | None = None) -> None:
         self._engine.setup.note(self._engine.step, subject, site, values, most_changes)
@@ -175,10 +179,11 @@ def note_scaler(engine: Engine, scaler: Any) -> None:
 class _Guarded:
     """What goes wrong in here stays out of the program; nothing that is done here is a part of it."""
 
-    __slots__ = ("_aside", "_engine")
+    __slots__ = ("_aside", "_engine", "_what")
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, what: str = _WHAT) -> None:
         self._engine = engine
+        self._what = what
         self._aside = DisableTorchFunction()
 
     def __enter__(self) -> None:
@@ -187,7 +192,7 @@ class _Guarded:
     def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> bool:
         self._aside.__exit__(None, None, None)
         if isinstance(error, Exception):
-            self._engine.failed(_WHAT, error)
+            self._engine.failed(self._what, error)
             return True
         return False
 

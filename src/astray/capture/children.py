@@ -1,0 +1,216 @@
+"""The processes that a program under `astray run` starts: ranks among them are recorded, and the others are told of.
+
+`Children` is the side of `astray run`: it leaves word in the environment, and gathers what the ranks have recorded into
+the run. `reach` is the side of the child, where Python runs it at the start by `reaching/sitecustomize.py`. A child is
+a rank when torch.distributed says so at the first call of a module; until then nothing is done but to wait for that.
+Ranks record beside the run, for the process that starts them has its own recording in it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from astray.capture.on_import import OnImport
+from astray.errors import AstrayError
+from astray.paths import shown
+
+VARIABLE = "ASTRAY_RUN"
+PATIENCE = 60.0  # seconds that a rank is waited for which has not ended its recording yet, while its process lives
+
+_FRAMEWORK = "torch"
+_SITE = str(Path(__file__).parent / "reaching")
+_NOTE = "process-{}.json"
+_waiting: list[OnImport] = []
+
+
+class Note(NamedTuple):
+    """What a child process says of itself: `why` it was not recorded, or None."""
+
+    process: int
+    rank: int
+    world_size: int
+    why: str | None
+
+
+class Children:
+    """The child processes of a program, as the process sees them that was started by `astray run`."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], guard: Mapping[str, Any] | None) -> None:
+        self.place = path.with_name(f"{path.name}.ranks")
+        self._path = path
+        self._word = {"place": str(self.place), "settings": _as_json(settings), "guard": guard, "parent": os.getpid()}
+        self._before: dict[str, str | None] = {}
+
+    def refuse(self, *, overwrite: bool) -> None:
+        """Says before the program runs that ranks of an earlier one are there, or removes them."""
+        if not self.place.exists():
+            return
+        from astray.store.native.folder import discard, refuse  # and not before: the script is to import numpy itself
+
+        if not overwrite:
+            refuse(self.place, 0, overwrite=False)
+        discard(self.place)
+
+    def leave_word(self, environment: MutableMapping[str, str]) -> None:
+        """Has the processes that are started from now on come to `reach`."""
+        self._before = {name: environment.get(name) for name in (VARIABLE, "PYTHONPATH")}
+        environment[VARIABLE] = json.dumps(self._word)
+        there = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([_SITE, *([there] if there else [])])
+
+    def take_word_back(self, environment: MutableMapping[str, str]) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
+
+    def notes(self) -> list[Note]:
+        """What the children have said, in the order of their ranks. Those that still record are waited for."""
+        found = []
+        for file in sorted(self.place.glob(_NOTE.format("*"))) if self.place.is_dir() else ():
+            try:
+                note = Note(*json.loads(file.read_text(encoding="utf-8")))
+            except (OSError, ValueError, TypeError):  # cut, as the process was killed
+                continue
+            if note.why is None:
+                _wait(note.process, self.place / f"rank{note.rank}" / "end.json")
+            found.append(note)
+        return sorted(found, key=lambda note: (note.rank, note.process))
+
+    def summary(self, ranks: int) -> str:
+        """What the run holds now, in a line."""
+        return _as_sentence(self._path, ranks)
+
+    def gather(self, notes: list[Note], has_own: bool) -> bool:
+        """Puts the ranks into the run. `has_own`: this process has recorded calls too, as rank 0.
+
+        Says whether it could: where both this process and a child are rank 0, the children stay where they are.
+        """
+        from astray.store.native.folder import adopt
+
+        ranks = {note.rank: note.world_size for note in notes if note.why is None}
+        for note in notes:
+            (self.place / _NOTE.format(note.process)).unlink(missing_ok=True)
+        if not ranks:
+            if self.place.is_dir() and not any(self.place.iterdir()):
+                self.place.rmdir()
+            return True
+        if has_own and 0 in ranks:
+            return False
+        adopt(self._path, self.place, max(ranks.values()))
+        return True
+
+
+def _as_sentence(path: Path, ranks: int) -> str:
+    from astray.store import open_run
+    from astray.wording import counted
+
+    run = open_run(path)
+    first = run.ranks[min(run.ranks)]
+    parts = [counted(len(run.steps), "step"), counted(len(first.calls), "call"), counted(len(first.tensors), "tensor")]
+    return f"{', '.join(parts)} in {shown(path)} (on rank {first.rank}; {counted(ranks, 'rank')}, in child processes)"
+
+
+def _wait(process: int, file: Path) -> None:
+    """Waits for a file that a process is about to write, for as long as that process lives."""
+    until = time.monotonic() + PATIENCE
+    while not file.exists() and time.monotonic() < until and _lives(process):
+        time.sleep(0.05)
+
+
+def _lives(process: int) -> bool:
+    try:  # one of ours that has ended stays until its parent asks for it, and that is the program's to do
+        if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return False
+    except (AttributeError, OSError):  # of another parent, or on another system
+        pass
+    try:
+        os.kill(process, 0)
+    except OSError:
+        return False
+    return True
+
+
+def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
+
+
+# -- in the child ----------------------------------------------------------------------------------------------------
+
+
+def reach(environment: Mapping[str, str]) -> None:
+    """Waits for the first call of a module, should this process ever import torch. Raises nothing."""
+    try:
+        word = json.loads(environment[VARIABLE])
+        if word["parent"] == os.getpid():
+            return
+        _waiting.append(OnImport(_FRAMEWORK, lambda: _await_call(word)).install())
+    except Exception as error:  # noqa: BLE001 - the program must not fail because we did
+        sys.stderr.write(f"astray: this process is not recorded ({type(error).__name__}: {error}).\n")
+
+
+def stand_down() -> None:
+    """This process is an `astray run` of its own, inside of another: its recording is not ours."""
+    while _waiting:
+        _waiting.pop().remove()
+
+
+def _await_call(word: Mapping[str, Any]) -> None:
+    from astray.capture.pytorch.program.first_call import FirstCall
+
+    FirstCall(lambda ranks: _begin(word, ranks))
+
+
+def _begin(word: Mapping[str, Any], ranks: tuple[int, int] | None) -> Any:
+    """A module is called in this process for the first time: the recorder, which has been started, if it is a rank."""
+    if multiprocessing.current_process().daemon:  # a worker of a DataLoader, or of a pool
+        return None
+    place, why, recorder = Path(word["place"]), None, None
+    if ranks is None:
+        why = "it is no rank of torch.distributed"
+    else:
+        try:
+            recorder = _recorder(word, place)
+        except AstrayError as error:
+            why = str(error)
+    rank, world_size = ranks or (-1, 0)
+    place.mkdir(parents=True, exist_ok=True)
+    note = Note(os.getpid(), rank, world_size, why)
+    (place / _NOTE.format(os.getpid())).write_text(json.dumps(note), encoding="utf-8")
+    return recorder
+
+
+def _recorder(word: Mapping[str, Any], place: Path) -> Any:
+    import atexit
+
+    from astray.capture.adapters import discovering_adapter
+    from astray.capture.recorder import Recorder
+
+    settings = {name: value for name, value in word["settings"].items() if value is not None}
+    if "perturb" in settings:
+        raise AstrayError("inputs are perturbed in the process alone that `astray run` starts")
+    recorder = Recorder.discovering(place, discovering_adapter(_FRAMEWORK), guard=word["guard"], **settings).start()
+    ended = _Ended()
+    atexit.register(lambda: recorder.stop(ended.how))
+    return recorder
+
+
+class _Ended:
+    """How this process ends, as far as it shows."""
+
+    def __init__(self) -> None:
+        self.how = "normally"
+        self._others = sys.excepthook
+        sys.excepthook = self._excepted
+
+    def _excepted(self, kind: Any, error: Any, trace: Any) -> None:
+        self.how = f"{kind.__name__}: {error}"
+        self._others(kind, error, trace)
