@@ -145,7 +145,7 @@ def _watch(
                     if worker.wait() == 0:
                         return seed + 1 if count is None else seed + count
                     told = _read(errors)
-                    error = f"it died with {worker.returncode}: {told.strip()[-300:]}"
+                    error = f"it died with {worker.returncode}: {told.strip().splitlines()[-1:]}"
                     _note(done, seed, name, [], {"action": "", "error": error, "where": "", "told": told}, tell, whole)
                     return seed + 1
                 said = json.loads(line)

@@ -82,7 +82,7 @@ def word(chance: random.Random, path: Path) -> None:
     """A whole number somewhere in a file becomes another."""
     file = chance.choice(files_of(path, ".arrows", ".safetensors", ".npy", ".pt", ".pkl") or files_of(path))
     content = bytearray(file.read_bytes())
-    kind = chance.choice("<i <q <I <H".split())
+    kind = chance.choice(["<i", "<q", "<I", "<H"])
     size = struct.calcsize(kind)
     if len(content) < 2 * size:
         return
@@ -179,7 +179,7 @@ def wrong_types(chance: random.Random, path: Path) -> None:
         at = chance.randrange(len(lines) or 1)
         try:
             lines[at] = json.dumps(changed(chance, json.loads(lines[at])))
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, RecursionError):
             lines = ["[" * chance.choice((3, 5000))]
     if len(lines) > 1 and chance.random() < 0.2:
         chance.shuffle(lines)
@@ -256,9 +256,9 @@ def rows(chance: random.Random, path: Path) -> None:
     try:
         with pa.ipc.open_stream(file.read_bytes()) as stream:
             table = stream.read_all()
+        columns = {name: table[name].to_pylist() for name in table.column_names}
     except (pa.ArrowException, OSError, ValueError):  # damaged before
         return flip(chance, path)
-    columns = {name: table[name].to_pylist() for name in table.column_names}
     types = {field.name: field.type for field in table.schema}
     for _ in range(chance.choice((1, 1, 2, 4))):
         if table.num_rows:

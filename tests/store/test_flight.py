@@ -315,7 +315,7 @@ class Tickets:
     def redeem(self, tickets: npt.NDArray[np.int64]) -> Redeemed:
         here = np.ones(len(tickets), np.bool_)
         counts = np.zeros((4, len(tickets)), np.int64)
-        counts[Statistics._fields.index("nan") - 6] = tickets
+        counts[Statistics._fields.index("nan") - 6] = counts[Statistics._fields.index("count") - 6] = tickets
         first = np.zeros(len(tickets), np.int64), np.full(len(tickets), np.nan)
         found = Measurements(np.zeros((6, len(tickets))), counts, tickets.astype(np.uint64), *first)
         return Redeemed(found, here, here)

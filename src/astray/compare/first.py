@@ -155,7 +155,8 @@ def _oddness(pairs: Table, rows: Ints) -> Floats:
         for place in places if len(places) > 2 else ():
             usual[place] = ODD * np.median([error[other] for other in places if other != place])
     score: Floats = np.where(error > 0, np.inf, 0.0)
-    np.divide(error, usual, out=score, where=(usual > 0) & np.isfinite(usual))
+    with np.errstate(over="ignore"):  # then it stands out without end
+        np.divide(error, usual, out=score, where=(usual > 0) & np.isfinite(usual))
     return score
 
 
