@@ -17,7 +17,8 @@ MAY_IMPORT = {
     "placement": set(),
     "wording": set(),
     "interrupts": set(),
-    "stats": {"record", "errors"},
+    "limits": {"errors"},
+    "stats": {"record", "errors", "limits"},
     "checkpoints": {"record", "errors", "stats", "wording"},
     "store": {
         "record",
@@ -30,6 +31,7 @@ MAY_IMPORT = {
         "alarms",
         "risk",
         "interrupts",
+        "limits",
         "registry",
     },
     "device": {"record", "stats", "store", "interrupts"},
@@ -48,7 +50,7 @@ MAY_IMPORT = {
         "registry",
     },
     "graph": {"record", "store"},
-    "compare": {"graph", "record", "errors", "stats", "store", "steps", "part", "wording", "report", "web"},
+    "compare": {"graph", "record", "errors", "limits", "stats", "store", "steps", "part", "wording", "report", "web"},
     "alarms": {"graph", "record", "errors", "stats", "store", "steps", "part", "placement", "wording", "report"},
     "risk": {"graph", "record", "errors", "stats", "store", "steps", "part", "wording", "report"},
     "state": {"record", "errors", "stats", "device", "capture", "checkpoints", "wording", "report"},
@@ -124,6 +126,6 @@ def test_only_the_server_needs_what_serves() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if {name.split(".")[0] for name in names} & {"starlette", "uvicorn"}:
                 found.add(file.stem)
-    assert found == {"server", "safety"}
+    assert found == {"connections", "server", "safety"}
     others = (SOURCE / "cli").glob("*.py")
     assert not any("astray.web.server import" in file.read_text() for file in others)

@@ -168,9 +168,7 @@ def _note(
     done.findings[kind] += 1
     if kind not in done.seeds or whole:
         done.seeds[kind] = seed
-        tell(
-            f"seed {seed} ({name}, {'+'.join(damage)}) {one['action']}: {one['where']} {one['error'] if whole else error}"
-        )
+        tell(f"seed {seed} ({name}, {'+'.join(damage)}) {one['action']}: {one['where']} {error}")
         if whole:
             tell(one["told"])
 

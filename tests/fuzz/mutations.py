@@ -20,7 +20,8 @@ import pyarrow as pa
 Mutation = Callable[[random.Random, Path], None]
 
 NUMBERS = [
-    -1, 0, 1, 2, -2, 7, 10**9, 2**31 - 1, 2**31, -(2**31), 2**32, 10**15, 2**62, 2**63 - 1, 2**63 - 2, -(2**63), 2**53 + 1,
+    -1, 0, 1, 2, -2, 7, 10**9, 2**31 - 1, 2**31, -(2**31), 2**32, 10**15, 2**53 + 1, 2**62, 2**63 - 2, 2**63 - 1,
+    -(2**63),
 ]  # fmt: skip
 FLOATS = [
     float("nan"), float("inf"), -float("inf"), 0.0, -0.0, -1.0, 1e308, -1e308, 1.7976931348623157e308, 5e-324, 1e-300,
@@ -30,20 +31,21 @@ DTYPES = [
     "float99", "", "object", "float4_e2m1fn_x2", "qint8", "uint64",
 ]  # fmt: skip
 WORDS = [
-    "", ".", "/", "..", "<root>", "\x00", "\n", "a" * 70_000, "é\u202e" * 50, "0", "-1", "1.2.3", "in.0", "out", "kwargs.mask",
-    "nan", "null", "None", "true", "[]", "{}", '{"a": 1}', "[" * 3000, '[{"a": [1, {"b": null}]}]', "h.0", "h.999999999999",
-    "layers.1/relu", "/relu", "//", "layers.", ".layers", "0:2", ":", "::", "0:999999999999", "-5:", "...", "::0", "1,2,3",
-    "module", "function", "op", "parameter", "optimizer", "collective", "custom", "forward", "backward", "update",
-    "input", "output", "gradient", "state", "astray/settings", "mesh(2) shard(0)", "Shard(0)", "\ud7ff", "*", "(", "\\",
-    '{"mesh": [2], "placements": ["S(0)"]}', "cuda:0", "meta",
+    "", ".", "/", "..", "<root>", "\x00", "\n", "a" * 70_000, "é\u202e" * 50, "0", "-1", "1.2.3", "in.0", "out",
+    "kwargs.mask", "nan", "null", "None", "true", "[]", "{}", '{"a": 1}', "[" * 3000, '[{"a": [1, {"b": null}]}]',
+    "h.0", "h.999999999999", "layers.1/relu", "/relu", "//", "layers.", ".layers", "../../x", "0:2", ":", "::",
+    "0:999999999999", "-5:", "...", "::0", "1,2,3", "module", "function", "op", "parameter", "optimizer", "collective",
+    "custom", "forward", "backward", "update", "input", "output", "gradient", "state", "astray/settings",
+    "mesh(2) shard(0)", "Shard(0)", "\ud7ff", "*", "(", "\\", '{"mesh": [2], "placements": ["S(0)"]}', "cuda:0", "meta",
 ]  # fmt: skip
 SHAPES = [
-    [], [0], [1], [-1], [2**40] * 3, [1] * 70, [2**62, 4], [2**63 - 1], [3, 0, 2], [2, -3], [5, 6], [10**9, 10**9], [30],
+    [], [0], [1], [-1], [2**40] * 3, [1] * 70, [2**62, 4], [2**63 - 1], [3, 0, 2], [2, -3], [5, 6], [10**9] * 2, [30],
 ]  # fmt: skip
 ODD: list[Any] = [
-    None, -1, 0, 1, 1 << 80, -(1 << 63), 10**9, 1e300, 0.5, "", "../../secret", "/etc/passwd", "\x00", "torch.float99", [], {}, True,
-    [[[[1]]]], {"type": "torch.Tensor"}, {"shape": [1 << 40] * 3}, "NaN", ["a", 1, None], "é" * 5000, [0] * 2000,
-    {str(n): n for n in range(300)}, "2024-01-01", "0:2", {"a": {"b": {"c": {}}}}, float("nan"), float("inf"),
+    None, -1, 0, 1, 1 << 80, -(1 << 63), 10**9, 1e300, 0.5, "", "../../secret", "/etc/passwd", "\x00", "torch.float99",
+    [], {}, True, [[[[1]]]], {"type": "torch.Tensor"}, {"shape": [1 << 40] * 3}, "NaN", ["a", 1, None], "é" * 5000,
+    [0] * 2000, {str(n): n for n in range(300)}, "2024-01-01", "0:2", {"a": {"b": {"c": {}}}}, float("nan"),
+    float("inf"),
 ]  # fmt: skip
 
 

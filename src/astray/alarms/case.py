@@ -42,8 +42,8 @@ class Case:
 
     @property
     def limit(self) -> float:
-        """The largest number of the result's dtype."""
-        return dtypes.find(self.result.dtype).max
+        """The largest number of the result's dtype; of one that is not known, that of float64."""
+        return dtypes.DTYPES.get(self.result.dtype, dtypes.DTYPES["float64"]).max
 
     def input(self, path: str) -> Seen | None:
         """The input at a place of the arguments."""
@@ -67,7 +67,7 @@ def arguments(args: str | None) -> list[Any]:
 
 def is_float(one: Seen) -> bool:
     """Whether a tensor can hold infinities at all."""
-    return dtypes.find(one.dtype).kind in ("float", "complex")
+    return one.dtype in dtypes.DTYPES and dtypes.find(one.dtype).kind in ("float", "complex")
 
 
 def counts(one: Seen) -> str:

@@ -338,7 +338,8 @@ class _Search:
     def _is_whole(self, row: int) -> bool:
         """Whether a row holds whole numbers."""
         at = int(self.pairs["row_reference"][row])
-        return at >= 0 and dtypes.find(self.reference.tensors["dtype"][at]).kind == "int"
+        dtype = dtypes.DTYPES.get(self.reference.tensors["dtype"][at]) if at >= 0 else None
+        return dtype is not None and dtype.kind == "int"
 
     def _weight_of(self, row: int) -> str | None:
         """The parameter that a function takes in this row, empty where it is not known which."""
