@@ -259,7 +259,7 @@ def rows(chance: random.Random, path: Path) -> None:
         with pa.ipc.open_stream(file.read_bytes()) as stream:
             table = stream.read_all()
         columns = {name: table[name].to_pylist() for name in table.column_names}
-    except (pa.ArrowException, OSError, ValueError):  # damaged before
+    except (pa.ArrowException, OSError, ValueError, SystemError):  # damaged before
         return flip(chance, path)
     types = {field.name: field.type for field in table.schema}
     for _ in range(chance.choice((1, 1, 2, 4))):

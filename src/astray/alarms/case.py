@@ -60,7 +60,7 @@ def arguments(args: str | None) -> list[Any]:
     """The positional arguments of a call as they were recorded; tensors are `<tensor>`."""
     try:
         found = json.loads(args or "{}").get("args", [])
-    except (ValueError, AttributeError):  # what another version of the recorder wrote
+    except (ValueError, AttributeError, RecursionError):  # what another version of the recorder wrote
         return []
     return found if isinstance(found, list) else []
 
@@ -85,4 +85,4 @@ def zeros(one: Seen, name: str = "") -> str:
 def reach(one: Seen) -> str:
     """From where to where the finite elements go."""
     low, high = one.statistics.min, one.statistics.max
-    return "has no finite element" if low is None else f"from {low:.4g} to {high:.4g}"
+    return "has no finite element" if low is None or high is None else f"from {low:.4g} to {high:.4g}"

@@ -131,6 +131,8 @@ def _json(text: str) -> Any:
         return json.loads(text, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
         raise _FormError(f"{error.msg} in line {error.lineno}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise _FormError(str(error)) from None
 
 
 def _toml(text: str) -> Any:
@@ -141,7 +143,7 @@ def _toml(text: str) -> Any:
 
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         raise _FormError(str(error)) from None
 
 

@@ -95,7 +95,7 @@ def _placement(text: str, lost: Counter[str]) -> Leaf:
         placements = [_PLACEMENT.fullmatch(one) for one in told["placements"]]
         found = [{"Shard": {"dim": int(one[2])}} if one[1] == "Shard" else
                  {one[1]: {"reduce_op": one[2]} if one[2] else {}} for one in placements if one]  # fmt: skip
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         lost["how a distributed tensor is placed"] += 1
         return {}
     lost["which part of a distributed tensor it is"] += 1  # msprobe names the ranks of the mesh, we its shape
