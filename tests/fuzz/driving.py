@@ -204,6 +204,30 @@ def risk(scene: Scene) -> None:
     str(astray.open(scene.damaged).risk(what_if="float16,float8_e4m3fn"))
 
 
+def other_doors(scene: Scene) -> None:
+    """The comparisons of other tools, over their own dumps."""
+    name = astray.open(scene.whole).info.settings.get("format")
+    if name == "msprobe":
+        from astray.compat.msprobe import compare as compare_msprobe
+
+        pair = {"npu_path": str(scene.damaged), "bench_path": str(scene.whole)}
+        compare_msprobe(pair, scene.out, xlsx=scene.chance.random() < 0.5)
+    elif name == "torch_npu":
+        from astray.compat.torch_npu.tools import compare as compare_torch_npu
+
+        compare_torch_npu(str(scene.damaged), str(scene.whole), str(scene.out / "table.csv"))
+    elif name == "saving_hook":
+        from astray.compat.saving_hook.checking import check, plan
+
+        for job in plan(scene.damaged, scene.whole)[0]:
+            check(job, scene.out, lambda _, __: None)
+    elif name == "hooktools":
+        from astray.compat.hooktools import Comparer
+
+        folders = {"compared_directory_1": str(scene.whole), "compared_directory_2": str(scene.damaged)}
+        str(Comparer({"compare_mode": 0, "compare_directory_options": folders}).find())
+
+
 def state(scene: Scene) -> None:
     """A checkpoint as a state."""
     if isinstance(astray.open(scene.damaged), CheckpointRun):
@@ -270,6 +294,8 @@ ACTIONS: dict[str, Callable[[Scene], None]] = {
     "alarms": alarms,
     "risk": risk,
     "state": state,
+    "other doors": other_doors,
+    "in processes": compare_in_processes,
     "show": _command("show", "DAMAGED"),
     "show sorted": _command("show", "DAMAGED", "--sort", "absmax", "--top", "0", "--match", "layers"),
     "show --alarms": _command("show", "DAMAGED", "--alarms"),

@@ -38,6 +38,16 @@ WORDS = [
     "custom", "forward", "backward", "update", "input", "output", "gradient", "state", "astray/settings",
     "mesh(2) shard(0)", "Shard(0)", "\ud7ff", "*", "(", "\\", '{"mesh": [2], "placements": ["S(0)"]}', "cuda:0", "meta",
 ]  # fmt: skip
+
+
+def _nested(depth: int) -> list[Any]:
+    """A list in a list in a list …"""
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 SHAPES = [
     [], [0], [1], [-1], [2**40] * 3, [1] * 70, [2**62, 4], [2**63 - 1], [3, 0, 2], [2, -3], [5, 6], [10**9] * 2, [30],
 ]  # fmt: skip
@@ -45,7 +55,7 @@ ODD: list[Any] = [
     None, -1, 0, 1, 1 << 80, -(1 << 63), 10**9, 1e300, 0.5, "", "../../secret", "/etc/passwd", "\x00", "torch.float99",
     [], {}, True, [[[[1]]]], {"type": "torch.Tensor"}, {"shape": [1 << 40] * 3}, "NaN", ["a", 1, None], "é" * 5000,
     [0] * 2000, {str(n): n for n in range(300)}, "2024-01-01", "0:2", {"a": {"b": {"c": {}}}}, float("nan"),
-    float("inf"),
+    float("inf"), _nested(400), _nested(900), {"a": _nested(300)},
 ]  # fmt: skip
 
 
