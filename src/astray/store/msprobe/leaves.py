@@ -71,7 +71,9 @@ def _statistics(row: dict[str, Any], values: npt.NDArray[Any] | None, lost: Coun
 
 def _signs(row: dict[str, Any], values: npt.NDArray[Any] | None, lost: Counter[str]) -> set[float]:
     if values is not None and values.dtype.kind == "f":
-        return {math.copysign(math.inf, sign) for sign in np.sign(values[np.isinf(values)]).tolist()}
+        found = {math.copysign(math.inf, sign) for sign in np.sign(values[np.isinf(values)]).tolist()}
+        if found:  # else the values are not those of the row
+            return found
     first = row.get("first_bad_value")
     if row["inf"] > 1:
         lost["the signs of all infinities of a tensor but the first"] += 1
