@@ -269,7 +269,7 @@ def rows(chance: random.Random, path: Path) -> None:
         with pa.ipc.open_stream(file.read_bytes()) as stream:
             table = stream.read_all()
         columns = {name: table[name].to_pylist() for name in table.column_names}
-    except (pa.ArrowException, OSError, ValueError, SystemError):  # damaged before
+    except (pa.ArrowException, OSError, ValueError, SystemError, MemoryError):  # damaged before
         return flip(chance, path)
     types = {field.name: field.type for field in table.schema}
     for _ in range(chance.choice((1, 1, 2, 4))):
@@ -345,7 +345,7 @@ def _order(chance: random.Random, columns: Columns, types: Types) -> None:
 
 def _circles(chance: random.Random, columns: Columns, types: Types) -> None:
     """Calls lie in each other."""
-    if "parent" not in columns:
+    if not {"parent", "seq"} <= columns.keys():
         return _cells(chance, columns, types)
     seqs = [seq for seq in columns["seq"] if seq is not None] or [0]
     way = chance.randrange(3)
@@ -378,27 +378,16 @@ def _schema(chance: random.Random, columns: Columns, types: Types) -> None:
         columns[name] = [None if cell is None else str(cell) for cell in columns[name]]
 
 
+_COUNTERS = (
+    "seq", "step", "micro", "call", "value", "stack", "blob_offset", "blob_bytes", "blob_file", "sampled", "count",
+)  # fmt: skip
+
+
 def _numbers(chance: random.Random, columns: Columns, types: Types) -> None:
     """Numbers of calls are the same, all other, or far away."""
-    name = chance.choice(
-        [
-            one
-            for one in (
-                "seq",
-                "step",
-                "micro",
-                "call",
-                "value",
-                "stack",
-                "blob_offset",
-                "blob_bytes",
-                "blob_file",
-                "sampled",
-                "count",
-            )
-            if one in columns
-        ]
-    )
+    name = chance.choice([one for one in _COUNTERS if one in columns] or list(columns))
+    if not pa.types.is_integer(types[name]):
+        return
     low, high = (-(2**31), 2**31 - 1) if types[name].bit_width == 32 else (-(2**63), 2**63 - 1)
     shift, factor = chance.choice(((0, 0), (10**9, 1), (-(10**9), 1), (0, -1), (0, 10**9), (2**62, 1), (0, 3)))
     columns[name] = [

@@ -71,6 +71,7 @@ def _settle(evidence: Evidence, judged: Judgement, facts: Facts, noise: list[Gai
         judged.put(rows[own], said.taken(own))
 
 
+@_BEYOND_FLOATS
 def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str, Floats]:
     """What a judged noise run shows: for each measure, by row of the reference's tensors, the gain of its family."""
     sources = Sources(evidence, _comparable(judged))
