@@ -22,9 +22,6 @@ from astray.wording import printable
 _NO_THREAD = "can't start new thread"  # as Python says it
 _LESS = "Give it less, such as some of the steps (--steps) or ranks, or more memory (`ulimit -v`, or the container's)."
 
-INTERRUPTED = 130
-"""The exit code of what Ctrl-C has ended."""
-
 COULD_NOT = 2
 """The exit code when a command could not do its work at all."""
 
@@ -50,11 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write_no_more()
         where = f"{error.filename}: " if error.filename else ""
         return _could_not(options.command, f"{where}{reason(error)}.")
-    except KeyboardInterrupt:
-        if options.command in ("run", "check"):  # it may be the script's
-            raise
-        tell(f"astray {options.command}: interrupted.")
-        return INTERRUPTED
     except MemoryError:
         return _could_not(options.command, f"there is not enough memory for this. {_LESS}")
     except Exception as error:  # noqa: BLE001 - Python's own exit code, 1, would say that the runs diverge
