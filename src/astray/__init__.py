@@ -170,7 +170,7 @@ def guard(
     path: Path | None = None,
     spike: float | None = None,
     when: Condition | None = None,
-    max_memory: int = 512 << 20,
+    max_memory: int | str = 512 << 20,
     **settings: Unpack[Given],
 ) -> Guard:
     """Watches `model` for NaN and infinity, and names the call they come from.

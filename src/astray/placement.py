@@ -25,6 +25,10 @@ def period_of(runs: Runs, size: int) -> int | None:
     return period if alike and size % period == 0 and first % period + length <= period else None
 
 
+_OTHER = (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError)
+"""What comes of reading what another version of the recorder wrote, or a damaged disk."""
+
+
 def whole_shape(placement: str) -> tuple[int, ...] | None:
     """The shape of the whole tensor, if a part counts its elements there.
 
@@ -36,7 +40,9 @@ def whole_shape(placement: str) -> tuple[int, ...] | None:
         shape = tuple(found["shape"])
         if found["offset"] is None:
             return None
+        if not all(type(size) is int and 0 <= size < 1 << 60 for size in shape):
+            return None
         uneven = any(period_of(runs, shape[int(dim)]) is None for dim, runs in found.get("runs", {}).items())
-    except (ValueError, KeyError, TypeError, IndexError):  # what another version of the recorder wrote
+    except _OTHER:
         return None
     return None if uneven else shape

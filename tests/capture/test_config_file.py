@@ -238,3 +238,42 @@ def test_a_broken_file_at_the_start_is_an_error(tmp_path: Path) -> None:
         LiveConfig(tmp_path / "a.yaml", {})
     with pytest.raises(RecordError, match="Did you mean 'stats'"):
         LiveConfig(written(tmp_path, "a.yaml", ""), {"keep": "stat"})
+
+
+LAUGHS = "n0: &n0 [x]\n" + "".join(f"n{n}: &n{n} [{', '.join([f'*n{n - 1}'] * 10)}]\n" for n in range(1, 30))
+MERGED = "n0: &n0 {x: 1}\n" + "".join(f"n{n}: &n{n} {{<<: [*n{n - 1}, *n{n - 1}]}}\n" for n in range(1, 60))
+
+
+def test_references_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("keep: &a stats\nphases: *a\n")
+    assert load(tmp_path / "a.yaml") == {"keep": "stats", "phases": "stats"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", LAUGHS),
+        ("a.yaml", MERGED),
+        ("a.yaml", "a: &a [*a]"),
+        ("a.yaml", "keep: " + "[" * 5000),
+        ("a.json", '{"max_bytes": ' + "9" * 6000 + "}"),
+        ("a.json", "[" * 200_000),
+        ("a.toml", "max_bytes = " + "9" * 6000),
+    ],
+)
+def test_files_without_end(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RecordError, match="is not valid"):
+        load(tmp_path / name)
+
+
+@pytest.mark.parametrize(("written", "size"), [("1GiB", 1 << 30), ("1_000", 1000), ("2e6", 2_000_000)])
+def test_sizes_in_files(tmp_path: Path, written: str, size: int) -> None:
+    (tmp_path / "a.yaml").write_text(f"max_bytes: {written}\n")
+    assert Settings.check(config=tmp_path / "a.yaml").max_bytes == size
+
+
+def test_sizes_in_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("max_bytes: 2 GX\n")
+    with pytest.raises(RecordError, match=r"In .*a\.yaml: max_bytes='2 GX' is not a size of at least 1 bytes"):
+        Settings.check(config=tmp_path / "a.yaml")

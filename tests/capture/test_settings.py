@@ -130,6 +130,13 @@ def test_sizes(written: Any, size: int) -> None:
         ({"max_bytes": "2 GX"}, "max_bytes='2 GX' is not a size of at least 1 bytes."),
         ({"max_bytes": "2,5 GB"}, "max_bytes='2,5 GB' is not a size"),
         ({"max_bytes": float("nan")}, "max_bytes=nan is not a size"),
+        ({"max_bytes": "1e999 GB"}, "max_bytes='1e999 GB' is not a size of at least 1 bytes."),
+        ({"max_bytes": "1__0"}, "max_bytes='1__0' is not a size of at least 1 bytes."),
+        ({"max_bytes": "9" * 5000}, f"max_bytes='{'9' * 76}… is not a size of at least 1 bytes."),
+        ({"max_bytes": 10**5000}, "max_bytes=a number of thousands of digits is not a size of at least 1 bytes and "),
+        ({"queue_bytes": 1 << 63}, "queue_bytes=9223372036854775808 is not a size of at least 1,048,576 bytes and at "
+         "most 4,611,686,018,427,387,904. Write a number, '500 MB' or '2 GiB'."),
+        ({"samples": 1 << 70}, f"samples={1 << 70} is not a whole number of at least 1 and at most "),
         ({"queue_bytes": "1 kB"}, "queue_bytes='1 kB' is not a size of at least 1,048,576 bytes."),
         ({"slice": "a"}, "slice='a' is not a part of a tensor"),
         ({"slice": {"a": 1}}, "slice={'a': 1} is not a part of a tensor"),

@@ -289,7 +289,7 @@ def view(*args: Any, count: Any = 8, cls: Any = torch.FloatStorage, key: str = "
         (b"\x80\x02}" + b")" + b"\x85" * 20_000 + b"Ns.", "a key is no key"),
         (b"\x80\x02" + b")" + b"\x85" * 20_000 + b")R.", "something: it needs code"),  # a name without end
         (b"\x80\x02" + b")" + b")R" * 20_000 + b".", "something: it needs code"),
-        (b"\x80\x02}\x8b\x00\x00\x01\x00" + b"\x77" * 65536 + b"Ns.", "it has a large number"),
+        (b"\x80\x02}\x8b\x00\x00\x01\x00" + b"\x77" * 65536 + b"Ns.", "a key is a number without end"),
         (b"\x80\x02}K\x01C\x041\x1b[2s.", "has no tensors"),
         (b"\x80\x02cm\x1b[2J\nred\n)R.", "m\\x1b[2J.red: it needs code"),
         (b"\x80\x02" + b"]" * 200 + b"a" * 199 + b".", "has more than 100 containers in each other"),

@@ -310,7 +310,7 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
         (("--max-memory", "much", "script.py"), "max_memory='much' is not a size"),
         (("--exact", "--on", "warn", "script.py"), "exact=True stops the program, and on='warn' would let it go on"),
         (("--on", "print", "script.py"), "invalid choice: 'print'"),
-        (("--remember", "0", "script.py"), "remember=0 is too little"),
+        (("--remember", "0", "script.py"), "remember=0 is not a whole number of at least 1."),
         (("--remember", "few", "script.py"), "invalid"),
         (("--spike", "1", "script.py"), "spike=1.0 is no factor"),
         (("--config", "no.yaml", "script.py"), "There is no file no.yaml"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import yaml
@@ -162,3 +164,19 @@ def test_runs_without_modules_cannot_be_mapped(runs):
     other.call("/add", "add", kind="function")
     with pytest.raises(CompareError, match="no module calls, so there is nothing to map"):
         draft(one.run, other.run)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n0: &n0 [x]\n" + "".join(f"n{n}: &n{n} [{', '.join([f'*n{n - 1}'] * 10)}]\n" for n in range(1, 30)),
+        "sites: " + "[" * 5000,
+        "sites: {a: 2024-99-99}",
+        "sites: {a: " + "9" * 6000 + "}",
+    ],
+    ids=["references", "nested", "no day", "no number"],
+)
+def test_yaml_without_end(tmp_path: Path, text: str) -> None:
+    (tmp_path / "map.yaml").write_text(text)
+    with pytest.raises(CompareError, match=r"The mapping .*map\.yaml is no YAML"):
+        read_mapping(tmp_path / "map.yaml")

@@ -14,9 +14,15 @@ from guard.training import Net, batch, hooks_of
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"on": "x"}, "on='x' is nothing a guard can do. It is 'raise', 'warn', or a function."),
     ({"on": None}, "on=None is nothing a guard can do. It is 'raise', 'warn', or a function."),
-    ({"remember": 0}, "remember=0 is too little. It is a whole number from 1 on."),
-    ({"remember": "3"}, "remember='3' is too little. It is a whole number from 1 on."),
-    ({"max_memory": 0}, "max_memory=0 is too little. It is a whole number from 1 on."),
+    ({"remember": 0}, "remember=0 is not a whole number of at least 1."),
+    ({"remember": "3"}, "remember='3' is not a whole number of at least 1."),
+    (
+        {"remember": 1 << 80},
+        f"remember={1 << 80} is not a whole number of at least 1 and at most 4,611,686,018,427,387,904.",
+    ),
+    ({"max_memory": 0}, "max_memory=0 is not a size of at least 1 bytes. Write a number, '500 MB' or '2 GiB'."),
+    ({"max_memory": "x"}, "max_memory='x' is not a size of at least 1 bytes. Write a number, '500 MB' or '2 GiB'."),
+    ({"max_memory": [1]}, "max_memory=[1] is not a size of at least 1 bytes. Write a number, '500 MB' or '2 GiB'."),
     ({"spike": -1}, "spike=-1 is no factor. It is a number above 1: 10 trips at ten times the usual."),
     ({"spike": "a"}, "spike='a' is no factor. It is a number above 1: 10 trips at ten times the usual."),
     ({"spike": float("nan")}, "spike=nan is no factor. It is a number above 1: 10 trips at ten times the usual."),
@@ -75,3 +81,8 @@ def test_a_guard_that_saw_nothing_says_so(exact: bool, tmp_path: Path, caplog: p
     assert guard.unwatched == reason
     assert guard.summary == f"nothing was watched: {reason}"
     assert caplog.messages == [f"The guard has seen nothing: {reason}."]
+
+
+def test_the_memory_of_a_guard_may_have_a_unit(tmp_path: Path) -> None:
+    guard = astray.Guard(Net(), path=tmp_path / "guard", max_memory="1GiB")
+    assert guard._max_memory == 1 << 30

@@ -127,7 +127,8 @@ def test_a_disk_that_is_full_is_one_sentence_and_leaves_nothing(large_runs, tmp_
     old.write_text("old")
     command = [sys.executable, "-X", "dev", "-c", PROGRAM, *large_runs, str(limit), f"--{kind}", str(place)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stderr == f"astray compare: {old}: File too large.\n"
+    allowed = f"files may have {limit:,} bytes here (raise that with `ulimit -f unlimited`)"
+    assert done.stderr == f"astray compare: {old}: File too large: {allowed}.\n"
     assert done.returncode == 2
     assert "First divergence" in done.stdout  # what could be said was said
     assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == [old]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import numpy as np
 import openpyxl
@@ -174,3 +175,9 @@ def test_no_name_is_a_formula(runs, tmp_path):
     kinds = {cell.data_type for sheet in book for row in sheet.iter_rows() for cell in row if cell.value is not None}
     assert kinds <= {"s", "n", "b"}  # no formula anywhere
     assert [cell.hyperlink for row in book["pairs"].iter_rows() for cell in row if cell.hyperlink] == []
+
+
+def test_equal_reports_have_equal_bytes(diff, tmp_path):
+    first = diff.to_xlsx(tmp_path / "one.xlsx").read_bytes()
+    time.sleep(2.1)  # dates in a zip file count by two seconds
+    assert diff.to_xlsx(tmp_path / "other.xlsx").read_bytes() == first

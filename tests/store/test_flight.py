@@ -315,7 +315,7 @@ class Tickets:
     def redeem(self, tickets: npt.NDArray[np.int64]) -> Redeemed:
         here = np.ones(len(tickets), np.bool_)
         counts = np.zeros((4, len(tickets)), np.int64)
-        counts[Statistics._fields.index("nan") - 6] = tickets
+        counts[Statistics._fields.index("nan") - 6] = counts[Statistics._fields.index("count") - 6] = tickets
         first = np.zeros(len(tickets), np.int64), np.full(len(tickets), np.nan)
         found = Measurements(np.zeros((6, len(tickets))), counts, tickets.astype(np.uint64), *first)
         return Redeemed(found, here, here)
@@ -572,8 +572,8 @@ def test_forked_children_write_nothing(tmp_path: Path, run_program: Callable[...
 
 def test_a_full_disk_is_a_sentence_and_the_program_goes_on(tmp_path: Path, run_program: Callable[..., str]) -> None:
     failure, again = run_program("flight.py", tmp_path / "run", "full disk").splitlines()
-    assert failure.startswith(f"Recording into {tmp_path / 'run' / 'rank0'} stopped: File too large. ")
-    assert failure.endswith("Make room, or record into another folder.")
+    assert failure.startswith(f"Recording into {tmp_path / 'run' / 'rank0'} stopped: File too large: files may have ")
+    assert "(raise that with `ulimit -f unlimited`). The program goes on" in failure
     assert again == "None"
     run = open_run(tmp_path / "run")
     assert (run.complete, run.problems[0]) == (False, failure)

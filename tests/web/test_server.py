@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import http.client
 import json
@@ -22,6 +23,7 @@ from astray.errors import UsageError
 from astray.record import Call, Tensor
 from astray.stats.kernels import Strided, measure
 from astray.store import RunInfo, RunWriter, open_run
+from astray.web import connections
 from astray.web import desk as desks
 from astray.web.assets import Page
 from astray.web.desk import Desk
@@ -421,3 +423,54 @@ def test_what_to_type_into_a_browser():
 
 def test_the_runs_are_not_touched(client: Client, trained: Any):
     assert open_run(trained.good).complete
+
+
+# -- connections -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET /api/session HTTP/1.1\r\nHost: x\r\nX-Slow: ",
+        b"POST /api/stop HTTP/1.1\r\nContent-Length: 9\r\n\r\n{",
+    ],
+    ids=["nothing", "half a head", "half a body"],
+)
+def test_idle_connections_keep_nobody_out(client: Client, said: bytes) -> None:
+    idle = []
+    for number in range(400):
+        one = socket.create_connection(("127.0.0.1", client.port), timeout=60)
+        one.sendall(said)
+        idle.append(one)
+        if number % 100 == 99:
+            assert client.ask("/api/session").status == 200
+    assert client.ask("/").status == 200
+    for one in idle:
+        one.close()
+
+
+def test_connections_that_read_nothing_keep_nobody_out(client: Client) -> None:
+    head = f"GET /api/columns HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n"
+    head += f"Cookie: {client.keyring.name}={client.keyring.token}\r\n\r\n"
+    slow = []
+    for _ in range(300):
+        one = socket.create_connection(("127.0.0.1", client.port), timeout=60)
+        one.sendall(head.encode() * 50)
+        slow.append(one)
+    assert client.ask("/api/session").status == 200
+    for one in slow:
+        one.close()
+
+
+def test_a_connection_that_asks_nothing_is_closed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "SECONDS_TO_ASK", 0.2)
+    with socket.create_connection(("127.0.0.1", client.port), timeout=60) as one:
+        one.sendall(b"GET / HTTP/1.1\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert one.recv(1) == b""
+
+
+def test_few_files_leave_room_for_what_the_server_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (100, 100))
+    assert connections.most_open() == 50

@@ -42,8 +42,8 @@ class Case:
 
     @property
     def limit(self) -> float:
-        """The largest number of the result's dtype."""
-        return dtypes.find(self.result.dtype).max
+        """The largest number of the result's dtype; of one that is not known, that of float64."""
+        return dtypes.DTYPES.get(self.result.dtype, dtypes.DTYPES["float64"]).max
 
     def input(self, path: str) -> Seen | None:
         """The input at a place of the arguments."""
@@ -60,14 +60,14 @@ def arguments(args: str | None) -> list[Any]:
     """The positional arguments of a call as they were recorded; tensors are `<tensor>`."""
     try:
         found = json.loads(args or "{}").get("args", [])
-    except (ValueError, AttributeError):  # what another version of the recorder wrote
+    except (ValueError, AttributeError, RecursionError):  # what another version of the recorder wrote
         return []
     return found if isinstance(found, list) else []
 
 
 def is_float(one: Seen) -> bool:
     """Whether a tensor can hold infinities at all."""
-    return dtypes.find(one.dtype).kind in ("float", "complex")
+    return one.dtype in dtypes.DTYPES and dtypes.find(one.dtype).kind in ("float", "complex")
 
 
 def counts(one: Seen) -> str:
@@ -85,4 +85,4 @@ def zeros(one: Seen, name: str = "") -> str:
 def reach(one: Seen) -> str:
     """From where to where the finite elements go."""
     low, high = one.statistics.min, one.statistics.max
-    return "has no finite element" if low is None else f"from {low:.4g} to {high:.4g}"
+    return "has no finite element" if low is None or high is None else f"from {low:.4g} to {high:.4g}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,11 @@ def told_by(cells: Mapping[str, Any]) -> Element | None:
     shape = cells["shape"] if whole is None else whole
     value = cells["first_bad_value"]
     value = math.nan if value is None else value  # NaN is null in a table without a mask
-    if dtypes.find(cells["dtype"]).kind != "complex":
+    dtype = dtypes.DTYPES.get(cells["dtype"])
+    is_complex = dtype is not None and dtype.kind == "complex"
+    if place >= prod(shape) * (1 + is_complex):  # the row contradicts itself
+        return None
+    if not is_complex:
         return Element(_unravelled(place, shape), value, whole=whole)
     place, imaginary = divmod(place, 2)
     return Element(_unravelled(place, shape), value, "imaginary" if imaginary else "real", whole)

@@ -82,13 +82,17 @@ def _spread(case: Case) -> Kind | None:
     return Kind("division by zero", text, "Use correction=0, or more elements.")
 
 
+def _eps(dtype: str) -> float:
+    return dtypes.find(dtype).eps if dtype in dtypes.DTYPES else 0.0
+
+
 def _exponential(case: Case) -> Kind | None:
     given = case.input("0")
     largest = None if given is None else given.statistics.max
     if given is not None and case.function in ("sinh", "cosh"):
         largest = given.statistics.absmax
     edge = math.log(case.limit) / (math.log(2) if case.function == "exp2" else 1)
-    if given is None or largest is None or largest <= edge * (1 - dtypes.find(given.dtype).eps):
+    if given is None or largest is None or largest <= edge * (1 - _eps(given.dtype)):
         return None
     return Kind(
         "overflow",

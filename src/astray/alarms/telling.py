@@ -171,7 +171,7 @@ class _Teller:
             if 0 in arguments(rows.calls["args"][maker]):
                 continue  # times zero: that is no rounding
             whole = [rows.statistics(one) for one in sources]
-            if all(one.absmax and not one.zeros for one in whole):
+            if all(one.absmax and not one.zeros for one in whole) and rows.tensors["dtype"][row] in dtypes.DTYPES:
                 return _underflow(rows, maker, row, self._stack(maker))
         return ""
 

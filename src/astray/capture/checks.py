@@ -19,6 +19,9 @@ from astray.wording import did_you_mean
 
 Check = Callable[[str, Any], Any]
 
+MOST = 1 << 62
+"""No count and no size is larger: it is handed on to code that has 63 bits for it."""
+
 _UNITS: dict[str, int] = {
     "": 1, "b": 1,
     **{f"{letter}{b}": 1000**power for power, letter in enumerate("kmgt", 1) for b in ("", "b")},
@@ -82,8 +85,8 @@ def whole(least: int) -> Check:
 
     def check(name: str, given: Any) -> int:
         number = _number(given)
-        if number is None or number < least:
-            raise RecordError(f"{name}={given!r} is not a whole number of at least {least:,}.")
+        if number is None or not least <= number <= MOST:
+            raise RecordError(f"{name}={_short(given)} is not a whole number of at least {least:,}{_most(number)}.")
         return number
 
     return check
@@ -104,9 +107,10 @@ def size(least: int) -> Check:
 
     def check(name: str, given: Any) -> int:
         number = _bytes(given) if isinstance(given, str) else _number(given)
-        if number is None or number < least:
+        if number is None or not least <= number <= MOST:
             raise RecordError(
-                f"{name}={given!r} is not a size of at least {least:,} bytes. Write a number, '500 MB' or '2 GiB'."
+                f"{name}={_short(given)} is not a size of at least {least:,} bytes{_most(number)}. Write a number, "
+                "'500 MB' or '2 GiB'."
             )
         return number
 
@@ -148,6 +152,18 @@ def _compile(name: str, pattern: str) -> None:
         ) from None
 
 
+def _short(given: object) -> str:
+    try:
+        text = repr(given)
+    except ValueError:  # Python refuses to write out numbers without end
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _most(number: int | None) -> str:
+    return f" and at most {MOST:,}" if number is not None and number > MOST else ""
+
+
 def _number(given: object) -> int | None:
     """A whole number; 1e9 is one too, which TOML and JSON read as a fraction."""
     if isinstance(given, float) and given.is_integer():
@@ -159,4 +175,7 @@ def _bytes(given: str) -> int | None:
     found = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?) *([a-z]*)", given.strip().lower())
     if found is None or found[2] not in _UNITS:
         return None
-    return round(float(found[1]) * _UNITS[found[2]])
+    try:
+        return round(float(found[1]) * _UNITS[found[2]])
+    except (ValueError, OverflowError):  # 1__0, and what no float can hold
+        return None

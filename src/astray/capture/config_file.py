@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from astray.errors import RecordError
 from astray.interrupts import pass_interrupt
+from astray.plain_yaml import bounded_loader, check_bounded
 
 if TYPE_CHECKING:
     import yaml
@@ -131,6 +132,8 @@ def _json(text: str) -> Any:
         return json.loads(text, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
         raise _FormError(f"{error.msg} in line {error.lineno}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise _FormError(str(error)) from None
 
 
 def _toml(text: str) -> Any:
@@ -141,7 +144,7 @@ def _toml(text: str) -> Any:
 
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         raise _FormError(str(error)) from None
 
 
@@ -149,7 +152,9 @@ def _yaml(text: str) -> Any:
     import yaml
 
     try:
-        return yaml.load(text, Loader=_yaml_loader())  # a safe one
+        found = yaml.load(text, Loader=_yaml_loader())  # a safe one
+        check_bounded(found)
+        return found
     except yaml.MarkedYAMLError as error:
         where = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise _FormError(f"{error.problem or error}{where}") from None
@@ -165,10 +170,11 @@ def _yaml_loader() -> type[yaml.SafeLoader]:
     """The safe loader without numbers in base 60 and without dates, and with keys that stand only once."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class Loader(bounded_loader()):  # type: ignore[misc]
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
             _without_repeats([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
-            return super().construct_mapping(node, deep)
+            found: dict[Hashable, Any] = super().construct_mapping(node, deep)
+            return found
 
     plainer = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp"}
     Loader.yaml_implicit_resolvers = {

@@ -7,6 +7,7 @@ inside a larger one, which is looked into when the tensor is read.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,14 @@ from astray.wording import counted
 METADATA = ".metadata"
 DATA = ".distcp"
 MOST_METADATA_BYTES = 1 << 30
+MOST_COMPARED = 50_000_000
+"""Pairs of chunks that are looked at to see that none lies over another: those of thousands of ranks take fewer."""
+
+MOST_SHARED = 16
+"""How often the bytes of a file may be said to be those of a tensor; torch writes each once."""
+
+MOST_EMPTY = 1_000_000
+"""Parts without elements, which ranks beyond the end of a tensor have, may share a place."""
 
 _AGAIN = "Copy the folder again from where it was made."
 _BAD = (TypeError, ValueError, KeyError, IndexError, AttributeError)
@@ -55,8 +64,12 @@ def open_distributed(folder: Path, files: Files) -> Contents:
     others: dict[str, object] = {}
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed):
         raise CheckpointError(f"{path} lists no tensors. {_AGAIN}")
+    room = 2 * len(places) + MOST_EMPTY
     for name, entry in listed.items():
         try:
+            room -= _count_chunks(entry)
+            if room < 0:
+                raise ValueError
             found = _tensor(name, entry, places, files)
         except _BAD:
             raise CheckpointError(f"{path} says something of {name!r} that makes no sense. {_AGAIN}") from None
@@ -87,8 +100,26 @@ def _places(folder: Path, stored: Any) -> Places:
         if type(start) is not int or type(nbytes) is not int or start < 0 or nbytes < 0:
             raise ValueError
         at = None if offset is None else sizes(offset)
+        if not isinstance(relative, str):
+            raise ValueError
         found[name, at] = Chunk(at or (), (), _inside(folder, relative), Extent(start, nbytes))
+    _check_apart(found)
     return found
+
+
+def _check_apart(places: Places) -> None:
+    """Refuse many little files that lie over each other: each would be gone through again for all that share it."""
+    total: Counter[Path] = Counter()
+    ends: Counter[Path] = Counter()
+    for place in places.values():
+        total[place.file] += place.where.nbytes
+        ends[place.file] = max(ends[place.file], place.where.start + place.where.nbytes)
+    for file, nbytes in total.items():
+        if nbytes > MOST_SHARED * ends[file]:
+            raise CheckpointError(
+                f"{file.parent / METADATA} says that {nbytes:,} bytes of tensors lie in the first {ends[file]:,} of "
+                f"{file}, over each other. {_AGAIN}"
+            )
 
 
 def _inside(folder: Path, relative: str) -> Path:
@@ -123,6 +154,11 @@ def _tensor(name: str, entry: Any, places: Places, files: Files) -> Stored | Unr
     return Stored(spec, partial(_locate, name, spec, tuple(chunks), files), tuple(chunks))
 
 
+def _count_chunks(entry: Any) -> int:
+    """How many parts something is said to have: not many more in all than there are places of such."""
+    return 0 if _class(entry) == "BytesStorageMetadata" else len(_fields(entry, "TensorStorageMetadata", "chunks")[0])
+
+
 def _cover(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
     """Whether boxes lie in a shape and fill it without laying over each other."""
     for chunk in chunks:
@@ -141,7 +177,11 @@ def _overlap(chunks: list[Chunk]) -> bool:
     if not chunks or not chunks[0].shape:
         return len(chunks) > 1
     active: list[Chunk] = []
+    compared = 0
     for chunk in sorted(chunks, key=lambda chunk: chunk.offset):
+        compared += len(active)
+        if compared > MOST_COMPARED:
+            raise ValueError("too many parts")
         active = [other for other in active if other.offset[0] + other.shape[0] > chunk.offset[0]]
         if any(_share(chunk, other) for other in active):
             return True

@@ -18,6 +18,17 @@ DEEPEST_KEY = 3
 LONGEST_KEY = 100
 """How deep and long tuples may be that are keys: hashing one that is endlessly deep would end the process."""
 
+LARGEST_KEY = 1 << 64
+"""Of whole numbers up to here a few share a hash. Of larger ones as many do as somebody wants, and a dictionary of such
+takes time with the square of their number."""
+
+MOST_OBJECTS = 1 << 24
+"""Lists, tuples, dictionaries and objects in one pickle, each of which takes a byte there and a hundred in memory. A
+million tensors take about half of them."""
+
+MOST_REMEMBERED = 1 << 25
+"""Things that a pickle may number to come back to them."""
+
 
 class Global(NamedTuple):
     """A class or function, by its name."""
@@ -35,6 +46,9 @@ class Persistent(NamedTuple):
     id: Any
 
 
+_NOTHING: list[Any] = []  # for all that have no items or members, which is nearly all: never changed
+
+
 class Made:
     """Something that would be made by calling `what`, and filled with `state`, `items` and `members` after that."""
 
@@ -45,8 +59,8 @@ class Made:
         self.args = args
         self.kwargs = kwargs
         self.state: Any = None
-        self.items: list[tuple[Any, Any]] = []
-        self.members: list[Any] = []
+        self.items: list[tuple[Any, Any]] = _NOTHING
+        self.members: list[Any] = _NOTHING
 
     @property
     def called(self) -> str:
@@ -86,6 +100,7 @@ class _Machine:
         self.place = place
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
+        self._objects = 0
 
     def run(self) -> Any:
         steps, data = _STEPS, self._data
@@ -129,6 +144,13 @@ class _Machine:
     def pop(self) -> Any:
         return self._stack.pop()
 
+    def put(self, made: Any) -> None:
+        """Push a container or an object, which is counted."""
+        self._objects += 1
+        if self._objects > MOST_OBJECTS:
+            raise _Malformed(f"it makes more than {MOST_OBJECTS:,} objects")
+        self._stack.append(made)
+
     def _since_mark(self) -> list[Any]:
         place = len(self._stack) - 1
         while self._stack[place] is not _MARK:
@@ -144,13 +166,15 @@ class _Machine:
             raise _Malformed("its stack is empty")
         found = tuple(self._stack[len(self._stack) - count :])
         del self._stack[len(self._stack) - count :]
-        self.push(found)
+        self.put(found)
 
     # -- containers ----------------------------------------------------------------------------------------------
 
     def _append(self, values: list[Any]) -> None:
         target = self._stack[-1]
         if isinstance(target, Made):
+            if target.members is _NOTHING:
+                target.members = []
             target.members.extend(values)
         elif isinstance(target, set):
             target.update(map(_key, values))
@@ -163,6 +187,8 @@ class _Machine:
         target = self._stack[-1]
         pairs = list(zip(values[::2], values[1::2], strict=True))
         if isinstance(target, Made):
+            if target.items is _NOTHING:
+                target.items = []
             target.items.extend(pairs)
         elif isinstance(target, dict):
             target.update((_key(name), value) for name, value in pairs)
@@ -175,13 +201,13 @@ class _Machine:
         args, what = self.pop(), self.pop()
         if not isinstance(args, tuple):
             raise _Malformed("a call has no arguments")
-        self.push(Made(what, args))
+        self.put(Made(what, args))
 
     def _new_with_keywords(self) -> None:
         kwargs, args, what = self.pop(), self.pop(), self.pop()
         if not isinstance(args, tuple):
             raise _Malformed("a call has no arguments")
-        self.push(Made(what, args, kwargs))
+        self.put(Made(what, args, kwargs))
 
     def _build(self) -> None:
         state, target = self.pop(), self._stack[-1]
@@ -190,16 +216,18 @@ class _Machine:
 
     def _global(self) -> None:
         module = self._line()
-        self.push(Global(module, self._line()))
+        self.put(Global(module, self._line()))
 
     def _stack_global(self) -> None:
         name, module = self.pop(), self.pop()
         if not isinstance(name, str) or not isinstance(module, str):
             raise _Malformed("a class has no name")
-        self.push(Global(module, name))
+        self.put(Global(module, name))
 
     def _remember(self, number: int) -> None:
         self._memo[number] = self._stack[-1]
+        if len(self._memo) > MOST_REMEMBERED:
+            raise _Malformed(f"it numbers more than {MOST_REMEMBERED:,} things")
 
 
 def _key(value: Any, depth: int = 0) -> Any:
@@ -209,6 +237,8 @@ def _key(value: Any, depth: int = 0) -> Any:
             raise _Malformed("a key is no key")
         for item in value:
             _key(item, depth + 1)
+    elif isinstance(value, int) and abs(value) > LARGEST_KEY:
+        raise _Malformed("a key is a number without end")
     return value
 
 
@@ -256,21 +286,21 @@ _STEPS: dict[int, Callable[[_Machine], object]] = {
         "C": lambda m: _raw(m, "<B"),
         "\x8e": lambda m: _raw(m, "<Q"),
         "\x96": lambda m: _raw(m, "<Q"),
-        "]": lambda m: m.push([]),
+        "]": lambda m: m.put([]),
         "a": lambda m: m._append([m.pop()]),
         "e": lambda m: m._append(m._since_mark()),
-        "l": lambda m: m.push(m._since_mark()),
+        "l": lambda m: m.put(m._since_mark()),
         ")": lambda m: m.push(()),
-        "t": lambda m: m.push(tuple(m._since_mark())),
+        "t": lambda m: m.put(tuple(m._since_mark())),
         "\x85": lambda m: m._tuple(1),
         "\x86": lambda m: m._tuple(2),
         "\x87": lambda m: m._tuple(3),
-        "}": lambda m: m.push({}),
+        "}": lambda m: m.put({}),
         "s": lambda m: m._set([m.pop(), m.pop()][::-1]),
         "u": lambda m: m._set(m._since_mark()),
-        "\x8f": lambda m: m.push(set()),
+        "\x8f": lambda m: m.put(set()),
         "\x90": lambda m: m._append(m._since_mark()),
-        "\x91": lambda m: m.push(frozenset(map(_key, m._since_mark()))),
+        "\x91": lambda m: m.put(frozenset(map(_key, m._since_mark()))),
         "h": lambda m: m.push(m._memo[m._byte()]),
         "j": lambda m: m.push(m._memo[m._number("<I")]),
         "q": lambda m: m._remember(m._byte()),
@@ -282,6 +312,6 @@ _STEPS: dict[int, Callable[[_Machine], object]] = {
         "\x81": lambda m: m._reduce(),  # NEWOBJ: a class and the arguments of its __new__
         "\x92": lambda m: m._new_with_keywords(),
         "b": lambda m: m._build(),
-        "Q": lambda m: m.push(Persistent(m.pop())),
+        "Q": lambda m: m.put(Persistent(m.pop())),
     }.items()
 }

@@ -38,9 +38,13 @@ def open_index(path: Path, files: Files, open_file: OpenFile) -> Contents:
     """The tensors of all files that an index names, file by file."""
     weight_map = _weight_map(path, files)
     shards = list(dict.fromkeys(weight_map.values()))
-    missing = [shard for shard in shards if not (path.parent / shard).exists()]
+    missing, there = [], None
+    for shard in shards:
+        if (path.parent / shard).exists():
+            there = there or shard
+        else:
+            missing.append(shard)
     if missing:
-        there = next((shard for shard in shards if shard not in missing), None)
         way = f" What is there can be read file by file, such as {path.parent / there}." if there else ""
         listed = ", ".join(missing[:3]) + (" …" if len(missing) > 3 else "")
         raise CheckpointError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from astray.checkpoints.contents import Unread, printable
+from astray.checkpoints.contents import LONGEST, Unread, printable
 from astray.checkpoints.pickles import Global, Made, Persistent
 from astray.checkpoints.stored import extent
 from astray.errors import CheckpointError
@@ -22,7 +22,15 @@ DEEPEST = 100
 MOST_ENTRIES = 5_000_000
 """A file that holds more, by references to what it holds already, is meant to take all memory."""
 
+MOST_LOOKED_AT = 50_000_000
+MOST_TEXT = 1_000_000_000
+"""Things that may be looked through to find those, and characters of all their names together. Small files reach them
+too, by going to the same list or the same name again and again."""
+
 MOST_DIMENSIONS = 64  # numpy has no arrays of more
+MOST_COUNTED = 100_000
+_MOST_ARGUMENTS = 16  # of what torch makes tensors by
+_OF_MODULE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 STORAGES = {
     "DoubleStorage": "float64",
@@ -105,13 +113,26 @@ class _Walk:
     def __init__(self, where: str) -> None:
         self._where = where
         self._seen = 0
+        self._looked_at = 0
+        self._text = 0
         self._around: set[int] = set()
+        self._inside: dict[int, int] = {}
+
+    def _spend(self, things: int = 0, text: int = 0) -> None:
+        """Count what is looked at, and refuse what never ends."""
+        self._looked_at += things
+        self._text += text
+        if self._looked_at > MOST_LOOKED_AT:
+            raise CheckpointError(f"{self._where} leads to the same things again and again, so it is not read.")
+        if self._text > MOST_TEXT:
+            raise CheckpointError(f"{self._where} has names of more than {MOST_TEXT:,} characters, so it is not read.")
 
     def entries(self, value: Any, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
         """Tensors, plain values and what is neither, each with its name."""
+        self._spend(1 + _width(value), len(name) + sum(map(len, name)))
         members = None if _is_plain(value) else _members(value)
         if members is None:
-            yield name, _leaf(value)
+            yield name, self._leaf(value)
             return
         if id(value) in self._around:
             yield name, Unread("a reference to what it lies in")
@@ -125,6 +146,41 @@ class _Walk:
                 raise CheckpointError(f"{self._where} has more than {MOST_ENTRIES:,} entries, so it is not read.")
             yield from self.entries(member, (*name, key))
         self._around.discard(id(value))
+
+    def _leaf(self, value: Any) -> object:
+        """A tensor, a plain value, or why it is not read."""
+        if isinstance(value, Made):
+            try:
+                tensor = _tensor(value)
+            except _EXPECTED:
+                return Unread(f"a tensor ({_named(value)})", "what the file says of it makes no sense", 1)
+            return tensor if tensor is not None else self._unknown(value)
+        if isinstance(value, Persistent | Global | set | frozenset):
+            return Unread(_named(value))
+        return value
+
+    def _unknown(self, made: Made) -> object:
+        if made.called == "torch.Size" and len(made.args) == 1:
+            size = made.args[0]
+            is_one = isinstance(size, list | tuple) and len(size) <= MOST_DIMENSIONS
+            return tuple(size) if is_one else Unread("torch.Size")
+        if id(made) not in self._inside:
+            self._inside[id(made)], seen = _count_tensors(made)
+            self._spend(seen)
+        tensors = self._inside[id(made)]
+        inside = f", with {counted(tensors, 'tensor')} in it" if tensors else ""
+        return Unread(f"{_named(made)}{inside}", _CODE, tensors)
+
+
+def _width(value: Any) -> int:
+    """How much there is to look through to find the members of something."""
+    if isinstance(value, Made):
+        state = value.state if isinstance(value.state, dict) else {}
+        parts = (value.members, value.items, *value.args[:1], *(state.get(name) for name in _OF_MODULE))
+        return sum(map(_width, (part for part in parts if not isinstance(part, Made)))) + sum(
+            len(part.items) + len(part.members) for part in parts if isinstance(part, Made)
+        )
+    return len(value) if isinstance(value, list | tuple | dict | set | frozenset) else 0
 
 
 def _is_plain(value: Any) -> bool:
@@ -163,7 +219,7 @@ def _module_state(made: Made) -> list[tuple[str, Any]] | None:
         return None
     left_out = _set(state.get("_non_persistent_buffers_set"))
     found: list[tuple[str, Any]] = []
-    for kind in ("_parameters", "_buffers", "_modules"):
+    for kind in _OF_MODULE[:3]:
         members = _members(state[kind]) or []
         found += [(name, member) for name, member in members if member is not None and name not in left_out]
     return found
@@ -189,7 +245,9 @@ def _set(value: Any) -> set[str]:
 def _key(key: Any) -> str:
     if isinstance(key, int) and abs(key) >= 1 << 64:  # Python refuses to write out numbers without end
         return "a large number"
-    return str(key) if isinstance(key, str | int | float | bytes) or key is None else _named(key)
+    if isinstance(key, bytes):
+        return str(key[:LONGEST])
+    return str(key) if isinstance(key, str | int | float) or key is None else _named(key)
 
 
 def _named(value: Any) -> str:
@@ -198,35 +256,16 @@ def _named(value: Any) -> str:
         value = value.what
     if isinstance(value, Persistent):  # a class of which the source was saved too
         value = value.id[1] if isinstance(value.id, tuple) and len(value.id) > 1 else None
-    return printable(str(value)) if isinstance(value, Global) else "something"
+    if not isinstance(value, Global):
+        return "something"
+    return printable(f"{value.module[:LONGEST]}.{value.name[:LONGEST]}")
 
 
-def _leaf(value: Any) -> object:
-    """A tensor, a plain value, or why it is not read."""
-    if isinstance(value, Made):
-        try:
-            tensor = _tensor(value)
-        except _EXPECTED:
-            return Unread(f"a tensor ({_named(value)})", "what the file says of it makes no sense", 1)
-        return tensor if tensor is not None else _unknown(value)
-    if isinstance(value, Persistent | Global | set | frozenset):
-        return Unread(_named(value))
-    return value
-
-
-def _unknown(made: Made) -> object:
-    if made.called == "torch.Size" and len(made.args) == 1:
-        return tuple(made.args[0]) if isinstance(made.args[0], list | tuple) else Unread("torch.Size")
-    tensors = _count_tensors(made)
-    inside = f", with {counted(tensors, 'tensor')} in it" if tensors else ""
-    return Unread(f"{_named(made)}{inside}", _CODE, tensors)
-
-
-def _count_tensors(made: Made) -> int:
-    """How many tensors lie in something, as far as it is worth counting."""
+def _count_tensors(made: Made) -> tuple[int, int]:
+    """How many tensors lie in something, as far as it is worth counting; and how much was looked at for it."""
     todo: list[Any] = [made]
-    seen, count = {id(made)}, 0
-    while todo and len(seen) < 100_000:
+    seen, count, looked_at = {id(made)}, 0, 0
+    while todo and looked_at < MOST_COUNTED:
         value = todo.pop()
         if isinstance(value, Made):
             if value.called in _VIEWS:
@@ -237,20 +276,23 @@ def _count_tensors(made: Made) -> int:
             inside = list(value.values())
         else:
             inside = list(value) if isinstance(value, list | tuple) else []
+        looked_at += 1 + len(inside)
         for item in inside:
             if id(item) not in seen and isinstance(item, Made | dict | list | tuple):
                 seen.add(id(item))
                 todo.append(item)
-    return count
+    return count, looked_at
 
 
 def _tensor(made: Made) -> View | Unread | None:
     """The tensor that would be made; None when it would be something else."""
     what = made.called
-    while what in _WRAPPED or what == _SUBCLASS:
+    for _ in range(DEEPEST):
+        if what not in _WRAPPED and what != _SUBCLASS:
+            break
         if what == _SUBCLASS:  # a class of its own around the same values
             function, _, args = made.args[:3]
-            made = Made(function, tuple(args))
+            made = Made(function, tuple(args[:_MOST_ARGUMENTS]))
         elif isinstance(made.args[0], Made):
             made = made.args[0]
         else:
@@ -280,6 +322,8 @@ def sizes(value: Any) -> tuple[int, ...]:
     """A torch.Size, or a tuple of sizes. Raises ValueError when it is none."""
     if isinstance(value, Made) and value.called == "torch.Size":
         value = value.args[0] if value.args else ()
+    if len(value) > MOST_DIMENSIONS:
+        raise ValueError
     found = tuple(value)
     if not all(type(size) is int and 0 <= size < 1 << 60 for size in found):
         raise ValueError
@@ -299,7 +343,9 @@ def _storage(value: Any) -> Storage | Unread:
         value = value.args[0]
     if not isinstance(value, Persistent):
         raise ValueError
-    kind, cls, key, _, count, *view = value.id
+    kind, cls, key, _, count, *view = value.id[:_MOST_ARGUMENTS]
+    if not isinstance(key, str | int):
+        raise ValueError
     if kind != "storage" or not isinstance(cls, Global) or type(count) is not int or count < 0:
         raise ValueError
     if view and view[0] is not None:

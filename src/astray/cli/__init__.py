@@ -16,7 +16,11 @@ from collections.abc import Mapping, Sequence
 from astray.cli import check, compare, convert, help, map, run, show, view
 from astray.cli.terminal import tell
 from astray.errors import AstrayError
+from astray.limits import reason
 from astray.wording import printable
+
+_NO_THREAD = "can't start new thread"  # as Python says it
+_LESS = "Give it less, such as some of the steps (--steps) or ranks, or more memory (`ulimit -v`, or the container's)."
 
 COULD_NOT = 2
 """The exit code when a command could not do its work at all."""
@@ -42,8 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         _write_no_more()
         where = f"{error.filename}: " if error.filename else ""
-        return _could_not(options.command, f"{where}{error.strerror or error}.")
-    except Exception:  # noqa: BLE001 - Python's own exit code, 1, would say that the runs diverge
+        return _could_not(options.command, f"{where}{reason(error)}.")
+    except MemoryError:
+        return _could_not(options.command, f"there is not enough memory for this. {_LESS}")
+    except Exception as error:  # noqa: BLE001 - Python's own exit code, 1, would say that the runs diverge
+        if isinstance(error, RuntimeError) and str(error) == _NO_THREAD:
+            return _could_not(
+                options.command,
+                "it takes a thread of its own, and the system starts no more. Allow more of them (`ulimit -u`, or the "
+                "limit of the container).",
+            )
         traceback.print_exc()
         return _could_not(options.command, "this is a fault in astray itself; please report it.")
 

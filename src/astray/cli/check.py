@@ -7,7 +7,6 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from astray.capture.checks import size
 from astray.capture.config_file import settings_in
 from astray.capture.ranks import rank_and_world_size
 from astray.capture.settings import Given, Settings, placed
@@ -85,14 +84,9 @@ def _refuse(options: argparse.Namespace, settings: Given) -> None:
     from astray.guard import asked
     from astray.guard.places import Places
 
-    asked.check(options.on, options.exact, options.remember, options.spike, None, _max_memory(options))
+    asked.check(options.on, options.exact, options.remember, options.spike, None, options.max_memory)
     asked.check_settings(Settings.check(**settings))
     Places(options.output, *rank_and_world_size(os.environ))
-
-
-def _max_memory(options: argparse.Namespace) -> int:
-    found: int = size(1)("max_memory", options.max_memory)
-    return found
 
 
 class _Check:
@@ -118,7 +112,7 @@ class _Check:
             remember=options.remember,
             path=self._path,
             spike=options.spike,
-            max_memory=_max_memory(options),
+            max_memory=options.max_memory,
             **self._settings,
         ).start()
 

@@ -157,11 +157,13 @@ def main(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> None:
     """What cannot be understood or is not installed is said before the work, not after."""
     from astray.compare.comparison import check_selection
+    from astray.compare.pairs import check_top
     from astray.report.draft import check_place
     from astray.report.xlsx import writer
     from astray.web.assets import read_page
 
     check_selection(options.filter, options.sort, options.metric)
+    check_top(options.top or 0)
     if options.xlsx:
         writer()
     if options.html:

@@ -161,5 +161,5 @@ def _parsed(text: str | None) -> Any:
         return _Absent
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -155,7 +155,8 @@ def _oddness(pairs: Table, rows: Ints) -> Floats:
         for place in places if len(places) > 2 else ():
             usual[place] = ODD * np.median([error[other] for other in places if other != place])
     score: Floats = np.where(error > 0, np.inf, 0.0)
-    np.divide(error, usual, out=score, where=(usual > 0) & np.isfinite(usual))
+    with np.errstate(over="ignore"):  # then it stands out without end
+        np.divide(error, usual, out=score, where=(usual > 0) & np.isfinite(usual))
     return score
 
 
@@ -337,7 +338,8 @@ class _Search:
     def _is_whole(self, row: int) -> bool:
         """Whether a row holds whole numbers."""
         at = int(self.pairs["row_reference"][row])
-        return at >= 0 and dtypes.find(self.reference.tensors["dtype"][at]).kind == "int"
+        dtype = dtypes.DTYPES.get(self.reference.tensors["dtype"][at]) if at >= 0 else None
+        return dtype is not None and dtype.kind == "int"
 
     def _weight_of(self, row: int) -> str | None:
         """The parameter that a function takes in this row, empty where it is not known which."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from astray.errors import CompareError
+from astray.plain_yaml import bounded_loader, check_bounded
 from astray.record import ROOT
 from astray.wording import did_you_mean
 
@@ -83,7 +84,8 @@ def read_mapping(file: str | Path) -> Mapping:
 
     path = Path(file)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=bounded_loader())  # a safe one
+        check_bounded(content)
     except OSError as error:
         raise CompareError(f"The mapping {path} cannot be read: {error.strerror}. {DRAFT}") from None
     except UnicodeDecodeError as error:
@@ -92,6 +94,8 @@ def read_mapping(file: str | Path) -> Mapping:
         mark = getattr(error, "problem_mark", None)
         reason = f"{error.problem} in line {mark.line + 1}" if mark else " ".join(str(error).split())  # type: ignore[attr-defined]
         raise CompareError(f"The mapping {path} is no YAML: {reason}. {DRAFT}") from None
+    except (ValueError, RecursionError) as error:  # a day or a number that there is not; lists without end
+        raise CompareError(f"The mapping {path} is no YAML of names: {error}. {DRAFT}") from None
     if not isinstance(content, dict) or not content:
         raise CompareError(f"The mapping {path} is empty. It has sections, such as: sites: {{h.0: layers.0}}")
     for name in content:
@@ -105,7 +109,9 @@ def read_mapping(file: str | Path) -> Mapping:
 
 def _names(path: Path, section: str, names: Any) -> dict[str, str]:
     if not isinstance(names, dict):
-        raise CompareError(f"{section} of the mapping {path} is {names!r}; it maps names of the candidate to names.")
+        raise CompareError(
+            f"{section} of the mapping {path} is {names!r:.80}; it maps names of the candidate to names."
+        )
     return {str(name): str(target) for name, target in names.items()}
 
 

@@ -20,6 +20,7 @@ from astray.wording import did_you_mean
 BY = ("auto", "key", "order")
 SHAPES = ("judged", "same", "loose")
 MICRO = ("paired", "joined")
+FARTHEST = 1 << 53  # steps of a run end there
 
 
 class Asked(TypedDict, total=False):
@@ -82,6 +83,10 @@ class Matching:
             raise CompareError(
                 "Micro steps are joined by the names of their calls, and --by order says that names mean nothing. "
                 "Draft what belongs together with `astray map REFERENCE CANDIDATE`, and give it with --map."
+            )
+        if not isinstance(offset, int) or abs(offset) > FARTHEST:
+            raise CompareError(
+                f"offset is {offset!r:.40}; it is added to step numbers, so it is a whole number up to {FARTHEST:,}."
             )
         given = mapping if isinstance(mapping, Mapping) or mapping is None else read_mapping(Path(mapping))
         return cls(

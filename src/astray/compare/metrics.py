@@ -296,7 +296,7 @@ def ratio(part: float, whole: float) -> float:
 
 def ratios(part: Floats, whole: Floats) -> Floats:
     """`ratio` for columns; NaN stays NaN."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         quotient = part / whole
     return np.where((whole == 0) & (part == 0), 0.0, quotient)
 

@@ -57,7 +57,7 @@ class Pairs:
         rows = np.arange(len(columns)) if chosen is None else np.flatnonzero(chosen.mask(columns))
         if keys:
             rows = rows[_order(columns, rows, keys)]
-        shown = rows if top is None else rows[: _checked(top)]
+        shown = rows if top is None else rows[: check_top(top)]
         words = [*(name for name, _ in keys), *(chosen.words if chosen else ())]
         asked = [f"where {chosen.text}"] if chosen else []
         asked += [f"sorted by {','.join('-' * descending + name for name, descending in keys)}"] if keys else []
@@ -164,7 +164,8 @@ def natural(value: Any) -> list[tuple[int, int, str]]:
     return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in re.split(r"(\d+)", value)]
 
 
-def _checked(top: int) -> int:
+def check_top(top: int) -> int:
+    """How many rows to show. Raises UsageError when that is no number of them."""
     if top < 0:
         raise UsageError(f"{top} rows cannot be shown. Give a number from 0 on.")
     return top

@@ -70,6 +70,8 @@ class Graph(Flow):
         Calls that lie inside of another user are not told: their shares are in that one's.
         """
         call = int(self.call_rows[row])
+        if call < 0:  # its row is not there
+            return np.empty(0, np.int64)
         forward = int(self.parent[call]) if self.is_backward[call] and not self.is_op[call] else NO_ROW
         if forward < 0:
             return self.producer[[row]][self.producer[[row]] >= 0]

@@ -27,6 +27,9 @@ def one_key(columns: Sequence[Ints]) -> Ints:
         if radix * digits > _LARGEST:  # too many possible keys for 64 bits: number only those that occur
             distinct, key = np.unique(key, return_inverse=True)
             radix = len(distinct)
+        if radix * digits > _LARGEST:  # and of numbers that are far apart, those that are there
+            distinct, column = np.unique(column, return_inverse=True)
+            low, digits = 0, len(distinct)
         key *= digits
         key += column
         key -= low

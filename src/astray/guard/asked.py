@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from astray.capture.checks import size, whole
 from astray.capture.settings import Settings
 from astray.errors import RecordError
 from astray.wording import did_you_mean
@@ -14,15 +15,13 @@ OF_RECORDING = ("on", "spike", "when")
 OF_GUARD = ("exact", "remember", "path", "max_memory")
 
 
-def check(on: Any, exact: bool, remember: Any, spike: Any, when: Any, max_memory: Any) -> None:
-    """Raises a RecordError that says what is wrong, if anything is."""
+def check(on: Any, exact: bool, remember: Any, spike: Any, when: Any, max_memory: Any) -> tuple[int, int]:
+    """How many steps to remember, and in how many bytes. A RecordError says what is wrong, if anything is."""
     _check_on(on)
     if exact and on != "raise":
         raise RecordError(f"exact=True stops the program, and on={on!r} would let it go on. Leave out one of them.")
-    for name, value in (("remember", remember), ("max_memory", max_memory)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise RecordError(f"{name}={value!r} is too little. It is a whole number from 1 on.")
     _check_reasons(spike, when)
+    return whole(1)("remember", remember), size(1)("max_memory", max_memory)
 
 
 def of_recording(guarding: Any) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Guard:
     spike: trip also when the norm of all gradients, a loss that an outermost module returns, or one that `loss` is
         told, is so many times what it usually is.
     when: trip also when this function, given the rows of a step as a rank of a run, gives a text.
-    max_memory: the bytes that the steps in memory may take.
+    max_memory: the bytes that the steps in memory may take, such as "1 GiB".
 
     The other settings are those of `Recorder`, which lists them: level, match, keep and so on.
     """
@@ -69,10 +69,10 @@ class Guard:
         path: str | os.PathLike[str] | None = None,
         spike: float | None = None,
         when: Condition | None = None,
-        max_memory: int = 512 << 20,
+        max_memory: int | str = 512 << 20,
         **settings: Unpack[Given],
     ) -> None:
-        asked.check(on, exact, remember, spike, when, max_memory)
+        remember, max_memory = asked.check(on, exact, remember, spike, when, max_memory)
         if exact and settings.get("keep") is None:
             settings["keep"] = ["stats", "tensors"]
         self._exact = exact

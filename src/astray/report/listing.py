@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from astray.alarms.elements import told_by
 from astray.compare.conditions import regular_expression
+from astray.compare.pairs import check_top
 from astray.errors import UsageError
 from astray.report import checkpoints, figures
 from astray.report.grid import Grid
@@ -52,7 +53,7 @@ def render(
     """The listing as text. table_width: that of the table, where it is not the width of the texts around it."""
     paint = _Paint(colour)
     found = _find(run, wanted)
-    shown = found if wanted.top <= 0 else found[: wanted.top]
+    shown = found[: wanted.top] if check_top(wanted.top) else found
     lines = [*_header(run, width, paint), ""]
     if not shown:
         lines.append(f"No tensor is {_described(wanted)}." if _described(wanted) else "It holds no tensor.")

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.compare.conditions import regular_expression
+from astray.compare.pairs import check_top
 from astray.report import figures
 from astray.report.grid import Grid
 from astray.report.page import painted
@@ -80,7 +81,7 @@ def render(
         return _folded(f"{risk.run.path}: {_nothing(risk)}", width)
     found = _ordered(risk, risk.table.take(_chosen(risk.table, wanted)), wanted)
     once = found.take(np.sort(np.unique(found.numbers("tensor"), return_index=True)[1]))
-    shown = once if wanted.top <= 0 else once.take(slice(wanted.top))
+    shown = once.take(slice(wanted.top)) if check_top(wanted.top) else once
     lines = [_head(risk, once, width, colour)]
     if not len(shown):
         return "\n".join([*lines, "", printable(f"No place is {_described(wanted)}.")])

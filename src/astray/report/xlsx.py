@@ -6,6 +6,7 @@ memory. A sheet holds 1,048,576 rows; what is more goes on in the next, and the 
 
 from __future__ import annotations
 
+import datetime
 import gc
 import math
 import sys
@@ -29,6 +30,9 @@ from astray.report.summary import HEAD, summary
 from astray.report.text import suspect_line
 from astray.store import Coded
 from astray.wording import counted
+
+CREATED = datetime.datetime(1980, 1, 1)
+"""What workbooks say of when they were made, as their zip files do: equal reports have equal bytes."""
 
 SHEET_ROWS = 1_048_576
 """The most a sheet can have, its head included; Excel's limit."""
@@ -67,6 +71,7 @@ def write_xlsx(comparison: Comparison, file: Path, pairs: Pairs, progress: Progr
 def _write(library: Any, comparison: Comparison, file: Path, pairs: Pairs, progress: Progress | None) -> None:
     options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
     book = library.Workbook(str(file), options | {"tmpdir": str(file.parent)})
+    book.set_properties({"created": CREATED})
     _Workbook(book, comparison, pairs).write(progress)
     book.close()
 

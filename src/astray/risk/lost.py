@@ -27,7 +27,7 @@ def lost(seen: Observations, values: Values, threshold: Floats | float) -> Lost:
     """How much lies below a threshold (one for all, or one per row) where it is most: by lower bound, then by size."""
     thresholds = np.broadcast_to(np.asarray(threshold, np.float64), values.absmax.shape)
     bounds = below(values, thresholds)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         relative = np.nan_to_num(thresholds / values.l2 * np.sqrt(values.nonzero), posinf=0.0)
     order = np.lexsort((-relative, -bounds.least, seen.place))
     row = order[np.searchsorted(seen.place[order], np.arange(len(seen.first)))]

@@ -104,10 +104,12 @@ def normal_share(values: Values, threshold: Floats | float) -> Floats:
 
 def _normal(mean: float, l2: float, count: float, t: float) -> float:
     rms = l2 / math.sqrt(count)
-    spread = rms * math.sqrt(max(0.0, 1 - (mean / rms) ** 2)) if rms else 0.0
+    level = mean / rms if rms else 1.0
+    spread = rms * math.sqrt(max(0.0, 1 - level * level))  # a power raises where a product is infinite
     if spread <= 1e-12 * rms:  # one value, many times
         return float(abs(mean) < t)
     if t < 1e-4 * spread:  # where the difference of two erf would be all rounding
-        return t / spread * math.sqrt(2 / math.pi) * math.exp(-((mean / spread) ** 2) / 2)
+        off = mean / spread
+        return t / spread * math.sqrt(2 / math.pi) * math.exp(-off * off / 2)
     low, high = ((sign * t - mean) / (spread * math.sqrt(2)) for sign in (-1, 1))
     return (math.erf(high) - math.erf(low)) / 2

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from astray.limits import threads_asked
 from astray.stats import _native, dtypes
 from astray.stats._native import contrast, measure, measure_plain
 from astray.stats.types import Strided
@@ -47,7 +48,7 @@ def factorize(data: npt.NDArray[np.uint8], offsets: Array) -> tuple[npt.NDArray[
 
 def set_threads(count: int) -> None:
     """See `astray.stats.kernels.set_threads`; 0 means the default."""
-    _native.set_threads(count or int(os.environ.get("ASTRAY_THREADS", 0)) or _cores())
+    _native.set_threads(count or threads_asked() or _cores())
 
 
 def _cores() -> int:

@@ -60,7 +60,7 @@ def content(path: Path, home: Path | None = None, most: int = MOST_BYTES) -> byt
         size = os.fstat(file.fileno()).st_size
         if size > most:
             raise RunError(f"{path} has {size:,} bytes, more than the {most:,} that are read of such a file.")
-        return file.read(most)  # it may grow while it is read
+        return file.read(size)  # no more, for it may grow while it is read; asking for `most` would take that memory
 
 
 def text(path: Path) -> bytes:

@@ -44,9 +44,19 @@ def read(path: Path) -> Array:
 def write(path: Path, array: Array) -> None:
     """Write an array so that it is either there in full or not at all."""
     draft = path.with_name(f".{path.name[-200:]}.{os.getpid()}")
-    with draft.open("wb") as file:
-        np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
-    draft.replace(path)
+    try:
+        with draft.open("wb") as file:
+            np.lib.format.write_array(_Stream(file), np.asarray(array), allow_pickle=False)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+class _Stream:
+    """A file that numpy does not know to be one: where it does, an error of the disk has neither a number nor words."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.write = file.write
 
 
 def _header(path: Path) -> tuple[Spec, np.dtype[Any], bool, int]:

@@ -151,8 +151,10 @@ class RankRun:
         raw = self._source.values(self.tensors, row)
         if raw is None:
             return None
-        shape = self._kept_shape(row)
-        storage = dtypes.find(self.tensors["dtype"][row]).storage
+        shape, dtype = self._kept_shape(row), self.tensors["dtype"][row]
+        if dtype not in dtypes.DTYPES:
+            raise RunError(f"Row {row} of rank {self.rank} is {dtype}, a dtype whose values this astray does not know.")
+        storage = dtypes.find(dtype).storage
         if raw.nbytes != int(np.prod(shape, dtype=np.int64)) * storage.itemsize:
             raise RunError(
                 f"Row {row} of rank {self.rank} keeps {raw.nbytes} bytes, which is not "

@@ -24,6 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 _OF_CALL = ("step", "micro", "site", "type", "kind", "call", "phase", "recompute")
 _OF_TENSOR = ("role", "path", "dtype", "shape")
+_WORDS = frozenset({"site", "type", "kind", "phase", *_OF_TENSOR})
 _STATISTICS = ("min", "max", "mean", "std", "l2", "absmax", "zeros", "nan", "inf", "count")
 _SIDES = {"a": "reference", "b": "candidate"}
 STATES = ("finite", "tight", "overflow near", "non-finite", "unknown")
@@ -105,7 +106,7 @@ def run_columns(run: Run, places: Places, calls: Calls) -> dict[str, Column]:
     """One row for each tensor of a run, with its statistics and how far it is from the end of its dtype."""
     ranks = [(rank, places.row[places.rank == number]) for number, rank in run.ranks.items()]
     columns: dict[str, Column] = {"rank": places.rank}
-    columns |= {name: _gathered([_taken(rank, name, rows) for rank, rows in ranks])
+    columns |= {name: _gathered([_taken(rank, name, rows) for rank, rows in ranks], name in _WORDS)
                 for name in (*_OF_CALL, *_OF_TENSOR)}  # fmt: skip
     columns |= {name: _gathered([_statistic(rank, name, rows) for rank, rows in ranks]) for name in _STATISTICS}
     columns["headroom"] = headroom(columns["absmax"], columns["dtype"])
@@ -149,9 +150,11 @@ def _statistic(rank: RankRun, name: str, rows: Ints) -> npt.NDArray[np.float64]:
     return np.where(known, found, np.nan)
 
 
-def _gathered(parts: list[Any]) -> Column:
-    """A column of all ranks, words in one numbering."""
-    if not parts or not isinstance(parts[0], Coded):
+def _gathered(parts: list[Any], of_words: bool = False) -> Column:
+    """A column of all ranks, words in one numbering. There may be no rank at all."""
+    if not of_words:
         return np.concatenate(parts or [np.empty(0)])
+    if not parts:
+        return Coded(np.empty(0, np.int32), [])
     words = Vocabulary()
     return words.decode(np.concatenate([words.encode(part) for part in parts]))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from astray.compare.evidence import Progress
-from astray.errors import AstrayError
+from astray.errors import AstrayError, UsageError
 from astray.web.wire import Document
 
 State = Literal["idle", "running", "done", "stopped", "failed"]
@@ -35,8 +35,16 @@ class Job:
     def start(self) -> Job:
         """Begin, in a thread that does not keep the program alive."""
         self.state = "running"
-        self._thread = threading.Thread(target=self._run, name="astray comparison", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="astray comparison", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self.state = "idle"
+            raise UsageError(
+                f"The page works in threads, and the system starts no more ({error}). Allow more of them (`ulimit -u`, "
+                "or the limit of the container)."
+            ) from None
+        self._thread = thread
         return self
 
     @property

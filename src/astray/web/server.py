@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 
 from astray.errors import AstrayError, UsageError
 from astray.web.assets import Page
+from astray.web.connections import Connection, most_open
 from astray.web.desk import Busy, Desk
 from astray.web.export import MEDIA, Exported
 from astray.web.index import live_html
@@ -204,7 +205,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
         server_header=False,
         ws="none",
         lifespan="off",
-        limit_concurrency=64,
+        http=type("Connection", (Connection,), {"most": most_open()}),
         timeout_graceful_shutdown=1,
     )
     return uvicorn.Server(config)

@@ -154,7 +154,7 @@ def test_a_full_disk_ends_the_watch_and_not_the_program(
 ) -> None:
     last, failure, seen = run_program("full_disk.py", tmp_path / "run", 1 << 20, kept, "watched").splitlines()
     assert (last, seen) == ("63", "True")
-    assert failure.startswith(f"Recording into {tmp_path / 'run' / 'rank0'} stopped: File too large. ")
+    assert failure.startswith(f"Recording into {tmp_path / 'run' / 'rank0'} stopped: File too large: files may have ")
     assert failure.endswith(" Nothing is watched from here on.")
     rank = open_run(tmp_path / "run").ranks[0]
     assert len(rank.tensors) >= 1

@@ -286,7 +286,7 @@ def test_a_file_size_limit_stops_the_recording_and_not_the_program(
 ) -> None:
     last, failure = run_program("full_disk.py", tmp_path / "run", 1 << 20, kept).splitlines()
     assert last == "63"
-    assert failure.startswith(f"Recording into {tmp_path / 'run' / 'rank0'} stopped: File too large. ")
+    assert failure.startswith(f"Recording into {tmp_path / 'run' / 'rank0'} stopped: File too large: files may have 1,")
     check_what_is_left(tmp_path / "run", 1)
 
 

@@ -34,6 +34,7 @@ from astray.compare.verdict import AGREEING, BAD, MEASURES, Judgement, Rule, Ver
 T = TypeVar("T")
 
 BY_SURPRISE = (Rule.MODEL, Rule.SIBLINGS, Rule.NOISE)
+_BEYOND_FLOATS = np.errstate(over="ignore", invalid="ignore")  # what is too far off for a float is infinitely far off
 
 
 def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = None, exact: bool = False) -> Judgement:
@@ -58,6 +59,7 @@ def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = No
     return judged
 
 
+@_BEYOND_FLOATS
 def _settle(evidence: Evidence, judged: Judgement, facts: Facts, noise: list[Gains]) -> None:
     """Decide about all pairs, window by window, unless bits have decided about every one."""
     past = _Past.of_nothing(evidence)
@@ -69,6 +71,7 @@ def _settle(evidence: Evidence, judged: Judgement, facts: Facts, noise: list[Gai
         judged.put(rows[own], said.taken(own))
 
 
+@_BEYOND_FLOATS
 def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str, Floats]:
     """What a judged noise run shows: for each measure, by row of the reference's tensors, the gain of its family."""
     sources = Sources(evidence, _comparable(judged))
@@ -152,16 +155,27 @@ def _parts(evidence: Evidence, judged: Judgement, past: _Past) -> Iterator[tuple
 def _one_ahead(parts: Iterator[T]) -> Iterator[T]:
     """The same, each made while the one before is judged: two cores share the work."""
     with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, parts, None)
+        try:
+            coming = pool.submit(_next, parts)
+        except RuntimeError:  # the system gives no thread
+            while (part := _next(parts)) is not None:
+                yield part
+            return
         while (part := coming.result()) is not None:
-            coming = pool.submit(next, parts, None)
+            coming = pool.submit(_next, parts)
             yield part
+
+
+@_BEYOND_FLOATS  # which holds for one thread
+def _next(parts: Iterator[T]) -> T | None:
+    return next(parts, None)
 
 
 def _comparable(judged: Judgement) -> Bools:
     return np.asarray(~np.isin(judged.verdict, (Verdict.SHAPE, Verdict.DTYPE)))
 
 
+@_BEYOND_FLOATS
 def _judge_alone(evidence: Evidence, judged: Judgement, facts: Facts) -> None:
     """By the rounding of one call: there is nothing that a tensor came from."""
     eps = np.zeros(len(judged.verdict))

@@ -8,7 +8,6 @@ whatever ends it here, Ctrl-C too, ends the workers.
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from astray.compare.ranks.rank import Compared
 from astray.compare.ranks.schedule import RanksProgress, cores
 from astray.compare.ranks.worker import Failed, Job, Progressed, Task, receive, send
 from astray.errors import CompareError
+from astray.limits import threads_asked
 
 PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path[:] = sys.argv[1:]; "
@@ -35,7 +35,7 @@ def compare_in_processes(job: Job, ranks: Sequence[int], processes: int, progres
     """Compare these ranks, so many at once. Raises what a worker raised, or CompareError when one is lost."""
     waiting = deque(ranks)
     found: dict[int, Compared] = {}
-    threads = int(os.environ.get("ASTRAY_THREADS", 0)) or cores()
+    threads = threads_asked() or cores()
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as ready:
         for _ in range(processes):
             worker = stack.enter_context(Worker(job))

@@ -166,7 +166,10 @@ def _optimizer(label: str, left: list[Settings], right: list[Settings], steps: S
         for several, name in _OF_MEMBERS.items():
             histories = left[number].get(several), right[mate].get(several)
             for member in members:
-                mine, theirs = ([(step, member in names) for step, names in one or ()] for one in histories)
+                mine, theirs = (
+                    [(step, isinstance(names, list) and member in names) for step, names in one or ()]
+                    for one in histories
+                )
                 found = first_difference(mine, theirs, steps)
                 if found is not None:
                     yield Finding("optimizer", member, place, name, *found[1:], found[0])

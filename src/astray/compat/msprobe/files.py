@@ -11,7 +11,7 @@ from typing import Any
 
 from astray.compat.msprobe.table import Cell
 from astray.report.draft import drafted
-from astray.report.xlsx import SHEET_ROWS, writer
+from astray.report.xlsx import CREATED, SHEET_ROWS, writer
 
 _COLOURS = {"pass": "#C6EFCE", "warning": "#FFEB9C", "error": "#FFC7CE"}
 
@@ -35,6 +35,7 @@ def write_xlsx(file: Path, header: Sequence[str], lines: Iterable[Sequence[Cell]
     with drafted(file) as draft:
         options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
         book = library.Workbook(str(draft), options | {"tmpdir": str(draft.parent)})
+        book.set_properties({"created": CREATED})
         left = iter(lines)
         piece = list(islice(left, SHEET_ROWS - 1))
         while piece or not book.worksheets():

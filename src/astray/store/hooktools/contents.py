@@ -105,7 +105,7 @@ def plain_leaves(args: str | None) -> dict[str, dict[str, Nest]]:
     """The arguments of a call that are no tensors, of `input` and of `kwargs`, by their paths."""
     try:
         found = json.loads(args) if args else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):
         return {}

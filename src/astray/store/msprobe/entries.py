@@ -151,7 +151,7 @@ class StepEntries:
         """An entry with the arguments of its call that are no tensors."""
         try:
             said = json.loads(row["args"] or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             said = {}
         said = said if isinstance(said, dict) else {}
         args, kwargs = said.get("args"), said.get("kwargs")

@@ -71,7 +71,9 @@ def _statistics(row: dict[str, Any], values: npt.NDArray[Any] | None, lost: Coun
 
 def _signs(row: dict[str, Any], values: npt.NDArray[Any] | None, lost: Counter[str]) -> set[float]:
     if values is not None and values.dtype.kind == "f":
-        return {math.copysign(math.inf, sign) for sign in np.sign(values[np.isinf(values)]).tolist()}
+        found = {math.copysign(math.inf, sign) for sign in np.sign(values[np.isinf(values)]).tolist()}
+        if found:  # else the values are not those of the row
+            return found
     first = row.get("first_bad_value")
     if row["inf"] > 1:
         lost["the signs of all infinities of a tensor but the first"] += 1
@@ -95,7 +97,7 @@ def _placement(text: str, lost: Counter[str]) -> Leaf:
         placements = [_PLACEMENT.fullmatch(one) for one in told["placements"]]
         found = [{"Shard": {"dim": int(one[2])}} if one[1] == "Shard" else
                  {one[1]: {"reduce_op": one[2]} if one[2] else {}} for one in placements if one]  # fmt: skip
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         lost["how a distributed tensor is placed"] += 1
         return {}
     lost["which part of a distributed tensor it is"] += 1  # msprobe names the ranks of the mesh, we its shape

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from astray.interrupts import pass_interrupt
+from astray.limits import largest_file, reason
 from astray.record import Blob, Frame, Missed, Setup
 from astray.store.info import End, now, sync, write_json
 from astray.store.late import Late
@@ -147,12 +148,12 @@ class RankFiles:
         for save in (self.values.abandon, write or self.write_rows, self.close):
             with contextlib.suppress(Exception):
                 save()
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        why = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         if isinstance(error, MemoryError):
-            reason = "there was no memory left"
+            why = "there was no memory left"
         return (
-            f"Recording into {self.folder} stopped: {reason}. The program goes on; {self.calls.rows:,} calls and "
-            f"{self.tensors.rows:,} tensors before that can be read. {_remedy(error)}"
+            f"Recording into {self.folder} stopped: {why}. The program goes on; {self.calls.rows:,} calls and "
+            f"{self.tensors.rows:,} tensors before that can be read. {_remedy(error)}".rstrip()
         )
 
     def account(self, ended: str, failure: str | None, waited_seconds: float, missed: list[Missed]) -> End:
@@ -224,5 +225,7 @@ def _joined(rows: Rows, more: Rows) -> Rows:
 def _remedy(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "Record less of it, or lower queue_bytes."
+    if isinstance(error, OSError) and error.errno == errno.EFBIG and largest_file() is not None:
+        return ""  # the reason says it
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return "Make room, or record into another folder." if full else "Record into another folder."

@@ -17,6 +17,7 @@ import msgspec
 
 from astray.errors import RunError, RunExists
 from astray.interrupts import pass_interrupt
+from astray.limits import reason
 from astray.store.enclosure import entries
 from astray.store.info import RunInfo, read_json, write_json
 
@@ -129,7 +130,7 @@ def recordable(path: Path) -> Iterator[None]:
         pass_interrupt(error)
         what = f" ({error.filename})" if error.filename not in (None, str(path)) else ""
         raise RunError(
-            f"{path} cannot be recorded into: {error.strerror or error}{what}. Choose a folder that can be written to."
+            f"{path} cannot be recorded into: {reason(error)}{what}. Choose a folder that can be written to."
         ) from None
 
 

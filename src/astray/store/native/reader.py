@@ -24,6 +24,7 @@ from astray.store.columns import Table
 from astray.store.info import FORMAT, End, RunInfo, read_json
 from astray.store.native.folder import END_FILE, RUN_FILE, SETUP_FILE, STACKS_FILE, is_rank, rank_folders
 from astray.store.native.schema import CALLS, TENSORS, Column
+from astray.store.native.soundness import sound_calls, sound_tensors
 from astray.store.native.tables import empty_table, read_table
 from astray.store.native.values import ValuesReader
 from astray.store.native.verifying import fits
@@ -108,11 +109,15 @@ class NativeRank:
 
     def calls(self) -> tuple[Table, list[str]]:
         """The calls, and what is wrong with their file."""
-        return self._table("calls", CALLS)
+        table, problems = self._table("calls", CALLS)
+        sound, damaged = sound_calls(table)
+        return sound, [*problems, *(f"{self._folder}: {problem}" for problem in damaged)]
 
     def tensors(self) -> tuple[Table, list[str]]:
         """The tensors, and what is wrong with their file."""
-        table, problems = self._table("tensors", TENSORS)
+        read, problems = self._table("tensors", TENSORS)
+        table, damaged = sound_tensors(read)
+        problems += [f"{self._folder}: {problem}" for problem in damaged]
         return table, [*problems, *self._values.problems(*(table.numbers(name) for name in BLOB))]
 
     def stack(self, id: int) -> list[Frame]:
@@ -190,7 +195,7 @@ class NativeRank:
             self.problems.append(str(error))
             return None
         if end.failure is not None:
-            self.problems.append(end.failure)
+            self.problems.append(end.failure if end.failure.endswith(".") else f"{end.failure}.")
         if end.ended != "normally":
             self.problems.append(f"The program recorded in {self._folder} ended {_how(end.ended)}.")
         return end

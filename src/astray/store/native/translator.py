@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from astray.errors import RunError
 from astray.record import Call, Statistics, Tensor
 from astray.store.info import FORMAT, End, RunInfo
 from astray.store.native.writer import RunWriter
@@ -58,6 +59,8 @@ class NativeTranslator:
         for what, why, count in end.missed:
             self._writer.missed(what, why, count)
         self._writer.close(end.ended)
+        if self._writer.failure is not None:
+            raise RunError(f"{self._writer.path} is not whole. {self._writer.failure}")
 
 
 def _statistics(cells: dict[str, Any]) -> Statistics | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 
+from astray.limits import largest_file
 from astray.store.native.disk import Hands, Job
 from astray.store.native.lanes import Batch, Lane
 from astray.store.native.pace import Pace
@@ -156,6 +157,9 @@ class ValuesWriter:
         """Begin a file that has room for a tensor of this size at least."""
         number = len(self._shards)
         room = self._header_bytes + max(self._shard_bytes, size)
+        limit = largest_file()
+        if limit is not None:  # a smaller file may do; one that does not hold the tensor is refused by the system
+            room = max(min(room, limit), self._header_bytes + size)
         shard = Shard(self._folder / shard_name(number), number, self._header_bytes, room)
         self._shards.append(shard)
         self._header_bytes = min(2 * self._header_bytes, HEADER_BYTES[1])

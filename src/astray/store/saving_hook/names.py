@@ -62,10 +62,10 @@ def parse(folder: Folder, name: str) -> Saved | None:
     if match is None:
         return None
     if folder == "grads":
-        return Saved(int(match[1]), _plain(match[3]), match[2], int(match[4]), "grad")
+        return Saved(int(match[1]), _plain(match[3]), _plain(match[2]), int(match[4]), "grad")
     site, at, place = match[3].partition("@")
     path = f"out.{_plain(place)}" if at else "out"
-    return Saved(int(match[1]), _plain(site) or ROOT, match[2], int(match[4]), path)
+    return Saved(int(match[1]), _plain(site) or ROOT, _plain(match[2]), int(match[4]), path)
 
 
 def compose(folder: Folder, saved: Saved) -> str | None:
@@ -73,7 +73,7 @@ def compose(folder: Folder, saved: Saved) -> str | None:
     site = _FORBIDDEN.sub(_escape, "" if saved.site == ROOT else saved.site)
     if folder == "tensors":
         place = "" if saved.path == "out" else f"@{_FORBIDDEN.sub(_escape, saved.path.removeprefix('out.'))}"
-        middle = f"tensor_idx_{saved.idx}_layer_class_{saved.type}_layer_name_{site}{place}"
+        middle = f"tensor_idx_{saved.idx}_layer_class_{_FORBIDDEN.sub(_escape, saved.type)}_layer_name_{site}{place}"
     else:
         middle = f"grad_idx_{saved.idx}_of_param_name_{site}"
     name = f"{middle}_micro_step_{saved.micro}.npy"

@@ -1,0 +1,43 @@
+"""A few seeds of the fuzzer: it works, and what it has found stays mended. `python tests/fuzz` tries for an hour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fuzz import corpus
+from fuzz.hunting import hunt
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is damaged."""
+    folder = tmp_path_factory.mktemp("corpus")
+    corpus.build(folder)
+    return folder
+
+
+def tried(home: Path, first: int, count: int, only: list[str] | None = None) -> None:
+    told: list[str] = []
+    found = hunt(home, first, count=count, minutes=600, only=only, tell=told.append)
+    assert not told, "\n".join(told)
+    assert found.tried == count
+
+
+def test_some_seeds(home: Path) -> None:
+    tried(home, 0, 8, ["modules", "ranks", "msprobe", "torch-save"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 1500, 100))
+def test_more_seeds(home: Path, first: int) -> None:
+    tried(home, first, 100)
+
+
+def test_what_is_damaged_is_whole_before(home: Path) -> None:
+    import astray
+
+    for name in corpus.names(home):
+        one, _ = corpus.pair(home, name)
+        assert astray.open(one).problems == [], name
