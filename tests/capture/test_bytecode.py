@@ -16,7 +16,7 @@ import pytest
 from astray.capture import bytecode
 from astray.capture.bytecode import UNKNOWN, Waiting
 
-CHECK = '''
+CHECK = """
 import importlib.util, sys
 
 spec = importlib.util.spec_from_file_location("bytecode", sys.argv[1])
@@ -103,7 +103,8 @@ expected = [
 for one, other in zip(seen, expected):
     assert one == other, (one, other)
 assert len(seen) == len(expected)
-'''
+"""
+
 
 def find(version: str) -> Path | None:
     """An interpreter of a version: this one, one on the path, or one that pyenv has."""

@@ -66,7 +66,7 @@ def test_operators_are_named_by_what_was_written(tmp_path: Path) -> None:
         z = x.add(1)
         z = x.__add__(1)
         z = torch.add(x, 1)
-        _ = x < 1, 1 < x, x != 1, x == 1, -x, x.neg(), abs(x)
+        _ = x < 1, x > 1, x != 1, x == 1, -x, x.neg(), abs(x)
         z = sum([x, y])  # type: ignore[assignment]
         z = operator.mul(x, y)
         z = functools.reduce(torch.Tensor.add, [x, y])

@@ -111,9 +111,7 @@ class Waiting:
         if callee is not None and steps[callee].name == "PUSH_NULL":  # from Python 3.13 on it comes behind the callee
             callee -= 1
         name = steps[callee].value if callee is not None else None
-        return Invocation(
-            name if isinstance(name, str) else "", count - len(keywords), keywords, self._value(callee)
-        )
+        return Invocation(name if isinstance(name, str) else "", count - len(keywords), keywords, self._value(callee))
 
     def _producer(self, at: int, above: int) -> int | None:
         """Which step made the value that has so many others above it when step `at` begins."""

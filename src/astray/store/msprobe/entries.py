@@ -122,7 +122,7 @@ class StepEntries:
             forward = self._forward(row)
             if forward is None:
                 self._lost["a backward call whose forward call is not there"] += 1
-            return forward and not self._drops_nothing(row) and _turned(forward) or None
+            return (forward and not self._drops_nothing(row) and _turned(forward)) or None
         line = "" if phase == "update" else code  # which is that of `optimizer.step()`
         number_follows = len(arguments.args) > 1 and arguments.args[1] != TENSOR
         if kind == "module":
@@ -195,7 +195,7 @@ class StepEntries:
         self.changed.add(name)
         self.data[name] = {
             "input_args": [self._plain(one) for one in args],
-            "input_kwargs": {word: self._plain(one) for word, one in kwargs.items()},
+            "input_kwargs": {word: self._plain(one, word) for word, one in kwargs.items()},
             "output": [],
         } | ({"parameters": {}} if row["kind"] == "module" else {})
 
@@ -204,12 +204,12 @@ class StepEntries:
         word = path.removeprefix("kwargs.")
         return arguments.kwargs[word] if word != path else arguments.args[int(path)]
 
-    def _plain(self, value: Any) -> Any:
+    def _plain(self, value: Any, word: str = "") -> Any:
         if isinstance(value, list):
             return [self._plain(one) for one in value]
         if isinstance(value, dict):
             return {word: self._plain(one) for word, one in value.items()}
-        return None if value == TENSOR else scalar(value, self._lost)
+        return None if value == TENSOR else scalar(value, self._lost, word)
 
     def _saved(self, row: Row) -> str:
         suffix = "_grad" if row["phase"] == "backward" else ""

@@ -258,9 +258,7 @@ class MsprobeTranslator:
 class _Step:
     """A step that is being written."""
 
-    def __init__(
-        self, folder: Path, classes: dict[str, str], lost: Counter[str], choice: Choice, form: Form
-    ) -> None:
+    def __init__(self, folder: Path, classes: dict[str, str], lost: Counter[str], choice: Choice, form: Form) -> None:
         self.folder = folder
         self._asked = choice.asked() if choice.asked is not None else None
         self._wanted: dict[str, bool] = {}

@@ -29,6 +29,10 @@ Tensors = list[tuple[str, torch.Tensor]]
 Take = Callable[..., Tensors | None]
 
 _NOTHING: list[torch.Tensor] = []
+_SPELLED: dict[type, Callable[[Any], str]] = {torch.Size: str} | {
+    kind: lambda value: f"<torch.{type(value).__name__} {value}>"
+    for kind in (torch.dtype, torch.device, torch.layout, torch.memory_format)
+}
 _VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 
 
@@ -58,8 +62,11 @@ if native is not None:
 def flattener(
     objects: Objects | None = None, too_large: Callable[[str], None] = lambda _: None, spelled: bool = False
 ) -> Flattener:
-    """Finds the tensors among arguments and results of torch. `spelled`: it tells a torch.Size from a list."""
-    return Flattener(is_tensor, objects, too_large, PLAIN, _VALUES, (torch.Size,) if spelled else ())
+    """Finds the tensors among arguments and results of torch.
+
+    spelled: it tells a torch.Size from a list, and a dtype or a device from the text that is its name.
+    """
+    return Flattener(is_tensor, objects, too_large, PLAIN, _VALUES, _SPELLED if spelled else None)
 
 
 class Callee(Named, Protocol):
