@@ -225,9 +225,10 @@ def test_a_dump_against_a_run_of_astray(dumps: Dumps, tmp_path: Path) -> None:
         of(rows, "Module.linear_1.Linear.forward.0.output.0")["Bench Name"]
         == "Module.linear_1.Linear.forward.0.output.0"
     )
+    # The outermost module, which msprobe has not, and of the last node of `linear` what is not an argument's gradient.
     assert {row["Bench Name"] for row in rows if row not in matched} == {
-        "N/A"
-    }  # the outermost module, which msprobe has not
+        "N/A", "Functional.linear.0.backward.output.2", "Functional.linear.1.backward.output.2"
+    }  # fmt: skip
 
 
 def test_a_mapping_says_which_is_which(dumps: Dumps, tmp_path: Path) -> None:

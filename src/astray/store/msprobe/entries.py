@@ -52,15 +52,23 @@ class StepEntries:
 
     classes: the class of each module by its site, kept from step to step.
     wrapped: what msprobe calls the modules of a model that is wrapped, such as `module.head` for `head`.
+    only_names: nothing is put into entries, for those who ask what things are called and no more.
     changed: the entries of `data` that are not as they were; whoever writes them clears it.
     """
 
-    def __init__(self, classes: dict[str, str], lost: Counter[str], wrapped: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        classes: dict[str, str],
+        lost: Counter[str],
+        wrapped: Mapping[str, str] | None = None,
+        only_names: bool = False,
+    ) -> None:
         self.data: dict[str, dict[str, Any]] = {}
         self.debug: dict[str, Any] = {}
         self.told: dict[str, dict[str, Any]] = {}
         self.changed: set[str] = set()
         self._classes, self._lost, self._wrapped = classes, lost, wrapped or {}
+        self._only_names = only_names
         self._calls: dict[int, Row] = {}
         self._names: dict[int, str | None] = {}  # of the entry of each call; None where it has none
         self._named: dict[tuple[str, int, int], str] = {}  # forward entries by site, micro step and call
@@ -82,7 +90,7 @@ class StepEntries:
             return self._names[seq]
         self._calls[seq] = row
         spelling = frames[0].spelling if frames and isinstance(frames[0], SpelledFrame) else None
-        arguments = _arguments(row)
+        arguments = NO_ARGUMENTS if self._only_names and spelling is None else _arguments(row)
         name = self._names[seq] = self._name(row, frames[0].code if frames else "", arguments, spelling)
         is_module = row["kind"] == "module"
         around = self._within.get(row["parent"]) if row["parent"] is not None else None
@@ -95,7 +103,7 @@ class StepEntries:
             return name
         ahead = row["phase"] != "backward" or row["kind"] == "op"
         self._parents.setdefault(name, around if ahead else self._backward_parent(name))
-        if ahead:
+        if ahead and not self._only_names:
             self._begin(name, row, arguments, spelling)
             self._tell(name, row, around)
             if frames:
@@ -245,6 +253,8 @@ class StepEntries:
         if not parts or any(part.isdigit() and int(part) >= MOST_ITEMS for part in parts):
             self._lost[category] += 1
             return None
+        if self._only_names:
+            return Place(name, f"{name}.{category}.{'.'.join(parts)}")
         self.changed.add(name)
         entry = self.data.setdefault(name, {"input": [], "output": []})
         ahead = call["phase"] != "backward" or call["kind"] == "op"
@@ -388,6 +398,9 @@ class Arguments(NamedTuple):
 
     args: list[Any]
     kwargs: dict[str, Any]
+
+
+NO_ARGUMENTS = Arguments([], {})
 
 
 def _arguments(row: Row) -> Arguments:
