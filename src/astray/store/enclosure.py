@@ -30,7 +30,8 @@ def inside(folder: Path, name: str) -> Path:
 def entries(folder: Path) -> list[Path]:
     """What lies in a folder, by name, without links that lead out of it."""
     try:
-        names = sorted(os.listdir(folder))
+        with os.scandir(folder) as there:
+            names = sorted(entry.name for entry in there)
     except OSError as error:
         raise RunError(f"{folder} cannot be read: {error.strerror}.") from None
     plain = plain_files(folder)
@@ -49,7 +50,8 @@ def plain_files(folder: Path) -> set[str]:
 
 def other_names(folder: Path, plain: set[str]) -> set[str]:
     """The names of what else lies there, without links that lead out of it."""
-    found = [folder / name for name in os.listdir(folder) if name not in plain]
+    with os.scandir(folder) as there:
+        found = [folder / entry.name for entry in there if entry.name not in plain]
     return {path.name for path in found if not path.is_symlink() or _stays(folder, path)}
 
 

@@ -28,6 +28,9 @@ _MANY = 4096  # pickles that are remembered
 _END = struct.Struct("<4sHHHHLLH")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s22xHH")
+_LARGE = struct.Struct("<4sQHHLLQQQQ4sLQL")
+_VERSION = 45  # of the zip format; larger ones have more in them
+_MOST_RECORDS = 16
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -87,41 +90,61 @@ def _content(path: str) -> bytes | None:
 
 
 def _records(content: bytes) -> tuple[bytes, memoryview] | None:
-    """The pickle and the elements, of a zip that holds these, on a little-endian machine, and nothing compressed."""
-    if len(content) < _END.size:
+    """The pickle and the elements, of a zip that holds these in the plainest way; None of any other."""
+    end = len(content) - _END.size
+    if end < 0:
         return None
-    mark, disk, first, here, count, size, start, comment = _END.unpack_from(content, len(content) - _END.size)
-    if mark != b"PK\5\6" or disk or first or comment or here != count or count > 16 or start + size > len(content):
+    mark, disk, first, here, count, size, start, comment = _END.unpack_from(content, end)
+    if mark != b"PK\5\6" or disk or first or comment or here != count or count > _MOST_RECORDS:
         return None
-    pickled = data = None
+    stop = start + size
+    if stop != end and not (
+        stop + _LARGE.size == end and _LARGE.unpack_from(content, stop) == _large(count, size, start)
+    ):
+        return None
+    records: dict[bytes, memoryview] = {}
     at = start
     for _ in range(count):
-        if at + _ENTRY.size > len(content):
+        if at + _ENTRY.size > stop:
             return None
         entry = _ENTRY.unpack_from(content, at)
-        flags, method, nbytes, name_size, place = entry[3], entry[4], entry[9], entry[10], entry[16]
+        flags, nbytes, name_size, place = entry[3], entry[9], entry[10], entry[16]
         name = content[at + _ENTRY.size : at + _ENTRY.size + name_size]
-        at += _ENTRY.size + name_size + entry[11] + entry[12]
-        last = name.rpartition(b"/")[2]
-        if entry[0] != b"PK\1\2" or method or flags & 1 or place + _LOCAL.size > len(content):
+        at += _ENTRY.size + name_size
+        extra = content[at : at + entry[11]]
+        at += entry[11] + entry[12]
+        plain = entry[0] == b"PK\1\2" and not entry[4] and not flags & ~0x808 and entry[2] <= _VERSION
+        if not plain or name in records or b"\0" in name or not name.isascii() or not _is_padding(extra):
             return None
-        if name.endswith(b"/data/0"):
-            if data is not None:
-                return None
-            data = _part(content, place, nbytes)
-        elif last == b"data.pkl":
-            if pickled is not None:
-                return None
-            pickled = _part(content, place, nbytes)
-        elif last == b"byteorder":
-            if bytes(_part(content, place, nbytes) or b"") != b"little":
-                return None
-        elif b"/data/" in name or last == b"constants.pkl":
+        part = _part(content, place, nbytes)
+        if part is None:
             return None
-    return None if pickled is None or data is None else (bytes(pickled), data)
+        records[name] = part
+    pickles = [name for name in records if name.endswith(b"data.pkl")]
+    if at != stop or len(pickles) != 1 or any(name.endswith(b"/constants.pkl") for name in records):
+        return None
+    root = pickles[0][: -len(b"data.pkl")]
+    if bytes(records.get(root + b"byteorder", b"little")) != b"little":
+        return None
+    data = [name for name in records if name.startswith(root + b"data/")]
+    return (bytes(records[pickles[0]]), records[data[0]]) if data == [root + b"data/0"] else None
+
+
+def _large(count: int, size: int, start: int) -> tuple[Any, ...]:
+    """What stands before the end of the zip files that torch writes: the same numbers with room for larger ones."""
+    return (b"PK\6\6", 44, 798, 45, 0, 0, count, count, size, start, b"PK\6\7", 0, start + size, 1)
+
+
+def _is_padding(extra: bytes) -> bool:
+    """Whether nothing is told but how far the next record is."""
+    return not extra or (
+        len(extra) >= 4 and extra[:2] == b"FB" and int.from_bytes(extra[2:4], "little") + 4 == len(extra)
+    )
 
 
 def _part(content: bytes, place: int, nbytes: int) -> memoryview | None:
+    if place + _LOCAL.size > len(content):
+        return None
     mark, name, extra = _LOCAL.unpack_from(content, place)
     start = place + _LOCAL.size + name + extra
     if mark != b"PK\3\4" or start + nbytes > len(content):

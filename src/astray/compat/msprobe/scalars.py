@@ -34,9 +34,7 @@ class Arguments:
     def __init__(self, rank: RankRun) -> None:
         self._calls = rank.call_rows.tolist()
         self._args = rank.calls.coded("args").tolist()
-        self._kinds, self._types, self._phases = (
-            rank.calls.coded(name).tolist() for name in ("kind", "type", "phase")
-        )
+        self._kinds, self._types, self._phases = (rank.calls.coded(name).tolist() for name in ("kind", "type", "phase"))
 
     def of(self, row: int) -> tuple[Argument, ...]:
         """Those of the call that a tensor belongs to; none of a backward."""
