@@ -57,8 +57,8 @@ def _read(text: str, function: str) -> tuple[Argument, ...]:
     for place, one in enumerate(args if isinstance(args, list) else ()):
         found += _leaves(one, str(place))
     for word, one in (kwargs if isinstance(kwargs, dict) else {}).items():
-        place = positional(function, f"kwargs.{word}").removeprefix("kwargs.") if one == TENSOR else word
-        found += _leaves(one, place)
+        path = positional(function, f"kwargs.{word}").removeprefix("kwargs.") if one == TENSOR else word
+        found += _leaves(one, path)
     return tuple(found)
 
 

@@ -33,7 +33,7 @@ class LastNodes:
         self._changing = threading.Lock()
 
     def watch(self, engine: Engine, call: OpenCall, edges: InputEdges, outputs: Tensors) -> None:
-        """Sees the gradients of a call that has returned `outputs`. What has made a leaf has none, nor what set items."""
+        """Sees the gradients of a call that has returned `outputs`; none of what has made a leaf, or has set items."""
         if all(tensor.grad_fn is None for _, tensor in outputs) or call.site.type.endswith(".__setitem__"):
             return
         node = outputs[0][1].grad_fn
