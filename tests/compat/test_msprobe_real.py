@@ -83,8 +83,9 @@ def compared(npu: Path, bench: Path, folder: Path) -> list[dict[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("task", ["statistics", "tensor"])
-@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize(
+    ("level", "task"), [("L0", "tensor"), ("L1", "tensor"), ("mix", "tensor"), ("mix", "statistics")]
+)
 def test_its_comparison_finds_no_difference_between_its_dump_and_ours(level: str, task: str, tmp_path: Path) -> None:
     theirs = run_blocks("msprobe", tmp_path / "theirs", level, task)
     (listed,) = ENVIRONMENT.parent.glob("lib/*/site-packages/msprobe/pytorch/dump/api_dump/support_wrap_ops.yaml")
