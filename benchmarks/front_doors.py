@@ -1,20 +1,27 @@
 """What a program written for msprobe costs with one import changed: a training step on the CPU, both in one run.
 
 The GPT of capture_cpu.py, by the same configuration; both leave msprobe's files. `stop` and `step` wait until they are
-there, in both.
+there, in both. And how long its comparison takes for 30,000 rows, of statistics and of values in files of their own.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from capture_cpu import cell
 from peers.processes import TurnTaking, tell_missing
 from peers.tools import front_door, msprobe
 from tables import markdown, provenance
+
+from astray.compat.msprobe import compare
+from astray.store import torch_file
 
 CASES = {
     "L0 statistics": ("L0", "statistics"),
@@ -33,6 +40,7 @@ COLUMNS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
+    parser.add_argument("--rows", type=int, default=30_000, help="tensors of the dumps that are compared")
     parser.add_argument("--steps", type=int, default=3, help="bare and recorded steps in a turn")
     options = parser.parse_args()
     lines = []
@@ -46,6 +54,57 @@ def main() -> None:
     print("Step time over bare step time, by the best of each, and what a step leaves.\n")
     print(markdown(["dumped", *(head for name in COLUMNS for head in (f"astray: {name}", "msprobe"))], lines, words=1))
     tell_missing(turns.missing)
+    print("\nComparing two dumps of one step, the best of three, start-up left out.\n")
+    print(markdown(["dumps", "rows", "s", "s of a core"], compared(options.rows), words=1))
+
+
+def compared(count: int) -> Iterator[list[str]]:
+    """The comparison of two dumps of so many tensors."""
+    for task in ("statistics", "tensor"):
+        with tempfile.TemporaryDirectory() as folder:
+            for side in ("npu", "bench"):
+                write_dump(Path(folder) / side, count, task)
+            taken = []
+            for number in range(3):
+                wall, cpu = time.perf_counter(), time.process_time()
+                paths = {"npu_path": Path(folder) / "npu", "bench_path": Path(folder) / "bench"}
+                table = compare(paths, Path(folder) / f"out{number}")[0]
+                taken.append((time.perf_counter() - wall, time.process_time() - cpu))
+            rows = len(table.read_text().splitlines()) - 1
+        wall, cpu = min(wall for wall, _ in taken), min(cpu for _, cpu in taken)
+        yield [task, f"{rows:,}", f"{wall:.1f}", f"{cpu:.1f}"]
+
+
+def write_dump(folder: Path, count: int, task: str) -> None:
+    """A dump of functions of six tensors each, with the stacks that they were called from."""
+    place = folder / "step0" / "rank"
+    data = place / "dump_tensor_data"
+    data.mkdir(parents=True)
+    values = np.random.default_rng(0).standard_normal((count, 32)).astype(np.float32)
+
+    def leaf(number: int, name: str) -> dict[str, object]:
+        one = values[number]
+        found: dict[str, object] = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [4, 8]}
+        found |= {"Max": float(one.max()), "Min": float(one.min()), "Mean": float(one.mean())}
+        found |= {"Norm": float(np.linalg.norm(one)), "requires_grad": True}
+        if task == "tensor":
+            torch_file.write(data / f"{name}.pt", torch_file.TorchTensor(one.reshape(4, 8), "float32"))
+            found["data_name"] = f"{name}.pt"
+        return found
+
+    entries: dict[str, object] = {}
+    stacks: dict[str, tuple[list[str], list[str]]] = {}
+    for number in range(0, count, 6):
+        name = f"Functional.linear.{number // 6}.forward"
+        inputs = [leaf(number + place, f"{name}.input.{place}") for place in range(5)]
+        entries[name] = {"input_args": inputs, "input_kwargs": {}, "output": [leaf(number + 5, f"{name}.output.0")]}
+        line = number % 100
+        called = stacks.setdefault(str(line), ([], [f"File train.py, line {line}, in forward, \n y = self.fc(x)"]))
+        called[0].append(name)
+    head = {"task": task, "level": "L1", "framework": "pytorch", "dump_data_dir": str(data), "data": entries}
+    (place / "dump.json").write_text(json.dumps(head))
+    (place / "stack.json").write_text(json.dumps(stacks))
+    (place / "construct.json").write_text("{}")
 
 
 if __name__ == "__main__":

@@ -150,6 +150,35 @@ class Frame(NamedTuple):
     code: str
 
 
+class Spelling(NamedTuple):
+    """How a function was called, as it stands in the program.
+
+    `operator` is `+`, `+=`, `<` or the like, empty for a call by name. Where one operand is not a tensor, `reflected`
+    says that it is the left one; None when that is not known. Of a function that is written in Python, `parameters`
+    are its own, `positional` is how many of them were given by position, and `keywords` were given by name;
+    `parameters` is None when that is not known, and for other functions, whose arguments are seen as they were given.
+    """
+
+    operator: str = ""
+    reflected: bool | None = None
+    name: str = ""
+    parameters: tuple[str, ...] | None = None
+    positional: int = 0
+    keywords: tuple[str, ...] = ()
+
+
+class SpelledFrame(Frame):
+    """A line that knows how it has called the function that is recorded, for formats that tell."""
+
+    spelling: Spelling
+
+    @classmethod
+    def of(cls, frame: Frame, spelling: Spelling) -> SpelledFrame:
+        spelled = cls(*frame)
+        spelled.spelling = spelling
+        return spelled
+
+
 class Setup(NamedTuple):
     """What something was set to, from a step on: a module, an optimizer's group, torch itself, the environment.
 

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 import astray
 from astray.capture.pytorch.experiments.dropout import WithoutDropout
 from astray.compat.msprobe import PrecisionDebugger, seed_all
-from astray.errors import RecordError, RunExists, UsageError
+from astray.errors import RecordError, UsageError
 from msprobe_parts import ModuleOP, batches, configured, debugging, names, network, read, tensors, train
 
 FORWARD = ["Functional.linear.0.forward", "Functional.linear.1.forward", "Functional.relu.0.forward"]
@@ -70,7 +70,7 @@ def test_example_2_1_a_model(tmp_path: Path) -> None:
             ("Module.linear_1.Linear.forward.0.parameters.bias", module.linear_1.bias),
             ("Functional.relu.0.forward.output.0", out),
             ("Module.linear_2.Linear.parameters_grad.0.weight", module.linear_2.weight.grad),
-            ("Functional.linear.1.backward.output.1", module.linear_2.weight.grad),
+            ("Functional.linear.1.backward.gradients.1", module.linear_2.weight.grad),
         ):
             assert expected is not None
             assert torch.equal(torch.load(folder / "dump_tensor_data" / f"{name}.pt", weights_only=True), expected)
@@ -218,15 +218,28 @@ def test_a_program_that_goes_on_counts_from_its_own_step(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "dump").iterdir()] == ["step40"]
 
 
-def test_a_dump_that_is_there_is_not_overwritten_in_silence(tmp_path: Path) -> None:
-    for overwrite in (False, True):
-        with debugging(level="L1", dump_path=tmp_path / "dump", overwrite=overwrite) as debugger:
-            train(debugger, network(), steps=1)
-    with (
-        debugging(level="L1", dump_path=tmp_path / "dump") as debugger,
-        pytest.raises(RunExists, match="is there already"),
-    ):
-        debugger.start()
+def test_a_program_that_runs_again_replaces_its_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As with msprobe: a second run does not fail, and a step that it does not dump stays."""
+    with debugging(level="L1", task="tensor", dump_path=tmp_path / "dump") as debugger:
+        train(debugger, network(), steps=2)
+    first, second = (tmp_path / "dump" / f"step{step}" / "rank" for step in (0, 1))
+    (first / "notes.txt").write_text("mine")
+    before = names(second)
+    assert not caplog.records
+    with debugging(level="L1", task="statistics", dump_path=tmp_path / "dump") as debugger:
+        train(debugger, nn.Linear(8, 2), steps=1)
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path / 'dump'} holds a dump already. What is dumped again replaces the same step."
+    ]
+    assert {name for name in names(first) if name.startswith("Functional")} == {
+        "Functional.linear.0.forward", "Functional.linear.0.backward"
+    }  # fmt: skip
+    assert tensors(first) == []
+    assert (first / "notes.txt").read_text() == "mine"
+    assert (names(second), bool(tensors(second))) == (before, True)
+    with debugging(level="L1", dump_path=tmp_path / "dump", overwrite=True) as debugger:
+        train(debugger, network(), steps=1)
+    assert not second.exists()
 
 
 def test_which_model(tmp_path: Path) -> None:
@@ -493,9 +506,10 @@ def functions(tmp_path: Path, program: Any, task: str = "tensor") -> dict[str, A
 def test_a_linear_on_three_dimensions_has_its_own_gradients(tmp_path: Path) -> None:
     x, weight = torch.randn(2, 3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
     found = functions(tmp_path, lambda: F.linear(x, weight).sum().backward())
-    shapes = [leaf and leaf["shape"] for leaf in found["Functional.linear.0.backward"]["output"]]
-    assert shapes == [[2, 3, 4], [5, 4]]
-    file = tmp_path / "dump" / "step0" / "rank" / "dump_tensor_data" / "Functional.linear.0.backward.output.1.pt"
+    backward = found["Functional.linear.0.backward"]
+    assert [leaf and leaf["shape"] for leaf in backward["output"]] == [[6, 5]]  # of a view, which msprobe has
+    assert {path: leaf["shape"] for path, leaf in backward["gradients"].items()} == {"0": [2, 3, 4], "1": [5, 4]}
+    file = tmp_path / "dump" / "step0" / "rank" / "dump_tensor_data" / "Functional.linear.0.backward.gradients.1.pt"
     assert weight.grad is not None
     assert torch.equal(torch.load(file, weights_only=True), weight.grad)
 

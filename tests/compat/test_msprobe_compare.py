@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import astray
 from astray.compat.msprobe import compare, compare_distributed
@@ -251,9 +252,10 @@ def test_a_dump_against_a_run_of_astray(dumps: Dumps, tmp_path: Path) -> None:
         of(rows, "Module.linear_1.Linear.forward.0.output.0")["Bench Name"]
         == "Module.linear_1.Linear.forward.0.output.0"
     )
+    # The outermost module, which msprobe has not, and of the last node of `linear` what is not an argument's gradient.
     assert {row["Bench Name"] for row in rows if row not in matched} == {
-        "N/A"
-    }  # the outermost module, which msprobe has not
+        "N/A", "Functional.linear.0.backward.output.2", "Functional.linear.1.backward.output.2"
+    }  # fmt: skip
 
 
 def test_a_mapping_says_which_is_which(dumps: Dumps, tmp_path: Path) -> None:
@@ -340,3 +342,39 @@ def test_the_command(dumps: Dumps, tmp_path: Path, capsys: pytest.CaptureFixture
     assert Path(advice).read_text().count("First divergence") == 1
     assert main(["compare", *paths[:3], str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.startswith(f"msprobe compare: {tmp_path / 'nowhere'} does not exist.")
+
+
+def test_arguments_that_are_not_tensors_are_rows(tmp_path: Path) -> None:
+    x = torch.ones(2, 4)
+    for name, eps, dim in (("npu", 1e-3, 0), ("bench", 1e-5, 0)):
+        with debugging(level="L1", dump_path=tmp_path / name) as debugger:
+            debugger.start()
+            F.layer_norm(x, (4,), eps=eps)
+            torch.softmax(x, dim)
+            x.reshape(x.shape)
+            F.embedding(torch.tensor([0]), x, None)
+            if name == "npu":
+                x.clamp(0.5)
+            debugger.stop()
+    files = compare({"npu_path": tmp_path / "npu", "bench_path": tmp_path / "bench"}, tmp_path / "out")
+    with files[0].open(newline="") as held:
+        rows = list(csv.DictReader(held))
+    entry = "Functional.layer_norm.0.forward"
+    assert [row["NPU Name"] for row in rows if row["NPU Name"].startswith(entry)] == [
+        f"{entry}.input.0", f"{entry}.input.1.0", f"{entry}.input.eps", f"{entry}.output.0"
+    ]  # fmt: skip
+    eps = of(rows, f"{entry}.input.eps")
+    assert (eps["Bench Name"], eps["NPU Dtype"], eps["NPU max"], eps["Bench l2norm"]) == (
+        f"{entry}.input.eps", "<class 'float'>", "0.001", "1e-05"
+    )  # fmt: skip
+    assert eps["Result"] == "error"
+    assert json.loads(eps["Err_message"]) == ["the argument is 0.001 in NPU and 1e-05 in Bench"]
+    assert (of(rows, "Torch.softmax.0.forward.input.1")["Result"], eps["Max diff"]) == ("pass", str(1e-3 - 1e-5))
+    size = of(rows, "Tensor.reshape.0.forward.input.1")
+    assert (size["NPU Dtype"], size["NPU Tensor Shape"], size["NPU max"]) == ("torch.Size", "[2, 4]", "None")
+    nothing = of(rows, "Functional.embedding.0.forward.input.2")
+    assert (nothing["NPU Dtype"], nothing["NPU max"], nothing["Result"]) == ("N/A", "None", "pass")
+    alone = of(rows, "Tensor.clamp.0.forward.input.1")
+    assert (alone["Bench Name"], alone["Result"]) == ("N/A", "warning")
+    books = compare({"npu_path": tmp_path / "npu", "bench_path": tmp_path / "bench"}, tmp_path / "book", xlsx=True)
+    assert books[0].suffix == ".xlsx"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from astray.record import Spelling
 from astray.store.msprobe.gradients import order_of
 from astray.store.msprobe.names import Entry, by_keyword, function_stem, module_stem, parse, positional
 
@@ -58,12 +59,53 @@ def test_what_is_no_name_is_none(name: str) -> None:
     assert parse(name) is None
 
 
+def test_functions_of_other_homes_have_prefixes_of_their_own() -> None:
+    assert function_stem("torch_npu.npu_rms_norm", "") == "NPU.npu_rms_norm"
+    assert function_stem("torch_npu.atb.npu_ring_mla", "") == "NPU.npu_ring_mla"
+    assert function_stem("torch.ops.npu.npu_fusion_attention.default", "") == "NPU.npu_fusion_attention"
+    assert function_stem("torch.lstm", "") == "VF.lstm"
+    assert function_stem("aten.mm.default", "") == "Aten.mm.default"
+    assert function_stem("torch.distributed.all_reduce", "") == "Distributed.all_reduce"
+    found = [parse(name) for name in ("VF.lstm.0.forward", "Aten.add.Tensor.2.forward", "Aten.mm.0.forward")]
+    assert found == [
+        Entry("function", "lstm", "torch.lstm", "forward", 0),
+        Entry("function", "aten.add", "aten.add.Tensor", "forward", 2),
+        Entry("function", "aten.mm", "aten.mm.default", "forward", 0),
+    ]
+    assert [entry.kind for entry in found if entry] == ["function", "op", "op"]
+
+
+@pytest.mark.parametrize(
+    ("type", "spelling", "with_number", "expected"),
+    [
+        ("torch.Tensor.add", Spelling("+"), False, "__add__"),
+        ("torch.Tensor.add", Spelling("+", reflected=True), True, "__radd__"),
+        ("torch.Tensor.add", Spelling("+", reflected=True), False, "__add__"),  # both are tensors
+        ("torch.Tensor.add", Spelling("+="), False, "__add__"),  # of a number
+        ("torch.Tensor.add_", Spelling("+="), True, "__iadd__"),
+        ("torch.Tensor.add_", Spelling(name="add_"), True, "add_"),
+        ("torch.Tensor.add", Spelling(name="__add__"), True, "__add__"),
+        ("torch.Tensor.add", Spelling(name="method"), True, "add"),
+        ("torch.Tensor.gt", Spelling("<", reflected=True), True, "__gt__"),
+        ("torch.Tensor.div", Spelling("/"), True, "__truediv__"),
+        ("torch.Tensor.neg", Spelling("-x"), False, "__neg__"),
+        ("torch.Tensor.__pow__", Spelling("**"), True, "__pow__"),
+        ("torch.Tensor.bitwise_and", Spelling("&", reflected=True), True, "__rand__"),
+    ],
+)
+def test_a_function_is_called_as_it_was_spelled(
+    type: str, spelling: Spelling, with_number: bool, expected: str
+) -> None:
+    assert function_stem(type, "x.add(1)", spelling, with_number) == f"Tensor.{expected}"
+
+
 def test_a_function_is_called_as_the_line_that_calls_it() -> None:
     assert function_stem("torch.Tensor.add", "x = x + y") == "Tensor.__add__"
     assert function_stem("torch.Tensor.add", "x = x.add(y)") == "Tensor.add"
     assert function_stem("torch.Tensor.add", "") == "Tensor.add"
     assert function_stem("torch.nn.functional.relu", "relu(x)") == "Functional.relu"
-    assert function_stem("torch.linalg.norm", "") == "Torch.linalg.norm"
+    assert function_stem("torch.linalg.norm", "") == "Torch.norm"  # msprobe has the last word of a name
+    assert function_stem("torch.ops.mylib.fused.default", "") == "Torch.ops.mylib.fused.default"
     assert function_stem("mylib.fused", "") is None
 
 

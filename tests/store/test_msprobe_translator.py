@@ -329,10 +329,29 @@ def test_what_has_no_place_is_counted(tmp_path: Path) -> None:
     lost = convert(run, tmp_path / "dump", to="msprobe").lost
     assert lost["a buffer of a module"] == 3
     assert lost["a call of the outermost module"] == 2
-    ops = sum(kind == "op" for kind in run.ranks[0].calls["kind"])
-    assert lost["a call of kind op"] + lost["a call inside of an optimizer's step"] == ops
     tensors = len(open_dump(tmp_path / "dump").ranks[0].tensors)
     assert lost["the fingerprint of a tensor"] == lost["std, zeros and counts of a tensor"] == tensors
+
+
+def test_a_run_of_operators_is_entries_of_aten(tmp_path: Path) -> None:
+    net = torch.nn.Linear(2, 3)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with astray.record(tmp_path / "run", net, level="op", keep="tensors") as recorder:
+        torch.relu(net(torch.randn(4, 2))).sum().backward()
+        optimizer.step()
+        recorder.step()
+    run = astray.open(tmp_path / "run")
+    assert not [what for what in convert(run, tmp_path / "dump", to="msprobe").lost if "call" in what and "op" in what]
+    folder = tmp_path / "dump" / "step0" / "rank"
+    names = list(json.loads((folder / "dump.json").read_text())["data"])
+    calls = run.ranks[0].calls
+    assert len(names) == sum(kind == "op" for kind in calls["kind"])
+    assert {name.split(".")[0] for name in names} == {"Aten"}
+    assert {"Aten.addmm.default.0.forward", "Aten.threshold_backward.default.0.forward"} <= set(names)
+    again = open_dump(tmp_path / "dump")
+    assert again.problems == []
+    assert set(keyed(again.ranks[0])) == {key for key in keyed(run.ranks[0]) if key[2] == "op"}
+    assert astray.compare(run, tmp_path / "dump").first is None
 
 
 def test_an_old_dump_shows_a_fault_of_a_new_run(tmp_path: Path) -> None:

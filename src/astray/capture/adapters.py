@@ -15,6 +15,7 @@ from astray.capture.engine import Engine
 from astray.capture.reading import TensorReader
 from astray.capture.settings import Settings
 from astray.errors import RecordError
+from astray.record import Spelling
 
 
 class Adapter(Protocol):
@@ -23,12 +24,16 @@ class Adapter(Protocol):
     framework: str
     internal: tuple[str, ...]  # folders whose frames are no part of the user's program
     reader: TensorReader
+    spell: Callable[[FrameType], Spelling | None] | None  # says how functions were called, where somebody asks
 
     def versions(self) -> dict[str, str]: ...
 
     def devices(self) -> list[str]: ...
 
     def seed(self) -> int | None: ...
+
+    def raw_names(self) -> dict[str, str]:
+        """The sites of modules in models that are wrapped, such as by DDP, with the names that the framework has."""
 
     def rank_and_world_size(self) -> tuple[int, int] | None:
         """Which process of a distributed program this is; None when the framework does not know."""
@@ -57,10 +62,11 @@ class Adapter(Protocol):
         """Removes every hook."""
 
 
-def adapter_for(model: Any, *, paced: bool = False, others: bool = False) -> Adapter:
+def adapter_for(model: Any, *, paced: bool = False, others: bool = False, spelled: bool = False) -> Adapter:
     """The adapter for a model, or for a dict of models by name.
 
     paced: it finds out by itself where steps end. others: it also finds modules that are in none of these models.
+    spelled: functions are recorded as msprobe sees them: how they were called, and the gradients of their last node.
     """
     torch = sys.modules.get("torch")
     is_alone = (torch is not None and isinstance(model, torch.nn.Module)) or not isinstance(model, Mapping)
@@ -76,7 +82,7 @@ def adapter_for(model: Any, *, paced: bool = False, others: bool = False) -> Ada
             raise RecordError(f"{what}, which cannot be recorded. Pass a torch.nn.Module, or a dict of them by name.")
     from astray.capture.pytorch.adapter import PyTorchAdapter
 
-    return PyTorchAdapter(models, paced=paced, others=others)
+    return PyTorchAdapter(models, paced=paced, others=others, spelled=spelled)
 
 
 def discovering_adapter(framework: str) -> Adapter:

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from astray.capture.calls import Calls, OpenCall, Site
@@ -23,7 +24,7 @@ from astray.capture.settings import Settings
 from astray.capture.setup import SetupLog
 from astray.capture.stacks import Stacks
 from astray.interrupts import interrupt_of
-from astray.record import NOTHING, Call, Kind
+from astray.record import NOTHING, Call, Kind, Spelling
 from astray.registry import WeakRegistry
 from astray.store import Intake
 
@@ -44,8 +45,15 @@ class Engine(Calls):
     and updates are still taken.
     """
 
-    def __init__(self, writer: Intake, settings: Settings, reader: TensorReader, internal: tuple[str, ...]) -> None:
-        super().__init__(writer, Stacks(writer.stack, internal).capture, threading.local(), itertools.count())
+    def __init__(
+        self,
+        writer: Intake,
+        settings: Settings,
+        reader: TensorReader,
+        internal: tuple[str, ...],
+        spell: Callable[[FrameType], Spelling | None] | None = None,
+    ) -> None:
+        super().__init__(writer, Stacks(writer.stack, internal, spell).capture, threading.local(), itertools.count())
         self.tensors = Observer(writer, reader, settings)
         self.setup = SetupLog(writer.setup)
         self.on_outermost: Callable[[str], None] | None = None  # told of each call of an outermost module

@@ -162,7 +162,9 @@ class Recorder:
             queue_bytes=self.settings.queue_bytes,
             late=self._adapter.reader.late,
         )
-        self._engine = Engine(self._writer, self.settings, self._adapter.reader, self._adapter.internal)
+        self._engine = Engine(
+            self._writer, self.settings, self._adapter.reader, self._adapter.internal, self._adapter.spell
+        )
         try:
             self._adapter.start(self._engine, self.step)
             if self.guard is not None and not self._finds_steps:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 from astray.capture.calls import native
-from astray.record import Frame
+from astray.record import Frame, SpelledFrame, Spelling
 
 _ASTRAY = (f"{Path(__file__).parents[1]}{os.sep}", str(Path(sysconfig.get_path("scripts"), "astray")))
 
@@ -25,17 +25,25 @@ _ASTRAY = (f"{Path(__file__).parents[1]}{os.sep}", str(Path(sysconfig.get_path("
 class Stacks:
     """Interns Python stacks and hands each new one to `write(id, frames)`, innermost frame first.
 
-    `internal` are folders whose code is left out, each with a separator at its end.
+    `internal` are folders whose code is left out, each with a separator at its end. With `spell`, which says how the
+    innermost frame has called a function, the first frame of a stack tells that; then stacks differ by the frames that
+    are left out, too.
     """
 
-    def __init__(self, write: Callable[[int, list[Frame]], None], internal: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        write: Callable[[int, list[Frame]], None],
+        internal: tuple[str, ...] = (),
+        spell: Callable[[FrameType], Spelling | None] | None = None,
+    ) -> None:
         self._write = write
         self._internal = (*_ASTRAY, *internal)
+        self._spell = spell
         self._ids: dict[tuple[int | None, ...], int] = {}
         self._frames: list[list[Frame]] = []
         self._adding = threading.Lock()
         self._codes: dict[int, tuple[CodeType, bool]] = {}  # the code is held, so that its id stays its own
-        self.capture = self._capture if native is None else native.Walk(self._is_internal, self._add)
+        self.capture = self._capture if native is None else native.Walk(self._is_passed_over, self._add)
 
     def _capture(
         self, frame: FrameType | None, outer: FrameType | None = None, outer_id: int | None = None
@@ -52,7 +60,7 @@ class Stacks:
             number = id(code)
             known = codes.get(number)
             if known is None:
-                known = codes[number] = (code, self._is_internal(code))
+                known = codes[number] = (code, self._is_passed_over(code))
             if not known[1]:
                 key.append(number)
                 key.append(frame.f_lasti)
@@ -66,6 +74,7 @@ class Stacks:
         self, key: tuple[int | None, ...], frame: FrameType | None, outer: FrameType | None, outer_id: int | None
     ) -> int:
         frames = []
+        inner = frame
         while frame is not None and frame is not outer:
             if not self._is_internal(frame.f_code):
                 frames.append(_frame(frame.f_code, frame.f_lineno))
@@ -74,12 +83,19 @@ class Stacks:
             frame = frame.f_back
         if outer_id is not None:
             frames += self._frames[outer_id]
+        spelling = self._spell(inner) if self._spell is not None and inner is not None else None
+        if spelling is not None and frames:
+            frames[0] = SpelledFrame.of(frames[0], spelling)
         with self._adding:
             number = self._ids.setdefault(key, len(self._frames))
             if number == len(self._frames):
                 self._frames.append(frames)
                 self._write(number, frames)
         return number
+
+    def _is_passed_over(self, code: CodeType) -> bool:
+        """Whether a frame makes no difference between stacks."""
+        return self._is_internal(code) if self._spell is None else code.co_filename.startswith(_ASTRAY)
 
     def _is_internal(self, code: CodeType) -> bool:
         return code.co_filename.startswith((*self._internal, "<frozen"))

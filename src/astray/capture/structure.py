@@ -37,6 +37,7 @@ class Flattener:
 
     What a call looked like is remembered, so that the next of the same structure is not walked. `tensors` are types
     that `is_tensor` would say yes to; `values` are more types whose values are plain, and the same when they are equal.
+    `spelled` says how values of some types stand in the structure, in place of what they would be otherwise.
 
     >>> flat = Flattener(lambda value: isinstance(value, complex))
     >>> flat.arguments((1j, [2, 3j]), {"mask": None})
@@ -50,12 +51,14 @@ class Flattener:
         too_large: Callable[[str], None] = lambda _: None,
         tensors: Collection[type] = (),
         values: Collection[type] = (),
+        spelled: Mapping[type, Callable[[Any], str]] | None = None,
     ) -> None:
         self._is_tensor = is_tensor
         self._objects = objects
         self._too_large = too_large
         self._tensors = frozenset(tensors)
         self._values = _SCALARS.union(values)
+        self._spelled = spelled or {}
         self._known: dict[tuple[Any, ...], tuple[tuple[str, ...], str]] = {}
         self.native: Any = None  # does the same, and hands over to us what it does not know
         if native is not None:
@@ -136,6 +139,8 @@ class Flattener:
             return TENSOR
         if value is None or isinstance(value, bool | int | float | str):
             return _scalar(value)
+        if type(value) in self._spelled:
+            return self._spelled[type(value)](value)
         if depth >= DEEPEST:
             return f"<{type(value).__name__}, nested too deep>"
         if isinstance(value, Mapping):

@@ -30,10 +30,29 @@ def inside(folder: Path, name: str) -> Path:
 def entries(folder: Path) -> list[Path]:
     """What lies in a folder, by name, without links that lead out of it."""
     try:
-        found = sorted(folder.iterdir())
+        with os.scandir(folder) as there:
+            names = sorted(entry.name for entry in there)
     except OSError as error:
         raise RunError(f"{folder} cannot be read: {error.strerror}.") from None
-    return [path for path in found if not path.is_symlink() or _stays(folder, path)]
+    plain = plain_files(folder)
+    found = [folder / name for name in names]
+    return [path for path in found if path.name in plain or not path.is_symlink() or _stays(folder, path)]
+
+
+def plain_files(folder: Path) -> set[str]:
+    """The names of the files in a folder that are no links; none where there is no such folder."""
+    try:
+        with os.scandir(folder) as found:
+            return {entry.name for entry in found if entry.is_file(follow_symlinks=False)}
+    except OSError:
+        return set()
+
+
+def other_names(folder: Path, plain: set[str]) -> set[str]:
+    """The names of what else lies there, without links that lead out of it."""
+    with os.scandir(folder) as there:
+        found = [folder / entry.name for entry in there if entry.name not in plain]
+    return {path.name for path in found if not path.is_symlink() or _stays(folder, path)}
 
 
 def opened(path: Path, home: Path | None = None) -> BinaryIO:

@@ -22,6 +22,8 @@ COUNTS = ("zeros", "nan", "inf", "count", "first_bad")
 MEASURED = (*MEASURES, *COUNTS, "fingerprint", "note")
 NUMBERED = ("sampled", "value")  # of the other columns, those that may be −1 for none
 
+_NOTHING = Statistics(None, None, None, None, None, None, 0, 0, 0, 0)  # of a tensor without elements
+
 Measure = Callable[[int], Measurement]
 """Reads and measures the tensor of a row. Raises RunError where it cannot."""
 
@@ -55,9 +57,8 @@ class MeasuredTable(Table):
             **{name: np.full(count, -1) for name in COUNTS},
             "fingerprint": np.zeros(count, np.uint64),
         }
-        for row, one in enumerate(statistics or ()):
-            if one is not None:
-                self._put(one, row)
+        told = [(row, one) for row, one in enumerate(statistics or ()) if one is not None]
+        self._put_all([one for _, one in told], np.array([row for row, _ in told], np.intp))
         prints = [None] * count if fingerprints is None else fingerprints
         self._statistics["fingerprint"][:] = [one or 0 for one in prints]
         there = np.array([one is not None for one in prints], np.bool_)
@@ -71,6 +72,14 @@ class MeasuredTable(Table):
     def _put(self, statistics: Statistics, rows: int | npt.NDArray[np.intp]) -> None:
         for name, value in statistics._asdict().items():
             self._statistics[name][rows] = value if value is not None else np.nan if name in MEASURES else -1
+
+    def _put_all(self, statistics: Sequence[Statistics], rows: npt.NDArray[np.intp]) -> None:
+        """Put one for each row."""
+        if not statistics:
+            return
+        for name, column in zip(Statistics._fields, zip(*statistics, strict=True), strict=True):
+            missing = np.nan if name in MEASURES else -1
+            self._statistics[name][rows] = [missing if value is None else value for value in column]
 
     def _measure(self, row: int) -> None:
         """Measure a row, and those that are the same tensor under other names."""
@@ -86,14 +95,37 @@ class MeasuredTable(Table):
             for same in rows.tolist():
                 self._notes[same] = str(error)
             return
-        self._put(found.statistics or Statistics(None, None, None, None, None, None, 0, 0, 0, 0), rows)
+        self._put(found.statistics or _NOTHING, rows)
         self._statistics["fingerprint"][rows] = found.fingerprint or 0
         self._masks["fingerprint"][rows] = found.fingerprint is not None
 
     def _all(self, name: str) -> Column:
-        for row in np.flatnonzero(self._waiting).tolist():
-            self._measure(row)
+        self._measure_all()
         return Coded.of(self._notes) if name == "note" else self._statistics[name]
+
+    def _measure_all(self) -> None:
+        """Measure what was not yet, each file once, and put it in place together."""
+        waiting = np.flatnonzero(self._waiting)
+        if not len(waiting):
+            return
+        files = np.asarray(self.columns["blob_file"])[waiting]
+        _, firsts, of = np.unique(files, return_index=True, return_inverse=True)
+        found: dict[int, Measurement] = {}
+        for place in np.sort(firsts).tolist():  # in the order of rows, in which failures are told
+            row = int(waiting[place])
+            try:
+                found[place] = self._measurer(row)
+            except RunError as error:
+                self._failures[str(error)] = None
+                for same in waiting[of == of[place]].tolist():
+                    self._notes[same] = str(error)
+        self._waiting[waiting] = False
+        measured = [found.get(place) for place in firsts[of].tolist()]
+        rows = waiting[[one is not None for one in measured]]
+        there = [one for one in measured if one is not None]
+        self._put_all([one.statistics or _NOTHING for one in there], rows)
+        self._statistics["fingerprint"][rows] = np.array([one.fingerprint or 0 for one in there], np.uint64)
+        self._masks["fingerprint"][rows] = [one.fingerprint is not None for one in there]
 
     @property
     def names(self) -> list[str]:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.engine import Engine
 from astray.capture.pytorch.backward.gradients import LiveGradients
+from astray.capture.pytorch.backward.last_nodes import LastNodes
 from astray.capture.pytorch.backward.origins import Origins
 from astray.capture.pytorch.calls.catalogue import Catalogue
 from astray.capture.pytorch.calls.collectives import Underway, unseen
@@ -29,6 +30,8 @@ from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.calls.ops import OpMode
 from astray.capture.pytorch.calls.places import Places
 from astray.capture.pytorch.calls.saved import SavedValues
+from astray.capture.pytorch.calls.spelling import spelling_of
+from astray.capture.pytorch.calls.wrappers import raw_names
 from astray.capture.pytorch.files import TORCH
 from astray.capture.pytorch.perturbing.inputs import PerturbedInputs
 from astray.capture.pytorch.program.discovery import Discovery
@@ -37,24 +40,34 @@ from astray.capture.pytorch.tensors import TorchReader
 from astray.capture.pytorch.update.optimizers import OptimizerCapture
 from astray.capture.reading import TensorReader
 from astray.capture.settings import Settings
+from astray.record import Spelling
 
 
 class PyTorchAdapter:
     """Records PyTorch models. Without models, it finds those of the program by itself, and where its steps end.
 
     `paced`: it finds out where steps end though models are given. `others`: it also finds modules in none of them.
+    `spelled`: it tells how functions were called, and the gradients of their last nodes.
     """
 
     framework = "torch"
     internal: tuple[str, ...] = (TORCH,)
 
-    def __init__(self, models: Mapping[str, nn.Module] | None, *, paced: bool = False, others: bool = False) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module] | None,
+        *,
+        paced: bool = False,
+        others: bool = False,
+        spelled: bool = False,
+    ) -> None:
         self.reader: TensorReader = TorchReader()
         self._models = models
         self._capture: ModuleCapture | None = None
         self._discovery: Discovery | None = None
         self._paced = paced
         self._others = others
+        self.spell: Callable[[FrameType], Spelling | None] | None = spelling_of if spelled else None
         self._pace: Pace | None = None
         self._perturbed: PerturbedInputs | None = None
         self._unseen_told = False
@@ -76,6 +89,10 @@ class PyTorchAdapter:
         """The seed that is set now. A program that has only just imported torch will still set its own."""
         return None if self._models is None else torch.initial_seed()
 
+    def raw_names(self) -> dict[str, str]:
+        """The sites of modules in models that are wrapped, with their names in torch: `module.head` for `head`."""
+        return raw_names(self._models or {})
+
     def rank_and_world_size(self) -> tuple[int, int] | None:
         """As torch.distributed knows it; None while it is not set up."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -84,6 +101,7 @@ class PyTorchAdapter:
 
     def start(self, engine: Engine, end_step: Callable[[], None]) -> None:
         self._gradients = LiveGradients()
+        self._last_nodes = LastNodes(self._gradients)
         self._origins = Origins()
         self._places = Places(engine, self._origins)
         self._modes = Modes()
@@ -120,7 +138,8 @@ class PyTorchAdapter:
         modes: list[TorchFunctionMode | TorchDispatchMode] = []
         if "function" in settings.level:
             catalogue = Catalogue(settings.functions)
-            modes.append(FunctionMode(self._engine, self._gradients, self._places, catalogue, self._underway))
+            gradients = self._gradients if self.spell is None else self._last_nodes
+            modes.append(FunctionMode(self._engine, gradients, self._places, catalogue, self._underway))
         if "op" in settings.level:
             modes.append(OpMode(self._engine, self._places, settings.functions))
         self._origins.wanted = bool(modes)
@@ -137,6 +156,7 @@ class PyTorchAdapter:
     def next_step(self) -> None:
         """Ends the step: gradients that are still being summed are written as they are."""
         self._gradients.finish()
+        self._last_nodes.finish()
         self._underway.look()
         self._note_unseen()
         self._origins.clear()
@@ -180,7 +200,7 @@ class PyTorchAdapter:
         if self._capture is not None:
             parts += [self._replays.stop, self._losses.remove, self._optimizers.remove, partial(self._modes.use, [])]
             parts += [self._underway.finish, self._note_unseen, self._capture.detach, self._capture.setup.stop]
-            parts += [self._gradients.finish, self._gradients.remove]
+            parts += [self._gradients.finish, self._gradients.remove, self._last_nodes.remove]
         with contextlib.ExitStack() as stopping:
             for part in reversed(parts):
                 stopping.callback(part)

@@ -5,9 +5,11 @@ It is `astray.compare` and a table of it; docs/moving-from-msprobe.md tells wher
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,25 @@ def compare(
             raise UsageError(f"{name}={given!r} is not there. {_REFUSED[name]}")
         if name not in _IDLE and name not in _REFUSED:
             raise UsageError(f"{name}={given!r} is no option of compare.{did_you_mean(name, (*_IDLE, *_REFUSED))}")
+    with uncollected():
+        return _compare(
+            input_param, output_path, stack_mode, auto_analyze, fuzzy_match, xlsx, suffix, data_mapping, cell_mapping,
+            mapping,
+        )  # fmt: skip
+
+
+def _compare(
+    input_param: Mapping[str, Any],
+    output_path: AnyPath,
+    stack_mode: bool | None,
+    auto_analyze: bool,
+    fuzzy_match: bool,
+    xlsx: bool,
+    suffix: str,
+    data_mapping: AnyPath | Mapping[str, str] | None,
+    cell_mapping: AnyPath | Mapping[str, str] | None,
+    mapping: AnyPath | None,
+) -> list[Path]:
     npu, bench = _inputs(input_param)
     asked = Asked(by="order" if fuzzy_match else "key")
     if cell_mapping or mapping:
@@ -99,6 +120,18 @@ def compare(
             draft.write_text(f"{found}\n", "utf-8")
         files.append(advice)
     return files
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the garbage collector: all rows stay until the end, and it would go through them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def compare_distributed(

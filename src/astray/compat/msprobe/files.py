@@ -21,7 +21,8 @@ def write_csv(file: Path, header: Sequence[str], lines: Iterable[Sequence[Cell]]
     with drafted(file) as draft, draft.open("w", newline="", encoding="utf-8") as out:
         table = csv.writer(out)
         table.writerow(header)
-        table.writerows([_text(cell) for cell in line] for line in lines)
+        for line in lines:  # floats are written as `str` has them, so that only infinities are changed
+            table.writerow([_text(cell) for cell in line] if math.inf in line or -math.inf in line else line)
     return file
 
 

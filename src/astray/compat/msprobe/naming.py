@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from astray.record import Frame
+from astray.store import Table
 from astray.store.msprobe.entries import StepEntries
 from astray.store.run import RankRun
 
 Row = dict[str, Any]
 
 _FORM = ("seq", "role", "path")
+_CALL = ("seq", "step", "micro", "kind", "site", "type", "call", "phase", "parent", "stack", "args", "recompute")
 
 
 class Named(NamedTuple):
@@ -38,19 +42,30 @@ class Names:
         self._steps: dict[int, StepEntries] = {}
         self._rows: dict[int, Row] = {}
         classes: dict[str, str] = {}
-        for at in range(len(rank.calls)):
-            row = rank.calls.row(at)
+        columns = {name: _listed(rank.calls, name) for name in _CALL}
+        frames: dict[int, Sequence[Frame]] = {}
+        for at, cells in enumerate(zip(*columns.values(), strict=True)):
+            row = dict(zip(columns, cells, strict=True))
             self._rows[row["seq"]] = row
-            step = self._steps.setdefault(row["step"], StepEntries(classes, Counter()))
-            name = step.call(row, rank.stack(row["stack"]) if row["stack"] is not None else [])
+            step = self._steps.get(row["step"])
+            if step is None:
+                step = self._steps[row["step"]] = StepEntries(classes, Counter(), only_names=True)
+            stack = row["stack"]
+            if stack is not None and stack not in frames:
+                frames[stack] = rank.stack(stack)
+            name = step.call(row, frames[stack] if stack is not None else ())
             entry = self._told.get(row["seq"], name)
             if entry is not None:
                 self.calls.setdefault((row["step"], entry), at)
-        for seq, role, path in zip(*(rank.tensors[name].tolist() for name in _FORM), strict=True):
-            call = self._rows.get(seq)  # of a run that was cut, the last may be missing
-            self.tensors.append(
-                self._named(call, role, path) if call else Named("", f"{role}.{path}", f"{role}.{path}")
-            )
+        known: dict[tuple[int, str, str], Named] = {}
+        for form in zip(*(rank.tensors[name].tolist() for name in _FORM), strict=True):
+            call = self._rows.get(form[0])  # of a run that was cut, the last may be missing
+            named = known.get(form)
+            if named is None:
+                _, role, path = form
+                own = f"{role}.{path}"
+                named = known[form] = self._named(call, role, path) if call else Named("", own, own)
+            self.tensors.append(named)
             self.stacks.append(call["stack"] if call else None)
 
     def _named(self, call: Row, role: str, path: str) -> Named:
@@ -65,3 +80,9 @@ class Names:
             ".output.node.", ".output."
         )  # a gradient as an autograd node has it
         return Named(entry, entry + rest.replace(".kwargs.", ".input.", 1), entry + rest)
+
+
+def _listed(table: Table, name: str) -> list[Any]:
+    """A column as objects, what is not there as None."""
+    cells = table[name].tolist()
+    return [cell if known else None for cell, known in zip(cells, table.valid(name).tolist(), strict=True)]

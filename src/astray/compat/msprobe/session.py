@@ -161,12 +161,17 @@ class Session:
     def _open(self, model: Any, rank: int | None) -> Recorder:
         """A recorder that runs. Without a model it finds the modules that functions are called in."""
         asked = self.configuration
-        writer: Opens = live(_translator(asked))
+        if model is None:
+            adapter = adapter_for(_nothing(), others=asked.level != "debug", spelled=True)
+        else:
+            adapter = adapter_for(model, spelled=True)
+        if not self._overwrite and next(asked.dump_path.glob("step*/rank*"), None) is not None:
+            logger.warning("%s holds a dump already. What is dumped again replaces the same step.", asked.dump_path)
+        writer: Opens = live(_translator(asked, adapter.raw_names()))
         settings = settings_of(asked)
         if rank is not None:  # which has been looked at already
             writer = _Ranked(writer, rank)
             settings["ranks"] = None
-        adapter = adapter_for(_nothing(), others=asked.level != "debug") if model is None else adapter_for(model)
         recorder = Recorder.discovering(
             asked.dump_path, adapter, overwrite=self._overwrite, writer=writer, **settings
         ).start()
@@ -196,7 +201,7 @@ def settings_of(asked: Configuration) -> Given:
     )
 
 
-def _translator(asked: Configuration) -> MakesTranslator:
+def _translator(asked: Configuration, wrapped: dict[str, str]) -> MakesTranslator:
     return partial(
         translate,
         task="md5" if asked.md5 and asked.task == "statistics" else _TASKS[asked.task],
@@ -205,6 +210,9 @@ def _translator(asked: Configuration) -> MakesTranslator:
         with_values=partial(holds_one, asked.tensors) if asked.tensors else None,
         most=asked.overflows,
         extra_info=asked.extra_info,
+        rounded=True,
+        wrapped=wrapped,
+        again=True,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 from astray.compare.comparison import Comparison
 from astray.compare.verdict import AGREEING, BAD, LABELS
 from astray.compat.msprobe.naming import Named, Names
+from astray.compat.msprobe.scalars import TENSOR, Arguments, Pair
 from astray.store import Run
 
 Mode = Literal["all", "summary", "md5"]
@@ -86,6 +88,19 @@ class Table:
             len(rank.calls) and rank.calls.valid("stack").any() for rank in comparison.candidate.ranks.values()
         )
         self._cells = {name: _listed(comparison, name) for name in self._wanted()}
+        runs = (comparison.candidate, comparison.reference)
+        self._requires: list[dict[int, list[bool]]] = [
+            {number: rank.tensors["requires_grad"].tolist() for number, rank in run.ranks.items()} for run in runs
+        ]
+        self._kept: list[dict[int, list[bool]]] = [
+            {number: (rank.tensors.numbers("blob_file") >= 0).tolist() for number, rank in run.ranks.items()}
+            for run in runs
+        ]
+        self._arguments = [
+            {number: Arguments(rank) for number, rank in run.ranks.items() if len(rank.calls)} for run in runs
+        ]
+        self._same_format = npu.info.framework == bench.info.framework and is_dump(npu) == is_dump(bench)
+        self._forms: dict[tuple[int, ...], str] = {}
         self._first = {_place(comparison, one): one for one in (*comparison.firsts, *comparison.others)}
 
     def _wanted(self) -> list[str]:
@@ -117,8 +132,16 @@ class Table:
     def lines(self, rows: list[int]) -> Iterator[list[Cell]]:
         """These rows as cells."""
         told: set[str] = set()
+        entry, waiting = None, deque[Pair | str]()
         for at in rows:
             npu, bench = self._side(0, at), self._side(1, at)
+            side = npu or bench
+            assert side is not None, "a pair has a side"
+            if side.name.entry != entry:
+                yield from self._scalar_lines(waiting)
+                entry, waiting = side.name.entry, self._arguments_of(npu, bench)
+            if waiting:  # a tensor's place among them, or the end of them
+                yield from self._scalar_lines(waiting, until=side.name.full)
             yield [
                 *self._basic(at, npu, bench),
                 *self._middle(at, npu, bench),
@@ -126,6 +149,42 @@ class Table:
                 *([self._stack(npu, told)] if self.stacks else []),
                 *([self._data_name(npu, bench)] if self.mode == "all" else []),
             ]
+        yield from self._scalar_lines(waiting)
+
+    def _arguments_of(self, npu: _Side | None, bench: _Side | None) -> deque[Pair | str]:
+        """The arguments of the call of an entry in their order: those that are not tensors, and the names of those."""
+        found: deque[Pair | str] = deque()
+        if npu is None or npu.rank not in self._arguments[0]:
+            return found
+        theirs = {}
+        if bench is not None and bench.rank in self._arguments[1]:
+            theirs = {one.path: one.value for one in self._arguments[1][bench.rank].of(bench.row)}
+        for one in self._arguments[0][npu.rank].of(npu.row):
+            name = f"{npu.name.entry}.input.{one.path}"
+            is_there = bench is not None and one.path in theirs and theirs[one.path] != TENSOR
+            if one.value == TENSOR:
+                found.append(name)
+            elif is_there and bench is not None:
+                other = f"{bench.name.entry}.input.{one.path}"
+                found.append(Pair(name, other, one.value, theirs[one.path]))
+            elif self._same_format:  # else another tool has written down other arguments
+                found.append(Pair(name, "", one.value, None))
+        return found
+
+    def _scalar_lines(self, waiting: deque[Pair | str], until: str | None = None) -> Iterator[list[Cell]]:
+        """Rows of arguments that come before a tensor; all that are left where it is not among them."""
+        if until is not None and until in waiting and until != waiting[0]:
+            while waiting[0] != until:
+                one = waiting.popleft()
+                if isinstance(one, Pair):
+                    yield one.cells(self.mode, self.stacks)
+        if until is None or until not in waiting:
+            while waiting:
+                one = waiting.popleft()
+                if isinstance(one, Pair):
+                    yield one.cells(self.mode, self.stacks)
+        elif waiting[0] == until:
+            waiting.popleft()
 
     def _run(self, which: int) -> Run:
         return self.comparison.reference if which else self.comparison.candidate
@@ -139,8 +198,15 @@ class Table:
         dtypes = [self._cells[f"dtype_{side}"][at] for side in ("candidate", "reference")]
         shapes = [self._cells[f"shape_{side}"][at] for side in ("candidate", "reference")]
         found += [MISSING if dtype is None else f"torch.{dtype}" for dtype in dtypes]
-        found += [MISSING if shape is None else str(list(shape)) for shape in shapes]
+        found += [MISSING if shape is None else self._form(shape) for shape in shapes]
         return [*found, *(MISSING if one is None else one for one in self._grads(npu, bench))]
+
+    def _form(self, shape: tuple[int, ...]) -> str:
+        """A shape in words, of which there are few."""
+        found = self._forms.get(shape)
+        if found is None:
+            found = self._forms[shape] = str(list(shape))
+        return found
 
     def _name(self, side: _Side) -> str:
         """As msprobe has it: of values by their file, which knows arguments by keyword, and else without."""
@@ -148,7 +214,7 @@ class Table:
 
     def _grads(self, npu: _Side | None, bench: _Side | None) -> list[bool | None]:
         return [
-            None if side is None else bool(self._run(which).ranks[side.rank].tensors["requires_grad"][side.row])
+            None if side is None else self._requires[which][side.rank][side.row]
             for which, side in enumerate((npu, bench))
         ]
 
@@ -235,9 +301,14 @@ class Table:
     def _data_name(self, npu: _Side | None, bench: _Side | None) -> Cell:
         found = []
         for which, side in enumerate((npu, bench)):
-            kept = side and self._run(which).ranks[side.rank].tensors.numbers("blob_file")[side.row] >= 0
+            kept = side and self._kept[which][side.rank][side.row]
             found.append(f"{side.name.file}.pt" if side and kept else MISSING)
         return str(found)
+
+
+def is_dump(run: Run) -> bool:
+    """Whether a run was read from files of msprobe, which have arguments as they were given."""
+    return any(hasattr(rank, "entries") for rank in run.ranks.values())
 
 
 def _place(comparison: Comparison, divergence: Any) -> int:

@@ -13,6 +13,12 @@ from typing import Any
 
 from astray.store.msprobe.tensors import Found, is_tensor, walk
 
+NODE = "node."
+"""What the path of a gradient begins with that is of a node and not known to be of an argument."""
+
+OWN = "gradients"
+"""The key of a backward entry for a function's gradients of its arguments that are not among those of its last node."""
+
 _UNARY = {
     "abs", "clamp", "cos", "elu", "erf", "exp", "gelu", "hardtanh", "leaky_relu", "log", "log_softmax", "mean", "mish",
     "neg", "pow", "reciprocal", "relu", "relu6", "rsqrt", "selu", "sigmoid", "silu", "sin", "softmax", "softplus",
@@ -31,22 +37,33 @@ _NODES = {
 """The arguments that the gradients of a node belong to, in its order, as astray names them."""
 
 
-def gradient_paths(function: str, output: Any, forward: Any, by_us: bool) -> Iterator[Found]:
+def gradient_paths(function: str, content: dict[str, Any], forward: Any, by_us: bool, nodes: Any) -> Iterator[Found]:
     """The gradients of a function's backward entry, each with its path.
 
     forward: the function's forward entry, whose arguments tell by their shapes whether gradients can be theirs.
     by_us: whether astray wrote the dump, which has them by argument where msprobe's own order says nothing.
+    nodes: which argument each is of, where astray has written them as msprobe does.
     """
+    output = content.get("output")
+    if by_us and isinstance(nodes, dict):
+        for path, leaf in walk(output, ""):
+            known = nodes.get(path)
+            yield Found(known if isinstance(known, str) else f"{NODE}{path}", leaf)
+        own = content.get(OWN)
+        yield from (
+            Found(path, leaf) for path, leaf in (own.items() if isinstance(own, dict) else ()) if is_tensor(leaf)
+        )
+        return
     order = order_of(function)
     if order is None:
-        yield from (Found(path if by_us else f"node.{path}", leaf) for path, leaf in walk(output, ""))
+        yield from (Found(path if by_us else f"{NODE}{path}", leaf) for path, leaf in walk(output, ""))
         return
     shapes = _shapes(forward)
     for path, leaf in walk(output, ""):
         known = path.isdigit() and int(path) < len(order)
         target = order[int(path)] if known else path
         fits = known and (by_us or shapes.get(target, leaf["shape"]) == leaf["shape"])
-        yield Found(target if fits or by_us else f"node.{path}", leaf)
+        yield Found(target if fits or by_us else f"{NODE}{path}", leaf)
 
 
 def order_of(function: str) -> tuple[str, ...] | None:

@@ -102,12 +102,12 @@ class Identities:
         call = self._counts[counter] if self._counts_within_sites(name, entry) else entry.number
         self._counts[counter] += 1
         told = self._said.beside.get(name)
-        updates = self.around(name) in OPTIMIZER
+        phase: Phase = "update" if self.around(name) in OPTIMIZER else entry.phase
         if isinstance(told, dict):
-            updates |= told.get("phase") == "update"
+            phase = told["phase"] if told.get("phase") in ("update", "backward") else phase
             site = told["site"] if isinstance(told.get("site"), str) else site
             micro, call = count(told.get("micro"), micro), count(told.get("call"), call)
-        self.known[name] = Identity(site, micro, call, "update" if updates else entry.phase)
+        self.known[name] = Identity(site, micro, call, phase)
 
     def _counts_within_sites(self, name: str, entry: Entry) -> bool:
         """Whether the number in the name is of more, or of fewer, than the calls of its site."""

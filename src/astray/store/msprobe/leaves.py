@@ -23,27 +23,56 @@ Leaf = dict[str, Any]
 TENSOR = "torch.Tensor"
 DISTRIBUTED = "torch.distributed.tensor.DTensor"
 
+WIDE = ("float64", "complex128")
+_SIZE = re.compile(r"torch\.Size\(\[([\d, ]*)\]\)")
+_OF_TORCH = re.compile(r"<torch\.(dtype|device|layout|memory_format) (.+)>")
+_SLICE = re.compile(r"slice\((None|-?\d+), (None|-?\d+), (None|-?\d+)\)")
 _PLACEMENT = re.compile(r"(\w+)\((.*)\)")
 
 
-def leaf_of(row: dict[str, Any], values: npt.NDArray[Any] | None, lost: Counter[str]) -> Leaf:
-    """The leaf of a row of `tensors`. `values` tell the signs of infinities, where they were kept."""
+def leaf_of(row: dict[str, Any], values: npt.NDArray[Any] | None, lost: Counter[str], rounded: bool = False) -> Leaf:
+    """The leaf of a row of `tensors`. `values` tell the signs of infinities, where they were kept.
+
+    rounded: Mean and Norm get the digits of a 32-bit float, as msprobe has them of what is no wider. More would seem to
+    be an error to its comparison, which looks at how errors grow, however small.
+    """
     leaf: Leaf = {"type": TENSOR, "dtype": f"torch.{row['dtype']}", "shape": list(row["shape"])}
     leaf |= _statistics(row, values, lost)
+    if rounded and row["dtype"] not in WIDE:
+        leaf |= {name: _rounded(leaf[name]) for name in ("Mean", "Norm") if leaf[name] is not None}
     leaf["requires_grad"] = bool(row["requires_grad"])
     if row["placement"] is not None:
         leaf |= _placement(row["placement"], lost)
     return leaf
 
 
-def scalar(value: object, lost: Counter[str]) -> Leaf | None:
-    """A plain argument. A text that a spreadsheet would take for a formula is refused by msprobe, and is left out."""
+def scalar(value: object, lost: Counter[str], word: str = "") -> Leaf | None:
+    """A plain argument, given by the name `word` or by position.
+
+    A text that a spreadsheet would take for a formula is refused by msprobe, and is left out. A dtype or a device that
+    was given by position is nothing to it.
+    """
     if value is None:
         return None
     if isinstance(value, str) and value[:1] in ("+", "-", "=", "%", "@"):
         lost["an argument that is a text beginning with + - = % or @"] += 1
         return {"type": "str", "value": None}
+    if isinstance(value, str) and (kind := _OF_TORCH.fullmatch(value)):
+        if kind[1] == "memory_format":
+            return {"type": "torch.memory_format", "format": kind[2].removeprefix("torch.")}
+        return {"type": f"torch.{kind[1]}", "value": kind[2]} if word in ("dtype", "device") else {}
+    if isinstance(value, str) and (size := _SIZE.fullmatch(value)):
+        return {"type": "torch.Size", "value": [int(one) for one in size[1].split(",") if one.strip()]}
+    if isinstance(value, str) and (part := _SLICE.fullmatch(value)):
+        return {"type": "slice", "value": [None if one == "None" else int(one) for one in part.groups()]}
     return {"type": type(value).__name__, "value": value}
+
+
+def _rounded(value: float) -> float:
+    """To the digits of a 32-bit float; what is too large for one stays."""
+    with np.errstate(over="ignore"):
+        found = float(np.float32(value))
+    return found if math.isfinite(found) else value
 
 
 def checksum(values: npt.NDArray[Any]) -> str:

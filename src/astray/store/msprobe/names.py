@@ -2,7 +2,8 @@
 
 A name counts its calls through the whole step, while a key of ours counts those of a site in a micro step; only the
 reader and the writer, who see a whole step, can turn one into the other. Operators are recorded under their own names
-by msprobe (`Tensor.__add__`) and under those of their functions by astray (`torch.Tensor.add`).
+by msprobe (`Tensor.__radd__`) and under those of their functions by astray (`torch.Tensor.add`). How a function was
+called is known of a recording for msprobe's files (`Spelling`); of other runs the text of the line has to tell.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from astray.record import ROOT, Kind, Phase
+from astray.record import ROOT, Kind, Phase, Spelling
 
 What = Literal["module", "function", "gradient"]
 
@@ -37,7 +38,14 @@ _MINDSPORE = {
     "MintDistributed": "mindspore.mint.distributed",
     "Distributed": "mindspore.communication.comm_func",
 }
-_PREFIXES = sorted(((home + ".", prefix) for prefix, home in _HOMES.items()), key=lambda pair: -len(pair[0]))
+_PREFIXES = sorted(
+    ((f"{home}.", prefix) for prefix, home in [*_HOMES.items(), ("NPU", "torch.ops.npu"), ("Aten", "aten")]),
+    key=lambda pair: -len(pair[0]),
+)
+_VARIABLE_FUNCTIONS = frozenset(
+    {"gru", "gru_cell", "lstm", "lstm_cell", "rnn_relu", "rnn_relu_cell", "rnn_tanh", "rnn_tanh_cell"}
+)
+"""What torch's modules call as functions of torch._VF; they are those of torch, as which astray sees them."""
 
 _OPERATORS = {
     "add": "__add__", "sub": "__sub__", "mul": "__mul__", "div": "__truediv__", "remainder": "__mod__",
@@ -48,9 +56,15 @@ _OPERATORS = {
 }  # fmt: skip
 """What torch calls for an operator, and the operator."""
 
+_SIGNS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
+    "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift",
+}  # fmt: skip
+"""How Python calls the methods of its operators."""
+
 _FUNCTIONS = {operator: function for function, operator in _OPERATORS.items()} | {
     "__radd__": "add", "__rmul__": "mul", "__div__": "div", "__idiv__": "div_", "__rtruediv__": "__rdiv__",
-    "__rand__": "bitwise_and", "__ror__": "bitwise_or", "__rxor__": "bitwise_xor",
+    "__rand__": "bitwise_and", "__ror__": "bitwise_or", "__rxor__": "bitwise_xor", "__rmatmul__": "matmul",
 }  # fmt: skip
 
 _POSITIONS = {
@@ -89,6 +103,8 @@ class Entry(NamedTuple):
             return "parameter"
         if self.what == "module":
             return "module"
+        if self.type.startswith("aten."):
+            return "op"
         return "collective" if ".distributed." in self.type or ".communication." in self.type else "function"
 
 
@@ -109,6 +125,11 @@ def parse(name: str, framework: str = "pytorch") -> Entry | None:
     if found := _FUNCTION.fullmatch(name):
         prefix, api, number, phase = found.groups()
         homes = _MINDSPORE if framework == "mindspore" else _HOMES
+        if prefix == "Aten" and framework != "mindspore":  # as astray calls an operator, `default` when it has no name
+            packet, _, overload = api.partition(".")
+            return Entry("function", f"aten.{packet}", f"aten.{packet}.{overload or 'default'}", phase, int(number))  # type: ignore[arg-type]
+        if prefix == "VF" and api in _VARIABLE_FUNCTIONS:
+            prefix = "Torch"
         full = f"{homes.get(prefix, prefix)}.{_FUNCTIONS.get(api, api) if prefix == 'Tensor' else api}"
         return Entry("function", short(full), full, phase, int(number))  # type: ignore[arg-type]
     return None
@@ -129,21 +150,47 @@ def module_stem(path: str, type: str) -> str:
     return f"Module.{path}.{type}"
 
 
-def function_stem(type: str, code: str) -> str | None:
+def function_stem(type: str, code: str, spelling: Spelling | None = None, with_number: bool = False) -> str | None:
     """The name of a function's entries without number and phase; None when msprobe has no word for where it is from.
 
-    code: the line it was called in, which tells `x + y` from `x.add(y)`.
+    code: the line it was called in, which tells `x + y` from `x.add(y)` where there is no `spelling`.
+    with_number: whether its second argument is not a tensor, so that it may be `1 + x`.
 
     >>> function_stem("torch.nn.functional.relu", ""), function_stem("torch.Tensor.add", "x = x + y")
     ('Functional.relu', 'Tensor.__add__')
+    >>> function_stem("torch.Tensor.mul", "", Spelling("*", reflected=True), with_number=True)
+    'Tensor.__rmul__'
     """
     for home, prefix in _PREFIXES:
         if type.startswith(home):
             api = type[len(home) :]
-            if prefix == "Tensor" and code and f".{api}(" not in code:
-                api = _OPERATORS.get(api, api)
+            if prefix == "Torch" and api in _VARIABLE_FUNCTIONS:
+                return f"VF.{api}"
+            if prefix == "Tensor":
+                api = _operator(api, code) if spelling is None else _spelled(api, spelling, with_number)
+            elif home == "torch.ops.npu.":
+                api = api.partition(".")[0]  # without its overload
+            elif prefix in ("Torch", "NPU") and not api.startswith(("ops.", "nn.")):
+                api = api.rpartition(".")[2]  # torch.linalg.norm is Torch.norm
             return f"{prefix}.{api}"
     return None
+
+
+def _operator(api: str, code: str) -> str:
+    return api if not code or f".{api}(" in code else _OPERATORS.get(api, api)
+
+
+def _spelled(api: str, spelling: Spelling, with_number: bool) -> str:
+    """What a method of a tensor is called in the way it was called."""
+    sign = spelling.operator.removesuffix("=")
+    if not spelling.operator:
+        is_method = spelling.name.startswith("__") and spelling.name.endswith("__")
+        return spelling.name if is_method and api in (_FUNCTIONS.get(spelling.name), spelling.name) else api
+    if api.startswith("__") or sign not in _SIGNS:
+        return _OPERATORS.get(api, api)  # `x < 1`, `-x`, and what has the name of its operator already
+    if spelling.operator != sign and api.endswith("_"):
+        return f"__i{_SIGNS[sign]}__"
+    return f"__r{_SIGNS[sign]}__" if with_number and spelling.reflected else f"__{_SIGNS[sign]}__"
 
 
 def positional(function: str, path: str) -> str:

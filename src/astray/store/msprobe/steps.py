@@ -78,8 +78,9 @@ class StepReader:
         identity = self._identities.known[name]
         forward = forward_of(name) if entry.phase == "backward" else None
         parent = self._seqs.get(forward) if forward else self._seqs.get(self._identities.around(name) or "")
+        type = self._told(name, "type")
         seq = self._seqs[name] = self._rows.call(
-            identity.site, entry.type,
+            identity.site, type if isinstance(type, str) else entry.type,
             step=self._step, micro=identity.micro, kind=entry.kind, call=identity.call, phase=identity.phase,
             parent=parent, stack=self._stack(forward or name), args=_arguments(entry, content),
         )  # fmt: skip
@@ -107,13 +108,29 @@ class StepReader:
                 yield "input", found
             return
         for found in walk(content.get("input_args", content.get("input")), ""):
-            path = by_keyword(entry.path, found.path) if entry.what == "function" else found.path
-            yield "input", Found(path, found.leaf)
+            yield "input", Found(self._path(name, entry, found.path), found.leaf)
         for found in walk(content.get("input_kwargs"), "kwargs"):
-            yield "input", found
+            yield "input", Found(self._path(name, entry, found.path), found.leaf)
         for found in walk(content.get("parameters"), ""):
             if self._has_changed(entry.path, found):
                 yield "parameter", found
+
+    def _path(self, name: str, entry: Entry, path: str) -> str:
+        """The path of an argument as astray sees it."""
+        if entry.what != "function":
+            return path
+        told = self._told(name, "arguments")
+        head, dot, rest = path.partition(".")
+        if head == "kwargs":
+            word, dot, rest = rest.partition(".")
+            head = f"kwargs.{word}"
+        known = told.get(head) if isinstance(told, dict) else None
+        return f"{known}{dot}{rest}" if isinstance(known, str) else by_keyword(entry.path, path)
+
+    def _told(self, name: str, what: str) -> Any:
+        """What our own writer has told of an entry."""
+        told = self._said.beside.get(name)
+        return told.get(what) if isinstance(told, dict) else None
 
     def _has_changed(self, module: str, found: Found) -> bool:
         """Whether a parameter is not as it was at the last call: astray, unlike msprobe, has it again only then."""
@@ -132,7 +149,7 @@ class StepReader:
             yield from walk(content.get("output"), "")
         else:
             forward = self._data.get(forward_of(name))
-            yield from gradient_paths(entry.path, content.get("output"), forward, self._said.by_us)
+            yield from gradient_paths(entry.path, content, forward, self._said.by_us, self._told(name, "nodes"))
 
     def _is_tuple(self, name: str, role: str) -> bool:
         """Whether a single result, or a single gradient that came to the results, is one of a tuple."""

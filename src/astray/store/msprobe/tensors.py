@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -21,9 +22,10 @@ from astray.errors import RunError
 from astray.record import Role, Statistics
 from astray.stats import DTYPES
 from astray.store import npy
-from astray.store.enclosure import entries, inside
+from astray.store.enclosure import inside, other_names, plain_files
 from astray.store.gathering import Gathering, Values, shape_of
 from astray.store.msprobe.files import DATA
+from astray.store.small_files import read_tensor
 from astray.wording import counted
 
 Leaf = dict[str, Any]
@@ -54,6 +56,8 @@ def skeleton(value: Any, depth: int = 0) -> Any:
     if isinstance(value, dict):
         if _is_scalar(value):
             said = value.get("value")
+            if value["type"] == "torch.Size":
+                return f"torch.Size({said})"
             return str(said) if isinstance(said, float) and not math.isfinite(said) else said
         return {name: skeleton(one, depth + 1) for name, one in value.items()} if depth < DEEPEST else "…"
     if isinstance(value, list):
@@ -77,7 +81,10 @@ class Tensors:
         self.checksums: set[str] = set()
         """Which kinds of checksums there are."""
         self._rows, self._folder = rows, folder
-        self._files = {one.name for one in entries(folder / DATA)} if (folder / DATA).is_dir() else set()
+        self._data = folder / DATA
+        self._plain = plain_files(self._data)  # nothing has to be followed to them
+        self._files = self._plain | other_names(self._data, self._plain) if self._data.is_dir() else set()
+        self._home = f"{self._data}{os.sep}"
         self._told: set[str] = set()
         self._missing: list[str] = []
         self._odd: Counter[str] = Counter()
@@ -111,7 +118,7 @@ class Tensors:
         if not isinstance(file, str) or file in ("", "-1"):
             return None, None
         try:
-            path = inside(self._folder / DATA, file)
+            path = f"{self._home}{file}" if file in self._plain else str(inside(self._data, file))
         except RunError as error:
             self._rows.problem(str(error))
             return None, str(error)
@@ -122,7 +129,7 @@ class Tensors:
         if dtype not in DTYPES:
             return None, None
         nbytes = math.prod(shape) * DTYPES[dtype].itemsize
-        return Values(str(path), partial(load, path), nbytes), None
+        return Values(path, partial(load, path), nbytes), None
 
     def _checksum(self, said: object) -> int | None:
         if not isinstance(said, str):
@@ -153,14 +160,9 @@ class Tensors:
             )
 
 
-def load(path: Path) -> npt.NDArray[Any]:
+def load(path: str) -> npt.NDArray[Any]:
     """The values in a file of one tensor."""
-    if path.name.endswith(".npy"):
-        return npy.read(path)
-    with checkpoints.open(path) as found:
-        if len(found.names) != 1:
-            raise RunError(f"{path} holds {counted(len(found.names), 'tensor')}, where msprobe saves one alone.")
-        return found.read(found.names[0])[0]
+    return npy.read(Path(path)) if path.endswith(".npy") else read_tensor(path)
 
 
 def form(path: Path) -> Leaf:

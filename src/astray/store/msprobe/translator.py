@@ -11,9 +11,9 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from astray.errors import RunExists, UsageError
 from astray.store import torch_file
@@ -28,6 +28,7 @@ Task = Literal["statistics", "tensor", "md5", "structure", "overflow_check"]
 Level = Literal["L0", "L1", "mix", "debug"]
 
 DATA = "dump_tensor_data"
+FILES = ("dump.json", "stack.json", "construct.json", "debug.json")
 BESIDE = "astray"
 """The key of dump.json under which we keep what msprobe has no word for."""
 
@@ -47,6 +48,9 @@ def translate(
     with_values: Callable[[str], bool] | None = None,
     most: int | None = None,
     extra_info: bool = True,
+    rounded: bool = False,
+    wrapped: Mapping[str, str] | None = None,
+    again: bool = False,
 ) -> MsprobeTranslator:
     """Make the translator of a rank.
 
@@ -57,6 +61,10 @@ def translate(
     asked: makes for each step what says which entries are written; all by default.
     with_values: of which entries, by their names, values are written though the task is "statistics".
     most: how many entries are written of a search for overflow. extra_info: whether stack.json and construct.json are.
+    rounded: whether means and norms get the digits that msprobe's have.
+    wrapped: what msprobe calls the modules of a model that is wrapped, by their sites.
+    again: a step that this rank has been written for already is replaced when it is written again, as msprobe does it
+    when a program runs a second time; other steps stay.
 
     Raises RunExists where this rank has been written already, unless it may be overwritten.
     """
@@ -69,9 +77,10 @@ def translate(
     keeps_values = "tensors" in ([kept] if isinstance(kept, str) else kept)
     chosen: Task = task or ("tensor" if keeps_values else "statistics")
     folder = f"rank{rank}" if info.world_size > 1 else "rank"
-    _make_room(path, folder, overwrite)
+    _make_room(path, folder, overwrite, again)
     choice = Choice(asked, with_values, most, extra_info)
-    return MsprobeTranslator(path, folder, info, chosen, level or _level(info), choice)
+    form = Form(chosen, level or _level(info), rounded, wrapped or {}, again)
+    return MsprobeTranslator(path, folder, info, form, choice)
 
 
 def _level(info: RunInfo) -> Level:
@@ -82,13 +91,24 @@ def _level(info: RunInfo) -> Level:
     return "L0" if levels == {"module"} else "mix"
 
 
-def _make_room(path: Path, folder: str, overwrite: bool) -> None:
+def _make_room(path: Path, folder: str, overwrite: bool, again: bool) -> None:
     there = [step / folder for step in _steps(path) if (step / folder).exists()]
-    if there and not overwrite:
+    if there and not overwrite and not again:
         raise RunExists(f"{there[0]} is there already. Choose another path, or overwrite it with overwrite=True.")
-    for one in there:
+    for one in there if overwrite else ():
         shutil.rmtree(one)
     path.mkdir(parents=True, exist_ok=True)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what an earlier run has left of a step, and nothing else."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    data = folder / DATA
+    if data.is_dir() and not data.is_symlink():
+        shutil.rmtree(data)
 
 
 def _steps(path: Path) -> list[Path]:
@@ -97,26 +117,39 @@ def _steps(path: Path) -> list[Path]:
     return [one for one in path.iterdir() if re.fullmatch(r"step\d+", one.name) and not one.is_symlink()]
 
 
+class Form(NamedTuple):
+    """How a dump is to look; see `translate`."""
+
+    task: Task
+    level: Level
+    rounded: bool = False
+    wrapped: Mapping[str, str] = {}
+    again: bool = False
+
+
 class MsprobeTranslator:
     """Writes one rank. It is a `Translator`."""
 
-    def __init__(
-        self, path: Path, folder: str, info: RunInfo, task: Task, level: Level, choice: Choice | None = None
-    ) -> None:
+    def __init__(self, path: Path, folder: str, info: RunInfo, form: Form, choice: Choice | None = None) -> None:
         self.lost: Counter[str] = Counter()
         self.path = path
-        self._folder, self._version, self._task, self._level = folder, info.astray, task, level
+        self._form = form
+        self._folder, self._version, self._task, self._level = folder, info.astray, form.task, form.level
         self._choice = choice or Choice()
-        self._overflow = Overflow(self._choice.most) if task == "overflow_check" else None
+        self._overflow = Overflow(self._choice.most) if form.task == "overflow_check" else None
         self._classes: dict[str, str] = {}
         self._steps: dict[int, _Step] = {}
+        self._begun: set[int] = set()
 
     def take(self, step: int, rows: RankRun) -> None:
         """Some more rows of a step."""
         into = self._steps.get(step)
         if into is None:
             folder = self.path / f"step{step}" / self._folder
-            into = self._steps[step] = _Step(folder, self._classes, self.lost, self._choice)
+            if self._form.again and step not in self._begun:
+                _clear(folder)
+            self._begun.add(step)
+            into = self._steps[step] = _Step(folder, self._classes, self.lost, self._choice, self._form)
         into.is_new = True
         calls, tensors = rows.calls, rows.tensors
         for at in range(len(calls)):
@@ -135,7 +168,7 @@ class MsprobeTranslator:
         by_task = self._task in ("tensor", "md5", "overflow_check") or self._choice.with_values is not None
         wants = by_task or bool(row["inf"] and row["inf"] > 0)
         values = rows.values(at) if wants and not partial else None
-        leaf = leaf_of(row, values, self.lost)
+        leaf = leaf_of(row, values, self.lost, self._form.rounded)
         place = into.entries.tensor(row, leaf)
         if place is None or not into.wants(place.entry):
             return
@@ -225,11 +258,11 @@ class MsprobeTranslator:
 class _Step:
     """A step that is being written."""
 
-    def __init__(self, folder: Path, classes: dict[str, str], lost: Counter[str], choice: Choice) -> None:
+    def __init__(self, folder: Path, classes: dict[str, str], lost: Counter[str], choice: Choice, form: Form) -> None:
         self.folder = folder
         self._asked = choice.asked() if choice.asked is not None else None
         self._wanted: dict[str, bool] = {}
-        self.entries = StepEntries(classes, lost)
+        self.entries = StepEntries(classes, lost, form.wrapped)
         self.files: dict[Hashable, Path] = {}  # where the same bits were written first
         self.is_new = True
         self._encoded: dict[str, str] = {}

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from astray.capture.engine import Engine, OpenCall
 from astray.capture.pytorch.backward.gradients import LiveGradients
+from astray.capture.pytorch.backward.last_nodes import LastNodes
 from astray.capture.pytorch.backward.roots import BACKWARDS, backward_roots
 from astray.capture.pytorch.calls.catalogue import Catalogue, Function, Unfilled
 from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, Underway
@@ -26,12 +27,27 @@ from astray.capture.pytorch.compiled.code import never_compiled
 
 _UNKNOWN, _BACKWARD = object(), object()
 
+_OPENED = (torch.Tensor.__rdiv__, torch.Tensor.__rfloordiv__)
+"""Functions that msprobe looks into: `1 / x` is a reciprocal and a product there."""
+
+
+class _Opened:
+    """A function that is not recorded, but what it calls is."""
+
+    def __init__(self, inner: Callable[..., Any]) -> None:
+        self.inner = inner
+
 
 class FunctionMode(Told, TorchFunctionMode):  # type: ignore[misc]
     """Records every call of a function in the catalogue, for as long as it is on torch's stack of modes."""
 
     def __init__(
-        self, engine: Engine, gradients: LiveGradients, places: Places, catalogue: Catalogue, underway: Underway
+        self,
+        engine: Engine,
+        gradients: LiveGradients | LastNodes,
+        places: Places,
+        catalogue: Catalogue,
+        underway: Underway,
     ) -> None:
         super().__init__()
         self._engine = engine
@@ -41,6 +57,7 @@ class FunctionMode(Told, TorchFunctionMode):  # type: ignore[misc]
         self._taking = Taking(engine, places, gradients)
         places.sees_functions = True
         self._known: dict[Any, Any] = dict.fromkeys(BACKWARDS, _BACKWARD)
+        self._opened = _OPENED if isinstance(gradients, LastNodes) else ()
         self._is_native = self._taking.native is not None
         if self._is_native:
             self.attach("__torch_function__", False, self._taking.native, self._known, Function, underway)
@@ -70,6 +87,9 @@ class FunctionMode(Told, TorchFunctionMode):  # type: ignore[misc]
                 function = self._known[func] = self._find(func)
             if function is None:
                 return func(*args, **kwargs)
+            if isinstance(function, _Opened):
+                with self:
+                    return function.inner(*args, **kwargs)
             if isinstance(function, Unfilled):
                 result = func(*args, **kwargs)
                 self._taking.made(result, frame)
@@ -92,7 +112,10 @@ class FunctionMode(Told, TorchFunctionMode):  # type: ignore[misc]
             self._known[func] = None  # it tells something about a tensor; not worth recording again
         return result
 
-    def _find(self, func: Any) -> Function | Collective | FunctionalCollective | Unfilled | None:
+    def _find(self, func: Any) -> Any:
+        """What a function is to us: its entry in the catalogue, None when it is not recorded."""
+        if func in self._opened and hasattr(func, "__wrapped__"):  # else it would ask us again, without end
+            return _Opened(func.__wrapped__)
         function = self._catalogue.find(func)
         if isinstance(function, FunctionalCollective) and function.unread:
             self._engine.missed(f"the output of {function.type}", function.unread)

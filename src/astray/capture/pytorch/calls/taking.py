@@ -20,6 +20,7 @@ from astray.capture.engine import Engine, OpenCall
 from astray.capture.objects import Objects
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
+from astray.capture.pytorch.backward.last_nodes import LastNodes
 from astray.capture.pytorch.calls.places import Named, Places, is_overriding
 from astray.capture.pytorch.tensors import PLAIN, is_tensor
 from astray.capture.structure import Flattener
@@ -28,6 +29,10 @@ Tensors = list[tuple[str, torch.Tensor]]
 Take = Callable[..., Tensors | None]
 
 _NOTHING: list[torch.Tensor] = []
+_SPELLED: dict[type, Callable[[Any], str]] = {torch.Size: str} | {
+    kind: lambda value: f"<torch.{type(value).__name__} {value}>"
+    for kind in (torch.dtype, torch.device, torch.layout, torch.memory_format)
+}
 _VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 
 
@@ -55,9 +60,14 @@ if native is not None:
     _equip()
 
 
-def flattener(objects: Objects | None = None, too_large: Callable[[str], None] = lambda _: None) -> Flattener:
-    """Finds the tensors among arguments and results of torch."""
-    return Flattener(is_tensor, objects, too_large, PLAIN, _VALUES)
+def flattener(
+    objects: Objects | None = None, too_large: Callable[[str], None] = lambda _: None, spelled: bool = False
+) -> Flattener:
+    """Finds the tensors among arguments and results of torch.
+
+    spelled: it tells a torch.Size from a list, and a dtype or a device from the text that is its name.
+    """
+    return Flattener(is_tensor, objects, too_large, PLAIN, _VALUES, _SPELLED if spelled else None)
 
 
 class Callee(Named, Protocol):
@@ -91,11 +101,11 @@ class Callee(Named, Protocol):
 class Taking:
     """Takes the calls of functions or ops into a recording; their gradients too when `gradients` is given."""
 
-    def __init__(self, engine: Engine, places: Places, gradients: LiveGradients | None = None) -> None:
+    def __init__(self, engine: Engine, places: Places, gradients: LiveGradients | LastNodes | None = None) -> None:
         self._engine = engine
         self._places = places
         self._gradients = gradients
-        self.flat = flattener()
+        self.flat = flattener(spelled=isinstance(gradients, LastNodes))
         self.native: Any = None  # does the same for plain calls, and hands over to us what is out of the ordinary
         if native is not None:
             self.native = native.Taking(

@@ -7,7 +7,7 @@ name of its child alone: a module of the user's own may well have a child called
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -107,6 +107,18 @@ def type_name(module: nn.Module) -> str:
 def site_name(label: str, name: str) -> str:
     """The site of the module that is called `name` in the model with this label."""
     return f"{label}.{name}" if label and name else label or name or ROOT
+
+
+def raw_names(models: Mapping[str, nn.Module]) -> dict[str, str]:
+    """The sites of the modules whose names in torch are others, because something around them is a wrapper."""
+    found: dict[str, str] = {}
+    for label, root in models.items():
+        names = {module: name for name, module in root.named_modules()}
+        for chain in chains(root):
+            site, raw = site_name(label, chain.name), site_name(label, names.get(chain.inner, chain.name))
+            if site != raw:
+                found[site] = raw
+    return found
 
 
 def state(module: nn.Module, inside: bool) -> list[tuple[Role, str, torch.Tensor]]:
