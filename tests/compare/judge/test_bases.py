@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 import astray
 from astray.compare.comparison import compare
@@ -91,26 +90,6 @@ def test_what_weights_are_off_by_is_in_sums_of_their_results(tmp_path: Path) -> 
     result = rows[1, "forward", "h.0.up", 0, "output", "out"]
     assert errors.element[weight] > 1e-5
     assert judged.bases.own["norm"][result] >= t.SUMS * errors.element[weight] / errors.count[weight] ** 0.25
-
-
-class Looking(nn.Module):
-    """An embedding of many words, of which the last few are used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.blocks = nn.Embedding(5000, 16), Blocks(depth=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks(self.words(4990 + x.abs().argmax(-1) % 10) + x)
-
-
-def test_indices_are_no_terms_of_a_gradient(tmp_path: Path) -> None:
-    """What arrives at an embedding is added up row by row, whatever the numbers of the rows are."""
-    sides = train(tmp_path / "a", model=Looking), train(tmp_path / "b", model=Looking, noise=1e-6)
-    judged = Judged(*map(astray.open, sides))
-    row = judged.rows()[0, "backward", "words.weight", 0, "gradient", "grad"]
-    assert judged.errors.norm[row] > 0
-    assert judged.bases.own["values"][row] < 100 * t.FLOAT32 * t.FINE_SUM
 
 
 @pytest.mark.parametrize("keep", ["stats", ["stats", "fingerprint", "tensors"]], ids=["statistics", "values"])

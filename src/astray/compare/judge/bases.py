@@ -232,9 +232,8 @@ def _cancellation(errors: Errors, sources: Sources) -> Floats:
     if len(at):
         rows = np.where(sources.known, errors.rms, 0.0), np.where(sources.known, errors.count, 0.0)
         gradient, positions = (sources.arriving(column)[at] for column in rows)
-        numbers = errors.unit > 0  # not the indices that an embedding is given: it adds up what arrives, row by row
-        entered, inputs = (sources.entering(np.where(numbers, column, 0.0))[at] for column in rows)
-        count, matrix = errors.count[at], ~sources.is_vector[at] & (inputs > 0)
+        entered, inputs = (sources.entering(column)[at] for column in rows)
+        count, matrix = errors.count[at], ~sources.is_vector[at]
         terms = np.where(matrix, np.sqrt(positions * inputs / count), positions / count)
         summed = np.sqrt(count * np.maximum(terms, 1.0)) * gradient * np.where(matrix, entered, 1.0)
         found[at] = summed / size[at]
