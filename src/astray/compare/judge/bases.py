@@ -30,7 +30,7 @@ class Bases(NamedTuple):
     element: Floats  # what elements of what it came from are off by
     cancelled: Bools  # sums of terms that cancel, of which nothing may be left but rounding
     silent: dict[str, Bools]  # rows of which a measure says nothing
-    drifted: Bools  # rows of steps in which weights are not known to be the same
+    drifted: dict[str, Bools]  # rows that have come of weights which are not known to be the same
 
 
 def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
@@ -74,7 +74,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     flips, flipped_sums = np.maximum(flips, updates), np.maximum(flipped_sums, updates)
     spread = t.SUMS * np.maximum(np.where(coarsest <= t.FLOAT32, coarsest, rounding), elements) / errors.root
     spread = np.maximum(spread, t.SUMS * unit / _rounded_weights(errors, sources))
-    spread = np.maximum(spread, t.SUMS * sources.largest(_shared_by_positions(element, real, errors, sources)))
+    spread = np.maximum(spread, t.SUMS * _shared_by_positions(np.where(real, element, 0.0), errors, sources))
     spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / errors.root, 0.0)))
     sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
     sums = _no_less_than_given(sums, sources)
@@ -117,12 +117,16 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
             "worst": singles | nothing,
             "extremes": singles | nothing,
         },
-        drifted=_is_drifted(errors, sources),
+        drifted=_find_drifted(errors, sources),
     )
 
 
-def _is_drifted(errors: Errors, sources: Sources) -> Bools:
-    """Rows of steps in which a weight differs, or none was recorded. Modules tell; functions where there are none."""
+def _find_drifted(errors: Errors, sources: Sources) -> dict[str, Bools]:
+    """For each measure its rows of steps in which a weight differs, or none was recorded.
+
+    Modules tell; functions where there are none. Sums over weights and their gradients, which are not made with
+    weights, stay as close as they were.
+    """
     distinct, step = np.unique(sources.step, return_inverse=True)
 
     def count(rows: Bools) -> Ints:
@@ -132,7 +136,9 @@ def _is_drifted(errors: Errors, sources: Sources) -> Bools:
     told = count(of_modules) > 0
     known = told | (count(weights) > 0)
     differs = np.where(told, count(of_modules & ~errors.identical), count(weights & ~errors.identical)) > 0
-    return np.asarray((~known | differs)[step])
+    all_ = np.asarray((~known | differs)[step])
+    made = all_ & sources.is_unit(Unit.CALL, Unit.CODE)
+    return {"values": all_, "worst": all_, "norm": made, "mean": made, "extremes": made}
 
 
 def _no_less_than_given(column: Floats, sources: Sources) -> Floats:
@@ -153,14 +159,16 @@ def _no_less_than_given(column: Floats, sources: Sources) -> Floats:
     return found
 
 
-def _shared_by_positions(element: Floats, real: Bools, errors: Errors, sources: Sources) -> Floats:
+def _shared_by_positions(element: Floats, errors: Errors, sources: Sources) -> Floats:
     """What sums over a result may be off by because of its weights, which are off alike at all positions.
 
     Activations have a large part in common. What a weight of d × d elements makes of that are d numbers, so sums
-    average over d errors and not over all elements of the result: √d = n^¼ for n elements of the weight.
+    average over d errors and not over all elements of the result: √d = n^¼ for n elements of the weight. The gradient
+    of a weight is made without it.
     """
-    weights = sources.is_weight & real & ~errors.identical
-    return np.where(weights, element / np.sqrt(errors.root), 0.0)
+    weights = sources.is_weight & ~errors.identical
+    shared = sources.largest(np.where(weights, element / np.sqrt(errors.root), 0.0))
+    return np.where(sources.is_unit(Unit.CALL, Unit.CODE), shared, 0.0)
 
 
 def _rounded_weights(errors: Errors, sources: Sources) -> Floats:

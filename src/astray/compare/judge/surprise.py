@@ -108,7 +108,7 @@ def _judged_by_witnesses(
         slack = np.where(use_near, 1.0, t.OF_KIND) * np.where(sources.backward[at], t.OF_GRADIENTS[name], 1.0)
         slack *= np.where(count < t.STEADY, t.OF_FEW, 1.0)
         drifted = t.DRIFTED * np.where(bases.element[at] > t.LINEAR, t.FAR, 1.0)
-        slack *= np.where(bases.drifted[at], drifted, 1.0)
+        slack *= np.where(bases.drifted[name][at], drifted, 1.0)
         allowed = np.where(known, slack * t.GAIN[name] * np.maximum(others, t.LEAST[name]), t.LONELY)
         rule = np.where(known, Rule.SIBLINGS, Rule.MODEL)
         if name in ("norm", "mean"):  # sums of what is off by δ may be off by as much, if it is all in one direction

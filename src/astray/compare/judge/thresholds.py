@@ -31,13 +31,13 @@ it is float64."""
 EXACT = 2.0**-45
 """Statistics are sums in float64, which depend on their order: they cannot tell float64 numbers any closer."""
 
-GAIN = {"values": 3.0, "worst": 4.0, "norm": 14.0, "mean": 14.0, "extremes": 10.0}
+GAIN = {"values": 3.0, "worst": 4.0, "norm": 18.0, "mean": 20.0, "extremes": 14.0}
 """A call's gain is what its results are off by over what it was given, rounding included. It may be so many times the
 largest gain of its siblings, as long as weights are the same in both runs. Sums and extremes scatter like single random
 numbers, of which each pair of runs has ten thousand in each step: of 259 pairs of right runs (ten models, eight seeds,
 six kinds of difference) the furthest was 10.8 times its next sibling by the norm, 10.3 by the mean and 8.4 by the
-extremes. Errors of elements are averages over many: of 54 pairs the furthest was 1.8 by values and 2.0 by the worst
-element."""
+extremes, and one of seven with another seed was 16 by the mean. Errors of elements are averages over many: of 54 pairs
+the furthest was 1.8 by values and 2.0 by the worst element. Two thirds are added for runs that nobody has seen."""
 
 DRIFTED = 2.0
 """Once weights have drifted apart, what they have in common at all positions adds up, more in one layer than in
@@ -57,7 +57,7 @@ may have other shapes and stand elsewhere: twice as much is allowed."""
 OF_FEW = 2.0
 """The largest gain of three or four siblings is often a small one: twice as much is allowed."""
 
-OF_GRADIENTS = {"values": 1.0, "worst": 1.0, "norm": 1.5, "mean": 1.5, "extremes": 1.5}
+OF_GRADIENTS = {"values": 1.0, "worst": 1.0, "norm": 1.25, "mean": 1.25, "extremes": 1.5}
 """Gradients are sums of terms that mostly cancel, more in one layer than in another: those of the keys of a BERT's last
 attention were 20 times its siblings' by the norm, in a run with a fault elsewhere."""
 

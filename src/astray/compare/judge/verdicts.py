@@ -428,7 +428,7 @@ class _Judge:
         found, bases = np.zeros(len(self.open), np.bool_), self.bases
         for name in MEASURES:
             whole = np.hypot(np.maximum(bases.given[name], bases.element), bases.own[name])
-            found |= self.errors.measure(name) > np.fmax(t.DRIFTED * t.GAIN[name], self.allowed[name]) * whole
+            found |= self.errors.measure(name) > np.fmax(t.GAIN[name], self.allowed[name]) * whole
         return found
 
     def _beyond_clean(self, tainted: Bools) -> Bools:
@@ -437,7 +437,7 @@ class _Judge:
         found = np.zeros(len(tainted), np.bool_)
         bases = find_bases(clean, self.sources, self.bases.moved)
         for name in MEASURES:
-            allowed = np.fmax(t.DRIFTED * t.GAIN[name], self.allowed[name])
+            allowed = np.fmax(t.GAIN[name], self.allowed[name])
             found |= self.errors.measure(name) > allowed * bases.whole[name]
         return found
 
