@@ -12,6 +12,9 @@ import torch
 
 import astray
 from astray.compare.comparison import compare
+from astray.compare.first import _oddness
+from astray.compare.verdict import Verdict
+from astray.store import Coded, Table
 from block_models import train
 
 ONES = np.ones(8, np.float32)
@@ -565,3 +568,11 @@ def test_a_gradient_stops_in_the_code_around_calls_that_it_never_reaches(tmp_pat
     found = astray.compare(train(tmp_path / "right"), train(tmp_path / "wrong", detach))
     assert found.first is not None
     assert (found.first.site, found.first.phase) == ("h.2", "backward")
+
+
+def test_weights_that_are_off_without_end_are_no_overflow() -> None:
+    """As the statistics of a damaged run may have it."""
+    sites = Coded.of([f"h.{number}" for number in range(4)])
+    words = {"verdict": Coded.of([Verdict.DIVERGED] * 4), "site": sites, "path": Coded.of(["weight"] * 4)}
+    score = _oddness(Table({**words, "error": np.array([1e308, 1e308, 1e308, 1e-3])}), np.arange(4))
+    assert not np.isnan(score).any()

@@ -150,12 +150,12 @@ def _oddness(pairs: Table, rows: Ints) -> Floats:
     kinds: dict[tuple[str, int], list[int]] = {}
     for place, (code, name) in enumerate(zip(site.codes[rows].tolist(), path.tolist(), strict=True)):
         kinds.setdefault((re.sub(r"\d+", "#", str(site.values[code])), name), []).append(place)
-    usual = OUTSTANDING * np.full(len(rows), np.median(error))
-    for places in kinds.values():
-        for place in places if len(places) > 2 else ():
-            usual[place] = ODD * np.median([error[other] for other in places if other != place])
     score: Floats = np.where(error > 0, np.inf, 0.0)
-    with np.errstate(over="ignore"):  # then it stands out without end
+    with np.errstate(over="ignore"):  # then it stands out without end, or not at all
+        usual = OUTSTANDING * np.full(len(rows), np.median(error))
+        for places in kinds.values():
+            for place in places if len(places) > 2 else ():
+                usual[place] = ODD * np.median([error[other] for other in places if other != place])
         np.divide(error, usual, out=score, where=(usual > 0) & np.isfinite(usual))
     return score
 
