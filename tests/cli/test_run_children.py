@@ -84,6 +84,27 @@ if __name__ == "__main__":
     process.join()
 """
 
+FORKED = """\
+import multiprocessing
+
+import torch
+from torch import nn
+
+model = nn.Linear(3, 3)
+
+
+def work():
+    for _ in range(2):
+        model(torch.ones(2, 3))
+
+
+torch.set_num_threads(1)
+model(torch.ones(2, 3))
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start()
+child.join()
+"""
+
 WORKERS = """\
 import torch
 
@@ -161,6 +182,18 @@ def test_a_child_that_is_no_rank_is_told_of(tmp_path: Path) -> None:
     assert told[-1] == "astray: nothing was recorded in run: the modules were called in child processes"
     assert not (tmp_path / "run.ranks").exists()
     assert list(astray.open(tmp_path / "run").ranks) == [0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_a_child_that_was_forked_is_told_of(tmp_path: Path) -> None:
+    """Also where the model was called before, and is known to the recording."""
+    done = run(tmp_path, FORKED)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("astray: process ")]
+    assert len(told) == 1
+    assert "called modules and was not recorded: it was forked, where no recording follows;" in told[0]
+    assert done.stderr.splitlines()[-1] == "astray: 1 step, 1 call, 4 tensors in run"
+    assert not (tmp_path / "run.ranks").exists()
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
 `Children` is the side of `astray run`: it leaves word in the environment, and gathers what the ranks have recorded into
 the run. `reach` is the side of the child, where Python runs it at the start by `reaching/sitecustomize.py`. A child is
 a rank when torch.distributed says so at the first call of a module; until then nothing is done but to wait for that.
-Ranks record beside the run, for the process that starts them has its own recording in it.
+Ranks record beside the run, for the process that starts them has its own recording in it. A child that is forked has
+the recording of its parent, and none of its own: it says so (`tell_of_fork`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 from astray.capture.on_import import OnImport
 from astray.errors import AstrayError
+from astray.interrupts import pass_interrupt
 from astray.paths import shown
 
 VARIABLE = "ASTRAY_RUN"
@@ -27,7 +29,9 @@ PATIENCE = 60.0  # seconds that a rank is waited for which has not ended its rec
 _FRAMEWORK = "torch"
 _SITE = str(Path(__file__).parent / "reaching")
 _NOTE = "process-{}.json"
+_FORKED = "it was forked, where no recording follows; start it by the method `spawn`, or by torchrun"
 _waiting: list[OnImport] = []
+_told: int | None = None  # the process that has told of being forked
 
 
 class Note(NamedTuple):
@@ -157,6 +161,19 @@ def reach(environment: Mapping[str, str]) -> None:
         sys.stderr.write(f"astray: this process is not recorded ({type(error).__name__}: {error}).\n")
 
 
+def tell_of_fork() -> None:
+    """A module is called in a forked child of the program, which recordings do not follow. Raises nothing of ours."""
+    global _told
+    if _told == os.getpid() or VARIABLE not in os.environ or multiprocessing.current_process().daemon:
+        return
+    _told = os.getpid()
+    try:
+        place = Path(json.loads(os.environ[VARIABLE])["place"])
+        _write_note(place, Note(os.getpid(), -1, 0, _FORKED))
+    except Exception as error:  # noqa: BLE001 - the program must not fail because we did
+        pass_interrupt(error)
+
+
 def stand_down() -> None:
     """This process is an `astray run` of its own, inside of another: its recording is not ours."""
     while _waiting:
@@ -182,10 +199,13 @@ def _begin(word: Mapping[str, Any], ranks: tuple[int, int] | None) -> Any:
         except AstrayError as error:
             why = str(error)
     rank, world_size = ranks or (-1, 0)
-    place.mkdir(parents=True, exist_ok=True)
-    note = Note(os.getpid(), rank, world_size, why)
-    (place / _NOTE.format(os.getpid())).write_text(json.dumps(note), encoding="utf-8")
+    _write_note(place, Note(os.getpid(), rank, world_size, why))
     return recorder
+
+
+def _write_note(place: Path, note: Note) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    (place / _NOTE.format(note.process)).write_text(json.dumps(note), encoding="utf-8")
 
 
 def _recorder(word: Mapping[str, Any], place: Path) -> Any:

@@ -17,7 +17,9 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.data import get_worker_info
 
+from astray.capture.children import tell_of_fork
 from astray.capture.engine import Engine
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.calls.wrappers import chains, has_parameters, type_name
@@ -72,7 +74,11 @@ class Discovery:
 
     def meet(self, module: nn.Module, args: Any, frame: FrameType) -> None:
         """A module is called, from this frame of torch's."""
-        if self._capture.site(module) is not None or not self._engine.belongs_here():
+        if not self._engine.belongs_here():
+            if get_worker_info() is None:
+                tell_of_fork()
+            return
+        if self._capture.site(module) is not None:
             return
         try:
             if is_compiled_graph(module, frame):
