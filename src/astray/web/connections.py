@@ -15,8 +15,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 SECONDS_TO_ASK = 20.0
 """From the first byte to the last of a request. A browser on the same machine, or behind a tunnel, takes a few."""
 
+SECONDS_TO_BEGIN = 1.0
+"""From the connection to the first byte: one that was just made is about to ask, while others are being answered."""
+
 MOST_OPEN = 256
-"""Connections at a time, or half of the files that the process may open if that is less. A browser opens six."""
+"""Connections at a time, or half of the files that the process may open if that is less. A browser opens six. While all
+of them have only just begun, there may be half as many more."""
 
 
 def most_open() -> int:
@@ -42,9 +46,7 @@ class Connection(H11Protocol):
         self._heard = self.loop.time()
         self._await_request()
         if len(self.connections) > self.most:
-            waiting = [one for one in self.connections if isinstance(one, Connection) and one.is_waiting]
-            if waiting:
-                min(waiting, key=lambda one: one._heard).drop()
+            self._make_room()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -67,6 +69,16 @@ class Connection(H11Protocol):
         """Whether it is its client on whom the next step depends."""
         asked = self.cycle is not None and not self.cycle.response_complete
         return not asked or self.cycle.more_body or self.flow.write_paused
+
+    def _make_room(self) -> None:
+        """Drop the connection that has waited the longest, unless all have only just begun to and there is room."""
+        waiting = [
+            one for one in self.connections if isinstance(one, Connection) and one.is_waiting and one is not self
+        ]
+        if len(self.connections) <= self.most + self.most // 2:
+            waiting = [one for one in waiting if self.loop.time() - one._heard > SECONDS_TO_BEGIN]
+        if waiting:
+            min(waiting, key=lambda one: one._heard).drop()
 
     def drop(self) -> None:
         """Close it at once, whatever is still to be sent."""

@@ -108,8 +108,8 @@ def _judged_by_witnesses(
         slack = np.where(use_near, 1.0, t.OF_KIND) * np.where(sources.backward[at], t.OF_GRADIENTS[name], 1.0)
         slack *= np.where(count < t.STEADY, t.OF_FEW, 1.0)
         drifted = t.DRIFTED * np.where(bases.element[at] > t.LINEAR, t.FAR, 1.0)
-        slack *= np.where(bases.drifted[name][at], drifted, 1.0)
-        allowed = np.where(known, slack * t.GAIN[name] * np.maximum(others, t.LEAST[name]), t.LONELY)
+        wide = slack * np.where(bases.drifted[name][at], drifted, 1.0)
+        allowed = np.where(known, wide * t.GAIN[name] * np.maximum(others, t.LEAST[name]), t.LONELY)
         rule = np.where(known, Rule.SIBLINGS, Rule.MODEL)
         if name in ("norm", "mean"):  # sums of what is off by δ may be off by as much, if it is all in one direction
             allowed = np.where(known, allowed, np.maximum(allowed, bases.element[at] / whole))
@@ -118,7 +118,7 @@ def _judged_by_witnesses(
         allowed, rule = np.where(own, capped, allowed), np.where(own, Rule.MODEL, rule)
         if noise:
             seen = np.fmax.reduce([run.of(name, at) for run in noise])
-            by_noise = slack * t.GAIN[name] * np.maximum(seen, t.LEAST[name])
+            by_noise = slack * t.OF_NOISE[name] * np.maximum(seen, t.LEAST[name])
             # Other kernels may round more than a perturbed input does, and other precisions do.
             alone = ~known & ~np.isnan(seen) & (sources.evidence.mixed < t.MIXED)
             more = by_noise > allowed

@@ -64,6 +64,10 @@ attention were 20 times its siblings' by the norm, in a run with a fault elsewhe
 LEAST = {"values": 1.0, "worst": 1.0, "norm": 1 / SUMS, "mean": 1 / SUMS, "extremes": 2 / WORST}
 """And siblings that were lucky count as if they had the gain of a plain rounding: one standard deviation."""
 
+OF_NOISE = {"values": 6.0, "worst": 8.0, "norm": 20.0, "mean": 24.0, "extremes": 20.0}
+"""A row may have so many times the largest gain of its family in a noise run, whose weights drift like the candidate's:
+of 400 pairs of right runs no row was further from its next sibling, by whatever step."""
+
 OTHER_NOISE = 4.0
 """A noise run shows what becomes of a rounding in the inputs. Where siblings show more than that, other kernels may
 have made it: so many times as much is allowed, and no more than what the siblings say."""
