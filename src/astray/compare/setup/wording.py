@@ -10,6 +10,7 @@ from astray.record import ROOT
 from astray.wording import counted
 
 _SHOWN = 3
+_DEEPEST = 8  # lists in lists that are shown; settings have two, and a damaged file has any number
 _SUBJECTS = {
     "torch": "torch",
     "scaler": "GradScaler",
@@ -28,8 +29,8 @@ WRITTEN = "written_gradient"
 """Whether a gradient was written to before a step, unlike the others of its optimizer."""
 
 
-def shown(value: Any) -> str:
-    """A value as a sentence has it.
+def shown(value: Any, deep: int = 0) -> str:
+    """A value as a sentence has it. `deep`: in so many lists.
 
     >>> shown([0.9, 0.999]), shown(True), shown("high"), shown(1e-06)
     ('(0.9, 0.999)', 'True', 'high', '1e-06')
@@ -37,7 +38,7 @@ def shown(value: Any) -> str:
     if value is ABSENT:
         return "nothing"
     if isinstance(value, list):
-        return f"({', '.join(map(shown, value))})"
+        return f"({', '.join(shown(one, deep + 1) for one in value)})" if deep < _DEEPEST else "(…)"
     return value.removeprefix("torch.") if isinstance(value, str) else str(value)
 
 
