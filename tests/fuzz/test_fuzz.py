@@ -30,6 +30,13 @@ def test_some_seeds(home: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", [2000249, 2001237, 3000298])
+def test_what_was_found_late(home: Path, seed: int) -> None:
+    """Products beyond float64 in the search for the odd weight and in `risk --as`; settings in lists without end."""
+    tried(home, seed, 1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 1500, 100))
 def test_more_seeds(home: Path, first: int) -> None:
     tried(home, first, 100)

@@ -82,7 +82,7 @@ def _headroom(absmax: Floats, largest: Floats) -> dict[str, Floats]:
 
 def _growth(seen: Observations, absmax: Floats, worst: Floats, largest: Floats) -> dict[str, npt.NDArray[Any]]:
     """How many bits of head-room each step takes, and in how many more steps none would be left."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         found = growth(seen.place, seen.numbers["step"], np.log2(absmax), len(seen.first))
         left = np.log2(largest) - np.log2(worst)
         soonest, latest = left / found.high, left / found.low

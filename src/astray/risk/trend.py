@@ -39,7 +39,7 @@ class Growth(NamedTuple):
     high: Floats
 
 
-@np.errstate(divide="ignore", invalid="ignore")
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def growth(series: Ints, step: Ints, value: Floats, count: int) -> Growth:
     """The growth of `count` series, given as points in any order. Of several points in a step, the largest counts."""
     known = np.isfinite(value)

@@ -56,7 +56,7 @@ def imagine(seen: Observations, measured: Measured, target: Limits) -> WhatIf:
     """Every place of a run in the target dtype."""
     values, worst = measured.values, measured.largest_row
     largest = values.absmax[worst]
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         bits = np.where(largest > 0, np.log2(target.largest) - np.log2(largest), np.nan)
     vanishes = np.nextafter(target.vanishes, np.inf)
     gradients = _gradients(seen) & (largest > 0)
@@ -101,7 +101,7 @@ def _unmoved(values: Values, moving: Motion, eps: Floats, target: Limits) -> tup
     """
     known = (moving.update_row >= 0) & (eps < target.eps)
     weight, update = values.take(np.maximum(moving.weight_row, 0)), values.take(np.maximum(moving.update_row, 0))
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         still = 1 - update.nonzero / update.finite  # these do not move as it is
         certain = at_least(weight, 4 / target.eps * (1 + target.eps) * update.absmax).least
         least = np.maximum(still, certain * weight.nonzero / weight.finite)
