@@ -5,6 +5,7 @@ tensors.py     a torch tensor → what the engine needs to measure it; shards.py
 calls/         forward calls: modules, functions, ops, collectives, values the program saves
 backward/      the gradients of the same calls, and of parameters
 update/        what optimizers do to parameters
+setup/         what was set: attributes, flags, what optimizers step with, what gradients are clipped to
 compiled/      torch.compile
 program/       a program that knows nothing of astray: its models and its steps
 experiments/   what users try with a suspect
