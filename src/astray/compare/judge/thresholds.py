@@ -47,8 +47,8 @@ the norm, 19.2 by the mean, 8.8 by the extremes; of 274 second steps 18.6 by the
 LINEAR = 0.1
 FAR = 2.0
 """And a gain is the slope of a function: it says little of what comes of weights and numbers that are off by more than
-a tenth. So many times as much is allowed there. In BERTs after some ten steps, of 18 pairs by values in all, the furthest
-was 7.4."""
+a tenth. So many times as much is allowed there. In BERTs after some ten steps, of 18 pairs by values in all, the
+furthest was 7.4."""
 
 OF_KIND = 2.0
 """Siblings at the same place of other layers are alike. Where there are none, all of the same class are asked, which
