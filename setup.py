@@ -61,7 +61,10 @@ tensors = part("capture.pytorch._tensors", "capture/pytorch/_tensors.c", headers
 gradients = part("capture.pytorch.backward._gradients", "capture/pytorch/backward/_gradients.c", headers=(HOOKS,))
 taps = part(
     "capture._calls",
-    *(f"capture/native/{name}.c" for name in ("module", "calls", "stacks", "structure", "taking", "modules")),
+    *(
+        f"capture/native/{name}.c"
+        for name in ("module", "calls", "stacks", "structure", "taking", "modules", "endings")
+    ),
     headers=(CALLS, HOOKS, ROWS),
 )
 

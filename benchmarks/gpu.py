@@ -20,14 +20,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from gpu_sections import bits, kernels, memory, peers, steps, values
+from gpu_sections import bits, defaults, kernels, memory, peers, steps, values
 from gpu_sections.work import Report, Work
 from tables import provenance
 
-SECTIONS = ("kernels", "steps", "memory", "bits", "values", "peers")
+SECTIONS = ("defaults", "kernels", "steps", "memory", "bits", "values", "peers")
 """In this order: the profiler at the end of the steps may slow down launches after it, which the kernels count."""
 
-MODULES = {"steps": steps, "kernels": kernels, "memory": memory, "bits": bits, "values": values}
+MODULES = {"defaults": defaults, "steps": steps, "kernels": kernels, "memory": memory, "bits": bits, "values": values}
 PACKAGES = ("astray", "torch", "triton")
 
 

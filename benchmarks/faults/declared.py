@@ -73,11 +73,12 @@ class Setting:
 
 
 UPDATE = {"optimizer": ["gradient", "weight", "state", "update"]}
+FUNCTIONS = {"level": ["module", "function"], "optimizer": "calls"}
 SETTINGS = {
     setting.name: setting
     for setting in (
         Setting("modules", "statistics of modules"),
-        Setting("functions", "statistics of modules and functions", {"level": ["module", "function"]}, functions=True),
+        Setting("functions", "statistics of modules and functions", FUNCTIONS, functions=True),
         Setting("tensors", "tensors of modules", {"keep": "tensors"}),
         Setting("updates", "statistics of modules and updates", UPDATE, optimizer=True),
         Setting("noise", "statistics of modules, with other roundings everywhere", background="blocking"),

@@ -476,14 +476,65 @@ def test_a_step_that_raises_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [row["type"] for row in rows(run, phase="update", path="update")] == ["SGD"]
 
 
+class Halving(torch.optim.Optimizer):
+    """An optimizer that is not torch's: what it calls is seen by the modes, and is not asked for."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> None:
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        for parameter in self.param_groups[0]["params"]:
+            parameter.mul_(0.5)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, Halving])
+@pytest.mark.parametrize("level", ["function", "op"])
+def test_what_an_optimizer_calls_in_its_step_is_recorded_when_asked_for(tmp_path: Path, kind: Any, level: str) -> None:
+    def updates(name: str, **asked: Any) -> set[str]:
+        model = nn.Linear(2, 2)
+        optimizer = kind(model.parameters())
+        with astray.record(tmp_path / name, model, level=level, **asked):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        return {row["kind"] for row in rows(astray.open(tmp_path / name), phase="update")}
+
+    assert updates("default") == set()
+    assert updates("weights", optimizer="weight") == {"optimizer"}
+    assert updates("calls", optimizer="calls") == {level}
+    assert updates("both", optimizer=["weight", "calls"]) == {"optimizer", level}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, Halving])
+def test_what_a_closure_calls_is_the_programs(tmp_path: Path, kind: Any) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = kind(model.parameters())
+
+    def closure() -> torch.Tensor:
+        loss = nn.functional.mse_loss(model(torch.ones(1, 2)), torch.zeros(1, 2))
+        loss.backward()
+        return loss
+
+    with astray.record(tmp_path / "run", model, level="function"):
+        optimizer.step(closure)
+    found = {row["site"] for row in rows(astray.open(tmp_path / "run"), role="output")}
+    assert {f"{kind.__name__}/mse_loss", "linear"} & {site.rpartition("(")[0] or site for site in found}
+    assert any(site.endswith("/mse_loss") for site in found)
+
+
 def modes_on() -> tuple[int, int]:
     return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
 
 
 @pytest.mark.parametrize("level", [("function",), ("op",), ("function", "op")])
-@pytest.mark.parametrize("phases", [("forward", "backward"), ("forward", "backward", "update")])
+@pytest.mark.parametrize(
+    "asked", [{"phases": ["forward", "backward"]}, {}, {"optimizer": "weight"}, {"optimizer": "calls"}]
+)
 def test_no_mode_is_told_of_a_step_of_torchs_own_that_nobody_asked_for(
-    level: tuple[str, ...], phases: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    level: tuple[str, ...], asked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step, fails = sgd_module.sgd, [False]
     modes, on = [], (int("function" in level), int("op" in level))
@@ -497,7 +548,7 @@ def test_no_mode_is_told_of_a_step_of_torchs_own_that_nobody_asked_for(
     monkeypatch.setattr(sgd_module, "sgd", spy)
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with astray.record(tmp_path / "run", model, level=level, phases=phases) as recording:
+    with astray.record(tmp_path / "run", model, level=level, **asked) as recording:
         for fails[0] in (False, True, False):
             model(torch.ones(1, 2)).sum().backward()
             with pytest.raises(ZeroDivisionError) if fails[0] else nullcontext():
@@ -505,7 +556,7 @@ def test_no_mode_is_told_of_a_step_of_torchs_own_that_nobody_asked_for(
             gc.collect()
             assert modes_on() == on
             recording.step()
-    assert modes == [on if "update" in phases else (0, 0)] * 3
+    assert modes == [on if asked == {"optimizer": "calls"} else (0, 0)] * 3
     assert modes_on() == (0, 0)
     kind = "torch.nn.functional.linear" if "function" in level else "aten.addmm.default"
     assert len(rows(astray.open(tmp_path / "run"), type=kind, phase="forward", path="out")) == 3

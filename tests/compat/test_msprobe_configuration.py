@@ -66,7 +66,8 @@ def test_what_the_recorder_is_told(tmp_path: Path) -> None:
 
     assert told(rank=[1, "3-4"], step=["0-1"]) == {
         "level": ["function"], "keep": "stats", "steps": [0, 1], "ranks": [1, 3, 4],
-        "phases": ["backward", "forward", "update"], "roles": ["input", "output"], "functions": None,
+        "phases": ["backward", "forward", "update"], "optimizer": "calls", "roles": ["input", "output"],
+        "functions": None,
     }  # fmt: skip
     assert told(level="L0")["level"] == ["module"]
     assert told(level="L0")["roles"] == ["gradient", "input", "output", "parameter"]

@@ -62,6 +62,7 @@ class Engine(Calls):
         self._failed_once = False
         self._over = False
         self.scaled = False  # whether a loss of this step was scaled, so that gradients may overflow
+        self.in_optimizers: set[Site] = set()  # functions and ops that optimizers call in their steps
         self.apply(settings)
 
     # -- settings ------------------------------------------------------------------------------------------------
@@ -87,6 +88,8 @@ class Engine(Calls):
             site.judge = self._selection
             level = _LEVEL_OF.get(site.kind)
             of_level = level is None or level in self._levels
+            if site in self.in_optimizers and site.kind in ("function", "op"):
+                of_level = of_level and "calls" in self.settings.optimizer
             site.wanted = of_level and self._selection.wants_site(site.name, site.type, site.kind)
             if of_level and not site.wanted:
                 self._pass_over(site)

@@ -29,7 +29,7 @@ LEVELS = ("module", "function", "op")
 KEEPS = ("stats", "fingerprint", "sample", "tensors")
 PHASES = ("forward", "backward", "update")
 ROLES = ("input", "output", "parameter", "gradient", "state")
-OPTIMIZER = ("gradient", "weight", "state", "update")
+OPTIMIZER = ("gradient", "weight", "state", "update", "calls")
 COMPILED = ("modules",)
 
 Words = str | Sequence[str] | AbstractSet[str]

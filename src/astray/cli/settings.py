@@ -27,7 +27,9 @@ def add_what(parser: argparse.ArgumentParser, level: str = ", ".join(USUAL.level
     )
     what.add_argument("--slice", metavar="PART", help="keep only the values of this part, such as '0:1, ..., :64'")
     what.add_argument(
-        "--optimizer", metavar="WORDS", help=f"of each parameter after an update: {', '.join(OPTIMIZER)} (default none)"
+        "--optimizer",
+        metavar="WORDS",
+        help=f"of each update, by parameter: {', '.join(OPTIMIZER[:-1])}; calls: its functions and ops (default none)",
     )
     what.add_argument("--compiled", metavar="WORDS", help="what is seen inside compiled code: modules (default none)")
     return what

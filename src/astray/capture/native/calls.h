@@ -96,6 +96,7 @@ int add_walk(PyObject *module);
 int add_structures(PyObject *module);
 int add_taking(PyObject *module);
 int add_modules(PyObject *module);
+int add_endings(PyObject *module);
 
 // ---- what torch is asked -------------------------------------------------------------------------------------------
 

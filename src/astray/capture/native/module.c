@@ -10,7 +10,7 @@ PyMODINIT_FUNC PyInit__calls(void) {
     PyObject *module = PyModule_Create(&kModule);
     if (!module) return NULL;
     if (add_calls(module) < 0 || add_walk(module) < 0 || add_structures(module) < 0 || add_taking(module) < 0 ||
-        add_modules(module) < 0) {
+        add_modules(module) < 0 || add_endings(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }

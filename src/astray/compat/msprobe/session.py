@@ -188,7 +188,8 @@ def settings_of(asked: Configuration) -> Given:
     values = asked.task in ("tensor", "overflow_check") or asked.md5 or bool(asked.tensors)
     roles = {"state"} if structure else {*asked.roles, *(() if asked.level == "L1" else ("parameter", "gradient"))}
     phases = asked.phases | {"forward"}  # a backward call is numbered by its forward call
-    if "forward" in asked.phases and asked.level in ("L1", "mix"):
+    updates = "forward" in asked.phases and asked.level in ("L1", "mix")
+    if updates:
         phases |= {"update"}  # to msprobe, functions inside of an optimizer's step are functions like others
     return Given(
         level=_LEVELS[asked.level],
@@ -196,6 +197,7 @@ def settings_of(asked: Configuration) -> Given:
         steps=list(asked.steps),
         ranks=list(asked.ranks),
         phases=sorted(phases),
+        optimizer="calls" if updates else None,
         roles=sorted(roles),
         functions=asked.functions,
     )

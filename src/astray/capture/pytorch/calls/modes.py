@@ -83,10 +83,11 @@ class Modes:
             return
         holder: object = None
         while holder is not by:
-            holder, modes = suspended.pop()
+            holder, modes = suspended[-1]
             for mode, depth in modes:
                 if self._on and mode in self._modes and not _is_on(mode):  # it may have been told to stay off
                     _put(mode, depth)
+            suspended.pop()  # last: what an interrupt leaves undone is done when it is asked for again
 
 
 def _put(mode: TorchFunctionMode | TorchDispatchMode, depth: int) -> None:

@@ -103,6 +103,8 @@ class Places:
         if site is None:
             module, root = ("", "") if outer is None else (outer.site.module, outer.site.root)
             site = known[callee] = Site(f"{module}/{callee.name}", callee.type, root, callee.kind, module)
+            if outer is not None and outer.site.kind == "optimizer" and not outer.inside:  # no closure of the program's
+                self._engine.in_optimizers.add(site)
         return site
 
     def _is_elsewhere(self) -> bool:

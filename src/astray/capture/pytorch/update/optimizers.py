@@ -22,6 +22,7 @@ from torch.compiler import is_compiling
 from torch.optim import optimizer as torchs
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from astray.capture.calls import native
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.parameters import ParameterCapture
@@ -39,9 +40,12 @@ _NO_SETTINGS = frozenset({"params", "param_names"})
 
 
 class _Step:
-    """A step that is under way. An exception may end it without a word: its frame tells."""
+    """A step that is under way. An exception may end it without a word: its frame tells.
 
-    def __init__(self, frame: FrameType, optimizer: Any, wanted: frozenset[str]) -> None:
+    One during which the modes are off has no frame here: `_Away` tells, and lives as long as the frame.
+    """
+
+    def __init__(self, frame: FrameType | None, optimizer: Any, wanted: frozenset[str]) -> None:
         self.frame = frame
         self.thread = threading.get_ident()
         self.optimizer = optimizer
@@ -72,7 +76,7 @@ class OptimizerCapture:
         self._sites: dict[tuple[str, str], Site] = {}
         self._states: Known = {}
         self._under_way: list[_Step] = []
-        self._away: dict[int, object] = {}  # by threads, the step for which the modes are off
+        self._away: dict[int, _Step] = {}  # by threads, the step for which the modes are off
         self._handles = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
@@ -102,29 +106,45 @@ class OptimizerCapture:
                 self._come_back_late()
                 if not self._is_wanted(optimizer) or is_inner(frame, optimizer):
                     return None
-                if self._is_unasked(optimizer, args, kwargs):
-                    return _Away(self._modes, self._away, args, kwargs)
-                step = _Step(frame, optimizer, engine.settings.optimizer)
+                if self._is_unseen(optimizer, args, kwargs):
+                    return self._open_unseen(optimizer, frame, args, kwargs)
+                step = _Step(frame, optimizer, engine.settings.optimizer - {"calls"})
                 self._under_way.append(step)
                 if optimizer._optimizer_step_pre_hooks:
                     # Hooks of the optimizer's own come after ours and may change gradients: go behind the last of them.
                     step.hook = optimizer.register_step_pre_hook(_LastHook(self, step))
                 else:
-                    self._begin(step, args, kwargs)
+                    self._begin(step, frame, args, kwargs)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             engine.failed(f"a step of {type(optimizer).__name__}", error)
         return None
+
+    def _open_unseen(self, optimizer: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Opens a step during which the modes are off. What it gives is for torch to hold until the step ends."""
+        step = _Step(None, optimizer, self._engine.settings.optimizer - {"calls"})
+        away = _Away(self, step, args, kwargs)
+        try:
+            if step.wanted:
+                self._under_way.append(step)
+                self._begin(step, frame, args, kwargs)
+        except BaseException:  # `away` may live for long: an exception holds the frames that it went through
+            self.step_ended(step)
+            raise
+        return away
 
     @never_compiled
     def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._engine.tensors.forget()
         if is_compiling() or not self._engine.belongs_here():
             return
-        if self._come_back() or not self._under_way:
+        self._come_back()
+        if not self._under_way:
             return
-        frame = sys._getframe(1)
-        step = next((step for step in self._under_way if step.frame is frame), None)
-        if step is None:
+        frame, here = sys._getframe(1), threading.get_ident()
+        for step in self._under_way:
+            if step.frame is frame or (step.frame is None and step.thread == here and step.optimizer is optimizer):
+                break
+        else:
             return
         self._under_way.remove(step)
         try:
@@ -139,22 +159,22 @@ class OptimizerCapture:
         """All hooks of the optimizer's own have run."""
         try:
             with DisableTorchFunction(), torch.no_grad():
-                self._begin(step, args, kwargs)
+                self._begin(step, step.frame, args, kwargs)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
             self._engine.failed(f"a step of {type(step.optimizer).__name__}", error)
 
     def _is_a_place(self) -> bool:
-        """Whether the functions and ops inside a step are recorded, which should be found there."""
+        """Whether functions and ops are recorded: those inside a step should be found there."""
         return not _WITHIN.isdisjoint(self._engine.settings.level)
 
-    def _is_unasked(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether nothing inside a step is asked for, and only torch's own code runs there.
+    def _is_unseen(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the modes can be off during a step: calls inside it are not asked for, and all of it is torch's code.
 
         It asks a handful of questions about every parameter, and the function mode would be told of each; ops get
         all parameters at once, and an op mode has them wrapped one by one.
         """
         settings = self._engine.settings
-        if "update" in settings.phases or settings.optimizer or settings.scope is not None:
+        if not self._is_a_place() or self._takes_calls() or settings.scope is not None or native is None:
             return False
         if closure_of(args, kwargs) is not None or not _is_torchs(optimizer):
             return False
@@ -163,12 +183,32 @@ class OptimizerCapture:
         first = next(iter(_POST_HOOKS.values()), None)  # somebody else's would be called before ours
         return first == self._after and not (dist.is_available() and dist.is_initialized())
 
+    def _takes_calls(self) -> bool:
+        """Whether the calls that an optimizer makes in its step are recorded."""
+        settings = self._engine.settings
+        return "calls" in settings.optimizer and "update" in settings.phases
+
     def _come_back(self) -> bool:
         """Puts the modes on again; False when no step of this thread keeps them off."""
-        step = self._away.pop(threading.get_ident(), None)
+        thread = threading.get_ident()
+        step = self._away.get(thread)
         if step is not None:
             self._modes.resume(step)
+            self._away.pop(thread, None)
         return step is not None
+
+    def suspend(self, step: _Step) -> None:
+        """Takes the modes off for a step of this thread."""
+        self._away[step.thread] = step
+        self._modes.suspend(step, ops=True)
+
+    def step_ended(self, step: _Step) -> None:
+        """Nothing runs any more of a step during which the modes were off; most often all of this has been done."""
+        if self._away.get(step.thread) is step and threading.get_ident() == step.thread:
+            self._come_back()
+        if step in self._under_way:
+            self._under_way.remove(step)
+            self._release(step)
 
     def _come_back_late(self) -> None:
         """The same for a step that is long over, should there be one."""
@@ -251,11 +291,14 @@ class OptimizerCapture:
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    def _begin(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin(self, step: _Step, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         engine, optimizer, kind = self._engine, step.optimizer, type(step.optimizer).__name__
         label = self._label(optimizer)
         step.gradients_come = closure_of(args, kwargs) is not None
-        step.call = engine.enter(self._site(label, kind), step.frame, phase="update", micro=0, row=bool(step.wanted))
+        step.call = engine.enter(self._site(label, kind), frame, phase="update", micro=0, row=bool(step.wanted))
+        if step.frame is None:
+            step.call.frame = None
+        step.call.inside = step.gradients_come  # what a closure calls is the program's, and not the optimizer's
         if self._is_a_place():
             engine.tensors.forget()  # gradients were summed over ranks, perhaps, which no version counter tells
         if not step.wanted:
@@ -306,20 +349,13 @@ class _Away(tuple[Any, ...]):
     The frame of torch's that has called the hook holds on to it until the step ends, be it by an exception.
     """
 
-    def __new__(cls, _modes: Modes, _away: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Away:
+    def __new__(cls, _capture: OptimizerCapture, _step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Away:
         return super().__new__(cls, (args, kwargs))
 
-    def __init__(self, modes: Modes, away: dict[int, object], _args: Any, _kwargs: Any) -> None:
-        self._modes = modes
-        self._steps = away
-        self._step = away[threading.get_ident()] = object()
-        modes.suspend(self._step, ops=True)
-
-    def __del__(self) -> None:
-        thread = threading.get_ident()
-        if self._steps.get(thread) is self._step:  # nobody else has put them on again
-            del self._steps[thread]
-            self._modes.resume(self._step)
+    def __init__(self, capture: OptimizerCapture, step: _Step, _args: Any, _kwargs: Any) -> None:
+        # Not in `__del__`, which would lose what a signal handler of the program raises.
+        self._ending = native.Ending(lambda: capture.step_ended(step))
+        capture.suspend(step)
 
 
 def _is_torchs(optimizer: Any) -> bool:
