@@ -1,125 +1,79 @@
-"""Records the gradients of forward calls when the backward pass reaches them: natively, or in plain Python.
+"""Records the gradients of a forward call when the backward pass reaches it.
 
-What is seen and how is told in `watching`, the reference. The native part does the same in a fraction of the time;
-`ASTRAY_TAPS=python` in the environment does without it.
+What arrives at the call's outputs is seen by a hook at each of them. What the call sends to an input is its own
+contribution, not the sum over everybody who used that input: it is read from the autograd nodes that were born inside
+the call and lead to the input. Most functions make one node: then one hook on it sees both. Nothing is wrapped and no
+node is added, so the graph, the order of its sums and therefore every bit of the result stay as they are.
+
+All of that is C++ (`native/`), which is built when this module is first imported. Here is what it has done in Python.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import DisableTorchFunction
-from torch._C._autograd import _get_sequence_nr
+from torch._C._dynamo import eval_frame as dynamo
 from torch.compiler import is_compiling
 
-from astray.capture.pytorch.backward import watching
-from astray.capture.pytorch.calls.hooks import Hook, watch_compilers
+from astray.capture.pytorch.calls.hooks import Hook
 from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.shards import add_up
-from astray.capture.pytorch.tensors import PLAIN
 
 if TYPE_CHECKING:
-    from astray.capture.pytorch.backward.watching import InputEdges, LiveGradients
+    from astray.capture.pytorch import _autograd
+    from astray.capture.pytorch._autograd import AccumulatedHook, ArrivingHook, InputEdges, LeafHook, LiveGradients
+else:
+    _autograd = load()
+    AccumulatedHook, ArrivingHook = _autograd.AccumulatedHook, _autograd.ArrivingHook
+    InputEdges, LeafHook, LiveGradients = _autograd.InputEdges, _autograd.LeafHook, _autograd.LiveGradients
 
-__all__ = ["InputEdges", "LiveGradients", "native"]
+__all__ = ["AccumulatedHook", "ArrivingHook", "InputEdges", "LiveGradients", "living"]
+
+living = _autograd.living
 
 
 @never_compiled
 def _call_tensor_hook(self: Any, gradient: Any) -> None:
-    """What dynamo finds a native hook to do, and sees that compiled code has no part in it."""
+    """What dynamo finds a hook on a tensor to do, and sees that compiled code has no part in it."""
     if not is_compiling():
         self.run(gradient)
 
 
 @never_compiled
-def _call_node_hook(self: Any, computed: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+def _call_node_hook(work: Callable[[], None]) -> None:
+    """Does what a hook on a node does, where dynamo would compile every function that starts."""
     if not is_compiling():
-        self.run(computed, arrived)
+        work()
 
 
-class _Registering:
-    """Has torch put our hooks on nodes natively while recordings run; it makes a handle in Python for each otherwise.
+def _put_on_leaf(leaf: torch.Tensor, hook: LeafHook) -> Any:
+    """Puts a hook on a leaf, and gives back the handle. What a call has sent here comes before what arrives here.
 
-    There is one function that torch asks for that, by its name. Hooks of others go on to the one that was there.
+    torch calls hooks in the order they were put into their dict, which taking out and putting back changes.
     """
-
-    def __init__(self, native: Any) -> None:
-        self._holder: Any = getattr(torch.autograd.function, "_HookMixin", None)
-        self._original = None if self._holder is None else vars(self._holder).get("_register_hook")
-        self._native = native
-        self._recordings = 0
-
-    @property
-    def original(self) -> Any:
-        """What torch asks otherwise; None when this one has another way."""
-        return getattr(self._original, "__func__", None)
-
-    def __call__(self, on: bool) -> None:
-        """A recording has started, or stopped."""
-        self._recordings += 1 if on else -1
-        if self.original is not None:
-            was, becomes = self._original, self._native
-            if not self._recordings:
-                was, becomes = becomes, was
-            if vars(self._holder).get("_register_hook") is was:  # else somebody else has put theirs there
-                self._holder._register_hook = becomes
+    handle = leaf.register_hook(hook)  # type: ignore[no-untyped-call]
+    hooks = leaf._backward_hooks
+    if not hook.arrives and hooks is not None:
+        for key in [key for key, other in hooks.items() if isinstance(other, LeafHook) and other.arrives]:
+            hooks[key] = hooks.pop(key)
+    return handle
 
 
-def _some_result() -> torch.Tensor:
-    """A tensor with a node, whatever is on around us."""
-    with torch.inference_mode(False), torch.enable_grad(), DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        return torch.empty(0, dtype=torch.float32, device="cpu", requires_grad=True).view(0)
+def _prepare() -> None:
+    """Tells the native part what is done here, and how to ask whether a compiler is at work.
+
+    Its hooks need not go through Python then where there is none. They always do where torch has other names for it.
+    """
+    callback = getattr(dynamo, "get_eval_frame_callback", None)
+    flags = vars(torch.compiler) if hasattr(torch.compiler, "_is_compiling_flag") else None
+    _autograd.use(add_up, _call_node_hook, _put_on_leaf, flags, callback)
+    for hook in (LeafHook, AccumulatedHook, ArrivingHook):
+        _autograd.shown_as(hook, _call_tensor_hook)
+        setattr(hook, "__reduce__", Hook.__reduce__)  # noqa: B010 - the types know of no such attribute
+        setattr(hook, "__torch_unserializable__", Hook.__torch_unserializable__)  # noqa: B010
 
 
-def _prepared() -> Any:
-    """The native part, told what it needs to know; None when it is not wanted, was not built or cannot do its work."""
-    if os.environ.get("ASTRAY_TAPS") == "python":
-        return None
-    try:
-        from astray.capture.pytorch.backward import _gradients
-
-        registering = _Registering(_gradients.register_hook)
-        _gradients.use(
-            sequence_nr=_get_sequence_nr,
-            depth=torch._C._len_torch_function_stack,
-            dispatch_depth=torch._C._len_torch_dispatch_stack,
-            grad_enabled=torch.is_grad_enabled,
-            disable=torch._C.DisableTorchFunction,
-            plain=tuple(PLAIN),
-            ordered=OrderedDict,
-            edges=watching.InputEdges,
-            live=watching.LiveGradients,
-            add_up=add_up,
-            untouched=watching.leaves_gradients_alone,
-            own=watching.OWN,
-            registering=registering,
-            registered=registering.original,
-            dicts_track_themselves=sys.version_info < (3, 14),
-        )
-        with contextlib.suppress(RuntimeError):  # then more is left to the garbage collector, and that is all
-            _gradients.look_at(_some_result())
-        lasting = (_gradients.AccumulatedHook, _gradients.ArrivingHook)
-        for of_tensor in (_gradients.ArrivalHook, _gradients.CompletionHook, *lasting):
-            _gradients.shown_as(of_tensor, _call_tensor_hook)
-        for of_node in (_gradients.NodeGradients, _gradients.SendingHook):
-            _gradients.shown_as(of_node, _call_node_hook)
-        for hook in lasting:
-            setattr(hook, "__reduce__", Hook.__reduce__)  # noqa: B010 - the types know of no such attribute
-            setattr(hook, "__torch_unserializable__", Hook.__torch_unserializable__)  # noqa: B010
-        watch_compilers(_gradients)
-    except (ImportError, AttributeError):  # not built, or a torch that has other names
-        return None
-    return _gradients
-
-
-native = _prepared()
-"""The native part, if it is in use."""
-
-if not TYPE_CHECKING:
-    InputEdges = (native or watching).InputEdges
-    LiveGradients = (native or watching).LiveGradients
+_prepare()

@@ -11,14 +11,10 @@ import weakref
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction
-from torch.compiler import is_compiling
 from torch.nn.parameter import is_lazy
 
 from astray.capture.engine import Engine, Site
-from astray.capture.pytorch.backward.gradients import native
-from astray.capture.pytorch.calls.hooks import Hook
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.backward.gradients import AccumulatedHook, ArrivingHook
 
 
 class ParameterCapture:
@@ -71,7 +67,7 @@ class ParameterCapture:
         gradient, known = parameter.grad, self._watched.get(id(parameter))
         if gradient is None or known is None or known.accumulated is None or known.parameter() is not parameter:
             return None
-        return int(known.accumulated.writes(gradient))
+        return known.accumulated.writes(gradient)
 
     def listen(self, on: bool) -> None:
         """Puts the hooks in place, or takes them off for steps that are not recorded."""
@@ -97,7 +93,7 @@ class _Watched:
     def __init__(self, parameter: torch.Tensor, site: Site) -> None:
         self.parameter = weakref.ref(parameter)
         self.site = site
-        self.accumulated: Any = None
+        self.accumulated: AccumulatedHook | None = None
         self._handles: list[Any] = []
 
     def put(self, engine: Engine) -> bool:
@@ -117,74 +113,3 @@ class _Watched:
             handle.remove()
         self._handles.clear()
         self.accumulated = None
-
-
-class _ArrivingHook(Hook):
-    """Sees a gradient just before it is added to the one that is there already."""
-
-    __slots__ = ("accumulated", "parameter")
-
-    def __init__(self, accumulated: _AccumulatedHook, parameter: weakref.ref[torch.Tensor]) -> None:
-        self.accumulated = accumulated
-        self.parameter = parameter
-
-    @never_compiled
-    def __call__(self, gradient: torch.Tensor | None) -> None:
-        if is_compiling():
-            return
-        parameter = self.parameter()
-        self.accumulated.arrived = gradient is not None
-        self.accumulated.seq = None  # of one that a signal handler's exception has cut short
-        if gradient is not None and parameter is not None and parameter.grad is not None:
-            self.accumulated.see("added", gradient)
-
-
-class _AccumulatedHook(Hook):
-    """Sees the gradient of a parameter each time something was added to it."""
-
-    __slots__ = ("_left", "arrived", "engine", "seq", "site")
-
-    def __init__(self, engine: Engine, site: Site) -> None:
-        self.engine = engine
-        self.site = site
-        self.seq: int | None = None
-        self.arrived = False
-        self._left = 0, -1  # the id and the version of the gradient that it saw last
-
-    def writes(self, gradient: torch.Tensor) -> int:
-        """How often a gradient was written to since it was seen; −1 when it is another one, or not known."""
-        seen, version = self._left
-        return gradient._version - version if id(gradient) == seen and version >= 0 else -1
-
-    @never_compiled
-    def __call__(self, parameter: torch.Tensor) -> None:
-        if is_compiling():
-            return
-        arrived, self.arrived = self.arrived, False
-        if parameter.grad is None and not arrived:
-            return  # compiled code calls here for parameters that it has no gradient for
-        if parameter.grad is None:
-            self.engine.missed(f"the gradient of {self.site.name}", "another hook took it away first")
-        else:
-            try:
-                self.see("grad", parameter.grad)
-                known = not parameter.grad.is_inference()
-                self._left = id(parameter.grad), parameter.grad._version if known else -1
-            finally:
-                self.seq = None
-
-    def see(self, path: str, gradient: torch.Tensor) -> None:
-        engine = self.engine
-        if not engine.listening or not engine.is_here:
-            return
-        try:
-            with DisableTorchFunction():  # what is done here is no part of the program
-                if self.seq is None:
-                    self.seq = engine.event(self.site, "backward")
-                engine.tensors.observe(self.seq, "gradient", path, gradient)
-        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
-            engine.failed(f"the gradient of {self.site.name}", error)
-
-
-AccumulatedHook: Any = _AccumulatedHook if native is None else native.AccumulatedHook
-ArrivingHook: Any = _ArrivingHook if native is None else native.ArrivingHook

@@ -18,8 +18,8 @@ import torch
 from torch._library.effects import EffectType
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-from astray.capture.pytorch.backward.watching import CallGradients, InputEdges, _Sum
 from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.traced_gradients import TracedEdges, TracedGradients
 from astray.capture.pytorch.files import torch_folder
 
 NO_CALL = -1
@@ -66,7 +66,7 @@ class _Traced(threading.local):
     """The calls that are being traced, on each thread."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, int, InputEdges]] = []
+        self.calls: list[tuple[str, int, TracedEdges]] = []
 
 
 _traced = _Traced()
@@ -81,7 +81,7 @@ def _trace_enter(inputs: list[torch.Tensor], site: str, paths: str, number: int)
     with torch._C._AutoDispatchBelowAutograd():
         torch.ops.astray.enter(inputs, site, paths, number)
     if not around:
-        _traced.calls.append((site, number, InputEdges(_named(paths, inputs))))
+        _traced.calls.append((site, number, TracedEdges(_named(paths, inputs))))
 
 
 @never_compiled
@@ -98,9 +98,8 @@ def _trace_leave(outputs: list[torch.Tensor], site: str, paths: str, number: int
         name, of, found = _traced.calls.pop()
         edges = found if (name, of) == (site, number) else None
     if torch.is_grad_enabled():
-        gradients = _TracedGradients(_Emitter(call, number), None)  # type: ignore[arg-type]
         hooked = [(path, tensor) for path, tensor in _named(paths, outputs) if tensor.requires_grad]
-        gradients.watch(edges or InputEdges([]), hooked)
+        TracedGradients(call, number).watch(edges or TracedEdges([]), hooked)
     return call
 
 
@@ -111,40 +110,6 @@ def _functionalise(mode: Any, operator: Any, types: Any, args: tuple[Any, ...], 
     if operator.name() == "astray::enter":
         _hide(args[1], args[3])
     return _no_call() if operator.name() == "astray::leave" else None
-
-
-class _TracedGradients(CallGradients):
-    """Puts an operator into the graph wherever a gradient passes."""
-
-    __slots__ = ()
-
-    def guarded(self, action: Callable[..., None], *args: Any) -> None:
-        action(*args)
-
-    def sent(self, path: str, gradient: torch.Tensor) -> None:
-        if self._expected[path] == 1:
-            self._engine.tensors.observe(0, "output", path, gradient)
-            return
-        sum_ = self._sums.setdefault(path, _Sum())
-        sum_.terms += 1
-        sum_.total = gradient if sum_.total is None else sum_.total + gradient  # in the graph, as anything else
-        if sum_.terms == self._expected[path]:
-            self.complete(path)
-
-
-class _Emitter:
-    """Stands in for the engine while gradients are only being traced."""
-
-    def __init__(self, call: torch.Tensor, number: int) -> None:
-        self._call = call
-        self._number = number
-        self.tensors = self
-
-    def backward(self, _: Any) -> int:
-        return 0
-
-    def observe(self, _: int, role: str, path: str, gradient: torch.Tensor) -> None:
-        torch.ops.astray.gradient(gradient.detach(), self._call, role, path, self._number)
 
 
 def _operator_around() -> str:

@@ -1,0 +1,224 @@
+// The gradients of one forward call, as the backward pass brings them.
+//
+// They live as long as the graph, whose hooks hold them, or until the recording stops and they are released. They never
+// hold a node of the graph: a node holds its hooks, they hold this, and nobody could free the circle. Everything here
+// happens with the interpreter held, which may pass to another thread whenever Python is called.
+
+#pragma once
+
+#include <torch/csrc/autograd/grad_mode.h>
+#include <torch/csrc/utils/disable_torch_function.h>
+
+#include <atomic>
+#include <memory>
+
+#include "edges.h"
+#include "recording.h"
+
+namespace astray {
+
+using Tensors = torch::autograd::variable_list;
+
+// What the gradients of all calls have in common.
+class Watched {
+public:
+    Watched(PyObject *engine, PyObject *call) : engine_(Ref::shared(engine)), call_(Ref::shared(call)) { ++living; }
+    Watched(const Watched &) = delete;
+    virtual ~Watched() { --living; }
+
+    // torch may free a graph on any thread, and after Python has ended.
+    template <class Kind, class... Given>
+    static std::shared_ptr<Kind> make(Given &&...given) {
+        return {new Kind(std::forward<Given>(given)...), [](Kind *self) {
+                    if (!Py_IsInitialized()) return;
+                    const WithPython with_python;
+                    delete self;
+                }};
+    }
+
+    // Ends it: the recording has stopped, though the graph may live on.
+    virtual void release() { engine_ = call_ = Ref(); }
+    bool is_released() const { return !engine_; }
+
+    // The step has ended: what still waits for more is recorded as it is.
+    virtual void finish_step() {}
+
+    // Does one observation; whatever goes wrong in it stays out of the backward pass.
+    template <class Action>
+    void guarded(Action action) {
+        if (is_released()) return;
+        const Ref engine = engine_, call = call_;  // `action` may end the recording
+        try {
+            if (!flag(engine, names->paused) && flag(engine, names->is_here)) action();
+        } catch (...) {
+            report(engine, attribute(call, names->site), "a gradient of %U");
+        }
+    }
+
+    static inline std::atomic<long> living{0};
+
+protected:
+    // Records a gradient of the call `seq`, which begins with the first of them.
+    void see(Ref &seq, PyObject *role, PyObject *path, const at::Tensor &gradient) {
+        if (is_released()) return;
+        const Ref engine = engine_;
+        if (!seq) seq = call_method(engine, names->backward, call_.get());
+        const Ref number = seq;  // another thread may begin the next meanwhile
+        observe(engine, number, role, path, Ref::made(THPVariable_Wrap(gradient)));
+    }
+
+    Ref engine_, call_;
+};
+
+// Of a call that made one node. That runs once in a backward pass, with everything that arrives, and has then computed
+// everything that it sends. What arrives is seen as the node got it, after hooks of the user on the output have changed
+// it. Where the backward pass ends at the output (`torch.autograd.grad` with respect to it), there is no row.
+class NodeGradients : public Watched {
+public:
+    struct Route {
+        size_t index;
+        Ref path;
+    };
+
+    NodeGradients(PyObject *engine, PyObject *call, std::vector<Route> arrives, std::vector<Route> sends)
+        : Watched(engine, call), arrives_(std::move(arrives)), sends_(std::move(sends)) {}
+
+    void ran(const Tensors &computed, const Tensors &arrived) {
+        guarded([&] {
+            Ref seq;
+            for (const Route &route : arrives_) see_route(seq, names->input, route, arrived);
+            for (const Route &route : sends_) see_route(seq, names->output, route, computed);
+        });
+    }
+
+private:
+    void see_route(Ref &seq, PyObject *role, const Route &route, const Tensors &gradients) {
+        if (route.index < gradients.size() && gradients[route.index].defined())  // else an output that nobody used
+            see(seq, role, route.path, gradients[route.index]);
+    }
+
+    const std::vector<Route> arrives_, sends_;
+};
+
+// Whether a tensor can be added up without asking code of the program's or another process.
+inline bool is_plain(const at::Tensor &tensor) {
+    using c10::DispatchKey;
+    const auto keys = tensor.unsafeGetTensorImpl()->key_set();
+    return tensor.layout() == at::kStrided && !keys.has(DispatchKey::Python) &&
+           !keys.has(DispatchKey::FuncTorchBatched) && !keys.has(DispatchKey::FuncTorchGradWrapper);
+}
+
+// The sum of two gradients, out of sight of every mode; undefined when that would take communication.
+inline at::Tensor add_up(const at::Tensor &one, const at::Tensor &other) {
+    if (is_plain(one) && is_plain(other)) {
+        const WithoutPython without_python;
+        const torch::autograd::AutoGradMode without_gradients(false);
+        const torch::DisableTorchDispatch without_modes;
+        return one.add(other);
+    }
+    const OutOfSight out_of_sight;
+    const Ref first = Ref::made(THPVariable_Wrap(one)), second = Ref::made(THPVariable_Wrap(other));
+    const Ref sum = call(helpers->add_up, first.get(), second.get());
+    return sum.get() == Py_None ? at::Tensor() : THPVariable_Unpack(sum.get());
+}
+
+// Of any other call: what arrives is seen at its outputs, what it sends at those of its nodes that lead to an input.
+class CallGradients : public Watched {
+public:
+    // An input that gradients are sent to.
+    struct Target {
+        size_t input;
+        Ref path;
+        int expected = 0, terms = 0;  // how many nodes send to it, and how many have
+        at::Tensor total{};
+    };
+    struct Output {
+        Ref path, through;  // `through` is the path of the input that this output is, if it is one
+        bool arrived = false;
+    };
+
+    CallGradients(PyObject *engine, PyObject *call) : Watched(engine, call) {}
+
+    // Which target an input is; added when it is none yet.
+    size_t target_of(size_t input, const Ref &path) {
+        for (size_t i = 0; i < targets.size(); ++i)
+            if (targets[i].input == input) return i;
+        targets.push_back({input, path});
+        return targets.size() - 1;
+    }
+
+    // The gradient of an output is complete.
+    void arrived(size_t index, const at::Tensor &gradient) {
+        guarded([&] {
+            Output &output = outputs[index];
+            if (output.arrived) finish();  // a second backward through the same graph
+            output.arrived = true;
+            see(seq_, names->input, output.path, gradient);
+            if (output.through) see(seq_, names->output, output.through, gradient);
+        });
+    }
+
+    // One of the call's nodes has computed what it sends to an input.
+    void sent(size_t index, const at::Tensor &gradient) {
+        guarded([&] {
+            Target &target = targets[index];
+            if (target.expected == 1) {
+                see(seq_, names->output, target.path, gradient);
+                return;
+            }
+            if (++target.terms == 1)
+                target.total = gradient;
+            else if (target.total.defined())
+                target.total = add_up(at::Tensor(target.total), gradient);
+            if (target.terms == target.expected) complete_one(target);
+        });
+    }
+
+    // Nothing more will be sent to this input: the backward pass has come to where it came from.
+    void complete(size_t index) {
+        guarded([&] { complete_one(targets[index]); });
+    }
+
+    void finish_step() override {
+        for (const Target &target : targets)
+            if (target.terms) {
+                guarded([&] { finish(); });
+                return;
+            }
+    }
+
+    void release() override {
+        Watched::release();
+        seq_ = Ref();
+        for (Target &target : targets) target.total = at::Tensor();
+    }
+
+    std::vector<Target> targets;  // neither of the two changes once the hooks are in place
+    std::vector<Output> outputs;
+
+private:
+    void complete_one(Target &target) {
+        if (!target.terms || is_released()) return;
+        const at::Tensor total = std::exchange(target.total, at::Tensor());
+        target.terms = 0;
+        if (total.defined()) {
+            see(seq_, names->output, target.path, total);
+            return;
+        }
+        const Ref why = Ref::made(PyUnicode_FromString(
+            "its parts are distributed in different ways, and to add them takes communication"));
+        const Ref what = about("a gradient that %U sends", attribute(call_, names->site));
+        call_method(Ref(engine_), names->missed, what.get(), why.get());
+    }
+
+    // Ends this pass through the graph.
+    void finish() {
+        for (Target &target : targets) complete_one(target);
+        seq_ = Ref();
+        for (Output &output : outputs) output.arrived = false;
+    }
+
+    Ref seq_;
+};
+
+}  // namespace astray

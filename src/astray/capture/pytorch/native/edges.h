@@ -1,0 +1,194 @@
+// Where the inputs and outputs of a call hang in the autograd graph, and the way back from these to those.
+//
+// Nodes are numbered as they are made, on each thread. So those with a number below the one at which a call began were
+// there before it, and the way back through what it made ends at them.
+
+#pragma once
+
+#include <ATen/SequenceNumber.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "python.h"
+
+namespace astray {
+
+using torch::autograd::Node;
+using NodePtr = decltype(torch::autograd::Edge::function);  // another kind of pointer from torch 2.13 on
+
+constexpr size_t kNowhere = std::numeric_limits<size_t>::max();
+constexpr uint64_t kLeaf = std::numeric_limits<uint64_t>::max();  // the number of nodes that accumulate into leaves
+
+// A tensor that takes part in a graph, under the path by which the call was given it or gave it.
+struct Place {
+    Ref path, tensor;
+    NodePtr node;  // none for a leaf
+    uint32_t output;
+
+    const at::TensorImpl *impl() const { return THPVariable_Unpack(tensor.get()).unsafeGetTensorImpl(); }
+};
+
+// Those of a list of (path, tensor) that take part in a graph.
+inline std::vector<Place> places_of(PyObject *given) {
+    std::vector<Place> found;
+    const Ref pairs = Ref::made(PySequence_Fast(given, "Tensors come as a list of (path, tensor)."));
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(pairs.get());
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        PyObject *pair = PySequence_Fast_GET_ITEM(pairs.get(), i);
+        PyObject *tensor = PyTuple_Check(pair) && PyTuple_Size(pair) == 2 ? PyTuple_GetItem(pair, 1) : nullptr;
+        if (!tensor || !THPVariable_Check(tensor)) {
+            PyErr_SetString(PyExc_TypeError, "Tensors come as a list of (path, tensor).");
+            throw PythonError();
+        }
+        const at::Tensor &value = THPVariable_Unpack(tensor);
+        const NodePtr &node = value.grad_fn();
+        if (node || value.requires_grad())
+            found.push_back({Ref::shared(PyTuple_GetItem(pair, 0)), Ref::shared(tensor), node,
+                             node ? static_cast<uint32_t>(value.output_nr()) : 0});
+    }
+    return found;
+}
+
+// The inputs of a call, taken before it can change them in place.
+class InputEdges {
+public:
+    explicit InputEdges(PyObject *given) : born(at::sequence_number::peek()) {
+        for (Place &place : places_of(given)) {
+            if (find(place) != kNowhere) continue;  // given twice: recorded under its first path
+            has_leaves = has_leaves || !place.node;
+            inputs.push_back(std::move(place));
+            if (inputs.size() > kFew) index();
+        }
+    }
+
+    // Which input hangs at this output of a node.
+    size_t find(const Node *node, uint32_t output) const { return look(node, output); }
+    size_t find_leaf(const at::TensorImpl *leaf) const { return look(leaf, 0); }
+    size_t find(const Place &place) const {
+        return place.node ? find(place.node.get(), place.output) : find_leaf(place.impl());
+    }
+
+    const uint64_t born;  // the number that the next node was to have when the call began
+    bool has_leaves = false;
+    std::vector<Place> inputs;
+
+private:
+    static constexpr size_t kFew = 16;  // that are looked for one after the other
+    struct Hash {
+        size_t operator()(const std::pair<const void *, uint32_t> &key) const {
+            return std::hash<const void *>()(key.first) * 31 + key.second;
+        }
+    };
+
+    static std::pair<const void *, uint32_t> key(const Place &place) {
+        if (place.node) return {place.node.get(), place.output};
+        return {place.impl(), 0};
+    }
+
+    size_t look(const void *what, uint32_t output) const {
+        const std::pair<const void *, uint32_t> wanted(what, output);
+        if (!many_.empty()) {
+            const auto found = many_.find(wanted);
+            return found == many_.end() ? kNowhere : found->second;
+        }
+        for (size_t i = 0; i < inputs.size(); ++i)
+            if (key(inputs[i]) == wanted) return i;
+        return kNowhere;
+    }
+
+    void index() {
+        for (size_t i = many_.size(); i < inputs.size(); ++i) many_.emplace(key(inputs[i]), i);
+    }
+
+    std::unordered_map<std::pair<const void *, uint32_t>, size_t, Hash> many_;
+};
+
+// An edge that leads out of the part of the graph that a call made, to one of its inputs.
+struct Exit {
+    Node *from;
+    size_t index;  // which of its edges
+    size_t input;  // where that leads
+};
+
+// A walk back through the nodes that were made inside a call.
+class Walk {
+public:
+    Walk(const InputEdges &edges, uint64_t now)
+        : edges_(edges), by_number_(std::min<uint64_t>(now - edges.born, kMostByNumber)) {}
+
+    // Walks from a node, unless it was there before the call.
+    void from(Node *node) {
+        if (node->sequence_nr() >= edges_.born) meet(node);
+        while (!ahead_.empty()) {
+            Node *next = ahead_.back();
+            ahead_.pop_back();
+            pass(next);
+        }
+    }
+
+    // Looks at the edges of one node; says whether they lead to others inside the call.
+    bool pass(Node *node) {
+        const auto &following = node->next_edges();
+        bool goes_on = false;
+        for (size_t i = 0; i < following.size(); ++i) {
+            Node *to = following[i].function.get();
+            if (!to) continue;
+            size_t input = edges_.find(to, following[i].input_nr);
+            const uint64_t number = to->sequence_nr();
+            if (input == kNowhere && number == kLeaf && edges_.has_leaves) {
+                const auto *leaf = dynamic_cast<torch::autograd::AccumulateGrad *>(to);
+                if (leaf) input = edges_.find_leaf(leaf->variable.unsafeGetTensorImpl());
+            }
+            if (input != kNowhere) {
+                exits.push_back({node, i, input});
+            } else if (number >= edges_.born && number != kLeaf) {
+                goes_on = true;
+                meet(to);
+            }
+        }
+        return goes_on;
+    }
+
+    std::vector<Exit> exits;  // those of one node follow each other
+
+private:
+    static constexpr uint64_t kMostByNumber = 1 << 16;
+
+    void meet(Node *node) {
+        const uint64_t place = node->sequence_nr() - edges_.born;
+        bool is_new;
+        if (place < by_number_.size() && (!by_number_[place] || by_number_[place] == node)) {
+            is_new = !by_number_[place];
+            by_number_[place] = node;
+        } else {  // one of very many, or made on another thread, which counts for itself
+            is_new = others_.insert(node).second;
+        }
+        if (is_new) ahead_.push_back(node);
+    }
+
+    const InputEdges &edges_;
+    std::vector<Node *> by_number_, ahead_;
+    std::unordered_set<Node *> others_;
+};
+
+// Whether a node is one of torch's own derivatives, which write to fresh memory alone: AddBackward0. The `backward` of
+// somebody else's function may well change in place what arrives, before a hook behind it sees it.
+inline bool leaves_gradients_alone(const Node &node) {
+    static std::unordered_map<const std::type_info *, bool> known;  // used under the interpreter's lock
+    const std::type_info *kind = &typeid(node);
+    const auto found = known.find(kind);
+    if (found != known.end()) return found->second;
+    const std::string name = c10::demangle(kind->name());
+    const bool own = name.find("torch::autograd::generated::") != std::string::npos && std::isdigit(name.back());
+    return known[kind] = own;
+}
+
+}  // namespace astray

@@ -1,0 +1,115 @@
+// astray.capture.pytorch._autograd: the part of astray that speaks with torch's C++, built by build.py on first use.
+//
+// One file to compile, for torch's headers take most of the time.
+
+#include "live_gradients.h"
+#include "parameter_hooks.h"
+
+namespace astray {
+namespace {
+
+PyObject *make_edges(PyTypeObject *, PyObject *args, PyObject *) {
+    return to_python([&] {
+        PyObject *inputs;
+        if (!PyArg_ParseTuple(args, "O", &inputs)) throw PythonError();
+        return Box<InputEdges>::make(inputs);
+    });
+}
+
+PyObject *make_live(PyTypeObject *, PyObject *, PyObject *) {
+    return to_python([] { return Box<LiveGradients>::make(); });
+}
+
+// watch(engine, call, edges, outputs)
+PyObject *watch(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return to_python([&] {
+        if (count != 4 || Py_TYPE(args[2]) != Box<InputEdges>::type) {
+            PyErr_SetString(PyExc_TypeError, "`watch` takes an engine, a call, InputEdges and the outputs.");
+            throw PythonError();
+        }
+        Box<LiveGradients>::in(self).watch(args[0], args[1], Box<InputEdges>::in(args[2]), args[3]);
+        return none();
+    });
+}
+
+template <void (LiveGradients::*method)()>
+PyObject *on_live(PyObject *self, PyObject *) {
+    return to_python([&] {
+        (Box<LiveGradients>::in(self).*method)();
+        return none();
+    });
+}
+
+PyMethodDef live_methods[] = {
+    {"watch", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(watch)), METH_FASTCALL, nullptr},
+    {"finish", on_live<&LiveGradients::finish>, METH_NOARGS, nullptr},
+    {"remove", on_live<&LiveGradients::remove>, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+using OnLeaf = TensorHook<LeafHook, LeafHook::run>;
+using OnArrival = TensorHook<ArrivingHook, ArrivingHook::run>;
+using OnAccumulation = TensorHook<AccumulatedHook, AccumulatedHook::run>;
+
+PyMethodDef leaf_methods[] = {OnLeaf::method, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef arriving_methods[] = {OnArrival::method, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef accumulated_methods[] = {
+    OnAccumulation::method,
+    {"writes", AccumulatedHook::writes, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyGetSetDef leaf_attributes[] = {
+    {"arrives", LeafHook::get_arrives, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+// use(add_up, apart, put_on_leaf, flags, callback): what is done in Python, and how to ask whether a compiler is at work
+PyObject *use(PyObject *, PyObject *args) {
+    return to_python([&] {
+        PyObject *add_up, *apart, *put_on_leaf, *flags, *callback;
+        if (!PyArg_ParseTuple(args, "OOOOO", &add_up, &apart, &put_on_leaf, &flags, &callback)) throw PythonError();
+        *helpers = {Ref::shared(add_up), Ref::shared(apart), Ref::shared(put_on_leaf)};
+        compilers->flags = PyDict_Check(flags) && callback != Py_None ? Ref::shared(flags) : Ref();
+        compilers->callback = Ref::shared(callback);
+        return none();
+    });
+}
+
+// living(): of how many calls the gradients are still waited for, or lie in a graph that has outlived its recording
+PyObject *living(PyObject *, PyObject *) { return PyLong_FromLong(Watched::living); }
+
+PyMethodDef functions[] = {
+    {"use", use, METH_VARARGS, nullptr},
+    {"shown_as", shown_as, METH_VARARGS, nullptr},
+    {"living", living, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "astray.capture.pytorch._autograd", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr,
+};
+
+Ref make_module() {
+    names = new Names;
+    helpers = new Helpers;
+    compilers = new Compilers;
+    Ref module = Ref::made(PyModule_Create(&definition));
+    Box<InputEdges>::add_to(module, "astray.capture.pytorch._autograd.InputEdges", {slot(Py_tp_new, make_edges)});
+    Box<LiveGradients>::add_to(module, "astray.capture.pytorch._autograd.LiveGradients",
+                               {slot(Py_tp_new, make_live), slot(Py_tp_methods, live_methods)});
+    Box<LeafHook>::add_to(module, "astray.capture.pytorch._autograd.LeafHook",
+                          {slot(Py_tp_call, OnLeaf::call), slot(Py_tp_methods, leaf_methods),
+                           slot(Py_tp_getset, leaf_attributes)});
+    Box<AccumulatedHook>::add_to(module, "astray.capture.pytorch._autograd.AccumulatedHook",
+                                 {slot(Py_tp_new, AccumulatedHook::make), slot(Py_tp_call, OnAccumulation::call),
+                                  slot(Py_tp_methods, accumulated_methods)});
+    Box<ArrivingHook>::add_to(module, "astray.capture.pytorch._autograd.ArrivingHook",
+                              {slot(Py_tp_new, ArrivingHook::make), slot(Py_tp_call, OnArrival::call),
+                               slot(Py_tp_methods, arriving_methods)});
+    return module;
+}
+
+}  // namespace
+}  // namespace astray
+
+PyMODINIT_FUNC PyInit__autograd() { return astray::to_python(astray::make_module); }

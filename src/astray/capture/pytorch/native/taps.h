@@ -1,0 +1,163 @@
+// The hooks on autograd nodes, through which gradients reach the calls that they belong to.
+//
+// A tap stays on its node for as long as that lives, and is emptied rather than taken off: torch goes through the hooks
+// of a node without a lock, so none may leave their list while a backward pass could be under way on some thread. (What
+// torch leaves behind of a hook that a program has taken off is the same.) An empty tap does not ask for Python.
+
+#pragma once
+
+#include "call_gradients.h"
+
+namespace astray {
+
+// What compiled autograd is told of a tap: nothing. It runs the backward pass as one graph, without us.
+using CompiledArgs = torch::dynamo::autograd::CompiledNodeArgs;
+
+// Sees what a node has computed.
+class PostTap : public torch::autograd::FunctionPostHook {
+public:
+    // The tap behind all other hooks of a node.
+    static PostTap &on(Node &node) {
+        const auto &hooks = node.post_hooks();
+        auto *tap = hooks.empty() ? nullptr : dynamic_cast<PostTap *>(hooks.back().get());
+        if (tap) return *tap;
+        node.add_post_hook(std::make_unique<PostTap>());
+        return static_cast<PostTap &>(*node.post_hooks().back());
+    }
+
+    void add(std::shared_ptr<NodeGradients> whole) { add({std::move(whole), nullptr, 0, 0}); }
+    void add(std::shared_ptr<CallGradients> part, size_t index, size_t target) {
+        add({nullptr, std::move(part), index, target});
+    }
+
+    Tensors operator()(const Tensors &computed, const Tensors &arrived) override {
+        if (is_used_) run_hook([&] { run(computed, arrived); });
+        return computed;
+    }
+    void compiled_args(CompiledArgs &) const override {}
+
+private:
+    struct Reader {
+        std::shared_ptr<NodeGradients> whole;  // of the call that made this node alone
+        std::shared_ptr<CallGradients> part;   // of one that sends the gradient of this index to this target
+        size_t index, target;
+
+        const Watched &watched() const { return whole ? static_cast<const Watched &>(*whole) : *part; }
+    };
+
+    void add(Reader reader) {
+        readers_.push_back(std::move(reader));
+        is_used_ = true;
+    }
+
+    void run(const Tensors &computed, const Tensors &arrived) {
+        bool is_used = false;
+        for (size_t i = 0; i < readers_.size(); ++i) {
+            const Reader reader = readers_[i];  // there may be more, by another thread, before it returns
+            is_used = is_used || !reader.watched().is_released();
+            if (reader.whole)
+                reader.whole->ran(computed, arrived);
+            else if (reader.index < computed.size() && computed[reader.index].defined())
+                reader.part->sent(reader.target, computed[reader.index]);
+        }
+        is_used_ = is_used;
+    }
+
+    std::vector<Reader> readers_;  // inner calls before those around
+    std::atomic<bool> is_used_{false};
+};
+
+// Sees what arrives at a node, when all of it is there.
+class PreTap : public torch::autograd::FunctionPreHook {
+public:
+    // The tap behind all other hooks of a node: what arrives is seen as they have left it.
+    static PreTap &behind(Node &node) {
+        const auto &hooks = node.tensor_pre_hooks();
+        auto *tap = hooks.empty() ? nullptr : dynamic_cast<PreTap *>(hooks.back().get());
+        return tap ? *tap : put(node);
+    }
+
+    // The first tap of a node: what calls have sent here is complete before any call sees it arrive.
+    static PreTap &first(Node &node) {
+        for (const auto &hook : node.tensor_pre_hooks())
+            if (auto *tap = dynamic_cast<PreTap *>(hook.get())) return *tap;
+        return put(node);
+    }
+
+    void add_arrival(std::shared_ptr<CallGradients> gradients, uint32_t index, size_t output) {
+        arrivals_.push_back({std::move(gradients), index, output});
+        is_used_ = true;
+    }
+    void add_completion(const std::shared_ptr<CallGradients> &gradients, size_t target) {
+        // The node may outlive many calls that were given its result.
+        const auto is_gone = [](const Completion &one) { return one.gradients.expired(); };
+        if (completions_.size() == completions_.capacity())
+            completions_.erase(std::remove_if(completions_.begin(), completions_.end(), is_gone), completions_.end());
+        completions_.push_back({gradients, target});
+        is_used_ = true;
+    }
+
+    Tensors operator()(const Tensors &gradients) override {
+        if (is_used_) run_hook([&] { run(gradients); });
+        return gradients;
+    }
+    void compiled_args(CompiledArgs &) const override {}
+
+private:
+    struct Completion {
+        std::weak_ptr<CallGradients> gradients;  // which its own part of the graph holds
+        size_t target;
+    };
+    struct Arrival {
+        std::shared_ptr<CallGradients> gradients;
+        uint32_t index;
+        size_t output;
+    };
+
+    static PreTap &put(Node &node) {
+        node.add_tensor_pre_hook(std::make_unique<PreTap>());
+        return static_cast<PreTap &>(*node.tensor_pre_hooks().back());
+    }
+
+    void run(const Tensors &gradients) {
+        bool is_used = false;
+        const std::vector<Completion> completions = completions_;
+        for (const Completion &completion : completions) {
+            const auto alive = completion.gradients.lock();
+            if (!alive) continue;
+            is_used = is_used || !alive->is_released();
+            alive->complete(completion.target);
+        }
+        for (size_t i = 0; i < arrivals_.size(); ++i) {
+            const Arrival arrival = arrivals_[i];
+            is_used = is_used || !arrival.gradients->is_released();
+            if (arrival.index < gradients.size() && gradients[arrival.index].defined())  // else nobody used it
+                arrival.gradients->arrived(arrival.output, gradients[arrival.index]);
+        }
+        is_used_ = is_used;
+    }
+
+    std::vector<Completion> completions_;
+    std::vector<Arrival> arrivals_;
+    std::atomic<bool> is_used_{false};
+};
+
+// Does on a leaf what a `PreTap` does on a node. It is a Python object: a leaf keeps its hooks, so this one has to be
+// taken off again, for which torch has a way in Python alone.
+struct LeafHook {
+    std::shared_ptr<CallGradients> gradients;
+    size_t index;  // of the target, or of the output
+    bool arrives;
+
+    static Ref run(LeafHook &self, PyObject *gradient) {
+        const auto gradients = self.gradients;
+        if (!self.arrives)
+            gradients->complete(self.index);
+        else if (gradient != Py_None)
+            gradients->arrived(self.index, THPVariable_Unpack(gradient));
+        return none();
+    }
+    static PyObject *get_arrives(PyObject *self, void *) { return PyBool_FromLong(Box<LeafHook>::in(self).arrives); }
+};
+
+}  // namespace astray
