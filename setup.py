@@ -3,6 +3,7 @@
 The native parts are optional: without a compiler the package installs all the same, computes with numpy, observes
 tensors and writes rows with Python, and launches its GPU kernels by way of Triton. They use the stable ABI, so one
 wheel serves every Python from 3.10 on. So is the page: without Node there is none, and `astray view` says so.
+What speaks with torch's C++ is built on first use, for the torch that is there (capture/pytorch/native/build.py).
 """
 
 import subprocess
@@ -58,7 +59,6 @@ def part(name: str, *sources: str, headers: tuple[str, ...] = (), libraries: tup
 launch = part("device._launch", "device/_launch.c", headers=(LAUNCHES,), libraries=("dl",) * (sys.platform == "linux"))
 columns = part("store.native._columns", "store/native/_columns.c", headers=(ROWS,))
 tensors = part("capture.pytorch._tensors", "capture/pytorch/_tensors.c", headers=(ROWS, LAUNCHES))
-gradients = part("capture.pytorch.backward._gradients", "capture/pytorch/backward/_gradients.c", headers=(HOOKS,))
 taps = part(
     "capture._calls",
     *(
@@ -97,6 +97,6 @@ class BuildPython(build_py):
 
 setup(
     cmdclass={"build_py": BuildPython},
-    ext_modules=[kernels, launch, columns, tensors, gradients, taps],
+    ext_modules=[kernels, launch, columns, tensors, taps],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {},
 )

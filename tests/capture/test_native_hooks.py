@@ -20,9 +20,7 @@ from astray.capture.pytorch.backward import gradients
 from astray.capture.pytorch.calls import modules
 from recorded_rows import rows
 
-pytestmark = pytest.mark.skipif(
-    gradients.native is None or calls.native is None, reason="the native parts are not built, or not wanted"
-)
+pytestmark = pytest.mark.skipif(calls.native is None, reason="the native taps are not built, or not wanted")
 
 BY_WAY_OF_PYTHON = {"_call_before", "_call_after", "_call_tensor_hook", "_call_node_hook"}
 
@@ -119,35 +117,33 @@ def test_a_parameter_that_is_unfrozen_is_seen_from_then_on(tmp_path: Path) -> No
     assert seen == [(1, "grad"), (2, "grad"), (2, "added"), (2, "grad")]
 
 
-def test_nodes_that_nobody_else_holds_are_nothing_to_the_garbage_collector(tmp_path: Path) -> None:
+def test_nodes_do_not_become_python_objects(tmp_path: Path) -> None:
     layers = model()
 
-    def tracked() -> list[Any]:
+    def nodes() -> list[Any]:
         return [one for one in gc.get_objects() if type(one).__name__.endswith(("Backward0", "AccumulateGrad"))]
 
-    of_others = tracked()
+    of_others = nodes()
     x = torch.ones(2, 2, 3, requires_grad=True) * 2
     held = x.grad_fn
     with astray.record(tmp_path / "run", layers, level="module"):
         result = layers(x)
-        assert [one for one in tracked() if one not in of_others] == [held]
+        assert [one for one in nodes() if one not in of_others] == [held]
         result.sum().backward()
 
 
 def test_hooks_of_the_program_on_the_same_node_have_their_handles(tmp_path: Path) -> None:
     layers, called = model(), []
-    asked = vars(torch.autograd.function._HookMixin)
-    original = asked["_register_hook"]
-    with astray.record(tmp_path / "outer", layers, level="module"):
-        with astray.record(tmp_path / "run", layers, level="module"):
-            assert asked["_register_hook"] is not original
-            result = layers(torch.ones(2, 3, requires_grad=True))
-            handles = [result.grad_fn.register_hook(lambda *_, name=name: called.append(name)) for name in "ab"]
-            handles[0].remove()
-            result.sum().backward(retain_graph=True)
-        assert asked["_register_hook"] is not original
-    assert asked["_register_hook"] is original
+    with (
+        astray.record(tmp_path / "outer", layers, level="module"),
+        astray.record(tmp_path / "run", layers, level="module"),
+    ):
+        result = layers(torch.ones(2, 3, requires_grad=True))
+        handles = [result.grad_fn.register_hook(lambda *_, name=name: called.append(name)) for name in "ab"]
+        handles[0].remove()
+        result.sum().backward(retain_graph=True)
     result.sum().backward()
     assert called == ["b", "b"]
-    found = {(row["site"], row["phase"], row["role"]) for row in rows(astray.open(tmp_path / "run"))}
-    assert {("1.1", "backward", "input"), ("1.1", "backward", "output")} <= found
+    for name in ("outer", "run"):
+        found = {(row["site"], row["phase"], row["role"]) for row in rows(astray.open(tmp_path / name))}
+        assert {("1.1", "backward", "input"), ("1.1", "backward", "output")} <= found

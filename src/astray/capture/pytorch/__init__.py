@@ -4,6 +4,7 @@ adapter.py     what the recorder asks of a framework; puts the rooms below in pl
 tensors.py     a torch tensor → what the engine needs to measure it; shards.py for parts of larger ones
 calls/         forward calls: modules, functions, ops, collectives, values the program saves
 backward/      the gradients of the same calls, and of parameters
+native/        what reads them, in C++ against torch's headers, built on first use
 update/        what optimizers do to parameters
 setup/         what was set: attributes, flags, what optimizers step with, what gradients are clipped to
 compiled/      torch.compile

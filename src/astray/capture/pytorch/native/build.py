@@ -100,7 +100,7 @@ def _first_errors(said: str) -> str:
 
 def _compiler() -> list[str]:
     named = os.environ.get("CXX")
-    for command in ([named] if named else _COMPILERS):
+    for command in [named] if named else _COMPILERS:
         found = shlex.split(command)
         if found and shutil.which(found[0]):
             return found
