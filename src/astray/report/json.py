@@ -125,7 +125,9 @@ def _place(place: Place) -> dict[str, Any]:
 
 
 def _suspect(suspect: Suspect) -> dict[str, Any]:
-    numbers = {name: getattr(suspect, name) for name in ("score", "measure", "limit", "given", "rule", "siblings")}
+    numbers = {
+        name: getattr(suspect, name) for name in ("score", "measure", "limit", "given", "rule", "siblings", "furthest")
+    }
     return (
         {"rank": suspect.rank}
         | _place(suspect.place)

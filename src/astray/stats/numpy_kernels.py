@@ -407,6 +407,34 @@ def _unscale(value: float, *scales: float) -> float:
         return math.copysign(math.inf, value)
 
 
+LEAST_SLICE = 16
+"""So many elements a slice has at least: fewer scatter as single ones do."""
+
+
+def furthest_slice(reference: Strided, candidate: Strided, largest: float) -> tuple[float, int, int] | None:
+    """See `astray.stats.kernels.furthest_slice`."""
+    pairs = _Pairs(reference, candidate)
+    shape = pairs.views[0].shape
+    dims = [dim for dim, size in enumerate(reference.shape) if size > 1 and math.prod(shape) // size >= LEAST_SLICE]
+    if not dims:
+        return None
+    shrink = 1.0 if math.isfinite(largest) else 2.0**-1000
+    zoom = _scale(largest) if shrink == 1.0 else 1.0
+    sums = {dim: np.zeros(shape[dim]) for dim in dims}
+    start = 0
+    with np.errstate(all="ignore"):
+        for one, other in pairs.raw():
+            r, c = pairs.decode(one, other)
+            d = np.where(np.isfinite(r) & np.isfinite(c), (c * shrink - r * shrink) * zoom, 0.0)
+            place = np.unravel_index(np.arange(start, start + d.size), shape)
+            start += d.size
+            for dim in dims:
+                sums[dim] += np.bincount(place[dim], d * d, shape[dim])
+    tops = {dim: float(column.max()) * shape[dim] for dim, column in sums.items()}
+    dim = max(dims, key=lambda one: tops[one])
+    return _unscale(math.sqrt(tops[dim]), zoom, shrink), dim, int(sums[dim].argmax())
+
+
 def _ulp(one: Array, other: Array, dtype: str) -> npt.NDArray[np.uint64]:
     """How many representable numbers lie between two floats of one type; 0 and −0 are the same place."""
     a, b = _ordered(one, dtype), _ordered(other, dtype)
