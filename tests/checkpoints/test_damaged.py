@@ -338,6 +338,14 @@ def test_an_index_that_leads_elsewhere(sharded: Path, name: Any) -> None:
     assert "An index may name nothing but files beside it, so that is not followed" in refused(sharded)
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "a\ud800", "\x1b[31m"])
+def test_an_index_that_names_what_no_file_is_called(sharded: Path, name: str) -> None:
+    write_index(sharded / "model.safetensors.index.json", {"t1": "model-1.safetensors", "t9": name})
+    said = refused(sharded)
+    assert "names 2 files, and not all are there: 1 missing" in said
+    assert "\x1b" not in said
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"{}", b'{"weight_map": 3}', b'{"weight_map": ["a"]}', b"\xff\xfe"]
 )
@@ -429,6 +437,16 @@ def test_metadata_that_leads_elsewhere(tmp_path: Path, path: str) -> None:
     next(iter(chunked.places.values())).relative_path = path
     chunked.write()
     assert f"leads to {path!r}, outside of its folder. That is not followed." in refused(chunked.folder)
+
+
+@pytest.mark.parametrize(("path", "offset"), [("a\ud800", 0), ("x" * 300, 0), ("__0_0.distcp", 1 << 63)])
+def test_metadata_that_names_what_no_file_has(tmp_path: Path, path: str, offset: int) -> None:
+    chunked = Chunked(tmp_path / "dcp", QUARTERS)
+    for place in chunked.places.values():
+        place.relative_path, place.offset = path, offset
+    chunked.write()
+    with pytest.raises(CheckpointError, match=r"\.$"), checkpoints.open(chunked.folder) as found:
+        found["weight"]
 
 
 def test_data_of_a_distributed_checkpoint_that_is_not_there(tmp_path: Path) -> None:
