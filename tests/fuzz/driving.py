@@ -332,16 +332,17 @@ def converted_and_read(scene: Scene) -> None:
 
 def converted_onto(scene: Scene) -> None:
     """A whole run is written where a damaged one is, which it may replace or not."""
+    if not scene.damaged.exists():
+        return
     place = Path(tempfile.mkdtemp(dir=scene.out)) / scene.damaged.name
     shutil.copytree(scene.damaged, place, symlinks=True) if scene.damaged.is_dir() else shutil.copy(
         scene.damaged, place
     )
     format = scene.chance.choice(list(WRITABLE))
     for overwrite in (False, True):
-        with contextlib.suppress(AstrayError):
+        with contextlib.suppress(AstrayError, OSError):  # which commands tell as a sentence
             astray.convert(scene.whole, place, to=format, overwrite=overwrite)
-    with contextlib.suppress(OSError):  # it is no folder
-        look(scene._replace(damaged=place))
+    look(scene._replace(damaged=place))
 
 
 def other_doors_with_options(scene: Scene) -> None:

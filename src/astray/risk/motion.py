@@ -65,6 +65,8 @@ def motion(seen: Observations) -> Motion:
     updates, forwards = _updates(seen, names, numbers), _forwards(seen, names, numbers)
     better = ~np.isin(forwards.name, updates.name)  # what an optimizer's rows tell comes first
     both = _Steps(*(np.append(updates[at], forwards[at][better]) for at in range(len(updates))))
+    if not len(both.name):  # parameters of which no row is the weight itself
+        return found
     both = _Steps(*(column[np.argsort(both.name, kind="stable")] for column in both))
     edges = np.flatnonzero(np.diff(both.name)) + 1
     dtypes = seen.words["dtype"].codes
