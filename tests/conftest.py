@@ -87,7 +87,10 @@ def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left(_elsewhere: Path) -> Iterator[None]:
-    """A test that writes into the folder it runs in fails: outside of the tests, that is somebody's own."""
+    """A test that writes into the folder it runs in fails: outside of the tests, that is somebody's own.
+
+    The others ask for this one before `monkeypatch`, so that it looks when every patch is undone.
+    """
     yield
     left = sorted(_elsewhere.iterdir())
     for one in left:
@@ -96,7 +99,7 @@ def _nothing_left(_elsewhere: Path) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _hundred_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def _hundred_columns(_nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports are as wide as in a pipe, whatever terminal the tests run in.
 
     Readline, which pytest loads with its debugger, tells child processes of 80 columns where there is no terminal: the
