@@ -204,9 +204,9 @@ def _of_files(chance: random.Random, path: Path) -> None:
     name = os.fsencode(file.name)
     pieces = re.findall(rb"\d+|[A-Za-z]+|[^A-Za-z\d]+", name)
     pieces[chance.randrange(len(pieces))] = chance.choice(_PIECES)
-    new = file.with_name(os.fsdecode(b"".join(pieces)[:255]))
-    if new.name not in ("", ".", "..") and not new.exists():
-        file.rename(new)
+    new = os.fsdecode(b"".join(pieces)[:255])
+    if new not in ("", ".", "..") and not file.with_name(new).exists():
+        file.rename(file.with_name(new))
     return None
 
 
