@@ -63,8 +63,7 @@ def _blocks(view: Array) -> Iterator[Array]:
 
 def _values(view: Array, dtype: str) -> Iterator[Floats]:
     for block in _blocks(view):
-        with np.errstate(invalid="ignore"):  # widening a signalling NaN
-            yield dtypes.decode(block, dtype).astype(np.float64)
+        yield dtypes.widen(block, dtype)
 
 
 # --- moments ---
@@ -208,9 +207,7 @@ class _Pairs:
         yield from zip(_blocks(self.views[0]), _blocks(self.views[1]), strict=True)
 
     def decode(self, one: Array, other: Array) -> tuple[Floats, Floats]:
-        r, c = (
-            dtypes.decode(raw, dtype).astype(np.float64) for raw, dtype in zip((one, other), self.dtypes, strict=True)
-        )
+        r, c = (dtypes.widen(raw, dtype) for raw, dtype in zip((one, other), self.dtypes, strict=True))
         return r, c
 
     def finite(self) -> Iterator[tuple[Floats, Floats]]:
