@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,8 +73,33 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"MISSING: {why}, so {count} tests did not run.", yellow=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Tests run in an empty folder: what one of them writes to a relative path is not written into the repository."""
+    home, places = Path.cwd(), os.environ.get("PYTHONPATH", "")
+    folder = tmp_path_factory.mktemp("elsewhere")
+    with pytest.MonkeyPatch.context() as patch:
+        if places:  # as it was meant where pytest was started, for the processes that tests start
+            patch.setenv("PYTHONPATH", os.pathsep.join(str(home / place) for place in places.split(os.pathsep)))
+        patch.chdir(folder)
+        yield folder
+
+
 @pytest.fixture(autouse=True)
-def _hundred_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_left(_elsewhere: Path) -> Iterator[None]:
+    """A test that writes into the folder it runs in fails: outside of the tests, that is somebody's own.
+
+    The others ask for this one before `monkeypatch`, so that it looks when every patch is undone.
+    """
+    yield
+    left = sorted(_elsewhere.iterdir())
+    for one in left:
+        shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
+    assert not left, f"It has left {', '.join(one.name for one in left)} in the current folder. Write into tmp_path."
+
+
+@pytest.fixture(autouse=True)
+def _hundred_columns(_nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports are as wide as in a pipe, whatever terminal the tests run in.
 
     Readline, which pytest loads with its debugger, tells child processes of 80 columns where there is no terminal: the

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from astray.errors import UsageError
 
 _FORM = "Write it like an index: '0:1, ..., :64', with numbers, begin:end:step and at most one '...'."
-_SPAN = re.compile(r"(-?\d+)?\s*:\s*(-?\d+)?(?:\s*:\s*(\d+)?)?")
+_SPAN = re.compile(r"(-?\d{1,18})?\s*:\s*(-?\d{1,18})?(?:\s*:\s*(\d{1,18})?)?")
 
 
 class Span(NamedTuple):
@@ -128,7 +128,7 @@ def _span(item: Any, given: object) -> Span:
 def _bounds(item: Any) -> tuple[Any, Any, Any] | None:
     """Begin, end and step of an item of an index; None when it is none."""
     if isinstance(item, str):
-        if re.fullmatch(r"-?\d+", item):
+        if re.fullmatch(r"-?\d{1,18}", item):
             return _bounds(int(item))
         found = _SPAN.fullmatch(item)
         if found is None:

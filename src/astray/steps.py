@@ -58,9 +58,9 @@ class Steps:
 
 
 def _part(text: str, given: str, of: str) -> range:
-    if re.fullmatch(r"\d+", text):
+    if re.fullmatch(r"\d{1,18}", text):
         return range(int(text), int(text) + 1)
-    match = re.fullmatch(r"(\d*):(\d*)(?::(\d+))?", text)
+    match = re.fullmatch(r"(\d{0,18}):(\d{0,18})(?::(\d{1,18}))?", text)
     if match is None:
         raise UsageError(f"{given!r} is not a selection of {of}s. {_FORM}")
     begin, end, stride = match.groups()

@@ -41,6 +41,15 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
+def as_utf8(text: str) -> bytes:
+    r"""A text as bytes, with an escape for what UTF-8 cannot hold: odd bytes of a file's name, half a pair of JSON's.
+
+    >>> as_utf8("h.0\udcff")
+    b'h.0\\udcff'
+    """
+    return text.encode(errors="backslashreplace")
+
+
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """The nearest right word as a question to put behind a message, or nothing when none is near.
 

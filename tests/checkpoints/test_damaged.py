@@ -177,6 +177,26 @@ def test_archives_of_others(saved: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
+def test_numbers_without_end_are_no_sizes(tmp_path: Path, zipped: bool) -> None:
+    """Python refuses to write out numbers of more than 4,300 digits, also in the sentence about them."""
+    path = tmp_path / "a.pt"
+    torch.save({"w": torch.zeros(70)[11:][:7]}, path, _use_new_zipfile_serialization=zipped)
+    content = path.read_bytes()
+    if zipped:
+        with zipfile.ZipFile(path) as archive:
+            held = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    endless = b"\x8b" + (3000).to_bytes(4, "little") + b"\x7f" * 3000
+    for number in (b"K\x46", b"K\x0b", b"K\x07"):  # elements of the storage, offset and size
+        if zipped:
+            with zipfile.ZipFile(path, "w") as archive:
+                for name, data in held.items():
+                    archive.writestr(name, data.replace(number, endless) if name.endswith(".pkl") else data)
+        else:
+            path.write_bytes(content.replace(number, endless))
+        refused(path)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
 def test_a_torch_file_that_was_cut_anywhere(tmp_path: Path, zipped: bool) -> None:
     path = tmp_path / "a.pt"
     torch.save({"weight": torch.arange(8.0)}, path, _use_new_zipfile_serialization=zipped)
@@ -338,6 +358,14 @@ def test_an_index_that_leads_elsewhere(sharded: Path, name: Any) -> None:
     assert "An index may name nothing but files beside it, so that is not followed" in refused(sharded)
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "a\ud800", "\x1b[31m"])
+def test_an_index_that_names_what_no_file_is_called(sharded: Path, name: str) -> None:
+    write_index(sharded / "model.safetensors.index.json", {"t1": "model-1.safetensors", "t9": name})
+    said = refused(sharded)
+    assert "names 2 files, and not all are there: 1 missing" in said
+    assert "\x1b" not in said
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"{}", b'{"weight_map": 3}', b'{"weight_map": ["a"]}', b"\xff\xfe"]
 )
@@ -429,6 +457,18 @@ def test_metadata_that_leads_elsewhere(tmp_path: Path, path: str) -> None:
     next(iter(chunked.places.values())).relative_path = path
     chunked.write()
     assert f"leads to {path!r}, outside of its folder. That is not followed." in refused(chunked.folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "bits"), [("a\ud800", 0), ("x" * 300, 0), ("__0_0.distcp", 63), ("__0_0.distcp", 20_000)]
+)
+def test_metadata_that_names_what_no_file_has(tmp_path: Path, path: str, bits: int) -> None:
+    chunked = Chunked(tmp_path / "dcp", QUARTERS)
+    for place in chunked.places.values():
+        place.relative_path, place.offset = path, 1 << bits
+    chunked.write()
+    with pytest.raises(CheckpointError, match=r"\.$"), checkpoints.open(chunked.folder) as found:
+        found["weight"]
 
 
 def test_data_of_a_distributed_checkpoint_that_is_not_there(tmp_path: Path) -> None:

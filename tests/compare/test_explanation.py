@@ -50,6 +50,15 @@ def said(**numbers) -> str:
         ({"rule": "bits", "limit": 0.0}, "its norm or std is off by 0.50; nothing may differ"),
         ({"rule": "seen before"}, "its norm or std is off by 0.50, as where it was seen first"),
         (
+            {"measure": "slices", "furthest": "slice 3 of dimension 0"},
+            "its slice 3 of dimension 0 is off by 0.50; what it came from (1.0e-04) explains at most 1.0e-03",
+        ),
+        (
+            {"measure": "slices", "furthest": "slice 3 of dimension 1", "of": "its parameter `weight`"},
+            "slice 3 of dimension 1 of its parameter `weight` is off by 0.50; what it came from (1.0e-04) explains at "
+            "most 1.0e-03",
+        ),
+        (
             {"measure": "worst", "by": "sample"},
             "its worst element is off by 0.50 (by sample); what it came from (1.0e-04) explains at most 1.0e-03",
         ),

@@ -82,9 +82,9 @@ def test_what_the_second_recording_has_not_is_left_to_the_model(runs):
     builder = runs.Builder()
     seq = builder.call("a")
     builder.tensor(seq, "input", "0", np.ones(3, np.float32))
-    builder.tensor(seq, "output", "out", np.array([1, 2, 3], np.float32))
-    found = verdicts(compare(reference, run(runs, {"a": 1e-7, "b": 1e-7}), noise=builder.run))
-    assert [rule for _, rule in found["a"]] == ["noise run", "model"]  # of which step 1 was not recorded again
+    builder.tensor(seq, "output", "out", np.array([1, 2, 3], np.float32) * np.float32(1.001))
+    found = verdicts(compare(reference, run(runs, {"a": 1e-3, "b": 1e-7}), noise=builder.run))
+    assert found["a"] == [("drifting", "noise run"), ("diverged", "model")]  # of which step 1 was not recorded again
     assert {rule for _, rule in found["b"]} == {"model"}
 
 

@@ -13,6 +13,9 @@ HERE = Path(__file__).parents[1]
 NATIVE = ("modules", "levels", "sampled", "sliced", "ranks", "format3")
 """Runs of our own format, which are damaged more often than others."""
 
+LATE = ("real-debug-tensor", "hub-torch", "monitor", "flight", "lines")
+"""What came late, and only late seeds choose."""
+
 
 def names(home: Path) -> list[str]:
     """What there is to damage."""
@@ -100,9 +103,28 @@ def _recordings(home: Path) -> dict[str, tuple[str, str]]:
         shutil.move(home / f"{run}.1" / "rank0", home / run / "rank1")
         info = json.loads((home / run / "run.json").read_text())
         (home / run / "run.json").write_text(json.dumps(info | {"world_size": 2}))
+    for name, scale in (("monitor", 1.0), ("monitor-other", 1.5)):
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1 * scale)
+        with astray.Monitor(model, optimizer, path=home / name):
+            for _ in range(3):
+                model(torch.ones(5, 4))["logits"].sum().backward()
+                optimizer.step()
+    for name, scale in (("flight", 1.0), ("flight-other", 1.5)):
+        torch.manual_seed(0)
+        model = Net()
+        with astray.guard(model, on=lambda _: None, path=home / f"{name}-dumps") as guard:
+            for value in (1.0, float("inf")):
+                model(torch.full((5, 4), scale * value))["logits"].sum().backward()
+                guard.step()
+        written = guard.trips[0].path
+        assert written is not None
+        shutil.move(written, home / name)
     shutil.copytree(HERE / "store" / "native" / "format3", home / "format3")
     pairs = {name: (name, f"{name}-other") for name in NATIVE[:-1]}
-    return pairs | {"format3": ("format3", "format3")}
+    late = {name: (name, f"{name}-other") for name in ("monitor", "flight")}
+    return pairs | {"format3": ("format3", "format3")} | late
 
 
 def _dumps(home: Path) -> dict[str, tuple[str, str]]:
@@ -115,8 +137,11 @@ def _dumps(home: Path) -> dict[str, tuple[str, str]]:
         for run in ("modules", "modules-other"):
             astray.convert(home / run, home / f"{name}-{run}", to=name)
         found[name] = tuple(f"{name}-{run}" for run in ("modules", "modules-other"))
+    for run in ("modules", "modules-other"):
+        astray.convert(home / run, home / f"{run}.pkl", to="torch_npu")
+    found["lines"] = ("modules.pkl", "modules-other.pkl")
     cases = HERE / "cases"
-    for name in ("L0-tensor", "L1-md5", "mix-statistics"):
+    for name in ("L0-tensor", "L1-md5", "mix-statistics", "debug-tensor"):
         shutil.copytree(cases / "msprobe" / name, home / f"real-{name}")
         found[f"real-{name}"] = (f"real-{name}", f"real-{name}")
     for side in "AB":
@@ -152,10 +177,18 @@ def _checkpoints(home: Path) -> dict[str, tuple[str, str]]:
             save_file({name: state[name] for name in chosen}, folder / file)
         weights = {name: file for file, chosen in halves.items() for name in chosen}
         write_index(folder / "model.safetensors.index.json", weights)
+        folder = home / f"hub-torch-{side}"
+        folder.mkdir()
+        for file, chosen in halves.items():
+            file = file.replace("safetensors", "bin")
+            torch.save({name: state[name] for name in chosen}, folder / file)
+        weights = {name: file.replace("safetensors", "bin") for name, file in weights.items()}
+        write_index(folder / "pytorch_model.bin.index.json", weights)
     return {
         "safetensors": ("plain-a.safetensors", "plain-b.safetensors"),
         "torch-save": ("saved-a.pt", "saved-b.pt"),
         "torch-legacy": ("legacy-a.pt", "legacy-b.pt"),
         "distributed": ("dcp-a", "dcp-b"),
         "hub": ("hub-a", "hub-b"),
+        "hub-torch": ("hub-torch-a", "hub-torch-b"),
     }

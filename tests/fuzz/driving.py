@@ -7,16 +7,22 @@ that there is none of, more than so many seconds of computing, and memory beyond
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
+import json
 import random
 import re
+import shutil
 import signal
+import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import astray
 from astray.cli import main
@@ -61,7 +67,7 @@ def drive(scene: Scene, actions: list[str]) -> list[Finding]:
             with _in_time(), warnings.catch_warnings():
                 warnings.simplefilter("error")
                 warnings.simplefilter("ignore", UserWarning)  # that something of a checkpoint is not read
-                ACTIONS[name](scene)
+                (ACTIONS | LATE)[name](scene)
         except AstrayError as error:  # noqa: PERF203
             if not str(error).endswith((".", "?")):
                 found.append(Finding(name, f"a sentence without an end: {str(error)[:300]!r}", "", ""))
@@ -235,6 +241,142 @@ def state(scene: Scene) -> None:
         repr(found), str(found.abs_max())
 
 
+def state_of_two(scene: Scene) -> None:
+    """Two checkpoints as states, reckoned with."""
+    if isinstance(astray.open(scene.damaged), CheckpointRun):
+        found = astray.load_state(scene.damaged) - astray.load_state(scene.whole)
+        repr(found), str(found.abs_max()), str(found.describe(display=False))
+        found.save(scene.out / "difference.safetensors")
+
+
+def page(scene: Scene) -> None:
+    """What somebody does in the page: two runs or one, every document, and the rows to take away."""
+    from astray.web.desk import Desk
+    from astray.web.shelf import Shelf
+    from astray.web.wire import encode
+
+    desk = Desk(Shelf([scene.damaged, scene.whole]), {"processes": 1})
+    chosen = scene.chance.choice((("0", None), ("0", "1"), ("1", "0")))
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err):  # the thread prints what is a fault
+        job = desk.look(*chosen, {})
+        job.wait()
+    if "Traceback" in err.getvalue():
+        raise Printed(err.getvalue())
+    encode(desk.session())
+    encode(desk.shelf.document("0"))
+    shown = desk.shown
+    assert shown.overview, "a page without an overview"
+    assert shown.columns, "a page without a table"
+    for row in _some(scene, len(shown.view))[:10]:
+        shown.pair(row)
+
+
+def page_of_a_folder(scene: Scene) -> None:
+    """The runs in a folder, to choose from."""
+    from astray.web.shelf import Shelf
+    from astray.web.wire import encode
+
+    shelf = Shelf([scene.damaged.parent])
+    encode({"runs": shelf.documents()})
+    for number in range(len(shelf)):
+        encode(shelf.document(str(number)))
+
+
+def exported(scene: Scene) -> None:
+    from astray.web.export import MEDIA, Exported
+
+    found = astray.compare(scene.damaged, scene.whole, processes=1)
+    for kind in MEDIA:
+        for concluded in (False, True):
+            Exported(found, kind, "not agrees", scene.chance.choice(("site", "-path", "-error")), concluded).close()
+
+
+def reports_read(scene: Scene) -> None:
+    """Every report can be read by what reads such files."""
+    _command("compare", "DAMAGED", "WHOLE", "--processes", "1", *REPORTS)(scene)
+    junit, document = scene.out / "a.xml", scene.out / "a.json"
+    if junit.exists():
+        ElementTree.parse(junit)
+    if not document.exists():
+        return
+    json.loads(document.read_text(encoding="utf-8"), parse_constant=_no_constant)
+    (scene.out / "a.html").read_text(encoding="utf-8")
+    for name in ("pairs.csv", "summary.csv"):
+        with (scene.out / "csv" / name).open(newline="", encoding="utf-8") as file:
+            assert len({len(row) for row in csv.reader(file)}) == 1, f"{name} has rows of several lengths"
+    with zipfile.ZipFile(scene.out / "a.xlsx") as book:
+        for name in book.namelist():
+            if name.endswith(".xml"):
+                ElementTree.fromstring(book.read(name))
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"JSON has no {word}")
+
+
+def converted_and_read(scene: Scene) -> None:
+    """What a damaged run is converted to is a run that can be opened, compared and converted again."""
+    formats = [*WRITABLE, "lines"]
+    room = Path(tempfile.mkdtemp(dir=scene.out))
+    first, second = room / "first", room / "second"
+    for source, target in ((scene.damaged, first), (first, second)):
+        name = scene.chance.choice(formats)
+        place = target.with_name(f"{target.name}.pkl") if name == "lines" else target
+        astray.convert(source, place, to="torch_npu" if name == "lines" else name)
+        if place != target:
+            target.symlink_to(place)
+        look(scene._replace(damaged=place))
+    astray.compare(first, second, processes=1)
+
+
+def converted_onto(scene: Scene) -> None:
+    """A whole run is written where a damaged one is, which it may replace or not."""
+    if not scene.damaged.exists():
+        return
+    place = Path(tempfile.mkdtemp(dir=scene.out)) / scene.damaged.name
+    shutil.copytree(scene.damaged, place, symlinks=True) if scene.damaged.is_dir() else shutil.copy(
+        scene.damaged, place
+    )
+    format = scene.chance.choice(list(WRITABLE))
+    for overwrite in (False, True):
+        with contextlib.suppress(AstrayError, OSError):  # which commands tell as a sentence
+            astray.convert(scene.whole, place, to=format, overwrite=overwrite)
+    look(scene._replace(damaged=place))
+
+
+def other_doors_with_options(scene: Scene) -> None:
+    """The comparisons of other tools with what else they are asked for."""
+    name = astray.open(scene.whole).info.settings.get("format")
+    if name == "msprobe":
+        from astray.compat.msprobe import compare as compare_msprobe
+
+        pair = {"npu_path": str(scene.whole), "bench_path": str(scene.damaged)}
+        compare_msprobe(pair, scene.out, stack_mode=True, fuzzy_match=True, xlsx=scene.chance.random() < 0.5)
+    elif name == "torch_npu":
+        from astray.compat.torch_npu.tools import compare as compare_torch_npu
+
+        compare_torch_npu(str(scene.whole), str(scene.damaged), str(scene.out / "table.csv"), shape_flag=True)
+
+
+def mapped(scene: Scene) -> None:
+    """A mapping is drafted into a file, and compared with."""
+    file = scene.out / "mapping.yaml"
+    _command("map", "WHOLE", "DAMAGED", "-o", "OUT/mapping.yaml")(scene)
+    if file.exists():
+        _command("compare", "WHOLE", "DAMAGED", "--map", "OUT/mapping.yaml", "--processes", "1")(scene)
+
+
+def _with_some(*words: str, options: Sequence[Sequence[str]]) -> Callable[[Scene], None]:
+    """A command with some of these options."""
+
+    def run(scene: Scene) -> None:
+        some = scene.chance.sample(options, min(len(options), scene.chance.choice((1, 2, 3))))
+        _command(*words, *(word for option in some for word in option))(scene)
+
+    return run
+
+
 def _some(scene: Scene, count: int) -> list[int]:
     """Some rows of so many, the first and the last among them."""
     inner = scene.chance.sample(range(count), min(count, MOST_ROWS))
@@ -256,14 +398,21 @@ def _command(*words: str) -> Callable[[Scene], None]:
     def run(scene: Scene) -> None:
         places = {"DAMAGED": str(scene.damaged), "WHOLE": str(scene.whole)}
         filled = [places.get(word, word.replace("OUT", str(scene.out))) for word in words]
-        out, err = io.StringIO(), io.StringIO()
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2))  # as strict as a pipe
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = main(filled)
-        said = out.getvalue() + err.getvalue()
+        said = "".join(_content(stream) for stream in (out, err))
         if code not in (0, 1, 2) or "Traceback" in said or not said.strip():
             raise Printed(said.strip() or f"nothing, with exit code {code}")
 
     return run
+
+
+def _content(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    raw = stream.buffer
+    assert isinstance(raw, io.BytesIO)
+    return raw.getvalue().decode("utf-8")
 
 
 class Printed(Exception):  # noqa: N818
@@ -323,11 +472,44 @@ ACTIONS: dict[str, Callable[[Scene], None]] = {
 }
 """Everything one does, by a name."""
 
+SHOWN = [
+    ("--steps", "0:2"), ("--rank", "0"), ("--match", "layers|h"), ("--phase", "backward"), ("--role", "gradient"),
+    ("--sort", "std"), ("--sort", "nan"), ("--top", "0"),
+]  # fmt: skip
+COMPARED = [
+    ("--filter", "error > 1e-3 or site =~ 'a'"), ("--filter", "not agrees"), ("--sort", "site"), ("--sort", "-path"),
+    ("--sort", "shape"), ("--top", "0"), ("--steps", "1:"), ("--ranks", "0"), ("--sites", "layers"), ("--exact",),
+    ("--tolerance", "float32=1e-3"), ("--allow-missing",), ("--metric", "kl"), ("--by", "key"), ("--by", "order"),
+    ("--shapes", "loose"), ("--shapes", "same"), ("--micro", "joined"), ("--offset", "1"), ("--setup",),
+    ("--csv", "OUT/some"), ("--junit", "OUT/some.xml"), ("--json", "OUT/some.json"),
+]  # fmt: skip
+LATE: dict[str, Callable[[Scene], None]] = {
+    "state of two": state_of_two,
+    "page": page,
+    "page of a folder": page_of_a_folder,
+    "exported": exported,
+    "reports read": reports_read,
+    "converted and read": converted_and_read,
+    "converted and read again": converted_and_read,
+    "converted onto": converted_onto,
+    "other doors with options": other_doors_with_options,
+    "mapped": mapped,
+    "show some": _with_some("show", "DAMAGED", options=SHOWN),
+    "show some risks": _with_some("show", "DAMAGED", "--risk", options=[*SHOWN[:5], ("--sort", "growth")]),
+    "show some alarms": _with_some("show", "DAMAGED", "--alarms", options=SHOWN[:2]),
+    "compare some": _with_some("compare", "WHOLE", "DAMAGED", "--processes", "1", options=COMPARED),
+    "compare some back": _with_some("compare", "DAMAGED", "WHOLE", "--processes", "1", options=COMPARED),
+    "replicas some": _with_some("compare", "DAMAGED", "--replicas", options=[("--steps", "0:2"), ("--sites", "h")]),
+    "convert to lines": _command("convert", "DAMAGED", "OUT/lines.pkl", "--to", "torch_npu"),
+    "convert steps": _command("convert", "DAMAGED", "OUT/steps", "--to", "msprobe", "--steps", "1:"),
+}
+"""What came late: only late seeds choose among these, too."""
+
 ALWAYS = ("look",)
 SEVERAL = 7
 
 
-def chosen(chance: random.Random) -> list[str]:
+def chosen(chance: random.Random, late: bool = False) -> list[str]:
     """Some of the actions."""
-    rest = [name for name in ACTIONS if name not in ALWAYS]
+    rest = [name for name in (*ACTIONS, *(LATE if late else ())) if name not in ALWAYS]
     return [*ALWAYS, *chance.sample(rest, SEVERAL)]

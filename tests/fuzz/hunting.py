@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import random
 import resource
 import select
@@ -19,10 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fuzz import corpus, mutations
+from fuzz import corpus, mutations, names
 
 MEMORY = 3 << 30
 """Bytes of addresses that a worker may take beyond those it has when it begins."""
+
+LATE = 5_000_000
+"""Seeds from here on know the odd names, and what came late to the corpus and to the actions. Those below do what they
+did before, so that a seed that is kept as a test finds what it once found."""
 
 SILENCE = 300
 """Seconds in which a worker must say something: an action may compute for 30 s, on a machine that others use too."""
@@ -53,28 +58,31 @@ def work(home: Path, first: int, count: int | None, only: Sequence[str] | None) 
     with Path("/proc/self/statm").open() as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
-    names = [name for name in corpus.names(home) if only is None or name in only]
+    known = [name for name in corpus.names(home) if only is None or name in only]
     seed = first
     while count is None or seed < first + count:
         chance = random.Random(seed)
-        name = chance.choices(names, [3 if name in corpus.NATIVE else 1 for name in names])[0]
+        there = known if seed >= LATE or only else [name for name in known if name not in corpus.LATE]
+        name = chance.choices(there, [3 if name in corpus.NATIVE else 1 for name in there])[0]
         _say(seed=seed, name=name)
         with tempfile.TemporaryDirectory(prefix="astray-fuzz-") as scratch:
-            scene, done = _staged(Path(scratch), home, name, chance)
-            actions = driving.chosen(chance)
+            scene, done = _staged(Path(scratch), home, name, chance, late=seed >= LATE)
+            actions = driving.chosen(chance, late=seed >= LATE)
             found = driving.drive(driving.Scene(*scene, chance), actions)
         _say(seed=seed, damage=done, actions=len(actions), findings=[one._asdict() for one in found])
         seed += 1
 
 
-def _staged(scratch: Path, home: Path, name: str, chance: random.Random) -> tuple[tuple[Path, Path, Path], list[str]]:
+def _staged(
+    scratch: Path, home: Path, name: str, chance: random.Random, late: bool
+) -> tuple[tuple[Path, Path, Path], list[str]]:
     """A damaged copy, what it is compared with, and a folder for what is written."""
     one, other = corpus.pair(home, name)
     damaged, out = scratch / "damaged" / one.name, scratch / "out"
     out.mkdir()
     damaged.parent.mkdir()
     shutil.copytree(one, damaged) if one.is_dir() else shutil.copy(one, damaged)
-    return (damaged, other, out), mutations.damage(chance, damaged)
+    return (damaged, other, out), mutations.damage(chance, damaged, [names.odd_names] if late else ())
 
 
 def _say(**what: Any) -> None:
@@ -117,9 +125,14 @@ def _watch(
     command += ["--seeds", str(count)] if count is not None else []
     command += ["--only", ",".join(only)] if only is not None else []
     name = ""
+    places = [str(Path(place).absolute()) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    settings = os.environ | {"PYTHONPATH": os.pathsep.join(places)}  # the worker runs in another folder
     with (
+        tempfile.TemporaryDirectory(prefix="astray-fuzz-", ignore_cleanup_errors=True) as room,  # of one that is killed
         tempfile.TemporaryFile() as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, cwd=home) as worker,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, cwd=room, env=settings | {"TMPDIR": room}
+        ) as worker,
     ):
         assert worker.stdout is not None
         try:
@@ -148,7 +161,12 @@ def _watch(
                     error = f"it died with {worker.returncode}: {told.strip().splitlines()[-1:]}"
                     _note(done, seed, name, [], {"action": "", "error": error, "where": "", "told": told}, tell, whole)
                     return seed + 1
-                said = json.loads(line)
+                try:
+                    said = json.loads(line)
+                except ValueError:  # nothing but a report may be printed, and those of commands are caught
+                    error = f"it printed: {line.decode(errors='replace').strip()[:200]}"
+                    _note(done, seed, name, [], {"action": "", "error": error, "where": "", "told": ""}, tell, whole)
+                    continue
                 if "name" in said:
                     seed, count, name = said["seed"], count and count - (said["seed"] - seed), said["name"]
                     continue

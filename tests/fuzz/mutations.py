@@ -11,7 +11,7 @@ import os
 import random
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -265,22 +265,31 @@ def rows(chance: random.Random, path: Path) -> None:
     if not files:
         return wrong_types(chance, path)
     file = chance.choice(files)
-    try:
-        with pa.ipc.open_stream(file.read_bytes()) as stream:
-            table = stream.read_all()
-        columns = {name: table[name].to_pylist() for name in table.column_names}
-    except (pa.ArrowException, OSError, ValueError, SystemError, MemoryError):  # damaged before
+    found = read_columns(file)
+    if found is None:
         return flip(chance, path)
-    types = {field.name: field.type for field in table.schema}
+    columns, types = found
+    has_rows = any(columns.values())
     for _ in range(chance.choice((1, 1, 2, 4))):
-        if table.num_rows:
+        if has_rows:
             chance.choice(EDITS)(chance, columns, types)
-    _write(chance, file, columns, types)
+    write_columns(chance, file, columns, types)
     return None
 
 
 Columns = dict[str, list[Any]]
 Types = dict[str, pa.DataType]
+
+
+def read_columns(file: Path) -> tuple[Columns, Types] | None:
+    """A table as lists of cells; None when it has been damaged before."""
+    try:
+        with pa.ipc.open_stream(file.read_bytes()) as stream:
+            table = stream.read_all()
+        columns = {name: table[name].to_pylist() for name in table.column_names}
+    except (pa.ArrowException, OSError, ValueError, SystemError, MemoryError):
+        return None
+    return columns, {field.name: field.type for field in table.schema}
 
 
 def _odd(chance: random.Random, name: str, cells: list[Any], kind: pa.DataType) -> Any:
@@ -347,7 +356,8 @@ def _circles(chance: random.Random, columns: Columns, types: Types) -> None:
     """Calls lie in each other."""
     if not {"parent", "seq"} <= columns.keys():
         return _cells(chance, columns, types)
-    seqs = [seq for seq in columns["seq"] if seq is not None] or [0]
+    seqs = [seq for seq in columns["seq"] if seq is not None] or [None]
+    types["parent"] = types["seq"]  # which an edit before may have made another
     way = chance.randrange(3)
     if way == 0:
         columns["parent"] = list(columns["seq"])
@@ -398,11 +408,19 @@ def _numbers(chance: random.Random, columns: Columns, types: Types) -> None:
 EDITS = [_cells, _cells, _cells, _cells, _column, _column, _order, _circles, _exchange, _numbers, _numbers, _schema]
 
 
-def _write(chance: random.Random, file: Path, columns: Columns, types: Types) -> None:
+def write_columns(chance: random.Random, file: Path, columns: Columns, types: Types) -> None:
+    """Write a table of these cells. A text may be given as bytes, which need not be any."""
     schema = pa.schema([pa.field(name, types[name]) for name in columns])
-    table = pa.table({name: pa.array(cells, types[name]) for name, cells in columns.items()}, schema=schema)
+    table = pa.table({name: _array(cells, types[name]) for name, cells in columns.items()}, schema=schema)
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
         writer.write_table(table, max_chunksize=chance.choice((1, 7, 1000)))
+
+
+def _array(cells: list[Any], kind: pa.DataType) -> pa.Array:
+    if any(isinstance(cell, bytes) for cell in cells):
+        raw = [cell.encode() if isinstance(cell, str) else cell for cell in cells]
+        return pa.array(raw, pa.binary()).cast(kind, safe=False)
+    return pa.array(cells, kind)
 
 
 STRUCTURED: dict[str, list[Mutation]] = {
@@ -414,15 +432,18 @@ STRUCTURED: dict[str, list[Mutation]] = {
 }
 
 
-def damage(chance: random.Random, path: Path) -> list[str]:
-    """Damage what is at a path in some ways; gives their names."""
+def damage(chance: random.Random, path: Path, others: Sequence[Mutation] = ()) -> list[str]:
+    """Damage what is at a path in some ways, these others among them; gives their names."""
     endings = {file.suffix for file in files_of(path)}
     ways = [way for ending in sorted(endings) for way in STRUCTURED.get(ending, [])]
     done = []
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         if not path.exists() or not files_of(path):
             break
-        way = chance.choice(ways) if ways and chance.random() < 0.7 else chance.choice(BLIND)
+        if others and chance.random() < 0.35:
+            way = chance.choice(others)
+        else:
+            way = chance.choice(ways) if ways and chance.random() < 0.7 else chance.choice(BLIND)
         way(chance, path)
         done.append(way.__name__)
     return done

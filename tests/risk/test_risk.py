@@ -19,6 +19,7 @@ from astray.risk.formats import limits
 from astray.risk.levels import LEVELS
 from astray.risk.risk import Risk, risk
 from astray.stats import dtypes
+from record_builders import Builder
 
 Place = tuple[str, str, str, str, str]
 KEY = ("site", "phase", "role", "path", "dtype")
@@ -450,3 +451,18 @@ def test_the_command_and_python_have_one_list_of_orders() -> None:
     from astray.report.risk import SORTS
 
     assert tuple(SORTS) == RISKS
+
+
+def test_parameters_of_which_no_row_is_the_weight() -> None:
+    run = Builder()
+    run.tensor(run.call("h.w", "AdamW", kind="optimizer", phase="update"), "parameter", "other", np.ones(4, np.float32))
+    assert [row["path"] for row in rows(risk(run.run)).values()] == ["other"]
+
+
+def test_an_update_of_a_weight_that_is_next_to_nothing() -> None:
+    """The ratio of their norms is beyond float64."""
+    run = Builder()
+    seq = run.call("h.w", "AdamW", kind="optimizer", phase="update")
+    run.tensor(seq, "parameter", "weight", np.full(4, 1e-300))
+    run.tensor(seq, "output", "update", np.full(4, 1e100))
+    assert any(row["update_ratio"] == np.inf for row in rows(risk(run.run)).values())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from astray.stats.dtypes import DTYPES, decode, decode_table, find
+from astray.stats.dtypes import DTYPES, decode, decode_table, find, widen
 
 from .conftest import decoded
 
@@ -63,3 +63,12 @@ def test_decode_refuses_the_wrong_size() -> None:
 def test_an_unknown_dtype_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"float7.*float64"):
         find("float7")
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 0x7F81), ("float16", 0x7C01), ("float32", 0x7F800001)])
+def test_a_signalling_nan_is_widened_in_silence(dtype: str, bits: int) -> None:
+    storage = find(dtype).storage
+    raw = np.array([bits], f"u{storage.itemsize}").view(storage)
+    found = widen(raw, dtype)
+    assert found.dtype == np.float64
+    assert np.isnan(found).all()

@@ -287,7 +287,7 @@ def test_any_folder_of_it_can_be_opened(both: tuple[Path, Path], inside: str) ->
 def test_several_runs_are_not_one(both: tuple[Path, Path], tmp_path: Path) -> None:
     for stamp in (1700000000, 1700000001):
         shutil.copytree(only_run(both[0]), tmp_path / f"demo_{stamp}")
-    with pytest.raises(RunError, match=r"holds 2 runs\. Open one of them: .*demo_1700000000, .*demo_1700000001"):
+    with pytest.raises(RunError, match=r"holds 2 runs\. Open one of them: .*demo_1700000000, .*demo_1700000001\.$"):
         open_run(tmp_path)
     assert not hooktools.recognises(tmp_path / "demo_1700000000" / "none")
 

@@ -44,6 +44,12 @@ def values_of(run: Run) -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize("data", ["1.5", "null", "[]", '"a"', "true"])
+def test_a_cut_dump_whose_entries_are_none(dump: Path, data: str) -> None:
+    (dump / "dump.json").write_text(f'{{"task": "tensor", "data": {data}, "x": ')
+    assert any("was cut in the middle: the 0 entries before" in problem for problem in open_dump(dump).problems)
+
+
 def test_a_cut_dump_is_read_up_to_the_cut(dump: Path) -> None:
     said = (dump / "dump.json").read_text().rstrip()
     whole = json.loads(said)["data"]

@@ -12,6 +12,9 @@ import pytest
 from astray.errors import RunError
 from astray.record import Call, Key, Tensor
 from astray.store import Run, RunInfo, RunWriter, open_run
+from astray.web.detail import detail_of
+from astray.web.views import RunView
+from record_builders import Builder
 
 KEY = Key(1, 0, "layers.2", 0, "forward", "output", "0")
 
@@ -172,3 +175,13 @@ def test_an_empty_run_joins_to_an_empty_table(tmp_path: Path, info: RunInfo) -> 
     RunWriter(tmp_path, info=info).close()
     table = pyarrow.table(open_run(tmp_path).table())
     assert (table.num_rows, table.num_columns) == (0, 41)
+
+
+def test_a_sample_of_more_elements_than_there_are() -> None:
+    run = Builder(keep="stats,sample")
+    run.tensor(run.call("h"), "output", "out", np.ones(6, np.float32))
+    rows = run.rank()._tensors
+    rows[0] = rows[0]._replace(shape=(2,), stride=(1,))
+    with pytest.raises(RunError, match=r"keeps a sample of 4 elements, and there are 2: the run was damaged\."):
+        run.run.ranks[0].values(0)
+    assert detail_of(RunView(run.run), 0)["row"] == 0

@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     controls.add_argument("--noise", metavar="NAME,…", help=f"of {', '.join(DIFFERENCES)}")
     controls.add_argument("--steps", type=int, default=STEPS, help="of each run: chance has so many more tries")
     controls.add_argument("--keep", choices=("stats", "tensors"), default="stats")
+    controls.add_argument("--noise-runs", type=int, default=0, metavar="N", help="compare with so many noise runs")
     controls.add_argument("--processes", type=int, default=2)
     sensitivity = commands.add_parser("sensitivity", help="find the smallest error of a weight that is named")
     sensitivity.add_argument("--noise", metavar="NAME,…", default=",".join(NOISES))
@@ -117,7 +118,9 @@ def _controls(parser: argparse.ArgumentParser, options: argparse.Namespace) -> N
     models, noises = chosen(parser, options.models, MODELS), chosen(parser, options.noise, DIFFERENCES)
     seeds = range(*(int(number) for number in options.seeds.split(":")))
     begin = time.perf_counter()
-    controls = judge_controls(options.folder, models, noises, seeds, options.keep, options.processes, options.steps)
+    controls = judge_controls(
+        options.folder, models, noises, seeds, options.keep, options.processes, options.steps, options.noise_runs
+    )
     print(f"{controls_table(list(controls))}\n")
     print(_made(begin))
 

@@ -45,8 +45,9 @@ def judge_controls(
     keep: Keep,
     processes: int,
     steps: int = STEPS,
+    noise_runs: int = 0,
 ) -> Iterator[Control]:
-    """Record the runs that are not in the folder yet, and compare them."""
+    """Record the runs that are not in the folder yet, and compare them, with so many perturbed references."""
     cells = [
         (model, noise, seed)
         for model in models
@@ -55,14 +56,11 @@ def judge_controls(
         if DIFFERENCES[noise].available and DIFFERENCES[noise].kernels in (None, MODELS[model].kernels)
         for seed in seeds
     ]
-    runs = {
-        Run(model, variant, seed, keep, steps): None
-        for model, noise, seed in cells
-        for variant in (DIFFERENCES[noise].reference, DIFFERENCES[noise].candidate)
-    }
+    runs = dict.fromkeys(run for cell in cells for run in _runs(cell, keep, steps, noise_runs))
     for _ in in_processes(processes, _record, [folder] * len(runs), list(runs)):
         pass
-    yield from in_processes(processes, _judge, *([one] * len(cells) for one in (folder, keep, steps)), cells)
+    same = ([one] * len(cells) for one in (folder, keep, steps, noise_runs))
+    yield from in_processes(processes, _judge, *same, cells)
 
 
 class Run(NamedTuple):
@@ -73,10 +71,20 @@ class Run(NamedTuple):
     seed: int
     keep: Keep
     steps: int
+    perturb: int | None = None
 
     def path(self, folder: Path) -> Path:
         steps = "" if self.steps == STEPS else f"-{self.steps}-steps"
-        return folder / self.model / self.variant.name / f"{self.seed}-{self.keep}{steps}"
+        perturbed = "" if self.perturb is None else f"-perturbed-{self.perturb}"
+        return folder / self.model / self.variant.name / f"{self.seed}-{self.keep}{steps}{perturbed}"
+
+
+def _runs(cell: tuple[str, str, int], keep: Keep, steps: int, noise_runs: int) -> list[Run]:
+    """The reference of a control, its candidate, and its noise runs."""
+    model, noise, seed = cell
+    reference = Run(model, DIFFERENCES[noise].reference, seed, keep, steps)
+    perturbed = [reference._replace(perturb=number) for number in range(1, noise_runs + 1)]
+    return [reference, reference._replace(variant=DIFFERENCES[noise].candidate), *perturbed]
 
 
 def _record(folder: Path, run: Run) -> None:
@@ -84,15 +92,15 @@ def _record(folder: Path, run: Run) -> None:
     if not path.exists():
         unfinished = path.with_name(f"{path.name}.unfinished")
         training = Training(MODELS[run.model], run.variant, run.steps, seed=APART * run.seed)
-        record_training(training, unfinished, level="module", keep=run.keep)
+        options = {} if run.perturb is None else {"perturb": run.perturb}
+        record_training(training, unfinished, level="module", keep=run.keep, **options)
         unfinished.rename(path)
 
 
-def _judge(folder: Path, keep: Keep, steps: int, cell: tuple[str, str, int]) -> Control:
+def _judge(folder: Path, keep: Keep, steps: int, noise_runs: int, cell: tuple[str, str, int]) -> Control:
     model, noise, seed = cell
-    sides = DIFFERENCES[noise].reference, DIFFERENCES[noise].candidate
-    paths = (Run(model, variant, seed, keep, steps).path(folder) for variant in sides)
-    found = astray.compare(*(astray.open(path) for path in paths))
+    reference, candidate, *perturbed = (run.path(folder) for run in _runs(cell, keep, steps, noise_runs))
+    found = astray.compare(reference, candidate, noise=perturbed or None)
     suspect = found.suspects[0] if found.suspects else None
     what = "" if suspect is None else f"{suspect.measure} of {suspect.phase} {suspect.site}"
     return Control(model, noise, seed, found.first is not None, 0.0 if suspect is None else suspect.score, what)

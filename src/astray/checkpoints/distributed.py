@@ -18,7 +18,7 @@ from astray.checkpoints.files import Files
 from astray.checkpoints.pickles import Made, read_pickle
 from astray.checkpoints.stored import Piece, Spec, Stored
 from astray.checkpoints.torch_files import Extent, open_embedded
-from astray.checkpoints.torch_objects import dtype_name, sizes
+from astray.checkpoints.torch_objects import dtype_name, is_size, sizes
 from astray.errors import CheckpointError
 from astray.stats.dtypes import DTYPES
 from astray.wording import counted
@@ -97,7 +97,7 @@ def _places(folder: Path, stored: Any) -> Places:
                 f"{folder} holds {name!r} in a form that an extension gave it, which astray does not read. Save it "
                 "without extensions."
             )
-        if type(start) is not int or type(nbytes) is not int or start < 0 or nbytes < 0:
+        if not is_size(start) or not is_size(nbytes):
             raise ValueError
         at = None if offset is None else sizes(offset)
         if not isinstance(relative, str):

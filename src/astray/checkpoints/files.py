@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.errors import CheckpointError
+from astray.wording import printable
 
 MOST_OPEN = 32
 """A distributed checkpoint may have thousands of files, and a process may open about that many."""
@@ -38,8 +39,8 @@ class Files:
         """The size of a file. What is no plain file, such as a pipe or a device, is refused."""
         try:
             found = path.stat()
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from None
         if not stat.S_ISREG(found.st_mode):
             raise CheckpointError(f"{path} is no plain file, so it is not read.")
         return found.st_size
@@ -61,8 +62,8 @@ class Files:
                 try:
                     file.seek(offset + done)
                     got = file.readinto(room[done : done + _AT_ONCE])
-                except OSError as error:
-                    raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
+                except (OSError, OverflowError) as error:
+                    raise _unreadable(path, error) from None
                 if not got:
                     raise CheckpointError(
                         f"{path} ends after {offset + done:,} bytes, before {len(room) - done:,} that belong to a "
@@ -82,7 +83,7 @@ class Files:
         try:
             self._open[path] = FileIO(path)
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
+            raise _unreadable(path, error) from None
         return self._open[path]
 
     def close(self) -> None:
@@ -90,6 +91,12 @@ class Files:
         with self._lock:
             self._closed = True
             _close_all(self._open)
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    """The system's reason; or Python's, for a name that no file can have and for a place beyond all files."""
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    return CheckpointError(f"{printable(str(path))} cannot be read: {why}.")
 
 
 def _close_all(files: OrderedDict[Path, FileIO]) -> None:

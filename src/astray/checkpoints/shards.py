@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from astray.checkpoints.contents import Contents
+from astray.checkpoints.contents import Contents, printable
 from astray.checkpoints.files import Files
 from astray.checkpoints.stored import Stored
 from astray.errors import CheckpointError
@@ -38,15 +38,16 @@ def open_index(path: Path, files: Files, open_file: OpenFile) -> Contents:
     """The tensors of all files that an index names, file by file."""
     weight_map = _weight_map(path, files)
     shards = list(dict.fromkeys(weight_map.values()))
+    beside = {entry.name for entry in path.parent.iterdir()}  # a name in an index may be one that no file can have
     missing, there = [], None
     for shard in shards:
-        if (path.parent / shard).exists():
+        if shard in beside and (path.parent / shard).exists():
             there = there or shard
         else:
             missing.append(shard)
     if missing:
         way = f" What is there can be read file by file, such as {path.parent / there}." if there else ""
-        listed = ", ".join(missing[:3]) + (" …" if len(missing) > 3 else "")
+        listed = ", ".join(map(printable, missing[:3])) + (" …" if len(missing) > 3 else "")
         raise CheckpointError(
             f"{path} names {counted(len(shards), 'file')}, and not all are there: {len(missing)} missing ({listed}). "
             f"Copy the rest too.{way}"

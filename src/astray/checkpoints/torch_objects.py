@@ -7,7 +7,7 @@ lists and modules that lie in each other become dotted names. What is no tensor 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from astray.checkpoints.contents import LONGEST, Unread, printable
 from astray.checkpoints.pickles import Global, Made, Persistent
@@ -313,7 +313,7 @@ def _view(what: str, args: tuple[Any, ...]) -> View | Unread:
         return Unread(f"a tensor of {printable(dtype)}", "astray does not know this dtype", 1)
     if flags:  # the sign or the imaginary part is to be turned when it is read
         return Unread("a tensor", "it is a negated or conjugated view; save it with .resolve_neg().resolve_conj()", 1)
-    if type(offset) is not int or offset < 0 or len(shape) != len(stride) or len(shape) > MOST_DIMENSIONS:
+    if not is_size(offset) or len(shape) != len(stride) or len(shape) > MOST_DIMENSIONS:
         raise ValueError
     return View(storage, dtype, offset, shape, stride)
 
@@ -325,9 +325,14 @@ def sizes(value: Any) -> tuple[int, ...]:
     if len(value) > MOST_DIMENSIONS:
         raise ValueError
     found = tuple(value)
-    if not all(type(size) is int and 0 <= size < 1 << 60 for size in found):
+    if not all(map(is_size, found)):
         raise ValueError
     return found
+
+
+def is_size(value: Any) -> TypeGuard[int]:
+    """Whether it is a number of elements or bytes that can be. Python refuses to write out numbers without end."""
+    return type(value) is int and 0 <= value < 1 << 60
 
 
 def dtype_name(value: Any) -> str:
@@ -346,7 +351,7 @@ def _storage(value: Any) -> Storage | Unread:
     kind, cls, key, _, count, *view = value.id[:_MOST_ARGUMENTS]
     if not isinstance(key, str | int):
         raise ValueError
-    if kind != "storage" or not isinstance(cls, Global) or type(count) is not int or count < 0:
+    if kind != "storage" or not isinstance(cls, Global) or not is_size(count):
         raise ValueError
     if view and view[0] is not None:
         return Unread("a tensor", "it is a view of a storage in a way that torch gave up in 2019; save it again", 1)

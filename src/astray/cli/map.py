@@ -24,11 +24,12 @@ def main(options: argparse.Namespace) -> int:
     from astray.cli.terminal import say, tell
     from astray.compare.draft import draft
     from astray.store import open_run
+    from astray.wording import as_utf8
 
     found = draft(open_run(options.reference), open_run(options.candidate))
     if options.output is None:
         say(str(found))
     else:
-        Path(options.output).write_text(f"{found}\n", encoding="utf-8")
+        Path(options.output).write_bytes(as_utf8(f"{found}\n"))
         tell(f"written   {options.output}")
     return 0

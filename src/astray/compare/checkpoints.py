@@ -20,7 +20,7 @@ from astray.compare.divergence import Divergence, Place, Side
 from astray.compare.first import side_of
 from astray.compare.mapping import NOTHING, Mapping
 from astray.compare.matching import Matching
-from astray.compare.metrics import BOUNDS, METRICS
+from astray.compare.metrics import BOUNDS, METRICS, SLICES
 from astray.compare.rows import Ints
 from astray.compare.verdict import BAD, Verdict
 from astray.errors import CompareError
@@ -222,7 +222,7 @@ def _divergence(pairs: Table, rank: int, reference: RankRun, candidate: RankRun,
     place = Place.of(pairs, row)
     left = side_of(reference, int(pairs.numbers("row_reference")[row]))
     right = side_of(candidate, int(pairs.numbers("row_candidate")[row]))
-    known = {name: float(pairs.numbers(name)[row]) for name in (*METRICS, *BOUNDS)}
+    known = {name: float(pairs.numbers(name)[row]) for name in (*METRICS, *SLICES, *BOUNDS)}
     measured = {name: value for name, value in known.items() if not np.isnan(value)}
     return Divergence(
         rank=rank,

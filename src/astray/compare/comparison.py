@@ -24,7 +24,7 @@ from astray.compare.divergence import Divergence
 from astray.compare.evidence import Progress
 from astray.compare.filter import Filter
 from astray.compare.matching import Asked, Matching
-from astray.compare.metrics import BOUNDS, METRICS
+from astray.compare.metrics import BOUNDS, METRICS, SLICES
 from astray.compare.micro.batches import about_micro_steps, join
 from astray.compare.own_metrics import Failures, Metric, failed, find_metrics
 from astray.compare.pairs import Order, Pairs
@@ -53,7 +53,7 @@ SIDES = ("dtype", "shape", "row", "call")
 COLUMNS = (
     "rank", *CALL_COLUMNS, "role", "path", "verdict", "origin", "error", "surprise", "measure", "deviation", "limit",
     "given", "siblings", "source", "rule", "reason",
-    *(f"{name}_{side}" for name in SIDES for side in ("reference", "candidate")), *METRICS, *BOUNDS,
+    *(f"{name}_{side}" for name in SIDES for side in ("reference", "candidate")), *METRICS, *SLICES, *BOUNDS,
 )  # fmt: skip
 """The columns of `pairs`, but for the metrics that were asked for."""
 

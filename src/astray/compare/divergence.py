@@ -102,7 +102,8 @@ class Divergence:
     error: how far off the tensor is. NaN: not known.
     surprise: how many times further off than what it came from explains; ∞ where nothing may differ. `measure` says by
         what, `deviation` how far off it is by that, `limit` how far it may be, `given` how far off what it came from
-        is, `rule` who says so, and `siblings` how many others it was compared with.
+        is, `rule` who says so, and `siblings` how many others it was compared with. `furthest` says in which slice of
+        the tensor that is, where slices are the measure: "slice 3 of dimension 0".
     settings: what was set differently and explains it; then look there first.
     clean: whether all that the call was given was recorded and is identical, so that nothing before it explains it.
     magnitude: the largest absolute difference known; exact from all values, a lower bound from some or from statistics.
@@ -130,6 +131,7 @@ class Divergence:
     given: float = math.nan
     rule: str = ""
     siblings: int = 0
+    furthest: str = ""
     settings: tuple[SetupDifference, ...] = ()
     clean: bool = False
     stack: tuple[Frame, ...] = ()
@@ -213,6 +215,7 @@ class Divergence:
             siblings=self.siblings,
             of=self.whose,
             by=self.measured_by if self.judged == self.place else "",
+            furthest=self.furthest,
         )
 
     @property

@@ -24,7 +24,7 @@ from astray.compare.reasons import Reason
 from astray.compare.rows import Bools, Floats, Ints, Rows
 from astray.errors import RunError
 from astray.stats.dtypes import DTYPES
-from astray.stats.kernels import Contrast, Strided, contrast, measure
+from astray.stats.kernels import Contrast, Slice, Strided, contrast, furthest_slice, measure
 
 ReadValues = Callable[[int], npt.NDArray[Any] | None]
 """Gives the kept values of a tensor row, or None when they cannot be read."""
@@ -287,7 +287,7 @@ def measure_values(evidence: Evidence, at: Ints, progress: Progress | None) -> t
             found.append(one)
         if progress is not None:
             progress(done, len(at))
-    names = (*metrics.METRICS, *evidence.own.names)
+    names = (*metrics.METRICS, *metrics.SLICES, *evidence.own.names)
     measured = np.array([one.metrics for one in found]).reshape(-1, len(names)).T
     return np.array(pairs, np.int64), Measured(
         error=np.array([one.error for one in found], np.float64),
@@ -322,7 +322,7 @@ def _measure(evidence: Evidence, pair: int) -> _Found | None:
         differs=found.different > 0,
         nonfinite=found.nonfinite_mismatch > 0,
         reason=_reason(found, both.rms),
-        metrics=[*(metric(found) for metric in metrics.METRICS.values()), *own],
+        metrics=[*_metrics(found, _furthest(both, found)), *own],
     )
 
 
@@ -355,7 +355,7 @@ def _measure_pieces(evidence: Evidence, pair: int, here: Pieces, there: Pieces) 
         differs=found.different > 0,
         nonfinite=found.nonfinite_mismatch > 0,
         reason=_reason(found, 0.0),
-        metrics=[*(metric(found) for metric in metrics.METRICS.values()), *own],
+        metrics=[*_metrics(found), *own],
     )
 
 
@@ -374,8 +374,12 @@ def _measure_blocks(evidence: Evidence, pair: int, read: tuple[ReadBlocks, ReadB
         differs=found.different > 0,
         nonfinite=found.nonfinite_mismatch > 0,
         reason=_reason(found, 0.0),
-        metrics=[metric(found) for metric in metrics.METRICS.values()],
+        metrics=_metrics(found),
     )
+
+
+def _metrics(found: Contrast, furthest: Slice | None = None) -> list[float]:
+    return [*(metric(found) for metric in metrics.METRICS.values()), *metrics.of_slice(furthest, found)]
 
 
 class _Both(NamedTuple):
@@ -386,6 +390,7 @@ class _Both(NamedTuple):
     absmax: float
     rms: float  # of the whole reference, where the values are of a slice
     equal: bool
+    is_whole: bool
     arrays: tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
@@ -410,7 +415,15 @@ def _read(evidence: Evidence, pair: int) -> _Both | None:
     # The bits are compared only where no fingerprint has told already that they differ.
     equal = reference.dtype == candidate.dtype and evidence.bits[pair] != 0 and here.tobytes() == there.tobytes()
     rms = 0.0 if common.part is None else _rms(evidence.reference, left)
-    return _Both(reference, candidate, absmax, rms, equal, (here, there))
+    return _Both(reference, candidate, absmax, rms, equal, common == kept.ALL, (here, there))
+
+
+def _furthest(both: _Both, found: Contrast) -> Slice | None:
+    """The slice of a tensor of floats that is furthest off; None where some of its values were kept."""
+    names = {DTYPES[side.dtype].kind for side in (both.reference, both.candidate)}
+    if not both.is_whole or not found.max_abs_error or not names <= {"float", "complex"}:
+        return None
+    return furthest_slice(both.reference, both.candidate, found.max_abs_error)
 
 
 def _absmax(tensor: Strided) -> float:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 
+from astray.store import Table
 from astray.wording import two_digits
 
 _MEASURED = {
     "values": ("values", "are"),
     "worst": ("worst element", "is"),
+    "slices": ("furthest slice", "is"),
     "norm": ("norm or std", "is"),
     "mean": ("mean", "is"),
     "extremes": ("extremes", "are"),
@@ -25,7 +27,16 @@ SURENESS = (CERTAIN, "very likely", "likely", ROUNDING, UNKNOWN)
 
 
 def explained(
-    *, measure: str, deviation: float, limit: float, given: float, rule: str, siblings: int, of: str = "", by: str = ""
+    *,
+    measure: str,
+    deviation: float,
+    limit: float,
+    given: float,
+    rule: str,
+    siblings: int,
+    of: str = "",
+    by: str = "",
+    furthest: str = "",
 ) -> str:
     """How far off a tensor is, and what explains how much of it.
 
@@ -35,9 +46,10 @@ def explained(
 
     of: whose numbers these are, where that is not clear: "its parameter `weight`".
     by: what tells its values, where that is not all of them: "sample".
+    furthest: which slice of it is meant, where that is the measure: see `furthest_slice`.
     """
     part = f" (by {by})" if by not in ("", "values") and measure in ("values", "worst") else ""
-    what = f"{_subject(measure, of)} off by {two_digits(deviation)}{part}"
+    what = f"{_subject(measure, of, furthest)} off by {two_digits(deviation)}{part}"
     if rule == "seen before":
         return f"{what}, as where it was seen first"
     if rule == "tolerance":
@@ -53,12 +65,22 @@ def explained(
     return f"{what}; {source}{others.get(rule, ' explains')} at most {two_digits(limit)}"
 
 
-def _subject(measure: str, of: str) -> str:
+def furthest_slice(pairs: Table, row: int) -> str:
+    """Which slice of a tensor is furthest off, where that is what it is judged by: "slice 3 of dimension 0"."""
+    if pairs["measure"][row] != "slices":
+        return ""
+    dim, index = (pairs.numbers(name)[row] for name in ("slice_dim", "slice_index"))
+    return "" if math.isnan(dim) else f"slice {int(index)} of dimension {int(dim)}"
+
+
+def _subject(measure: str, of: str, furthest: str) -> str:
     """What is off: "its values are", "the extremes of input `0` of h.2 (Block) are"."""
     if measure not in _MEASURED:
         return f"{of or 'it'} is"
     noun, verb = _MEASURED[measure]
-    return f"the {noun} of {of} {verb}" if of else f"its {noun} {verb}"
+    noun = furthest or noun
+    article = "" if furthest else "the "
+    return f"{article}{noun} of {of} {verb}" if of else f"its {noun} {verb}"
 
 
 def sureness(surprise: float) -> str:

@@ -21,8 +21,9 @@ import numpy as np
 
 from astray.compare import clues, weights
 from astray.compare.divergence import Cause, Divergence, Place, Side
+from astray.compare.explanation import furthest_slice
 from astray.compare.judge.calls import is_loss
-from astray.compare.metrics import BOUNDS, METRICS
+from astray.compare.metrics import BOUNDS, METRICS, SLICES
 from astray.compare.micro import clues as micro_clues
 from astray.compare.micro.joined import JoinedRank
 from astray.compare.origins import healed
@@ -225,6 +226,7 @@ class _Search:
             given=float(self.pairs["given"][self.start]),
             rule=self.pairs["rule"][self.start] or "",
             siblings=int(self.pairs["siblings"][self.start]),
+            furthest=furthest_slice(self.pairs, self.start),
             settings=self.settings,
             clean=self._is_clean(),
             magnitude=self._magnitude(),
@@ -388,7 +390,7 @@ class _Search:
         return self.reference.stack(stack) if stack >= 0 else []
 
     def _metrics(self) -> dict[str, float]:
-        found = {name: float(self.pairs[name][self.headline]) for name in (*METRICS, *BOUNDS)}
+        found = {name: float(self.pairs[name][self.headline]) for name in (*METRICS, *SLICES, *BOUNDS)}
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
     def _magnitude(self) -> float:

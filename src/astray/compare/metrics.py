@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.compare.rows import Bools, Floats
-from astray.stats.kernels import Contrast
+from astray.stats.kernels import Contrast, Slice
 
 NAN = math.nan
 
@@ -146,6 +146,21 @@ METRICS: dict[str, Callable[[Contrast], float]] = {
     )
 }  # fmt: skip
 """Every metric of a pair whose values were read, in the order of the columns."""
+
+
+SLICES = {
+    "rel_slice": "‖c − r‖ of the slice that is furthest off, beside the root mean square of ‖r‖ of all slices.",
+    "slice_dim": "In which dimension that is one index: 0 for a row of a matrix.",
+    "slice_index": "Which index that is.",
+}
+"""The columns of `of_slice`, and what they mean. Only of pairs whose values were read as a whole."""
+
+
+def of_slice(found: Slice | None, k: Contrast) -> tuple[float, float, float]:
+    """‖c − r‖ of the furthest slice / (‖r‖ / √(how many slices there are)), its dimension, and its index."""
+    if found is None or not k.finite:
+        return NAN, NAN, NAN
+    return ratio(found.error, known(k.l2_reference)), float(found.dim), float(found.index)
 
 
 def error_of_values(k: Contrast, absmax_reference: float, rms_reference: float = 0.0) -> float:

@@ -78,10 +78,7 @@ class OwnMetrics:
         """What each metric gives for two arrays of raw elements of these dtypes."""
         if not self._metrics:
             return []
-        sides = [
-            dtypes.decode(side, kind).astype(np.float64)
-            for side, kind in zip((reference, candidate), kinds, strict=True)
-        ]
+        sides = [dtypes.widen(side, kind) for side, kind in zip((reference, candidate), kinds, strict=True)]
         return [self._measure(name, *sides) for name in self._metrics]
 
     def _measure(self, name: str, reference: Array, candidate: Array) -> float:

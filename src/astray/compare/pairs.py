@@ -16,6 +16,7 @@ import numpy.typing as npt
 from astray.compare.columns import Cells, Columns
 from astray.compare.filter import Filter
 from astray.errors import UsageError
+from astray.numerals import numeral
 from astray.store import Coded
 from astray.store.arrow import PIECE_ROWS, batch_of, schema_of, stream_of
 from astray.wording import counted, did_you_mean
@@ -161,7 +162,8 @@ def natural(value: Any) -> list[tuple[int, int, str]]:
     """A text so that numbers in it compare as numbers; a shape by its sizes."""
     if isinstance(value, tuple):
         return [(1, size, "") for size in value]
-    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in re.split(r"(\d+)", value)]
+    parts = ((part, numeral(part)) for part in re.split(r"(\d+)", value))
+    return [(0, 0, part) if number is None else (1, number, "") for part, number in parts]
 
 
 def check_top(top: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from astray.compare.divergence import Divergence, Place
-from astray.compare.explanation import explained, sureness
+from astray.compare.explanation import explained, furthest_slice, sureness
 from astray.store import Table
 
 MOST = 10
@@ -27,7 +27,7 @@ class Suspect:
     place: its most surprising tensor. score: how many times further off than can be explained; ∞ where nothing may
     differ. measure: by what (`astray help verdict`). error: how far off by that measure. limit: how far it may be.
     given: how far off what it came from is. rule: who says so. siblings: how many others it was compared with.
-    of: whose numbers these are, in words, where they are not those of the place.
+    of: whose numbers these are, in words, where they are not those of the place. furthest: of which slice of it.
     """
 
     rank: int
@@ -40,6 +40,7 @@ class Suspect:
     rule: str
     siblings: int
     of: str = ""
+    furthest: str = ""
 
     @property
     def step(self) -> int:
@@ -70,6 +71,7 @@ class Suspect:
             rule=self.rule,
             siblings=self.siblings,
             of=self.of,
+            furthest=self.furthest,
         )
 
 
@@ -98,6 +100,7 @@ def _of_divergence(one: Divergence) -> Suspect:
         rule=one.rule,
         siblings=one.siblings,
         of=one.whose,
+        furthest=one.furthest,
     )
 
 
@@ -128,4 +131,5 @@ def _suspect(pairs: Table, row: int) -> Suspect:
         given=numbers["given"],
         rule=pairs["rule"][row] or "",
         siblings=int(pairs.numbers("siblings")[row]),
+        furthest=furthest_slice(pairs, row),
     )

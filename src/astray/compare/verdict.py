@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.compare.kept import Source
-from astray.compare.metrics import BOUNDS, METRICS
+from astray.compare.metrics import BOUNDS, METRICS, SLICES
 from astray.compare.rows import Floats, Ints
 
 
@@ -64,7 +64,7 @@ LABELS = [
     "unknown",  # neither side is to blame: what they kept cannot be compared
 ]
 
-MEASURES = ("values", "worst", "norm", "mean", "extremes")
+MEASURES = ("values", "worst", "slices", "norm", "mean", "extremes")
 """By what a pair is judged: `judge.errors` says what each is."""
 
 AGREEING = (Verdict.IDENTICAL, Verdict.ROUNDING, Verdict.DRIFTING)
@@ -108,7 +108,7 @@ class Judgement:
             source=np.full(pairs, Source.NONE, np.int8),
             rule=np.full(pairs, Rule.NONE, np.int8),
             reason=np.zeros(pairs, np.int32),
-            metrics=dict.fromkeys((*METRICS, *BOUNDS, *own), nowhere),
+            metrics=dict.fromkeys((*METRICS, *SLICES, *BOUNDS, *own), nowhere),
         )
 
     def taken(self, at: Ints) -> Judgement:

@@ -36,7 +36,7 @@ def write_csv(comparison: Comparison, folder: Path, pairs: Pairs, progress: Prog
 
 
 def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows(rows)

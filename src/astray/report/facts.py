@@ -20,7 +20,9 @@ def facts_of(first: Divergence) -> Iterator[Fact]:
     yield "verdict", first.verdict
     yield "how sure", first.sureness
     yield "judged by", first.judged.full
-    for name in ("error", "surprise", "measure", "deviation", "limit", "given", "rule", "siblings", "magnitude"):
+    for name in ("error", "surprise", "measure", "deviation", "limit", "given", "rule", "siblings"):
+        yield name, getattr(first, name)
+    for name in ("furthest", "magnitude"):
         yield name, getattr(first, name)
     yield "measured by", first.measured_by
     if first.frame is not None:

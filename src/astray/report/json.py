@@ -44,6 +44,7 @@ from astray.compare.suspects import Suspect
 from astray.compare.verdict import AGREEING
 from astray.record import Statistics
 from astray.report.draft import drafted
+from astray.wording import as_utf8
 
 SCHEMA = 1
 MOST_DIFFERENCES = 1000
@@ -56,7 +57,7 @@ def write_json(comparison: Comparison, file: Path) -> Path:
     """Write the document; gives its path."""
     text = json.dumps(document(comparison), indent=2, ensure_ascii=False, allow_nan=False)
     with drafted(file) as draft:
-        draft.write_text(text + "\n", encoding="utf-8")
+        draft.write_bytes(as_utf8(text + "\n"))  # with escapes of JSON for what UTF-8 cannot hold
     return file
 
 
@@ -125,7 +126,9 @@ def _place(place: Place) -> dict[str, Any]:
 
 
 def _suspect(suspect: Suspect) -> dict[str, Any]:
-    numbers = {name: getattr(suspect, name) for name in ("score", "measure", "limit", "given", "rule", "siblings")}
+    numbers = {
+        name: getattr(suspect, name) for name in ("score", "measure", "limit", "given", "rule", "siblings", "furthest")
+    }
     return (
         {"rank": suspect.rank}
         | _place(suspect.place)

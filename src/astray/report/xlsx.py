@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import gc
 import math
+import re
 import sys
 import traceback
 import warnings
@@ -37,6 +38,7 @@ CREATED = datetime.datetime(1980, 1, 1)
 SHEET_ROWS = 1_048_576
 """The most a sheet can have, its head included; Excel's limit."""
 
+_FORBIDDEN = re.compile("[\ud800-\udfff\ufffe\uffff]")
 _PIECE = 1 << 12
 _WIDTHS = {
     "site": 32,
@@ -214,13 +216,18 @@ class _Workbook:
     def _line(sheet: Any, at: int, cells: Sequence[Any], style: Any = None) -> None:
         for column, cell in enumerate(cells):
             if isinstance(cell, str):
-                sheet.write_string(at, column, cell, style)
+                sheet.write_string(at, column, cell_text(cell), style)
             elif isinstance(cell, bool):
                 sheet.write_boolean(at, column, cell, style)
             elif cell is not None and math.isfinite(cell):
                 sheet.write_number(at, column, cell, style)
             elif cell is not None and not math.isnan(cell):  # a sheet has no infinite number, but a word for it
                 sheet.write_string(at, column, str(cell), style)
+
+
+def cell_text(text: str) -> str:
+    """A text as a workbook can hold it. Other signs that XML cannot are escaped by the library."""
+    return _FORBIDDEN.sub("�", text)
 
 
 def _width(name: str) -> int:

@@ -65,6 +65,8 @@ def motion(seen: Observations) -> Motion:
     updates, forwards = _updates(seen, names, numbers), _forwards(seen, names, numbers)
     better = ~np.isin(forwards.name, updates.name)  # what an optimizer's rows tell comes first
     both = _Steps(*(np.append(updates[at], forwards[at][better]) for at in range(len(updates))))
+    if not len(both.name):  # parameters of which no row is the weight itself
+        return found
     both = _Steps(*(column[np.argsort(both.name, kind="stable")] for column in both))
     edges = np.flatnonzero(np.diff(both.name)) + 1
     dtypes = seen.words["dtype"].codes
@@ -147,7 +149,7 @@ def _told(at: dict[str, npt.NDArray[Any]], nonzero: Ints, steps: _Steps) -> tupl
     unmoved = with_gradient = np.nan
     if moved_by.any():
         zeros, count = at["zeros"][steps.update[moved_by]].sum(), at["count"][steps.update[moved_by]].sum()
-        unmoved = float(zeros / count)
+        unmoved = float(zeros / count) if count else np.nan  # of updates without any element
         both = moved_by & has_gradient
         pulled, moving = (nonzero[rows[both]] for rows in (steps.gradient, steps.update))
         with_gradient = float(np.maximum(pulled - moving, 0).sum() / pulled.sum()) if both.any() else np.nan
@@ -170,7 +172,8 @@ def _last(at: dict[str, npt.NDArray[Any]], steps: _Steps, rows: Ints) -> _Last:
         return _Last(float("nan"), -1, -1)
     there &= steps.step == steps.step[there].max()
     weights, others = steps.weight[there], rows[there]
-    ratios = at["l2"][others] / at["l2"][weights]
+    with np.errstate(over="ignore"):  # a damaged norm may be next to nothing
+        ratios = at["l2"][others] / at["l2"][weights]
     least = int(np.argmin(ratios))
     return _Last(float(ratios[least]), int(weights[least]), int(others[least]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,11 @@ def _numbers(path: Path) -> dict[str, float] | None:
         found = torch.load(path, weights_only=True)
     except Exception:  # noqa: BLE001 - a broken file may raise anything, and the first error tells more
         return None
-    if not isinstance(found, dict) or not all(type(value) in (int, float) for value in found.values()):
+    if not isinstance(found, dict) or not all(map(_is_number, found.values())):
         return None
     return found
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a number that a float can hold. A file may say whole numbers without end."""
+    return type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max)

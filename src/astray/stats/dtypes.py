@@ -191,3 +191,9 @@ def decode(raw: Array, dtype: str) -> npt.NDArray[np.float32] | npt.NDArray[np.f
         if kind.kind == "float" and kind.itemsize <= 4:
             return numbers.astype(np.float32)
         return numbers.astype(np.float64)
+
+
+def widen(raw: Array, dtype: str) -> npt.NDArray[np.float64]:
+    """The same as float64 throughout. A NaN of any bits is one, and no warning: numpy has one for signalling NaN."""
+    with np.errstate(invalid="ignore"):
+        return decode(raw, dtype).astype(np.float64, copy=False)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from astray.stats import dtypes, numpy_kernels
 from astray.stats.fingerprint import merge_fingerprints
-from astray.stats.types import Contrast, Measurement, Measurements, Shard, Strided
+from astray.stats.types import Contrast, Measurement, Measurements, Shard, Slice, Strided
 
 __all__ = [
     "BACKEND",
@@ -25,9 +25,11 @@ __all__ = [
     "Measurement",
     "Measurements",
     "Shard",
+    "Slice",
     "Strided",
     "contrast",
     "factorize",
+    "furthest_slice",
     "gather",
     "measure",
     "merge_fingerprints",
@@ -95,6 +97,28 @@ def contrast(reference: Strided, candidate: Strided, *, rtol: float = 1e-5, atol
     if (reference.dtype[:7] == "complex") != (candidate.dtype[:7] == "complex"):
         raise ValueError(f"A complex tensor has no pairs with a real one: {reference.dtype} against {candidate.dtype}.")
     return _backend.contrast(reference, candidate, rtol, atol)  # type: ignore[no-any-return]
+
+
+def furthest_slice(reference: Strided, candidate: Strided, largest: float) -> Slice | None:
+    """Find the slice of a tensor in which the two sides are furthest apart: a row, a head, a channel, a position.
+
+    A slice is all elements that have one index in one dimension. Looked at are those of all dimensions of which there
+    are at least two, with at least 16 elements each; None without any. Only pairs that are finite on both sides count.
+    Both sides must have the same shape. `largest` is the largest error, as `contrast` found it: it tells by what to
+    scale, so that no square leaves the range of float64.
+
+    >>> one = np.zeros((4, 16))
+    >>> other = one.copy()
+    >>> other[2] = 1.0
+    >>> furthest_slice(Strided.from_numpy(one), Strided.from_numpy(other), 1.0)
+    Slice(error=8.0, dim=0, index=2)
+    """
+    if reference.shape != candidate.shape:
+        raise ValueError(f"Tensors of shapes {reference.shape} and {candidate.shape} have no slices in common.")
+    if (reference.dtype[:7] == "complex") != (candidate.dtype[:7] == "complex"):
+        raise ValueError(f"A complex tensor has no pairs with a real one: {reference.dtype} against {candidate.dtype}.")
+    found = _backend.furthest_slice(reference, candidate, largest)
+    return None if found is None else Slice(*found)
 
 
 @lru_cache(maxsize=256)  # a model asks for the same few sizes thousands of times a step

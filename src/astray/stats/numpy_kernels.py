@@ -63,8 +63,7 @@ def _blocks(view: Array) -> Iterator[Array]:
 
 def _values(view: Array, dtype: str) -> Iterator[Floats]:
     for block in _blocks(view):
-        with np.errstate(invalid="ignore"):  # widening a signalling NaN
-            yield dtypes.decode(block, dtype).astype(np.float64)
+        yield dtypes.widen(block, dtype)
 
 
 # --- moments ---
@@ -208,9 +207,7 @@ class _Pairs:
         yield from zip(_blocks(self.views[0]), _blocks(self.views[1]), strict=True)
 
     def decode(self, one: Array, other: Array) -> tuple[Floats, Floats]:
-        r, c = (
-            dtypes.decode(raw, dtype).astype(np.float64) for raw, dtype in zip((one, other), self.dtypes, strict=True)
-        )
+        r, c = (dtypes.widen(raw, dtype) for raw, dtype in zip((one, other), self.dtypes, strict=True))
         return r, c
 
     def finite(self) -> Iterator[tuple[Floats, Floats]]:
@@ -405,6 +402,34 @@ def _unscale(value: float, *scales: float) -> float:
         return math.ldexp(value, -exponent)
     except OverflowError:
         return math.copysign(math.inf, value)
+
+
+LEAST_SLICE = 16
+"""So many elements a slice has at least: fewer scatter as single ones do."""
+
+
+def furthest_slice(reference: Strided, candidate: Strided, largest: float) -> tuple[float, int, int] | None:
+    """See `astray.stats.kernels.furthest_slice`."""
+    pairs = _Pairs(reference, candidate)
+    shape = pairs.views[0].shape
+    dims = [dim for dim, size in enumerate(reference.shape) if size > 1 and math.prod(shape) // size >= LEAST_SLICE]
+    if not dims:
+        return None
+    shrink = 1.0 if math.isfinite(largest) else 2.0**-1000
+    zoom = _scale(largest) if shrink == 1.0 else 1.0
+    sums = {dim: np.zeros(shape[dim]) for dim in dims}
+    start = 0
+    with np.errstate(all="ignore"):
+        for one, other in pairs.raw():
+            r, c = pairs.decode(one, other)
+            d = np.where(np.isfinite(r) & np.isfinite(c), (c * shrink - r * shrink) * zoom, 0.0)
+            place = np.unravel_index(np.arange(start, start + d.size), shape)
+            start += d.size
+            for dim in dims:
+                sums[dim] += np.bincount(place[dim], d * d, shape[dim])
+    tops = {dim: float(column.max()) * shape[dim] for dim, column in sums.items()}
+    dim = max(dims, key=lambda one: tops[one])
+    return _unscale(math.sqrt(tops[dim]), zoom, shrink), dim, int(sums[dim].argmax())
 
 
 def _ulp(one: Array, other: Array, dtype: str) -> npt.NDArray[np.uint64]:

@@ -157,3 +157,15 @@ class Contrast(NamedTuple):
     nonfinite_mismatch: int
     """Elements where one side only is not finite, or both are but not alike (NaN against inf, inf against −inf)."""
     first_nonfinite_mismatch: int
+
+
+class Slice(NamedTuple):
+    """The slice of a tensor in which a candidate is furthest from its reference: all elements with one index.
+
+    error: ‖d‖ of the slice · √(how many slices there are), which is ‖d‖ of the tensor if all slices are as far off.
+    dim, index: which one; the first on ties.
+    """
+
+    error: float
+    dim: int
+    index: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses

@@ -13,6 +13,7 @@ import numpy as np
 from nanoarrow.c_array_stream import CArrayStream
 
 from astray.store.columns import BoolArray, Coded, Column
+from astray.wording import as_utf8
 
 PIECE_ROWS = 1 << 16
 
@@ -50,7 +51,7 @@ def _array(schema: Any, column: Column, valid: BoolArray) -> Any:
         return na.c_array_from_buffers(schema, len(column), [bitmap, data])
     codes = np.where(valid, column.codes, len(column.values))  # one past the last stands for null
     lists = schema.n_children == 1
-    choices: list[Any] = [*column.values, ()] if lists else [*(value.encode() for value in column.values), b""]
+    choices: list[Any] = [*column.values, ()] if lists else [*map(as_utf8, column.values), b""]
     cells = [choices[code] for code in codes.tolist()]
     lengths = np.array([len(choice) for choice in choices])[codes]
     offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)

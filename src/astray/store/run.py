@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -208,15 +209,21 @@ class RankRun:
 
     def _kept_shape(self, row: int) -> tuple[int, ...]:
         """The shape of the values that were kept of a tensor."""
-        sampled = int(self.tensors.numbers("sampled")[row])
-        if sampled >= 0:
-            return (sampled,)
         shape: tuple[int, ...] = self.tensors["shape"][row]
         part = self.tensors["part"][row]
         try:
-            return shape if part is None else Part.parse(part).shape_of(shape)
+            shape = shape if part is None else Part.parse(part).shape_of(shape)
         except UsageError as error:
             raise RunError(f"Row {row} of rank {self.rank} keeps a part that cannot be told: {error}") from None
+        sampled = int(self.tensors.numbers("sampled")[row])
+        if sampled < 0:
+            return shape
+        if sampled > prod(shape):
+            raise RunError(
+                f"Row {row} of rank {self.rank} keeps a sample of {counted(sampled, 'element')}, and there are "
+                f"{prod(shape):,}: the run was damaged. Copy it again."
+            )
+        return (sampled,)
 
 
 class Run:

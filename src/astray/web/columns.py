@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from astray.compare.columns import JUDGED, KEY
 from astray.compare.comparison import Comparison
-from astray.compare.metrics import BOUNDS, METRICS
+from astray.compare.metrics import BOUNDS, METRICS, SLICES
 from astray.compare.rows import Vocabulary
 from astray.risk.formats import limits
 from astray.risk.levels import room_of
@@ -41,7 +41,7 @@ _MORE = ("rmse", "mape")
 OWN = "metric:"
 """Before the names of metrics that the comparison was asked for besides."""
 
-_PLAIN = {*KEY, *JUDGED, *METRICS, *BOUNDS}
+_PLAIN = {*KEY, *JUDGED, *METRICS, *SLICES, *BOUNDS}
 
 
 def comparison_columns(comparison: Comparison, calls: Calls) -> dict[str, Column]:

@@ -15,8 +15,8 @@ import numpy as np
 from astray.compare.columns import STATISTICS
 from astray.compare.comparison import COLUMNS
 from astray.compare.divergence import Place
-from astray.compare.explanation import explained
-from astray.compare.metrics import BOUNDS, METRICS
+from astray.compare.explanation import explained, furthest_slice
+from astray.compare.metrics import BOUNDS, METRICS, SLICES
 from astray.graph import graph_of
 from astray.record import Frame
 from astray.report import figures
@@ -190,6 +190,7 @@ def _off(view: ComparisonView, row: int, place: Place) -> str:
         given=given,
         rule=view.pairs["rule"][row] or "",
         siblings=int(view.pairs.numbers("siblings")[row]),
+        furthest=furthest_slice(view.pairs, row),
     )
 
 
@@ -198,7 +199,7 @@ def _metrics(view: ComparisonView, row: int) -> Iterator[Document]:
     for name, meaning in _JUDGED.items():
         yield _metric(name, float(view.pairs.numbers(name)[row]), meaning)
     own = [name for name in view.pairs.names if name not in COLUMNS]
-    for name in (*METRICS, *BOUNDS, *own):
+    for name in (*METRICS, *SLICES, *BOUNDS, *own):
         value = float(view.pairs.numbers(name)[row])
         if not math.isnan(value):
             yield _metric(name, value, _help(name))
@@ -217,6 +218,8 @@ def _metric(name: str, value: float, meaning: str) -> Document:
 def _help(name: str) -> str:
     if name in BOUNDS:
         return _BOUND.format(of=name.removeprefix("bound_"))
+    if name in SLICES:
+        return SLICES[name]
     metric = METRICS.get(name)
     return "A metric that was asked for." if metric is None else (metric.__doc__ or "").partition("\n")[0]
 

@@ -130,7 +130,7 @@ class Elements:
             rest = whole[size:]
 
     def _decoded(self, raw: npt.NDArray[Any]) -> Floats:
-        return dtypes.decode(raw, self.dtype).reshape(-1).astype(np.float64, copy=False)
+        return dtypes.widen(raw, self.dtype).reshape(-1)
 
     def index(self, flat: int) -> list[int]:
         """Where in the tensor one of these numbers lies, of a complex one with 0 (real) or 1 (imaginary) behind it."""

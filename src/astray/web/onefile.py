@@ -24,6 +24,7 @@ from astray.web.overview import overview_of
 from astray.web.session import session_of
 from astray.web.views import ComparisonView, Tensor
 from astray.web.wire import Column, Document, encode, pack
+from astray.wording import as_utf8
 
 BUDGET = 24 << 20
 """Bytes of details before they are deflated, to about a quarter."""
@@ -47,7 +48,7 @@ def write_html(comparison: Comparison, file: Path, page: Page | None = None, bud
     options = {"steps": str(comparison.selected)} if comparison.selected else {}
     text = file_html(built, contents(view, options, budget), f"astray: {names}")
     with drafted(file) as draft:
-        draft.write_text(text, encoding="utf-8", newline="\n")
+        draft.write_bytes(as_utf8(text))
     return file
 
 

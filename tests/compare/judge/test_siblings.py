@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from astray.compare.judge.siblings import Families, Gains, largest_of_family, running_maximum
+from astray.compare.judge.siblings import Families, Gains, largest_of_family, running_maximum, size_of_family
 
 
 def plain_others(gain: np.ndarray, family: np.ndarray, site: np.ndarray) -> tuple[list[float], list[int]]:
@@ -82,8 +82,13 @@ def test_the_largest_of_a_family_is_everybodys() -> None:
     assert largest_of_family(np.array([1.0, 5.0, 2.0]), np.array([0, 0, 7])).tolist() == [5, 5, 2]
 
 
+def test_the_size_of_a_family_is_its_root_mean_square() -> None:
+    assert size_of_family(np.array([1.0, 7.0, 2.0]), np.array([0, 0, 7])).tolist() == [5, 5, 2]
+
+
 def test_a_noise_run_is_asked_by_row_of_the_reference() -> None:
-    gains = Gains({"norm": np.array([1.0, np.nan, 3.0])}, rows=np.array([2, 0, -1, 1]))
-    found = gains.of("norm", np.array([0, 1, 2, 3]))
-    assert found[:2].tolist() == [3, 1]
+    by_row, ever = {"norm": np.array([1.0, np.nan, 3.0])}, {"norm": np.array([5.0, np.nan, 7.0])}
+    gains = Gains(by_row, ever, rows=np.array([2, 0, -1, 1]))
+    found = gains.of("norm", np.array([0, 1, 2, 3]), alone=np.array([False, True, False, False]))
+    assert found[:2].tolist() == [3, 5]
     assert np.isnan(found[2:]).all()

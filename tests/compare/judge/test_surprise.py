@@ -76,6 +76,84 @@ def test_the_more_elements_the_smaller_a_factor_that_statistics_show(runs: Any, 
     assert (first is not None and (first.site, first.measure) == ("h.3", "norm")) == found
 
 
+# ---- slices ----------------------------------------------------------------------------------------------------------
+
+
+def layers(
+    runs: Any,
+    gains: dict[int, float],
+    *,
+    spread: float = 0.0,
+    row: int | None = None,
+    seed: int = 1,
+    keep: str = "tensors",
+) -> astray.Run:
+    """Eight layers whose outputs are so many times as far off as their inputs; in the third a row may be doubled."""
+    builder = runs.Builder(keep=f"stats,fingerprint,{keep}" if keep else "stats,fingerprint")
+    right, wrong = np.random.default_rng(0), np.random.default_rng(seed)
+    for number in range(8):
+        seq = builder.call(f"h.{number}")
+        builder.tensor(seq, "parameter", "weight", np.ones(32, np.float32))  # the same in all runs
+        for role in ("input", "output"):
+            values = right.normal(size=(1024, 32))
+            values *= 1 + spread * (gains.get(number, 1.0) if role == "output" else 1.0) * wrong.normal(
+                size=values.shape
+            )
+            if (number, role) == (2, "output") and row is not None:
+                values[row] *= 2
+            bits = values.astype(np.float32).view(np.uint32)
+            builder.tensor(seq, role, "0", ((bits + 0x8000) >> 16).astype(np.uint16), "bfloat16")
+    return builder.run
+
+
+def test_a_doubled_row_is_seen_in_its_slice(runs: Any) -> None:
+    """Beside the whole tensor it is a thirtieth, which noise hides."""
+    reference = layers(runs, {})
+    first = compare(reference, layers(runs, {}, spread=0.02, row=5)).first
+    assert (first.site, first.measure, first.furthest) == ("h.2", "slices", "slice 5 of dimension 0")
+    assert first.explained.startswith("its slice 5 of dimension 0 is off by 1.")
+    assert (first.metrics["slice_dim"], first.metrics["slice_index"]) == (0, 5)
+    assert first.metrics["rel_slice"] == pytest.approx(first.deviation)
+    assert compare(reference, layers(runs, {}, spread=0.02)).first is None
+    for keep in ("", "samples"):  # which know nothing of slices
+        sides = (layers(runs, {}, keep=keep), layers(runs, {}, spread=0.02, row=5, keep=keep))
+        assert "slices" not in compare(*sides).pairs["measure"]
+
+
+# ---- noise runs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_noise_run_sees_what_ill_conditioned_siblings_hide(runs: Any) -> None:
+    """One layer multiplies errors by 30, in any run. Beside it, another that multiplies them by 50 looks harmless."""
+    reference, candidate = layers(runs, {}), layers(runs, {1: 30.0, 5: 50.0}, spread=0.01)
+    assert compare(reference, candidate).first is None
+    first = compare(reference, candidate, noise=layers(runs, {1: 30.0}, spread=0.01, seed=7)).first
+    assert (first.site, first.rule) == ("h.5", "noise run")
+
+
+def test_a_noise_run_allows_a_row_what_it_shows_of_it(runs: Any) -> None:
+    reference, candidate = layers(runs, {}), layers(runs, {5: 10.0}, spread=0.01)
+    assert compare(reference, candidate).first.site == "h.5"
+    assert compare(reference, candidate, noise=layers(runs, {5: 8.0}, spread=0.01, seed=7)).first is None
+
+
+def test_kernels_that_round_more_than_a_noise_run_do_so_in_all_layers(runs: Any) -> None:
+    """All outputs are off by ten times as much as in the noise run, and one by a hundred times."""
+    reference, noise = layers(runs, {}), layers(runs, {}, spread=0.01, seed=7)
+    every = dict.fromkeys(range(8), 10.0)
+    assert compare(reference, layers(runs, every, spread=0.01), noise=noise).first is None
+    first = compare(reference, layers(runs, every | {5: 100.0}, spread=0.01), noise=noise).first
+    assert (first.site, first.rule) == ("h.5", "noise run")
+
+
+def test_statistics_are_judged_beside_noise_runs_too(runs: Any) -> None:
+    reference, candidate = layers(runs, {}, keep=""), layers(runs, {5: 100.0}, spread=0.01, keep="")
+    noise = layers(runs, {}, spread=0.01, seed=7, keep="")
+    found = compare(reference, candidate, noise=noise)
+    assert (found.first.site, found.first.rule) == ("h.5", "noise run")
+    assert compare(reference, layers(runs, {}, spread=0.01, keep=""), noise=noise).first is None
+
+
 # ---- gates -----------------------------------------------------------------------------------------------------------
 
 

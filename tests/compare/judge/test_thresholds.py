@@ -46,11 +46,13 @@ def test_each_is_used() -> None:
 
 
 def test_the_numbers_of_measures_are_there_for_each_of_them() -> None:
-    for table in (thresholds.GAIN, thresholds.OF_GRADIENTS, thresholds.LEAST):
+    t = thresholds
+    for table in (t.GAIN, t.DRIFTED, t.OF_GRADIENTS, t.LEAST, t.OF_NOISE, t.BESIDE_NOISE, t.LONELY):
         assert tuple(table) == MEASURES
         assert all(number > 0 for number in table.values())
 
 
 def test_siblings_allow_more_than_a_plain_rounding_and_less_than_anything() -> None:
     for measure in MEASURES:
-        assert 1 < thresholds.GAIN[measure] * thresholds.LEAST[measure] <= thresholds.LONELY
+        assert 1 < thresholds.GAIN[measure] * thresholds.LEAST[measure] <= thresholds.LONELY[measure]
+        assert 1 < thresholds.BESIDE_NOISE[measure] * thresholds.LEAST[measure] <= thresholds.LONELY[measure]

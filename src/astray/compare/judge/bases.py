@@ -76,6 +76,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     spread = np.maximum(spread, t.SUMS * unit / _rounded_weights(errors, sources))
     spread = np.maximum(spread, t.SUMS * _shared_by_positions(np.where(real, element, 0.0), errors, sources))
     spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / errors.root, 0.0)))
+    sliced = np.where(real, np.nan_to_num(np.minimum(errors.slices, t.LARGEST)), 0.0)
     sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
     sums = _no_less_than_given(sums, sources)
     worst = np.where(real, np.nan_to_num(np.minimum(np.fmax(errors.worst, errors.extremes), t.LARGEST)), 0.0)
@@ -84,8 +85,8 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     cancelled = _cancellation(errors, sources)
     terms = np.flatnonzero(cancelled > 1)
     far, together = np.maximum(elements, given(worst)), given(sums)
-    of_itself = rounding + flips, single, summed
-    because = elements.copy(), far, together
+    of_itself = rounding + flips, single, t.SLICED * rounding + flips, summed
+    because = elements.copy(), far, np.maximum(elements, given(sliced)), together
     for column in (*of_itself, *because):
         column[terms] *= cancelled[terms]
         np.minimum(column, t.LARGEST, out=column)
@@ -115,6 +116,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
             "norm": nothing,
             "mean": nothing,
             "worst": singles | nothing,
+            "slices": nothing | chosen,
             "extremes": singles | nothing,
         },
         drifted=_find_drifted(errors, sources),
@@ -138,7 +140,7 @@ def _find_drifted(errors: Errors, sources: Sources) -> dict[str, Bools]:
     differs = np.where(told, count(of_modules & ~errors.identical), count(weights & ~errors.identical)) > 0
     all_ = np.asarray((~known | differs)[step])
     made = all_ & sources.is_unit(Unit.CALL, Unit.CODE)
-    return {"values": all_, "worst": all_, "norm": made, "mean": made, "extremes": made}
+    return {"values": all_, "worst": all_, "slices": all_, "norm": made, "mean": made, "extremes": made}
 
 
 def _no_less_than_given(column: Floats, sources: Sources) -> Floats:
@@ -182,9 +184,9 @@ def _rounded_weights(errors: Errors, sources: Sources) -> Floats:
     return np.where(rounds, np.sqrt(count), np.inf)
 
 
-def _by_measure(values: Floats, single: Floats, sums: Floats) -> dict[str, Floats]:
-    """For each measure its column: of all elements, of single ones, or of sums over all."""
-    return {"values": values, "worst": single, "norm": sums, "mean": sums, "extremes": single}
+def _by_measure(values: Floats, single: Floats, slices: Floats, sums: Floats) -> dict[str, Floats]:
+    """For each measure its column: of all elements, of single ones, of slices, or of sums over all."""
+    return {"values": values, "worst": single, "slices": slices, "norm": sums, "mean": sums, "extremes": single}
 
 
 def shared_rounding(unit: Floats) -> Floats:

@@ -1,10 +1,12 @@
-"""How far apart the two sides of each pair are, by five measures with a noise of their own.
+"""How far apart the two sides of each pair are, by six measures with a noise of their own.
 
 Reads the `evidence` of one rank and what was measured of it, feeds `flow` and `surprise`. All are relative:
 
 - `values`: ‖c − r‖ / ‖r‖, where values were kept. Rounding makes it about one unit roundoff. Of a slice, beside the
   size of the whole where that is larger.
 - `worst`: max |c − r| / max |r|, where values were kept. It sees one wrong element of a million.
+- `slices`: ‖c − r‖ of the slice that is furthest off (a row, a head, a channel, a position), beside the rms of ‖r‖ of
+  all slices, where all values were kept. It sees one wrong row of a thousand, which the whole dilutes thirtyfold.
 - `norm`: how far norm and std are apart, beside ‖r‖; `mean`: how far the means are, beside the rms of r. Both are sums
   over all elements, in which rounding averages out: it is √n times smaller than in the elements, so that a factor of
   1.005 stands out of bfloat16's noise a hundredfold.
@@ -23,7 +25,7 @@ from astray.compare import metrics
 from astray.compare.evidence import STATISTICS, Evidence
 from astray.compare.judge import thresholds as t
 from astray.compare.judge.sources import GIVEN
-from astray.compare.kept import is_partial
+from astray.compare.kept import Source, is_partial
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import MEASURES, Judgement, Verdict
 from astray.stats.dtypes import DTYPES
@@ -34,12 +36,13 @@ class Errors:
     """One entry per pair. A measure is NaN where it is not known and 0 where the bits are the same.
 
     unit: the unit roundoff that a pair is judged by, mostly of the coarser side; 0 for integers. count, size (‖r‖),
-    absmax, zeros: of the reference. flips: by how many the two sides' zeros differ. element: how far off a typical
-    element is, as far as is known.
+    absmax, zeros: of the reference. flips: by how many the two sides' zeros differ. by_values: all of them were
+    kept. element: how far off a typical element is, as far as is known.
     """
 
     values: Floats
     worst: Floats
+    slices: Floats
     norm: Floats
     mean: Floats
     extremes: Floats
@@ -50,6 +53,7 @@ class Errors:
     zeros: Floats
     flips: Floats
     identical: Bools
+    by_values: Bools
 
     def measure(self, name: str) -> Floats:
         column: Floats = getattr(self, name)
@@ -123,7 +127,7 @@ def find_errors(evidence: Evidence, judged: Judgement, factor: Floats, multiplie
     identical = judged.verdict == Verdict.IDENTICAL
     for column in columns.values():
         column[identical] = 0.0
-    return Errors(**columns, **facts, count=count, identical=identical)
+    return Errors(**columns, **facts, count=count, identical=identical, by_values=judged.source == Source.VALUES)
 
 
 def _precision(evidence: Evidence, at: Ints) -> Floats:
@@ -208,6 +212,7 @@ def _read_values(
     worst = metrics.ratios(found["max_abs"][at], facts["absmax"][at])
     # The error is the larger of both measures, so it stands for the worst element where its scale is not known.
     columns["worst"][at] = np.where(facts["absmax"][at] > 0, worst, judged.error[at])
+    columns["slices"][at] = found["rel_slice"][at]
 
 
 def _elements(evidence: Evidence, at: Ints) -> Floats:
@@ -220,14 +225,14 @@ def _elements(evidence: Evidence, at: Ints) -> Floats:
 
 
 def _divide(judged: Judgement, at: Ints, factor: Floats, columns: dict[str, Floats]) -> None:
-    """What values are off by after dividing: ‖c/f − r‖ follows from both norms and the cosine; the worst is lost."""
+    """What values are off by after dividing: ‖c/f − r‖ follows from both norms and the cosine; single ones are lost."""
     if not len(at):
         return
     found = judged.metrics
     sizes = [np.hypot(found[f"mean_{side}"][at], found[f"std_{side}"][at]) for side in ("reference", "candidate")]
     size = metrics.ratios(sizes[1], sizes[0]) / factor[at]
     columns["values"][at] = np.sqrt((size - 1) ** 2 + 2 * size * np.maximum(1 - found["cosine"][at], 0.0))
-    columns["worst"][at] = np.nan
+    columns["worst"][at] = columns["slices"][at] = np.nan
 
 
 def _bounded(column: Floats) -> Floats:

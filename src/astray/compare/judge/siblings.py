@@ -100,18 +100,24 @@ def running_maximum(numbers: Floats, group: Ints, begins: Bools) -> Floats:
 
 
 class Gains(NamedTuple):
-    """The gains that a noise run showed: by measure and row of the reference's tensors, the largest of a family."""
+    """The gains that a noise run showed, by measure and row of the reference's tensors.
+
+    by_row: in the row's own step. It counts as no steadier than its siblings there: its own gain, or the root mean
+    square of them all if that is more. ever: the largest of its place in any step, for rows that have no siblings.
+    """
 
     by_row: dict[str, Floats]
+    ever: dict[str, Floats]
     rows: Ints  # of the reference's tensors, for each pair; −1 for none
 
     def taken(self, at: Ints) -> Gains:
         """Those of some pairs."""
         return self._replace(rows=self.rows[at])
 
-    def of(self, name: str, at: Ints) -> Floats:
-        """The gains of some pairs; NaN where the noise run has none."""
-        return np.append(self.by_row[name], np.nan)[self.rows[at]]
+    def of(self, name: str, at: Ints, alone: Bools) -> Floats:
+        """The gains of some pairs, of which some have no siblings; NaN where the noise run has none."""
+        by_row, ever = (np.append(column[name], np.nan)[self.rows[at]] for column in (self.by_row, self.ever))
+        return np.where(alone, ever, by_row)
 
 
 def largest_of_family(gain: Floats, family: Ints) -> Floats:
@@ -120,3 +126,9 @@ def largest_of_family(gain: Floats, family: Ints) -> Floats:
     largest = np.zeros(int(number.max(initial=-1)) + 1)
     np.maximum.at(largest, number, gain)
     return largest[number]
+
+
+def size_of_family(gain: Floats, family: Ints) -> Floats:
+    """For each row the root mean square of the gains in its family."""
+    _, number = np.unique(family, return_inverse=True)
+    return np.asarray(np.sqrt(np.bincount(number, gain * gain) / np.bincount(number))[number])

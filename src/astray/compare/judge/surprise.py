@@ -1,8 +1,8 @@
 """How surprising each row is: what it is off by, over what the rows it came from explain.
 
 Reads `errors`, `sources` and `bases`, feeds `verdicts`. A row's *gain* is its error over its base. It may have so many
-times the largest gain among its siblings; in a noise run, of its family there; without either, what a model allows. A
-surprise above 1 is beyond that.
+times the largest gain among its siblings; with a noise run, so many times its own gain there, and as many times more as
+its siblings have beyond theirs; without either, what a model allows. A surprise above 1 is beyond that.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from astray.compare.judge.siblings import Families, Gains
 from astray.compare.judge.sources import Sources, Unit
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import MEASURES, Rule
+
+OF_ELEMENTS = ("values", "worst", "slices")
+"""The measures that are averages over many elements or the largest of many: one noise run tells how large they are."""
 
 
 class Surprise(NamedTuple):
@@ -76,6 +79,27 @@ def _rows_to_judge(errors: Errors, sources: Sources, bases: Bases) -> dict[str, 
     return found
 
 
+class _Asked(NamedTuple):
+    """What the siblings of each row show: the largest of their numbers, how many they are, and how little they tell."""
+
+    largest: Floats
+    sites: Ints
+    slack: Floats
+
+
+def _asked(rows: _Rows, shown: Floats, made: Bools) -> _Asked:
+    """Ask the nearest siblings of each row, or else all of its kind. made: by calls, which may have later victims."""
+    near, kin = rows.near.others(shown), rows.kin.others(shown)
+    use_near = near.sites >= t.SIBLINGS
+    largest = np.where(use_near, near.largest, kin.largest)
+    count = np.where(use_near, near.sites, kin.sites)
+    before = rows.near.before(shown)
+    earlier = made & (before.sites >= t.BEFORE)
+    largest = np.where(earlier, np.minimum(largest, before.largest), largest)
+    slack = np.where(use_near, 1.0, t.OF_KIND) * np.where(count < t.STEADY, t.OF_FEW, 1.0)
+    return _Asked(largest, count, slack)
+
+
 def _judged_by_witnesses(
     errors: Errors, sources: Sources, bases: Bases, noise: list[Gains], wrong: Bools, rows: dict[str, _Rows]
 ) -> Surprise:
@@ -92,24 +116,22 @@ def _judged_by_witnesses(
         rule=np.zeros(length, np.int8),
         allowed={name: np.full(length, np.nan) for name in MEASURES},
     )
-    for name, (at, nearest, kindred) in rows.items():
+    for name, here in rows.items():
+        at = here.at
         error = np.minimum(errors.measure(name), t.LARGEST)
         whole = bases.whole[name][at]
         gain = error[at] / whole
         shown = np.where(wrong[at], 0.0, gain)
-        near, kin = nearest.others(shown), kindred.others(shown)
-        use_near = near.sites >= t.SIBLINGS
-        others = np.where(use_near, near.largest, kin.largest)
-        count = np.where(use_near, near.sites, kin.sites)
+        made = sources.is_unit(Unit.CALL, Unit.CODE)[at]
+        others, count, slack = _asked(here, shown, made)
         known = count >= t.SIBLINGS
-        before = nearest.before(shown)
-        earlier = (before.sites >= t.BEFORE) & sources.is_unit(Unit.CALL, Unit.CODE)[at]
-        others = np.where(earlier, np.minimum(others, before.largest), others)
-        slack = np.where(use_near, 1.0, t.OF_KIND) * np.where(sources.backward[at], t.OF_GRADIENTS[name], 1.0)
-        slack *= np.where(count < t.STEADY, t.OF_FEW, 1.0)
-        drifted = t.DRIFTED * np.where(bases.element[at] > t.LINEAR, t.FAR, 1.0)
-        wide = slack * np.where(bases.drifted[name][at], drifted, 1.0)
-        allowed = np.where(known, wide * t.GAIN[name] * np.maximum(others, t.LEAST[name]), t.LONELY)
+        slack *= np.where(sources.backward[at], t.OF_GRADIENTS[name], 1.0)
+        drifted = bases.drifted[name][at]
+        far = np.where(bases.element[at] > t.LINEAR, t.FAR, 1.0)
+        wide = slack * np.where(drifted, t.DRIFTED[name] * far, 1.0)
+        sure = np.where(errors.by_values[at], t.BY_VALUES.get(name, 1.0), 1.0)
+        times = wide * sure * np.maximum(others, t.LEAST[name])
+        allowed = np.where(known, t.GAIN[name] * times, t.LONELY[name])
         rule = np.where(known, Rule.SIBLINGS, Rule.MODEL)
         if name in ("norm", "mean"):  # sums of what is off by δ may be off by as much, if it is all in one direction
             allowed = np.where(known, allowed, np.maximum(allowed, bases.element[at] / whole))
@@ -117,26 +139,33 @@ def _judged_by_witnesses(
         own = bases.unspoilt[at] & (capped < allowed)
         allowed, rule = np.where(own, capped, allowed), np.where(own, Rule.MODEL, rule)
         if noise:
-            seen = np.fmax.reduce([run.of(name, at) for run in noise])
-            by_noise = slack * t.OF_NOISE[name] * np.maximum(seen, t.LEAST[name])
-            # Other kernels may round more than a perturbed input does, and other precisions do.
-            alone = ~known & ~np.isnan(seen) & (sources.evidence.mixed < t.MIXED)
-            more = by_noise > allowed
-            by_noise = np.where(more, by_noise, np.minimum(allowed, t.OTHER_NOISE * by_noise))
-            told = alone | more
+            mixed = sources.evidence.mixed >= t.MIXED
+            shows = [run.of(name, at, ~known | own | mixed) for run in noise]
+            level = np.maximum(np.fmax.reduce(shows), t.LEAST[name])
+            if mixed:  # other precisions round more than a perturbed input does, so it can only loosen
+                by_noise = slack * t.OF_NOISE[name] * level
+                replaced = np.zeros(len(at), np.bool_)
+            else:
+                by_elements = name in OF_ELEMENTS
+                beyond = np.maximum(_asked(here, np.nan_to_num(shown / level), made).largest, 1.0)
+                times = np.where(known, slack * sure * beyond, t.OTHER_NOISE if by_elements else 1.0)
+                times *= np.where(drifted, t.DRIFTED_NOISE if by_elements else far, 1.0)
+                by_noise = t.BESIDE_NOISE[name] * np.where(own, 1.0, times) * level
+                replaced = ~own & (known | by_elements) & ~np.isnan(level)
+            told = replaced | (by_noise > allowed)  # false where the noise run has no such row
             allowed, rule = np.where(told, by_noise, allowed), np.where(told, Rule.NOISE, rule)
-            others = np.where(told, seen, others)
+            others = np.where(told, level, others)
         found.allowed[name][at] = allowed
         surprise = gain / allowed
         better = surprise > score[at]
-        here = at[better]
-        score[here] = surprise[better]
-        found.measure[here] = MEASURES.index(name)
-        found.error[here] = error[here]
-        found.limit[here] = (allowed * whole)[better]
-        found.given[here] = bases.given[name][here]
-        found.gain[here] = others[better]
-        found.siblings[here] = count[better]
-        found.rule[here] = rule[better]
+        most = at[better]
+        score[most] = surprise[better]
+        found.measure[most] = MEASURES.index(name)
+        found.error[most] = error[most]
+        found.limit[most] = (allowed * whole)[better]
+        found.given[most] = bases.given[name][most]
+        found.gain[most] = others[better]
+        found.siblings[most] = count[better]
+        found.rule[most] = rule[better]
     score[score < 0] = np.nan
     return found

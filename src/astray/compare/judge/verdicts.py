@@ -21,7 +21,7 @@ from astray.compare.judge.errors import Errors, find_errors
 from astray.compare.judge.measuring import Facts, measure
 from astray.compare.judge.precision import find_units, multiplied_units
 from astray.compare.judge.scaling import Scaling, find_scaling
-from astray.compare.judge.siblings import Gains, largest_of_family
+from astray.compare.judge.siblings import Gains, largest_of_family, size_of_family
 from astray.compare.judge.sources import Sources, Unit
 from astray.compare.judge.surprise import find_surprise
 from astray.compare.judge.victims import Reach
@@ -72,8 +72,8 @@ def _settle(evidence: Evidence, judged: Judgement, facts: Facts, noise: list[Gai
 
 
 @_BEYOND_FLOATS
-def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str, Floats]:
-    """What a judged noise run shows: for each measure, by row of the reference's tensors, the gain of its family."""
+def noise_gains(evidence: Evidence, judged: Judgement) -> Gains:
+    """What a judged noise run shows, by pair of it."""
     sources = Sources(evidence, _comparable(judged))
     gains = {name: np.where(sources.known, 0.0, np.nan) for name in MEASURES}
     past = _Past.of_nothing(evidence)
@@ -84,13 +84,12 @@ def noise_gains(evidence: Evidence, judged: Judgement, tensors: int) -> dict[str
             gain = np.full(len(own), np.nan)
             np.divide(error, part.bases.whole[name], out=gain, where=part.sources.known & (part.errors.unit > 0))
             gains[name][rows] = gain[own]
-    tensor = evidence.reference.tensor[evidence.pairs.reference]
-    found: dict[str, Floats] = {}
+    by_row, ever = ({name: np.full(len(sources.known), np.nan) for name in MEASURES} for _ in range(2))
     for name, gain in gains.items():
-        known = np.flatnonzero(~np.isnan(gain))
-        found[name] = np.full(tensors, np.nan)
-        found[name][tensor[known]] = largest_of_family(gain[known], sources.place_in_any_step[known])
-    return found
+        at = np.flatnonzero(~np.isnan(gain))
+        by_row[name][at] = np.maximum(gain[at], size_of_family(gain[at], sources.families[0][at]))
+        ever[name][at] = largest_of_family(gain[at], sources.place_in_any_step[at])
+    return Gains(by_row, ever, np.arange(len(sources.known)))
 
 
 @dataclass(frozen=True)
@@ -283,7 +282,8 @@ class _Judge:
             "mean": spread,
             "extremes": np.where(cast, rounding, t.WORST * rounding),
         }
-        for number, name in enumerate(MEASURES):
+        for name in limits:
+            number = MEASURES.index(name)
             error = np.where(start, errors.measure(name), np.nan)
             limit = np.where(exact, 0.0, limits[name])
             with np.errstate(divide="ignore", invalid="ignore"):

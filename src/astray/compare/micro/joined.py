@@ -145,18 +145,19 @@ def add_values(run: RankRun, rows: list[int]) -> npt.NDArray[Any] | None:
         values = run.verified(row)
         if values is None:
             return None
-        part = dtypes.decode(values, run.tensors["dtype"][row]).astype(np.float64)
-        total = part if total is None else total + part
+        part = dtypes.widen(values, run.tensors["dtype"][row])
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities of both signs
+            total = part if total is None else total + part
     return total
 
 
 def encode(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     """Numbers as raw elements of a dtype: the nearest there is, and of two equally near the even one."""
     storage = dtypes.find(dtype).storage
-    if dtype != "bfloat16":
-        with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype != "bfloat16":
             return values.astype(storage)
-    bits = values.astype(np.float32).view(np.uint32)
+        bits = values.astype(np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(storage)
 

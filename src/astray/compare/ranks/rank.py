@@ -139,7 +139,7 @@ def _judge(
     matching: Matching,
     judging: Judging,
     progress: Progress | None,
-    noise: Sequence[dict[str, Floats]] = (),
+    noise: Sequence[Gains] = (),
 ) -> _Judged:
     """Two sides of a rank, judged; `noise` has the gains that further recordings of the reference showed."""
     vocabularies: Vocabularies = defaultdict(Vocabulary)
@@ -165,7 +165,7 @@ def _judge(
         same_prints=left is None or right is None or left.fingerprints == right.fingerprints,
     )
     rows = np.append(reference.tensor, -1)[pairs.reference]
-    judgement = judge(evidence, [Gains(gains, rows) for gains in noise], progress, judging.exact)
+    judgement = judge(evidence, [gains._replace(rows=rows) for gains in noise], progress, judging.exact)
     return _Judged(rank, reference, candidate, vocabularies, pairs, evidence, judgement)
 
 
@@ -200,19 +200,25 @@ def _blocks(left: RankRun | None, right: RankRun | None) -> tuple[ReadBlocks, Re
     return left.blocks, right.blocks
 
 
-def _gains(again: _Judged, recorded: RankRun | None, reference: RankRun | None) -> dict[str, Floats]:
+def _gains(again: _Judged, recorded: RankRun | None, reference: RankRun | None) -> Gains:
     """The gains of a noise run by row of the reference's tensors, be they as recorded or joined."""
     if recorded is None or not again.pairs.matched.any():
-        return {name: np.empty(0) for name in MEASURES}
-    gains = noise_gains(again.evidence, again.judgement, len(recorded.tensors))
-    if not isinstance(reference, JoinedRank):
-        return gains
-    joined = {}
-    for name, column in gains.items():
-        rows, largest = reference.largest(np.flatnonzero(~np.isnan(column)), column[~np.isnan(column)])
-        joined[name] = np.full(len(reference.tensors), np.nan)
-        joined[name][rows] = largest
-    return joined
+        nothing = {name: np.empty(0) for name in MEASURES}
+        return Gains(nothing, nothing, np.empty(0, np.int64))
+    shown = noise_gains(again.evidence, again.judgement)
+    tensor = again.reference.tensor[again.pairs.reference]
+
+    def by_tensor(gains: dict[str, Floats]) -> dict[str, Floats]:
+        found = {}
+        for name, column in gains.items():
+            rows, known = tensor[~np.isnan(column)], column[~np.isnan(column)]
+            if isinstance(reference, JoinedRank):
+                rows, known = reference.largest(rows, known)
+            found[name] = np.full(len((reference or recorded).tensors), np.nan)
+            found[name][rows] = known
+        return found
+
+    return Gains(by_tensor(shown.by_row), by_tensor(shown.ever), np.empty(0, np.int64))
 
 
 def _tally(found: _Judged) -> Tally:

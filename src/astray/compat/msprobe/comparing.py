@@ -27,7 +27,7 @@ from astray.report.draft import drafted
 from astray.store import Run, open_run
 from astray.store import Table as StoredTable
 from astray.store.run import RankRun
-from astray.wording import did_you_mean
+from astray.wording import as_utf8, did_you_mean
 
 AnyPath = str | os.PathLike[str]
 
@@ -117,7 +117,7 @@ def _compare(
     if auto_analyze:
         advice = Path(output_path) / f"advisor{suffix}_{now}.txt"
         with drafted(advice) as draft:
-            draft.write_text(f"{found}\n", "utf-8")
+            draft.write_bytes(as_utf8(f"{found}\n"))
         files.append(advice)
     return files
 

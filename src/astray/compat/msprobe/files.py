@@ -11,14 +11,14 @@ from typing import Any
 
 from astray.compat.msprobe.table import Cell
 from astray.report.draft import drafted
-from astray.report.xlsx import CREATED, SHEET_ROWS, writer
+from astray.report.xlsx import CREATED, SHEET_ROWS, cell_text, writer
 
 _COLOURS = {"pass": "#C6EFCE", "warning": "#FFEB9C", "error": "#FFC7CE"}
 
 
 def write_csv(file: Path, header: Sequence[str], lines: Iterable[Sequence[Cell]]) -> Path:
     """Write the table; gives its path. Infinity has a space before it, or spreadsheets would take it for a name."""
-    with drafted(file) as draft, draft.open("w", newline="", encoding="utf-8") as out:
+    with drafted(file) as draft, draft.open("w", newline="", encoding="utf-8", errors="backslashreplace") as out:
         table = csv.writer(out)
         table.writerow(header)
         for line in lines:  # floats are written as `str` has them, so that only infinities are changed
@@ -59,6 +59,6 @@ def _sheet(book: Any, header: Sequence[str], lines: Sequence[Sequence[Cell]]) ->
             if isinstance(cell, bool):
                 sheet.write_boolean(at, column, cell)
             elif isinstance(cell, str) or not math.isfinite(cell):  # a sheet has no infinite number
-                sheet.write_string(at, column, str(cell))
+                sheet.write_string(at, column, cell_text(str(cell)))
             else:
                 sheet.write_number(at, column, cell)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from astray.store.msprobe.names import positional, short
 from astray.store.run import RankRun
+from astray.wording import as_utf8
 
 TENSOR = "<tensor>"
 MISSING, UNSUPPORTED = "N/A", "unsupported"
@@ -98,7 +99,7 @@ class Pair(NamedTuple):
     def _middle(self, mode: str, agrees: bool) -> list[Cell]:
         sides = [self.value, *([self.other] if self.bench else [])]
         if mode == "md5":
-            prints: list[Cell] = [f"{zlib.crc32(str(one).encode()):08x}" for one in sides]
+            prints: list[Cell] = [f"{zlib.crc32(as_utf8(str(one))):08x}" for one in sides]
             return [*prints, *([MISSING] * (2 - len(sides)))]
         summary: list[Cell] = [_shown(one) for one in sides for _ in range(4)]
         summary += [MISSING] * (8 - len(summary))

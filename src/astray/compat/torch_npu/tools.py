@@ -60,7 +60,10 @@ def compare(
     pairs = _paired(npu, bench, shape_flag)
     if not any(one and other for one, other in pairs) and not (shape_flag and _share_names(npu, bench)):
         raise CompareError(f"{pkl_path1} and {pkl_path2} have no operator in common. Were they dumped by one program?")
-    with drafted(Path(output_path)) as file, file.open("w", newline="", encoding="utf-8") as output:
+    with (
+        drafted(Path(output_path)) as file,
+        file.open("w", newline="", encoding="utf-8", errors="backslashreplace") as output,
+    ):
         writer = csv.writer(output, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows(row for one, other in pairs for row in _rows(one, other))

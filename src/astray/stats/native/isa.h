@@ -44,6 +44,8 @@ struct Isa {
     void (*exact_ratios64)(const double *, const double *, int64_t, Ratios &);
     void (*errors32)(const float *, const float *, int64_t, const ErrorsRequest &, Errors &);
     void (*errors64)(const double *, const double *, int64_t, const ErrorsRequest &, Errors &);
+    double (*squares32)(const float *, const float *, int64_t, const Zoom &, double *each);
+    double (*squares64)(const double *, const double *, int64_t, const Zoom &, double *each);
     Ulps (*ulps)(Type, const void *, const void *, int64_t, bool near);
     uint64_t (*read)(const void *, int64_t);
 };
@@ -97,13 +99,19 @@ template <bool Near> INLINE Ulps ulps_of(Type type, const void *r, const void *c
     TARGET void errors64(const double *r, const double *c, int64_t n, const ErrorsRequest &q, Errors &e) {             \
         block_errors<N>(r, c, n, q, e);                                                                                \
     }                                                                                                                  \
+    TARGET double squares32(const float *r, const float *c, int64_t n, const Zoom &zoom, double *each) {               \
+        return block_squares<N>(r, c, n, zoom, each);                                                                  \
+    }                                                                                                                  \
+    TARGET double squares64(const double *r, const double *c, int64_t n, const Zoom &zoom, double *each) {             \
+        return block_squares<N>(r, c, n, zoom, each);                                                                  \
+    }                                                                                                                  \
     TARGET Ulps ulps(Type type, const void *r, const void *c, int64_t n, bool near) {                                  \
         return near ? ulps_of<true>(type, r, c, n) : ulps_of<false>(type, r, c, n);                                    \
     }                                                                                                                  \
     TARGET uint64_t read(const void *raw, int64_t n) { return block_read(raw, n); }                                    \
     constexpr Isa table = {#ISA, widen, doubles, sums32, sums64, powers32, powers64, power,                            \
                            words, elements, ratios32, exact_ratios32, exact_ratios64, errors32,                        \
-                           errors64, ulps, read};                                                                      \
+                           errors64, squares32, squares64, ulps, read};                                                \
     }
 
 #if X86_VECTORS

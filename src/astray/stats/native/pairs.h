@@ -255,6 +255,57 @@ INLINE Ulps block_ulps(const void *reference, const void *candidate, int64_t n) 
     else return {most, (static_cast<uint64_t>(high) << kHalf) + low, 0};
 }
 
+// How a difference is brought into the range where its square is a double: (c * shrink - r * shrink) * zoom.
+struct Zoom {
+    double shrink = 1, factor = 1;
+    bool plain() const { return shrink == 1 && factor == 1; }
+};
+
+template <int N, class F, bool Plain>
+INLINE Lanes<double, N> square_of(const F *reference, const F *candidate, const Zoom &zoom) {
+    Lanes<double, N> r, c;
+    load_as<N, double>(r, reference);
+    load_as<N, double>(c, candidate);
+    if constexpr (!Plain) r *= zoom.shrink, c *= zoom.shrink;
+    Lanes<double, N> d = c - r;
+    if constexpr (!Plain) d *= zoom.factor;
+    const Lanes<double, N> none = {};
+    d = d - d == none ? d : none;  // infinite or NaN where a side is
+    return d * d;
+}
+
+// Adds d * d of every finite pair to its place in `each`, and returns the sum of them.
+template <int N, class F, bool Plain>
+INLINE double squares_of(const F *reference, const F *candidate, int64_t n, const Zoom &zoom, double *each) {
+    constexpr int L = kErrorLanes;
+    Lanes<double, N> sums[L / N] = {};
+    int64_t i = 0;
+    for (; i + L <= n; i += L) {
+        UNROLL
+        for (int l = 0; l < L; l += N) {
+            const Lanes<double, N> square = square_of<N, F, Plain>(reference + i + l, candidate + i + l, zoom);
+            Lanes<double, N> total;
+            load(total, each + i + l);
+            total += square;
+            std::memcpy(each + i + l, &total, sizeof total);
+            sums[l / N] += square;
+        }
+    }
+    double sum[L];
+    std::memcpy(sum, sums, sizeof sum);
+    for (int l = 0; i < n; ++i, ++l) {
+        const double square = square_of<1, F, Plain>(reference + i, candidate + i, zoom);
+        each[i] += square;
+        sum[l] += square;
+    }
+    return fold<L>(sum);
+}
+
+template <int N, class F>
+INLINE double block_squares(const F *r, const F *c, int64_t n, const Zoom &zoom, double *each) {
+    return zoom.plain() ? squares_of<N, F, true>(r, c, n, zoom, each) : squares_of<N, F, false>(r, c, n, zoom, each);
+}
+
 }  // namespace
 
 #endif

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from astray.checkpoints.torch_objects import attributes
+from astray.numerals import numeral
 from astray.record import Role
 from astray.store.torch_file import Nest
 
@@ -20,6 +21,9 @@ CLASSES = {"module": "nn.module", "parameter": "gradient"}
 """What `classify` says of each kind of call; of all others it says that they are no nn.module."""
 
 OTHERWISE = "non nn.module"
+
+DEEPEST = 32
+"""Beyond so many steps a path is a name with dots in it: nothing that was called had arguments so deep."""
 
 PARTS: dict[str, dict[str, tuple[Role, str]]] = {
     "forward": {
@@ -79,7 +83,7 @@ def role_of(phase: str, name: str) -> tuple[Role, str] | None:
     return role, ".".join(filter(None, (beginning, rest)))
 
 
-def nest(leaves: Mapping[str, Nest]) -> Nest:
+def nest(leaves: Mapping[str, Nest], depth: int = 0) -> Nest:
     """A nest in which each leaf stands at its path: tuples where all steps are numbers, else dicts.
 
     >>> nest({"0": 1, "2.a": 3})
@@ -89,16 +93,18 @@ def nest(leaves: Mapping[str, Nest]) -> Nest:
         return leaves[""]
     groups: dict[str, dict[str, Nest]] = {}
     for path, leaf in leaves.items():
-        first, _, rest = path.partition(".")
+        first, _, rest = path.partition(".") if depth < DEEPEST else (path, "", "")
         if rest and first in leaves:
             groups[path] = {"": leaf}  # one leaf below another: it had a dot in its key
         else:
             groups.setdefault(first, {})[rest] = leaf
-    if groups and all(key.isdecimal() and str(int(key)) == key for key in groups):
-        length = max(map(int, groups)) + 1
+    places = [numeral(key) for key in groups]
+    if groups and all(place is not None and str(place) == key for key, place in zip(groups, places, strict=True)):
+        length = max(place for place in places if place is not None) + 1
         if length <= 2 * len(groups) + 64:  # a dict of a few large numbers is no tuple
-            return tuple(nest(groups[str(place)]) if str(place) in groups else None for place in range(length))
-    return {key: nest(group) for key, group in groups.items()}
+            inner = (groups.get(str(place)) for place in range(length))
+            return tuple(None if group is None else nest(group, depth + 1) for group in inner)
+    return {key: nest(group, depth + 1) for key, group in groups.items()}
 
 
 def plain_leaves(args: str | None) -> dict[str, dict[str, Nest]]:

@@ -76,7 +76,7 @@ def runs_in(path: Path) -> dict[int, Path]:
         raise RunError(f"{path} holds no dump of hooktools.")
     raise RunError(
         f"{path} holds {len(found)} runs. Open one of them: {', '.join(str(entry) for entry in found[-3:])}"
-        f"{' …' * (len(found) > 3)}"
+        f"{' …' * (len(found) > 3)}."
     )
 
 

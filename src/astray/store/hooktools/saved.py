@@ -85,7 +85,8 @@ def _as_now(full: str, file: CallFile, contents: Contents) -> str:
 
 def _as_told(name: str, said: Mapping[str, Any]) -> tuple[Kind, str, str]:
     kind = said.get("kind")
-    return cast(Kind, kind if kind in KINDS else "module"), name, str(said.get("module_type") or "")
+    type = said.get("module_type")
+    return cast(Kind, kind if kind in KINDS else "module"), name, type if isinstance(type, str) else ""
 
 
 def _named(name: str, file: CallFile, said: Mapping[str, object]) -> tuple[Kind, str, str]:

@@ -14,11 +14,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from astray.numerals import numeral
 from astray.record import ROOT, Frame, SpelledFrame, Spelling
 from astray.store.msprobe.arguments import arrangement
 from astray.store.msprobe.gradients import NODE, OWN, order_of
 from astray.store.msprobe.leaves import Leaf, scalar
 from astray.store.msprobe.names import GRADIENTS, by_keyword, function_stem, module_stem, parse, positional, short
+from astray.store.msprobe.tensors import DEEPEST
 
 Row = dict[str, Any]
 
@@ -250,8 +252,11 @@ class StepEntries:
             if place is not NOT_OF_NODE:
                 return place  # type: ignore[return-value]
         category, parts = self._where(call, row["role"], row["path"])
-        if not parts or any(part.isdigit() and int(part) >= MOST_ITEMS for part in parts):
+        if not parts:
             self._lost[category] += 1
+            return None
+        if len(parts) > DEEPEST or any(map(_is_too_far, parts)):
+            self._lost["a tensor at a place that no argument has"] += 1
             return None
         if self._only_names:
             return Place(name, f"{name}.{category}.{'.'.join(parts)}")
@@ -275,7 +280,7 @@ class StepEntries:
             rest = path.split(".")[1:]
             if rest and rest[0] == "0":
                 self._tuples.add(f"{self._names[call['seq']]} {role}")
-            return role, rest if rest and rest[0].isdigit() else ["0", *rest]
+            return role, rest if rest and numeral(rest[0]) is not None else ["0", *rest]
         given = self._given.get(call["seq"])
         if given is not None:
             head, dot, inside = path.partition(".")
@@ -297,8 +302,9 @@ class StepEntries:
         value = row.get("value"), str(row.get("shape")), str(row.get("stride"))  # views are of one value
         node = self._nodes.get(name)
         if role == "output" and path.startswith(NODE) and path.count(".") == 3:
-            index, sends, gets = map(int, path.split(".")[1:])
-            if max(sends, gets) >= MOST_ITEMS:
+            index, sends, gets = (numeral(part, 9) for part in path.split(".")[1:])
+            if index is None or sends is None or gets is None or not index < sends < MOST_ITEMS or gets >= MOST_ITEMS:
+                self._lost["the place of a gradient"] += 1
                 return None
             if node is None:
                 node = self._nodes[name] = _Node()
@@ -420,14 +426,20 @@ def _turned(name: str, back: bool = False) -> str:
     return f"{head}.{new}{tail}" if found else name
 
 
+def _is_too_far(part: str) -> bool:
+    """Whether a part of a path is a number, and of no place that a list is made for."""
+    place = numeral(part)
+    return part.isdecimal() if place is None else place >= MOST_ITEMS
+
+
 def _put(into: Any, parts: Sequence[str], leaf: Leaf) -> None:
     """Put a leaf where a path leads, making lists and dicts on the way."""
     for place, part in enumerate(parts):
         last = place == len(parts) - 1
         if isinstance(into, list):
-            if not part.isdigit():
+            index: Any = numeral(part)
+            if index is None:
                 return  # a structure that its own skeleton contradicts
-            index: Any = int(part)
             into.extend([None] * (index + 1 - len(into)))
             held = into[index]
         else:
@@ -436,5 +448,5 @@ def _put(into: Any, parts: Sequence[str], leaf: Leaf) -> None:
             into[index] = leaf
             return
         if not isinstance(held, (list, dict)) or "dtype" in held:
-            held = into[index] = [] if parts[place + 1].isdigit() else {}
+            held = into[index] = [] if numeral(parts[place + 1]) is not None else {}
         into = held

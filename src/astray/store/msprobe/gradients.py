@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from astray.numerals import numeral
 from astray.store.msprobe.tensors import Found, is_tensor, walk
 
 NODE = "node."
@@ -60,8 +61,9 @@ def gradient_paths(function: str, content: dict[str, Any], forward: Any, by_us: 
         return
     shapes = _shapes(forward)
     for path, leaf in walk(output, ""):
-        known = path.isdigit() and int(path) < len(order)
-        target = order[int(path)] if known else path
+        place = numeral(path)
+        known = place is not None and place < len(order)
+        target = order[place] if place is not None and known else path
         fits = known and (by_us or shapes.get(target, leaf["shape"]) == leaf["shape"])
         yield Found(target if fits or by_us else f"{NODE}{path}", leaf)
 

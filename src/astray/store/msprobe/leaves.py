@@ -24,9 +24,9 @@ TENSOR = "torch.Tensor"
 DISTRIBUTED = "torch.distributed.tensor.DTensor"
 
 WIDE = ("float64", "complex128")
-_SIZE = re.compile(r"torch\.Size\(\[([\d, ]*)\]\)")
+_SIZE = re.compile(r"torch\.Size\(\[((?:\d{1,18}(?:, ?|(?=\])))*)\]\)", re.ASCII)
 _OF_TORCH = re.compile(r"<torch\.(dtype|device|layout|memory_format) (.+)>")
-_SLICE = re.compile(r"slice\((None|-?\d+), (None|-?\d+), (None|-?\d+)\)")
+_SLICE = re.compile(r"slice\((None|-?\d{1,18}), (None|-?\d{1,18}), (None|-?\d{1,18})\)")
 _PLACEMENT = re.compile(r"(\w+)\((.*)\)")
 
 

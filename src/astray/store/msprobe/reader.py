@@ -129,8 +129,9 @@ class _DumpReader:
             return None
         if found is not None and not found.whole:
             data = found.content.get("data", {}) if name in ("dump.json", "debug.json") else found.content
+            entries = len(data) if isinstance(data, dict) else 0
             rows.problem(
-                f"{folder / name} was cut in the middle: the {len(data):,} entries before the cut were read, the rest "
+                f"{folder / name} was cut in the middle: the {entries:,} entries before the cut were read, the rest "
                 "is lost."
             )
         return found

@@ -10,6 +10,7 @@ import json
 from collections.abc import Container, Iterator
 from typing import Any
 
+from astray.numerals import numeral
 from astray.record import ROOT, Phase, Role
 from astray.store.gathering import Gathering
 from astray.store.msprobe.files import frames
@@ -194,7 +195,8 @@ class StepReader:
         seqs: dict[str, int] = {}
         for name, value in data.items():
             stem, _, number = name.removesuffix(".debug").rpartition(".")
-            if not name.endswith(".debug") or not stem or not number.isdigit():
+            place = numeral(number, 9)
+            if not name.endswith(".debug") or not stem or place is None:
                 self._odd[name] = None
                 continue
             site = stem.removesuffix("_grad")
@@ -208,7 +210,7 @@ class StepReader:
             seq = seqs[name] = self._rows.call(
                 stem if forward is None else site, _class_of(value),
                 step=self._step, micro=count(told.get("micro"), 0), kind="custom",
-                call=count(told.get("call"), int(number)), phase=phase, parent=forward,
+                call=count(told.get("call"), place), phase=phase, parent=forward,
                 args=json.dumps({"args": [skeleton(value)]}) if forward is None else None,
             )  # fmt: skip
             self.entries[seq] = name

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from astray.errors import RunExists, UsageError
 from astray.store import torch_file
+from astray.store.file_names import file_name
 from astray.store.info import End, RunInfo
 from astray.store.msprobe.choice import Choice, Held, MakesAsked, Overflow, of_these
 from astray.store.msprobe.entries import StepEntries
@@ -31,9 +32,6 @@ DATA = "dump_tensor_data"
 FILES = ("dump.json", "stack.json", "construct.json", "debug.json")
 BESIDE = "astray"
 """The key of dump.json under which we keep what msprobe has no word for."""
-
-LONGEST_NAME = 255 - len(".pt") - 16
-"""What file systems allow, with room for the name of a draft."""
 
 
 def translate(
@@ -188,16 +186,16 @@ class MsprobeTranslator:
     def _write(
         self, into: _Step, leaf: Leaf, name: str, tensor: torch_file.TorchTensor, bits: Hashable | None = None
     ) -> None:
-        plain = name.replace("/", "_").replace("\0", "_")
-        if len(plain.encode()) > LONGEST_NAME or plain.startswith("."):
+        file = file_name(name, ".pt")
+        if file is None:
             self.lost["the values of a tensor whose name no file can have"] += 1
             return
         folder = into.folder / DATA
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{plain}.pt"
+        path = folder / file
         if bits is None or not _link(path, into.files.setdefault(bits, path)):
             torch_file.write(path, tensor)
-        leaf["data_name"] = f"{plain}.pt"
+        leaf["data_name"] = file
 
     def _count_lost(self, row: dict[str, Any], leaf: Leaf, partial: bool) -> None:
         if "data_name" not in leaf:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.store.native.schema import Column
+from astray.wording import as_utf8
 
 Buffer = bytes | memoryview
 """Bytes; `len` is how many."""
@@ -149,8 +150,8 @@ def _flags(cells: list[Any], type: str, limit: int) -> tuple[bytes]:  # noqa: AR
 
 def _strings(cells: list[str], type: str, limit: int) -> tuple[bytes, bytes] | None:  # noqa: ARG001
     text = "".join(cells)
-    data = _encoded(text)
-    parts: list[Any] = cells if len(data) == len(text) else [_encoded(cell) for cell in cells]  # ASCII or not
+    data = as_utf8(text)
+    parts: list[Any] = cells if len(data) == len(text) else [as_utf8(cell) for cell in cells]  # ASCII or not
     offsets = _offsets(parts, limit)
     return None if offsets is None else (offsets, data)
 
@@ -164,10 +165,6 @@ def _lists(cells: list[Any], type: str, limit: int) -> tuple[bytes, bytes, bytes
 
 Encoder = Callable[[list[Any], str, int], tuple[bytes, ...] | None]
 _ENCODERS: dict[str, Encoder] = {"bool": _flags, "string": _strings, "list<int64>": _lists}
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode(errors="backslashreplace")  # file names may hold what UTF-8 cannot
 
 
 def _bitmap(flags: npt.NDArray[np.bool_]) -> bytes:

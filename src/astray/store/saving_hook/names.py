@@ -13,6 +13,7 @@ import re
 from typing import Literal, NamedTuple
 
 from astray.record import ROOT
+from astray.store.file_names import file_name
 
 NAME = "saving_hook"
 
@@ -29,9 +30,6 @@ _OF_PARAMETER = r"(?:grad|tensor)_idx_(\d{1,9})_of_param_name_(.+)_micro_step_(\
 _TENSOR = re.compile(_OF_LAYER, re.DOTALL)
 _GRAD = re.compile(_OF_PARAMETER, re.DOTALL)
 _DRAFT = re.compile(r"\..*\.npy\.\d+", re.DOTALL)
-
-MOST_BYTES = 240
-"""Of a file's name. 255 is what file systems take, and a file that is being written has a longer one."""
 
 _FORBIDDEN = re.compile(r"[/%@\x00]")
 _ESCAPED = re.compile(r"%(2F|25|40|00)")
@@ -76,8 +74,7 @@ def compose(folder: Folder, saved: Saved) -> str | None:
         middle = f"tensor_idx_{saved.idx}_layer_class_{_FORBIDDEN.sub(_escape, saved.type)}_layer_name_{site}{place}"
     else:
         middle = f"grad_idx_{saved.idx}_of_param_name_{site}"
-    name = f"{middle}_micro_step_{saved.micro}.npy"
-    return name if len(name.encode()) <= MOST_BYTES else None
+    return file_name(f"{middle}_micro_step_{saved.micro}", ".npy")
 
 
 def is_draft(name: str) -> bool:

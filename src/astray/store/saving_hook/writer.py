@@ -15,11 +15,12 @@ from astray.errors import RunExists
 from astray.stats.dtypes import DTYPES
 from astray.store import npy
 from astray.store.columns import Table
+from astray.store.file_names import MOST_BYTES
 from astray.store.info import End, RunInfo
 from astray.store.native.folder import recordable
 from astray.store.run import RankRun, known_to_numpy
 from astray.store.saving_hook.listed import rank_folders
-from astray.store.saving_hook.names import MOST_BYTES, Folder, Saved, compose, is_draft, parse
+from astray.store.saving_hook.names import Folder, Saved, compose, is_draft, parse
 from astray.wording import counted
 
 ACCUMULATED = "a gradient that has accumulated"

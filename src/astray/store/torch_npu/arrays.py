@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from astray.errors import RunError
-from astray.stats import DTYPES, decode
+from astray.stats import DTYPES
+from astray.stats.dtypes import widen
 from astray.store import npy
 from astray.store.enclosure import entries
 from astray.store.gathering import Values, shape_of
@@ -136,4 +137,4 @@ def _load(place: Place) -> Array:
 
 
 def _floats(place: Place, dtype: str) -> Floats:
-    return decode(_load(place), dtype).reshape(-1).astype(np.float64)
+    return widen(_load(place), dtype).reshape(-1)

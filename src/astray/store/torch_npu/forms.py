@@ -9,12 +9,17 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from astray.numerals import numeral
 from astray.record import Phase
 from astray.stats import DTYPES
 from astray.store import npy
+from astray.store.file_names import file_name
 from astray.store.torch_npu import numbers
 from astray.store.torch_npu.dumped import Array
 from astray.store.torch_npu.names import Side, order
+
+MOST_DIGITS = 9
+"""Of a tensor's place in the name of a file: what `arrays.py` reads."""
 
 
 class Called(NamedTuple):
@@ -119,24 +124,28 @@ class ArrayFolder:
     def write(self, call: Held, lost: Counter[str]) -> None:
         for side in ("input", "output"):
             tensors = [one for one in call.in_order() if one.side == side]
-            taken = {int(one.path or 0) for one in tensors if (one.path or "0").isdecimal()}
+            taken = {numeral(one.path or "0", MOST_DIGITS) for one in tensors}
             for one in tensors:
-                if (one.path or "0").isdecimal():
-                    place = int(one.path or 0)
-                else:  # a keyword, or inside of a list: there is no word for it in a file's name
+                place = numeral(one.path or "0", MOST_DIGITS)
+                if place is None:  # a keyword, or inside of a list: there is no word for it in a file's name
                     lost["the place of a tensor inside of an argument"] += 1
                     place = next(free for free in range(len(taken) + 1) if free not in taken)
                     taken.add(place)
-                npy.write(self.path / self._name(call.name, side, place, one.shape), self._array(one, lost))
+                name = self._name(call.name, side, place, one.shape)
+                if name is None:
+                    lost["the values of a tensor whose name no file can have"] += 1
+                else:
+                    npy.write(self.path / name, self._array(one, lost))
             self._number += bool(tensors)
 
     def close(self) -> None:
         """Every file is written and closed."""
 
-    def _name(self, name: str, side: str, place: int, shape: tuple[int, ...]) -> str:
+    def _name(self, name: str, side: str, place: int, shape: tuple[int, ...]) -> str | None:
         strides = [int(np.prod(shape[i + 1 :], dtype=np.int64)) for i in range(len(shape))]
         sizes, steps = (",".join(map(str, one)) for one in (shape, strides))
-        return f"{self._number}_{name}_{side}{place}_shape[{sizes}]_stride[{steps}]_offset[0]_format[2].npy"
+        form = f"{side}{place}_shape[{sizes}]_stride[{steps}]_offset[0]_format[2]"
+        return file_name(f"{self._number}_{name}_{form}", ".npy")
 
     def _array(self, one: Kept, lost: Counter[str]) -> Array:
         kind = DTYPES[one.dtype]

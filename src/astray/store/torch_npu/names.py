@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple, cast
 
+from astray.numerals import numeral
 from astray.record import Kind, Phase, Role
 from astray.store.msprobe import names as api
 
@@ -127,4 +128,5 @@ def written_path(function: str, role: Role, path: str, phase: Phase) -> tuple[Si
 
 def order(path: str) -> tuple[tuple[int, int, str], ...]:
     """What sorts paths: numbers by their size, and before words."""
-    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in path.split(".") if part)
+    parts = ((part, numeral(part)) for part in path.split(".") if part)
+    return tuple((1, 0, part) if number is None else (0, number, "") for part, number in parts)

@@ -1,0 +1,67 @@
+"""Names that no program gives, in a run that is converted: no format's writer stops at one, and its reader opens it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from astray.compare.comparison import compare
+from astray.store import open_run
+from astray.store.convert import convert
+from astray.store.file_names import MOST_BYTES, file_name
+from record_builders import Builder
+
+ODD = {
+    "null": "a\0b",
+    "separator": "a/../../b",
+    "hidden": "..",
+    "long": "x" * 300,
+    "long in bytes": "é" * 130,
+    "half a pair": "a\ud800",
+    "odd byte": "a\udcff",
+    "digits": "9" * 5000,
+    "no digit": "²",
+    "other digits": "٣",
+    "dots": "a" + ".a" * 3000,
+    "numbers": "0" + ".0" * 3000,
+    "None": "None",
+    "node": "node.x.y.z",
+    "node beyond": "node.7.2.1",
+    "size": f"torch.Size([{'9' * 5000}])",
+}
+
+
+@pytest.mark.parametrize("name", ODD.values(), ids=list(ODD))
+@pytest.mark.parametrize("format", ["astray", "msprobe", "torch_npu", "lines", "saving_hook", "hooktools"])
+def test_an_odd_name_in_every_place_of_a_run(tmp_path: Path, format: str, name: str) -> None:
+    run = Builder(keep="stats,fingerprint,tensors")
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    run.tensor(run.call("fine"), "output", "out", array)
+    run.tensor(run.call("/relu", "torch.nn.functional.relu", kind="function"), "output", "out", array)
+    for site, type, kind in ((name, "Linear", "module"), ("h", name, "module"), ("/f", f"torch.{name}", "function")):
+        for phase in ("forward", "backward"):
+            args = f'{{"args": ["{name}"], "kwargs": {{"{name}": 1}}}}'
+            seq = run.call(site, type, kind=kind, phase=phase, args=args)
+            for path in (name, f"out.{name}", f"kwargs.{name}", "out"):
+                run.tensor(seq, "input", path, array)
+                run.tensor(seq, "output", path, array)
+    seq = run.call(name, "Parameter", kind="parameter", phase="backward")
+    run.tensor(seq, "gradient", "grad", array)
+    target = tmp_path / ("dump.pkl" if format == "lines" else "dump")
+    convert(run.run, target, "torch_npu" if format == "lines" else format)
+    assert list(tmp_path.iterdir()) == [target]
+    found = open_run(target)
+    for rank in found.ranks.values():
+        for row in range(len(rank.tensors)):
+            rank.values(row)
+    compare(found, found).to_json(tmp_path / "found.json")
+
+
+def test_a_name_of_a_file() -> None:
+    assert file_name("Module.a/b\0c\ud800", ".npy") == "Module.a_b_c_.npy"
+    assert file_name("x" * (MOST_BYTES - 4), ".npy") is not None
+    assert file_name("x" * (MOST_BYTES - 3), ".npy") is None
+    assert file_name("é" * (MOST_BYTES // 2), ".npy") is None
+    assert file_name(".hidden", ".npy") is None
