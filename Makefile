@@ -16,7 +16,7 @@ help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 NATIVE := $(wildcard src/astray/stats/native/*) src/astray/device/_launch.c src/astray/store/native/_columns.c \
-	src/astray/capture/pytorch/_tensors.c $(wildcard src/astray/capture/native/*.[ch] src/astray/capture/pytorch/native/*)
+	$(wildcard src/astray/capture/native/*.[ch] src/astray/capture/pytorch/native/*)
 
 $(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -58,7 +58,6 @@ def part(name: str, *sources: str, headers: tuple[str, ...] = (), libraries: tup
 # The CUDA driver is opened at run time: neither its headers nor its library are needed here.
 launch = part("device._launch", "device/_launch.c", headers=(LAUNCHES,), libraries=("dl",) * (sys.platform == "linux"))
 columns = part("store.native._columns", "store/native/_columns.c", headers=(ROWS,))
-tensors = part("capture.pytorch._tensors", "capture/pytorch/_tensors.c", headers=(ROWS, LAUNCHES))
 taps = part(
     "capture._calls",
     *(
@@ -97,6 +96,6 @@ class BuildPython(build_py):
 
 setup(
     cmdclass={"build_py": BuildPython},
-    ext_modules=[kernels, launch, columns, tensors, taps],
+    ext_modules=[kernels, launch, columns, taps],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {},
 )

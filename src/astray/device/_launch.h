@@ -13,7 +13,7 @@ enum { kMaxArguments = 48 };
 
 // Where the measurements of a segment go; see `PythonSlots`. Everything but the lock is to be touched only by whoever
 // holds it.
-typedef struct {
+typedef struct Slots {
     PyObject_HEAD
     PyThread_type_lock lock;
     long long number, count, used;      // of the segment; of its measurements; of their partial rows
@@ -26,7 +26,7 @@ typedef struct {
 #define LAUNCHER "astray.device._launch"
 #define LAUNCHING LAUNCHER ".launching"  // the name of the capsule that holds a `Launching`
 
-typedef struct {
+typedef struct Launching {
     int (*are_slots)(PyObject *object);
     // The number of words that a kernel of this module takes; −1 when it is none.
     int (*words)(PyObject *kernel);
@@ -37,7 +37,7 @@ typedef struct {
 // How to launch natively; NULL, without an error, when that was not built.
 static inline const Launching *find_launching(void) {
     PyObject *module = PyImport_ImportModule(LAUNCHER);  // a capsule's module has to be there before it is asked for
-    const Launching *found = module ? PyCapsule_Import(LAUNCHING, 0) : NULL;
+    const Launching *found = module ? (const Launching *)PyCapsule_Import(LAUNCHING, 0) : NULL;
     Py_XDECREF(module);
     PyErr_Clear();
     return found;

@@ -17,6 +17,7 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.shards import Location, arrived, is_awaited, is_distributed, locate, signature, wraps_others
 from astray.capture.reading import Identity, Reading, Taker, Twin
 from astray.device.devices import Devices
@@ -51,10 +52,6 @@ class TorchReader:
     def taker(self, twin: Twin) -> Taker | None:
         if os.environ.get("ASTRAY_TAPS") == "python" or twin.writer.lanes is None:
             return None
-        try:
-            from astray.capture.pytorch._tensors import Taker as Native
-        except ImportError:  # installed where there was no compiler
-            return None
         with quietly():
             examples = [
                 (torch.empty(0, dtype=dtype, device="cpu"), name)
@@ -62,29 +59,25 @@ class TorchReader:
                 if dtype is not torch.complex32  # torch warns about making one
             ]
         _, lane, batch = twin.writer.lanes
-        try:
-            return Native(
-                examples,
-                torch.nn.Parameter,
-                self._devices,
-                self._elsewhere.rings,
-                getattr(torch._C, "_cuda_getCurrentRawStream", None),
-                self._elsewhere.measure_together,
-                kernels.native_measure if type(self) is TorchReader else None,
-                Identity,
-                twin.unfilled.by_owner,
-                twin.writer,
-                lane,
-                batch,
-                twin.observe,
-                twin.observe_unread,
-                twin.written,
-                twin.changed,
-                twin.first,
-            )
-        except (ImportError, AttributeError) as error:  # a torch without what it needs
-            logger.info("astray records tensors in Python, which is slower: %s", error)
-            return None
+        return load().Taker(
+            examples,
+            torch.nn.Parameter,
+            self._devices,
+            self._elsewhere.rings,
+            getattr(torch._C, "_cuda_getCurrentRawStream", None),
+            self._elsewhere.measure_together,
+            kernels.native_measure if type(self) is TorchReader else None,
+            Identity,
+            twin.unfilled.by_owner,
+            twin.writer,
+            lane,
+            batch,
+            twin.observe,
+            twin.observe_unread,
+            twin.written,
+            twin.changed,
+            twin.first,
+        )
 
     def identity(self, tensor: torch.Tensor) -> Identity | None:
         if type(tensor) not in PLAIN:  # a subclass may hide what it does

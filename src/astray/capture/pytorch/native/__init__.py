@@ -9,4 +9,6 @@ call_gradients.h     the gradients of one call, as they come
 taps.h               the hooks on autograd nodes
 live_gradients.h     puts them in place; every call whose graph is still there
 parameter_hooks.h    the hooks on parameters
+tensors.h            plain tensors: what they are, what is measured of them, which value each is
+taker.h              that, as Python sees it
 """

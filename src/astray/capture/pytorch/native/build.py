@@ -29,6 +29,8 @@ from astray.errors import RecordError
 NAME = "astray.capture.pytorch._autograd"
 
 _SOURCES = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[3]
+_HEADERS = (_PACKAGE / "device/_launch.h", _PACKAGE / "store/native/_columns.h")  # of the parts it works with
 _TORCH = Path(torch.__file__).parent
 _COMPILERS = ("cl",) if sys.platform == "win32" else ("c++", "g++", "clang++")
 _SHOWN = 6  # lines of what a compiler says: the first error, and where it is
@@ -142,7 +144,7 @@ def _key() -> str:
     parts = [torch.__version__, str(torch.version.git_version), sys.version, str(sysconfig.get_config_var("SOABI"))]
     parts += [sysconfig.get_platform(), *_flags()]
     digest = hashlib.sha256("\0".join(parts).encode())
-    for source in sorted([*_SOURCES.glob("*.h"), *_SOURCES.glob("*.cpp")]):
+    for source in [*sorted([*_SOURCES.glob("*.h"), *_SOURCES.glob("*.cpp")]), *_HEADERS]:
         digest.update(source.read_bytes())
     return digest.hexdigest()[:20]
 

@@ -4,6 +4,7 @@
 
 #include "live_gradients.h"
 #include "parameter_hooks.h"
+#include "taker.h"
 
 namespace astray {
 namespace {
@@ -106,6 +107,7 @@ Ref make_module() {
     Box<ArrivingHook>::add_to(module, "astray.capture.pytorch._autograd.ArrivingHook",
                               {slot(Py_tp_new, ArrivingHook::make), slot(Py_tp_call, OnArrival::call),
                                slot(Py_tp_methods, arriving_methods)});
+    add_taker(module);
     return module;
 }
 

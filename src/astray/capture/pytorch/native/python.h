@@ -52,6 +52,17 @@ inline Ref none() { return Ref::shared(Py_None); }
 inline Ref interned(const char *text) { return Ref::made(PyUnicode_InternFromString(text)); }
 inline Ref attribute(PyObject *object, PyObject *name) { return Ref::made(PyObject_GetAttr(object, name)); }
 
+// What a function gives that says by a negative number that it has set an error.
+inline int check(int done) {
+    if (done < 0) throw PythonError();
+    return done;
+}
+
+[[noreturn]] inline void raise(PyObject *type, const char *sentence) {
+    PyErr_SetString(type, sentence);
+    throw PythonError();
+}
+
 inline bool is_true(const Ref &value) {
     const int truth = PyObject_IsTrue(value);
     if (truth < 0) throw PythonError();
