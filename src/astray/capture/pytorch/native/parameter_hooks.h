@@ -25,27 +25,29 @@ struct AccumulatedHook {
         const bool arrived = std::exchange(self.arrived, false);
         const Ref gradient = attribute(parameter, names->grad);
         if (gradient.get() == Py_None && !arrived) return none();  // compiled code calls for those it has nothing for
+        const Ref before = std::exchange(self.seq, Ref());  // whatever happens, the next gradient is another event's
         if (gradient.get() == Py_None) {
             const Ref why = Ref::made(PyUnicode_FromString("another hook took it away first"));
             call_method(self.engine, names->missed, about("the gradient of %U", self.site).get(), why.get());
         } else {
-            self.see(names->grad, gradient);
+            self.see(before, names->grad, gradient);
             self.gradient = THPVariable_Unpack(gradient.get()).unsafeGetTensorImpl();
             self.version = version_of(gradient);
         }
-        self.seq = Ref();
         return none();
     }
 
-    void see(PyObject *path, PyObject *seen) {
+    // Records a gradient of the event `number`, or of a new one where there is none; gives back its number.
+    Ref see(Ref number, PyObject *path, PyObject *seen) {
         const Ref to = engine, of = site;
-        if (!flag(to, names->listening) || !flag(to, names->is_here)) return;
+        if (!flag(to, names->listening) || !flag(to, names->is_here)) return number;
         try {
-            if (!seq) seq = call_method(to, names->event, of.get(), names->backward.get());
-            observe(to, Ref(seq), names->gradient, path, seen);
+            if (!number) number = call_method(to, names->event, of.get(), names->backward.get());
+            observe(to, number, names->gradient, path, seen);
         } catch (...) {
             report(to, of, "the gradient of %U");
         }
+        return number;
     }
 
     // How often a gradient was written to since it was seen; −1 when it is another one, or not known.
@@ -85,7 +87,7 @@ struct ArrivingHook {
         accumulated.seq = Ref();  // of one that a signal handler's exception has cut short
         const Ref parameter = call(self.parameter);
         if (gradient != Py_None && parameter.get() != Py_None && attribute(parameter, names->grad).get() != Py_None)
-            accumulated.see(names->added, gradient);
+            accumulated.seq = accumulated.see(Ref(), names->added, gradient);
         return none();
     }
 };

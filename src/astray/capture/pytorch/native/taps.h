@@ -51,16 +51,15 @@ private:
     }
 
     void run(const Tensors &computed, const Tensors &arrived) {
-        bool is_used = false;
         for (size_t i = 0; i < readers_.size(); ++i) {
             const Reader reader = readers_[i];  // there may be more, by another thread, before it returns
-            is_used = is_used || !reader.watched().is_released();
             if (reader.whole)
                 reader.whole->ran(computed, arrived);
             else if (reader.index < computed.size() && computed[reader.index].defined())
                 reader.part->sent(reader.target, computed[reader.index]);
         }
-        is_used_ = is_used;
+        const auto is_active = [](const Reader &one) { return !one.watched().is_released(); };
+        is_used_ = std::any_of(readers_.begin(), readers_.end(), is_active);
     }
 
     std::vector<Reader> readers_;  // inner calls before those around
@@ -120,21 +119,21 @@ private:
     }
 
     void run(const Tensors &gradients) {
-        bool is_used = false;
-        const std::vector<Completion> completions = completions_;
-        for (const Completion &completion : completions) {
-            const auto alive = completion.gradients.lock();
-            if (!alive) continue;
-            is_used = is_used || !alive->is_released();
-            alive->complete(completion.target);
-        }
+        const std::vector<Completion> completions = completions_;  // others may come, and dead ones go, meanwhile
+        for (const Completion &completion : completions)
+            if (const auto alive = completion.gradients.lock()) alive->complete(completion.target);
         for (size_t i = 0; i < arrivals_.size(); ++i) {
             const Arrival arrival = arrivals_[i];
-            is_used = is_used || !arrival.gradients->is_released();
             if (arrival.index < gradients.size() && gradients[arrival.index].defined())  // else nobody used it
                 arrival.gradients->arrived(arrival.output, gradients[arrival.index]);
         }
-        is_used_ = is_used;
+        const auto is_awaited = [](const Completion &one) {
+            const auto alive = one.gradients.lock();
+            return alive && !alive->is_released();
+        };
+        const auto is_active = [](const Arrival &one) { return !one.gradients->is_released(); };
+        is_used_ = std::any_of(completions_.begin(), completions_.end(), is_awaited) ||
+                   std::any_of(arrivals_.begin(), arrivals_.end(), is_active);
     }
 
     std::vector<Completion> completions_;
