@@ -59,7 +59,7 @@ class TorchReader:
                 if dtype is not torch.complex32  # torch warns about making one
             ]
         _, lane, batch = twin.writer.lanes
-        return load().Taker(
+        found: Taker = load().Taker(
             examples,
             torch.nn.Parameter,
             self._devices,
@@ -78,6 +78,7 @@ class TorchReader:
             twin.changed,
             twin.first,
         )
+        return found
 
     def identity(self, tensor: torch.Tensor) -> Identity | None:
         if type(tensor) not in PLAIN:  # a subclass may hide what it does
