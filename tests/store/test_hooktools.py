@@ -473,6 +473,15 @@ def test_damaged_files_are_named_with_their_modules(both: tuple[Path, Path], tmp
     assert len(found.ranks[0].calls) == len(open_run(both[0]).ranks[0].calls) - 3
 
 
+@pytest.mark.parametrize("said", ["[1]", "3", '{"one": 1.5, "two": "x", "three": null, "four": [[3], null]}'])
+def test_an_index_that_lists_no_files(both: tuple[Path, Path], tmp_path: Path, said: str) -> None:
+    shutil.copytree(both[0], tmp_path / "dump")
+    next((tmp_path / "dump").glob("module2path_*.json")).write_text(said)
+    next((tmp_path / "dump").rglob("forward_000000.pt")).write_bytes(b"PK")
+    problems = open_run(tmp_path / "dump").problems
+    assert any("forward_000000.pt" in problem for problem in problems)
+
+
 def test_values_that_are_lost_later_are_a_note(both: tuple[Path, Path], tmp_path: Path) -> None:
     shutil.copytree(both[0], tmp_path / "log")
     found = open_run(tmp_path / "log")

@@ -194,7 +194,8 @@ def _modules(path: Path) -> dict[str, str]:
             except (RunError, ValueError, RecursionError):
                 continue
             for module, paths in said.items() if isinstance(said, dict) else ():
-                found |= {_tail(Path(one)): module for one in paths if isinstance(one, str)} if paths else {}
+                listed = paths if isinstance(paths, list) else []
+                found |= {_tail(Path(one)): module for one in listed if isinstance(one, str)}
     return found
 
 
