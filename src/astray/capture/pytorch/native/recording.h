@@ -12,7 +12,7 @@
 namespace astray {
 
 struct Names {
-    Ref added = interned("added"), arrives = interned("arrives"), backward = interned("backward"),
+    Ref added = interned("added"), backward = interned("backward"),
         event = interned("event"), failed = interned("failed"), grad = interned("grad"), gradient = interned("gradient"),
         input = interned("input"), is_here = interned("is_here"), listening = interned("listening"),
         missed = interned("missed"), name = interned("name"), observe = interned("observe"),
