@@ -59,6 +59,18 @@ def test_an_odd_name_in_every_place_of_a_run(tmp_path: Path, format: str, name: 
     compare(found, found).to_json(tmp_path / "found.json")
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.float32])
+def test_extremes_that_are_no_numbers(tmp_path: Path, dtype: type) -> None:
+    run = Builder()
+    run.tensor(run.call("h"), "output", "out", np.ones(4, dtype))
+    rows = run.rank()._tensors
+    assert rows[0].statistics is not None
+    nan = rows[0].statistics._replace(min=np.nan, max=np.nan, mean=np.nan)
+    rows[0] = rows[0]._replace(statistics=nan)
+    convert(run.run, tmp_path / "dump", "msprobe")
+    assert len(open_run(tmp_path / "dump").ranks[0].tensors) == 1
+
+
 def test_a_name_of_a_file() -> None:
     assert file_name("Module.a/b\0c\ud800", ".npy") == "Module.a_b_c_.npy"
     assert file_name("x" * (MOST_BYTES - 4), ".npy") is not None

@@ -63,6 +63,12 @@ def test_nothing_finite_anywhere_leaves_no_measure():
     assert (found["inf"][0], found["count"][0]) == (4, 4)
 
 
+def test_a_mean_far_beyond_the_largest_element_is_no_warning():
+    parts = statistics([[random(2), random(2)]])
+    parts["mean"][0] = parts["std"][1] = 1e308
+    assert merge_statistics(parts, np.array([0]))["count"].tolist() == [4]
+
+
 def test_a_part_without_statistics_leaves_none_of_the_whole():
     parts = statistics([[random(2), random(2)], [random(3), random(3)]])
     for name, column in parts.items():

@@ -34,8 +34,8 @@ def merge_statistics(parts: Columns, begin: Ints) -> Columns:
     found |= {name: np.add.reduceat(parts[name], begin) for name in COUNTS}
     weight = np.maximum(parts["count"] - parts["nan"] - parts["inf"], 0).astype(np.float64)
     total = np.add.reduceat(weight, begin)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        # Scaled to at most 1, so that no square overflows.
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        # Scaled to at most 1, so that no square overflows unless a damaged row contradicts itself.
         scale = np.where(found["absmax"] > 0, found["absmax"], 1.0)
         mean, std, l2 = (_scaled(parts[name], np.repeat(scale, length), weight) for name in ("mean", "std", "l2"))
         middle = np.add.reduceat(mean * weight, begin) / total

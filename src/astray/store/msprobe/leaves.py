@@ -86,7 +86,8 @@ def is_finite(leaf: Leaf) -> bool:
 
 
 def _statistics(row: dict[str, Any], values: npt.NDArray[Any] | None, lost: Counter[str]) -> Leaf:
-    found: Leaf = {"Max": row["max"], "Min": row["min"], "Mean": row["mean"], "Norm": row["l2"]}
+    told = {"Max": row["max"], "Min": row["min"], "Mean": row["mean"], "Norm": row["l2"]}
+    found: Leaf = {name: one if one is not None and math.isfinite(one) else None for name, one in told.items()}
     if row["nan"] and row["nan"] > 0:
         return dict.fromkeys(found, math.nan)
     if row["inf"] and row["inf"] > 0:
