@@ -18,7 +18,7 @@ from astray.alarms import alarms, step_alarms
 
 
 def test_the_rows_of_one_step_are_enough(tmp_path: Path) -> None:
-    run = record(tmp_path / "run", accidents.where_and_sqrt, "module", "function", steps=2)
+    run = record(tmp_path / "run", accidents.where_and_sqrt, "module", "function", steps=2, optimizer="calls")
     rank = run.ranks[0]
     steps = rank.calls.numbers("step")
     found = step_alarms(

@@ -96,6 +96,7 @@ def test_it_reaches_the_program_from_any_function_of_ours(tmp_path: Path, level:
             with SignalAt(start) as sent:
                 try:
                     step(model, optimizer, x)
+                    id(model)  # by the next call of anything, what is due is raised
                 except LimitError:
                     reached = True
                     torch.set_grad_enabled(True)  # torch's optimizers do so in a line that a signal may hit as well

@@ -334,7 +334,7 @@ def test_a_run_of_format_3_has_the_flow_that_it_would_have_today(tmp_path: Path)
 
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with astray.record(tmp_path / "run", net, level="module,function") as rec:
+    with astray.record(tmp_path / "run", net, level="module,function", optimizer="calls") as rec:
         for _ in range(2):
             for _ in range(2):
                 net(torch.randn(3, 4)).sum().backward()

@@ -482,7 +482,8 @@ def test_every_dtype_comes_back_to_the_bit(tmp_path: Path) -> None:
 def test_what_the_format_has_no_place_for_is_counted(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
-    with astray.record(tmp_path / "run", model, level=["module", "function"], keep="tensors") as recorder:
+    settings = {"level": ["module", "function"], "keep": "tensors", "optimizer": "calls"}
+    with astray.record(tmp_path / "run", model, **settings) as recorder:
         for _ in range(2):
             model(torch.randn(4, 3)).sum().backward()
             recorder.save("mine", torch.ones(2))

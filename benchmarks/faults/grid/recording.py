@@ -71,7 +71,7 @@ def record(folder: Path, recording: Recording) -> None:
     training = Training(model, recording.variant, recording.steps)
     if recording.kind is not None:
         KINDS[recording.kind].planted(model).plant(training)  # type: ignore[arg-type]
-    options: dict[str, Any] = {"level": LEVELS[recording.level], "keep": recording.keep}
+    options: dict[str, Any] = {"level": LEVELS[recording.level], "keep": recording.keep, "optimizer": "calls"}
     if recording.perturb is not None:
         options["perturb"] = recording.perturb
     path = folder / recording.path
