@@ -23,16 +23,16 @@ from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.shards import add_up
 
 if TYPE_CHECKING:
-    from astray.capture.pytorch import _autograd
-    from astray.capture.pytorch._autograd import AccumulatedHook, ArrivingHook, InputEdges, LeafHook, LiveGradients
+    from astray.capture.pytorch import _torch
+    from astray.capture.pytorch._torch import AccumulatedHook, ArrivingHook, InputEdges, LeafHook, LiveGradients
 else:
-    _autograd = load()
-    AccumulatedHook, ArrivingHook = _autograd.AccumulatedHook, _autograd.ArrivingHook
-    InputEdges, LeafHook, LiveGradients = _autograd.InputEdges, _autograd.LeafHook, _autograd.LiveGradients
+    _torch = load()
+    AccumulatedHook, ArrivingHook = _torch.AccumulatedHook, _torch.ArrivingHook
+    InputEdges, LeafHook, LiveGradients = _torch.InputEdges, _torch.LeafHook, _torch.LiveGradients
 
 __all__ = ["AccumulatedHook", "ArrivingHook", "InputEdges", "LiveGradients", "living"]
 
-living = _autograd.living
+living = _torch.living
 
 
 @never_compiled
@@ -69,9 +69,9 @@ def _prepare() -> None:
     """
     callback = getattr(dynamo, "get_eval_frame_callback", None)
     flags = vars(torch.compiler) if hasattr(torch.compiler, "_is_compiling_flag") else None
-    _autograd.use(add_up, _call_node_hook, _put_on_leaf, flags, callback)
+    _torch.use(add_up, _call_node_hook, _put_on_leaf, flags, callback)
     for hook in (LeafHook, AccumulatedHook, ArrivingHook):
-        _autograd.shown_as(hook, _call_tensor_hook)
+        _torch.shown_as(hook, _call_tensor_hook)
         setattr(hook, "__reduce__", Hook.__reduce__)  # noqa: B010 - the types know of no such attribute
         setattr(hook, "__torch_unserializable__", Hook.__torch_unserializable__)  # noqa: B010
 

@@ -1,6 +1,6 @@
 """The part of astray that speaks with torch's C++, as sources: build.py compiles them on first use.
 
-module.cpp           what Python sees of it: the module `astray.capture.pytorch._autograd`
+module.cpp           what Python sees of it: the module `astray.capture.pytorch._torch`
 python.h             Python objects as C++ values
 compilers.h          whether torch.compile has to do with a hook
 recording.h          how gradients reach the engine

@@ -26,7 +26,7 @@ import torch
 
 from astray.errors import RecordError
 
-NAME = "astray.capture.pytorch._autograd"
+NAME = "astray.capture.pytorch._torch"
 
 _SOURCES = Path(__file__).parent
 _PACKAGE = Path(__file__).parents[3]
@@ -61,7 +61,7 @@ def load() -> ModuleType:
 
 def built() -> Path:
     """Where the compiled module is; it is there when this returns."""
-    path = _cache() / f"autograd-{_key()}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    path = _cache() / f"torch-{_key()}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
     if path.exists():
         return path
     try:

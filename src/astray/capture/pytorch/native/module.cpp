@@ -1,4 +1,4 @@
-// astray.capture.pytorch._autograd: the part of astray that speaks with torch's C++, built by build.py on first use.
+// astray.capture.pytorch._torch: the part of astray that speaks with torch's C++, built by build.py on first use.
 //
 // One file to compile, for torch's headers take most of the time.
 
@@ -87,7 +87,7 @@ PyMethodDef functions[] = {
 };
 
 PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "astray.capture.pytorch._autograd", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr,
+    PyModuleDef_HEAD_INIT, "astray.capture.pytorch._torch", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr,
 };
 
 Ref make_module() {
@@ -95,16 +95,16 @@ Ref make_module() {
     helpers = new Helpers;
     compilers = new Compilers;
     Ref module = Ref::made(PyModule_Create(&definition));
-    Box<InputEdges>::add_to(module, "astray.capture.pytorch._autograd.InputEdges", {slot(Py_tp_new, make_edges)});
-    Box<LiveGradients>::add_to(module, "astray.capture.pytorch._autograd.LiveGradients",
+    Box<InputEdges>::add_to(module, "astray.capture.pytorch._torch.InputEdges", {slot(Py_tp_new, make_edges)});
+    Box<LiveGradients>::add_to(module, "astray.capture.pytorch._torch.LiveGradients",
                                {slot(Py_tp_new, make_live), slot(Py_tp_methods, live_methods)});
-    Box<LeafHook>::add_to(module, "astray.capture.pytorch._autograd.LeafHook",
+    Box<LeafHook>::add_to(module, "astray.capture.pytorch._torch.LeafHook",
                           {slot(Py_tp_call, OnLeaf::call), slot(Py_tp_methods, leaf_methods),
                            slot(Py_tp_getset, leaf_attributes)});
-    Box<AccumulatedHook>::add_to(module, "astray.capture.pytorch._autograd.AccumulatedHook",
+    Box<AccumulatedHook>::add_to(module, "astray.capture.pytorch._torch.AccumulatedHook",
                                  {slot(Py_tp_new, AccumulatedHook::make), slot(Py_tp_call, OnAccumulation::call),
                                   slot(Py_tp_methods, accumulated_methods)});
-    Box<ArrivingHook>::add_to(module, "astray.capture.pytorch._autograd.ArrivingHook",
+    Box<ArrivingHook>::add_to(module, "astray.capture.pytorch._torch.ArrivingHook",
                               {slot(Py_tp_new, ArrivingHook::make), slot(Py_tp_call, OnArrival::call),
                                slot(Py_tp_methods, arriving_methods)});
     add_taker(module);
@@ -114,4 +114,4 @@ Ref make_module() {
 }  // namespace
 }  // namespace astray
 
-PyMODINIT_FUNC PyInit__autograd() { return astray::to_python(astray::make_module); }
+PyMODINIT_FUNC PyInit__torch() { return astray::to_python(astray::make_module); }

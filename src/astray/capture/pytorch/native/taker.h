@@ -1,4 +1,4 @@
-// `Taker` as Python sees it: see _autograd.pyi, and `TorchReader.taker` for what it is given.
+// `Taker` as Python sees it: see _torch.pyi, and `TorchReader.taker` for what it is given.
 
 #pragma once
 
@@ -236,7 +236,7 @@ inline void add_taker(PyObject *module) {
         {0, nullptr},
     };
     static PyType_Spec spec = {
-        "astray.capture.pytorch._autograd.Taker", sizeof(TakerObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots,
+        "astray.capture.pytorch._torch.Taker", sizeof(TakerObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots,
     };
     const Ref type = Ref::made(PyType_FromSpec(&spec));
     check(PyModule_AddObjectRef(module, "Taker", type.get()));
