@@ -18,6 +18,7 @@ import astray
 from guard.training import Net, batch, loss_of
 
 path, how = sys.argv[1:]
+LEVEL = ["module", "function"]
 
 
 def wait_for(file: str) -> None:
@@ -46,7 +47,7 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=30))
 net: nn.Module = Net(bad=[3] if dist.get_rank() == 1 else [])
 if how == "ddp":
     net = DistributedDataParallel(net)
-guard = astray.Guard(net, path=path, on="warn" if how == "warn" else "raise", level=["module", "function"])
+guard = astray.Guard(net, path=path, on="warn" if how == "warn" else "raise", level=LEVEL, optimizer="calls")
 try:
     with guard:
         train(net)

@@ -80,6 +80,8 @@ class Guard:
         self._max_memory = max_memory
         self._adapter = model if isinstance(model, Chosen) else Chosen(adapter_for(model, paced=True))
         self.rank, world_size = self._adapter.it.rank_and_world_size() or rank_and_world_size(os.environ)
+        if world_size > 1 and settings.get("optimizer") is None:
+            settings["optimizer"] = "gradient"  # summed over ranks: what another one has made shows here first
         places = Places(path, self.rank, world_size)
         self._dumps = Dumps(places)
         self._acting = Acting(on, self._dumps.write)
