@@ -78,8 +78,8 @@ def built() -> Path:
 
 
 def _build(path: Path) -> None:
-    logger.warning("building the part of astray that speaks with torch %s (once, about 10 s)", torch.__version__)
     compiler = _compiler()
+    logger.warning("building the part of astray that speaks with torch %s (once, 10 to 30 s)", torch.__version__)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder, path.name)  # complete before anybody sees it under its name
         command = [*compiler, *_flags(), str(_SOURCES / "module.cpp"), *_output(made), *_libraries()]
