@@ -23,7 +23,7 @@ from faults.grid.sensitivity import DEPTHS, NOISES, curve, curve_table
 from faults.grid.training import STEPS
 from faults.grid.variants import DIFFERENCES
 
-DESCRIPTION = """Faults in ten models, beside honest differences of dtype, kernels and device.
+DESCRIPTION = """Faults in 15 models, beside honest differences of dtype, kernels and device.
 
     python benchmarks/faults grid record DIR [--half seen|unseen|all] [--models …] [--noise …] [--faults …]
     python benchmarks/faults grid judge DIR [--half …] [--details] [--json FILE]

@@ -106,13 +106,16 @@ class Kind:
 KINDS: dict[str, Kind] = {}
 
 
-def kind(what: str, *parts: str, features: str = "", **declared: object) -> Callable[[Plant], Plant]:
-    """Declares the decorated function as what plants a kind of fault. Every second one of a module is unseen."""
+def kind(
+    what: str, *parts: str, features: str = "", half: Half = "seen", **declared: object
+) -> Callable[[Plant], Plant]:
+    """Declares the decorated function as what plants a kind of fault.
+
+    half: "unseen" as long as nobody has looked at how it is judged, in any model.
+    """
 
     def declare(plant: Plant) -> Plant:
         name = plant.__name__.replace("_", "-")
-        before = sum(other.plant.__module__ == plant.__module__ for other in KINDS.values())
-        half: Half = "unseen" if before % 2 else "seen"
         needed = frozenset(features.split(",") if features else ())
         KINDS[name] = Kind(name, what, plant, half, parts, features=needed, **declared)  # type: ignore[arg-type]
         return plant

@@ -74,3 +74,76 @@ def weight_gradient_row_doubled(training: Training, site: str) -> None:
 @kind("no gradient reaches the values of one attention", "attn", layer=4, phase="backward")
 def values_detached(training: Training, site: str) -> None:
     change_attention(training, site, lambda given: given._replace(value=given.value.detach()))
+
+
+class MaskedGradient(torch.autograd.Function):
+    """Passes its input on, and the gradient times a mask back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] * ctx.saved_tensors[0], None
+
+
+def _without(x: Tensor, dimension: int, places: slice) -> Tensor:
+    """The tensor, of which some places of a dimension get no gradient."""
+    shape = [-1 if one == dimension % x.dim() else 1 for one in range(x.dim())]
+    mask = torch.ones(x.shape[dimension], device=x.device, dtype=x.dtype)
+    mask[places] = 0
+    return MaskedGradient.apply(x, mask.view(shape))  # type: ignore[no-any-return]
+
+
+@kind("the backward of one layer leaves an example out", "down", "conv", "o", layer=8, phase="backward", half="unseen")
+def example_without_gradient(training: Training, site: str) -> None:
+    training.override(site, "forward", lambda original, x: _without(original(x), 0, slice(1)))
+
+
+@kind(
+    "the backward of one layer does not reach the last features it was given", "up", "conv", "v", layer=7,
+    phase="backward", half="unseen",
+)  # fmt: skip
+def features_without_gradient(training: Training, site: str) -> None:
+    def forward(original: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        features = 1 if isinstance(training.module(site), torch.nn.Conv2d) else -1
+        return original(_without(x, features, slice(-4, None)))
+
+    training.override(site, "forward", forward)
+
+
+@kind("no gradient reaches the queries of one attention", "attn", layer=7, phase="backward", half="unseen")
+def queries_detached(training: Training, site: str) -> None:
+    change_attention(training, site, lambda given: given._replace(query=given.query.detach()))
+
+
+@kind(
+    "the last rows of the gradient of a weight are zero", "down", "conv", "o", layer=4, phase="backward",
+    suffix=".weight", half="unseen",
+)  # fmt: skip
+def weight_gradient_rows_zero(training: Training, site: str) -> None:
+    def cut(gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        gradient[-4:] = 0
+        return gradient
+
+    _of_weight(training, site, cut)
+
+
+@kind("the backward of a norm takes its statistics for constants", "norm", layer=9, phase="backward", half="unseen")
+def norm_statistics_detached(training: Training, site: str) -> None:
+    norm = training.module(site)
+
+    def forward(original: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        y = original(x)
+        batch = isinstance(norm, torch.nn.BatchNorm2d)
+        dims = (0, 2, 3) if batch else (-1,)
+        shape = (1, -1, 1, 1) if batch else (-1,)
+        scale = x.detach().float().var(dims, keepdim=True).rsqrt().to(x.dtype) * norm.weight.view(shape)
+        bias = norm.bias.view(shape) if getattr(norm, "bias", None) is not None else 0.0
+        linear = x * scale + bias
+        return y.detach() + (linear - linear.detach())
+
+    training.override(site, "forward", forward)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from faults.declared import LOSS, OUTSIDE, ROOT, Culprit
 from faults.grid.declared import kind
+from faults.grid.models import VOCABULARY
 from faults.grid.training import Training
 
-TOKENS = ("llama", "gpt2", "bert", "qwen3", "mixtral", "t5")
-IMAGES = ("resnet", "convnext", "mobilenet", "vit")
+TOKENS = ("llama", "gpt2", "bert", "qwen3", "mixtral", "t5", "neox", "opt", "gemma", "qwen3-moe")
+IMAGES = ("resnet", "convnext", "mobilenet", "vit", "regnet")
 ARRIVES = (Culprit(0, ROOT, "backward", "input"),)
 """How modules show a wrong loss: by the gradient that arrives at the outermost."""
 GIVEN = Culprit(0, LOSS, "forward", "input")
@@ -56,3 +57,20 @@ def loss_halved(training: Training, _: str) -> None:
 def targets_shifted(training: Training, _: str) -> None:
     for batch in training.data:
         batch.targets.view(-1)[:8] = batch.targets.view(-1)[:8].roll(1)
+
+
+@kind("one token of one sequence is another", site=ROOT, cause="input", models=TOKENS, half="unseen")
+def token_changed(training: Training, _: str) -> None:
+    ids = training.data[0].inputs["input_ids"]
+    ids[2, 40] = (ids[2, 40] + 1) % VOCABULARY
+
+
+@kind("the channels of images are in another order", site=ROOT, cause="input", models=IMAGES, half="unseen")
+def channels_reversed(training: Training, _: str) -> None:
+    for batch in training.data:
+        batch.inputs["pixel_values"].copy_(batch.inputs["pixel_values"].flip(1).clone())
+
+
+@kind("the loss leaves the first example out", site=OUTSIDE, cause="input", shows=ARRIVES, also=(GIVEN,), half="unseen")
+def loss_without_an_example(training: Training, _: str) -> None:
+    training.loss = lambda logits, targets: training.cross_entropy(logits[1:], targets[1:])

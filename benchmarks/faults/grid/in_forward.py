@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from faults.declared import ROOT
 from faults.grid.attention import Attending, change_attention, heads_repeated, later_key_visible
 from faults.grid.declared import kind
+from faults.grid.models import BATCH
 from faults.grid.residuals import change_residual
 from faults.grid.training import Training
 
 OTHER_ACTIVATION: dict[str, type[nn.Module]] = {"SiLU": nn.GELU, "GELU": nn.SiLU, "ReLU6": nn.SiLU, "ReLU": nn.SiLU}
-GELU_MODELS = ("gpt2", "bert", "convnext", "vit", "t5")
+GELU_MODELS = ("gpt2", "bert", "convnext", "vit", "t5", "neox", "gemma")
 
 
 def _replace(training: Training, site: str, module: nn.Module) -> None:
@@ -85,7 +86,8 @@ def rotary_base(training: Training, _: str) -> None:
 
 
 @kind(
-    "another base of the rotary positions", site="model.rotary_emb", cause="parameter", models=("qwen3", "mixtral")
+    "another base of the rotary positions", site="model.rotary_emb", cause="parameter",
+    models=("qwen3", "mixtral", "qwen3-moe"),
 )  # fmt: skip
 def rotary_base_in_buffer(training: Training, site: str) -> None:
     training.module(site).inv_freq.pow_(math.log(8_000.0) / math.log(10_000.0))
@@ -132,6 +134,38 @@ def cross_states_shifted(training: Training, site: str) -> None:
     training.override(site, "forward", forward)
 
 
+@kind("scores × 1.03 in one layer", "attn", layer=6, half="unseen")
+def attention_scale_slightly(training: Training, site: str) -> None:
+    change_attention(training, site, lambda given: given._replace(scale=given.scale * 1.03))
+
+
+@kind("the first two heads of the values change places in one layer", "attn", layer=3, half="unseen")
+def value_heads_swapped(training: Training, site: str) -> None:
+    def change(given: Attending) -> Attending:
+        first, second, *others = given.value.split(1, 1)
+        return given._replace(value=torch.cat([second, first, *others], 1))
+
+    change_attention(training, site, change)
+
+
+@kind("each query of one layer sees the key of the token before", "attn", layer=8, half="unseen")
+def keys_shifted(training: Training, site: str) -> None:
+    change_attention(training, site, lambda given: given._replace(key=given.key.roll(1, -2)))
+
+
+@kind("rotary positions turn the other way in one layer", "attn", layer=5, features="rotary", half="unseen")
+def rotary_backwards(training: Training, site: str) -> None:
+    if training.declared.plain_torch:
+        training.override(site, "rotate", lambda original, x, rotation: original(x, (rotation[0], -rotation[1])))
+        return
+
+    def forward(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        cos, sin = named.pop("position_embeddings")
+        return original(*arguments, position_embeddings=(cos, -sin), **named)
+
+    training.override(site, "forward", forward)
+
+
 # -- residuals -------------------------------------------------------------------------------------------------------
 
 
@@ -143,6 +177,11 @@ def residual_off_by_2_percent(training: Training, _: str) -> None:
 @kind("a residual left out", "block", layer=3)
 def residual_left_out(training: Training, _: str) -> None:
     change_residual(training, 3, lambda x: x * 0)
+
+
+@kind("a residual × 0.99", "block", layer=10, half="unseen")
+def residual_off_by_1_percent(training: Training, _: str) -> None:
+    change_residual(training, 10, lambda x: x * 0.99)
 
 
 # -- norms -----------------------------------------------------------------------------------------------------------
@@ -194,6 +233,21 @@ def batch_norm_momentum(training: Training, site: str) -> None:
     norm.momentum = norm.momentum * 2 if norm.momentum < 0.5 else norm.momentum / 2
 
 
+@kind("a norm is off in the statistics of every sixteenth feature", "norm", layer=7, half="unseen")
+def norm_of_some_features(training: Training, site: str) -> None:
+    """As a kernel does that reads past the end of a tile."""
+    norm = training.module(site)
+
+    def forward(original: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        features = 1 if isinstance(norm, nn.BatchNorm2d) else -1
+        shown = x.movedim(features, -1)
+        factor = torch.ones(shown.shape[-1], device=x.device, dtype=x.dtype)
+        factor[::16] = 1.25
+        return original((shown * factor).movedim(-1, features))
+
+    training.override(site, "forward", forward)
+
+
 # -- convolutions ----------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +270,11 @@ def _convolution_like(layer: nn.Conv2d, **changed: Any) -> nn.Conv2d:
     made = nn.Conv2d(**settings)
     made.weight, made.bias = layer.weight, layer.bias
     return made
+
+
+@kind("the result of a convolution is shifted by a pixel", "conv", layer=5, half="unseen")
+def convolution_shifted(training: Training, site: str) -> None:
+    training.override(site, "forward", lambda original, x: original(x).roll(1, -1))
 
 
 # -- experts ---------------------------------------------------------------------------------------------------------
@@ -269,7 +328,7 @@ def dropout_on(training: Training, site: str) -> None:
 
 @kind(
     "a norm overwrites a part of its input, which the block still needs", "norm", layer=5, culprit_part="block",
-    models=("llama", "gpt2", "qwen3", "mixtral", "vit", "t5"),
+    models=("llama", "gpt2", "qwen3", "mixtral", "vit", "t5", "opt", "gemma", "qwen3-moe"),
 )  # fmt: skip
 def input_overwritten(training: Training, site: str) -> None:
     def forward(original: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -283,3 +342,52 @@ def input_overwritten(training: Training, site: str) -> None:
 @kind("one layer multiplies in bfloat16", "v", "conv", "up", layer=3, coarse=False)
 def product_in_bfloat16(training: Training, site: str) -> None:
     training.override(site, "forward", lambda original, x: original(x.bfloat16().float()))
+
+
+@kind("the last features of an output are not written", "down", "conv", "o", layer=7, half="unseen")
+def tile_not_written(training: Training, site: str) -> None:
+    def cut(y: Tensor) -> Tensor:
+        features = 1 if y.dim() == 4 and isinstance(training.module(site), nn.Conv2d) else -1
+        written = torch.ones(y.shape[features], device=y.device, dtype=y.dtype)
+        written[-4:] = 0
+        return (y.movedim(features, -1) * written).movedim(-1, features)
+
+    training.override(site, "forward", lambda original, x: cut(original(x)))
+
+
+@kind("an output is cut off at three times its standard deviation", "up", "conv", "v", layer=5, half="unseen")
+def output_clamped(training: Training, site: str) -> None:
+    def clamp(y: Tensor) -> Tensor:
+        largest = 3 * float(y.detach().float().std())
+        return y.clamp(-largest, largest)
+
+    training.override(site, "forward", lambda original, x: clamp(original(x)))
+
+
+@kind("the second example gets the result of the first", "down", "conv", "o", layer=9, half="unseen")
+def example_repeated(training: Training, site: str) -> None:
+    def repeat(y: Tensor) -> Tensor:
+        examples = y.unflatten(0, (BATCH, -1)) if y.dim() == 2 else y
+        examples = torch.cat([examples[:1], examples[:1], examples[2:]])
+        return examples.flatten(0, 1) if y.dim() == 2 else examples
+
+    training.override(site, "forward", lambda original, x: repeat(original(x)))
+
+
+@kind("a bias is added twice", "up", layer=8, models=("gpt2", "bert", "convnext", "vit", "neox", "opt"), half="unseen")
+def bias_added_twice(training: Training, site: str) -> None:
+    training.override(site, "forward", lambda original, x: original(x) + training.module(site).bias)
+
+
+@kind("x·σ(1.702 x) for GELU in one layer", "act", layer=2, models=GELU_MODELS, half="unseen")
+def gelu_by_sigmoid(training: Training, site: str) -> None:
+    training.override(site, "forward", lambda _, x: x * torch.sigmoid(1.702 * x))
+
+
+@kind("an activation is computed from inputs of 4 bits", "act", layer=10, half="unseen")
+def activation_quantised(training: Training, site: str) -> None:
+    def rounded(x: Tensor) -> Tensor:
+        scale = x.detach().abs().amax() / 7
+        return x + ((x / scale).round() * scale - x).detach()
+
+    training.override(site, "forward", lambda original, x: original(rounded(x)))

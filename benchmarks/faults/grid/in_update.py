@@ -79,3 +79,16 @@ def gradient_row_scaled_before_update(training: Training, site: str) -> None:
 @kind("one gradient changes its sign before the update", "o", "conv", layer=5, **_of_weight(0) | {"cause": "input"})
 def gradient_flipped_before_update(training: Training, site: str) -> None:
     training.at(0, "update", lambda: training.module(site).weight.grad.neg_())
+
+
+@kind("the learning rate × 1.01", **updated(setting="lr"), half="unseen")
+def learning_rate_slightly(training: Training, _: str) -> None:
+    training.settings["lr"] *= 1.01
+
+
+@kind(
+    "one gradient is added up twice before the update", "v", "conv", "up", layer=3, half="unseen",
+    **_of_weight(0) | {"cause": "input"}, also=(Culprit(2, "", "forward", "parameter"),), steps=3,
+)  # fmt: skip
+def gradient_doubled_before_update(training: Training, site: str) -> None:
+    training.at(0, "update", lambda: training.module(site).weight.grad.mul_(2))

@@ -31,7 +31,8 @@ def weight_row_zeroed(training: Training, site: str) -> None:
 
 
 @kind(
-    "a linear layer has no bias", "up", layer=4, cause="parameter", models=("gpt2", "bert", "convnext", "vit")
+    "a linear layer has no bias", "up", layer=4, cause="parameter",
+    models=("gpt2", "bert", "convnext", "vit", "neox", "opt"),
 )  # fmt: skip
 def bias_dropped(training: Training, site: str) -> None:
     if training.declared.name == "gpt2":  # its layer cannot do without
@@ -47,7 +48,8 @@ def weight_transposed(training: Training, site: str) -> None:
 
 
 @kind(
-    "queries and keys are loaded in each other's place", "q", layer=6, cause="parameter", models=("bert", "t5", "vit")
+    "queries and keys are loaded in each other's place", "q", layer=6, cause="parameter",
+    models=("bert", "t5", "vit", "opt"),
 )  # fmt: skip
 def query_and_key_weights_swapped(training: Training, site: str) -> None:
     layout = training.layout
@@ -79,3 +81,22 @@ def expert_off_by_5_percent(training: Training, site: str) -> None:
 def weight_rounded(training: Training, site: str) -> None:
     weight = training.module(site).weight
     weight.data = weight.data.bfloat16().float()
+
+
+@kind("two rows of a weight change places", "up", "conv", "q", layer=4, cause="parameter", half="unseen")
+def weight_rows_swapped(training: Training, site: str) -> None:
+    weight = training.module(site).weight.data
+    weight[[2, 7]] = weight[[7, 2]]
+
+
+@kind("a weight is loaded into the next layer, too", "down", "o", layer=7, cause="parameter", half="unseen")
+def weight_of_another_layer(training: Training, site: str) -> None:
+    other = training.layout.site("down" if "down" in training.layout.parts else "o", 6)
+    training.module(site).weight.data = training.module(other).weight.data.clone()
+
+
+@kind("the update of one weight is applied twice", "v", "conv", "up", layer=5, step=1, cause="parameter", half="unseen")
+def update_applied_twice(training: Training, site: str) -> None:
+    before: list[torch.Tensor] = []
+    training.at(0, "update", lambda: before.append(training.module(site).weight.clone()))
+    training.at(1, "begin", lambda: training.module(site).weight.mul_(2).sub_(before[0]))

@@ -166,7 +166,7 @@ def _of(model: str, config: str, **settings: Any) -> Callable[[bool], nn.Module]
     def build(sdpa: bool) -> nn.Module:
         import transformers
 
-        attention = {} if model.startswith(("ConvNext", "MobileNet")) else {
+        attention = {} if model.startswith(("ConvNext", "MobileNet", "RegNet")) else {
             "attn_implementation": "sdpa" if sdpa else "eager"
         }  # fmt: skip
         return getattr(transformers, model)(getattr(transformers, config)(**settings, **attention))
@@ -276,7 +276,7 @@ _declare(
     Model(
         "mixtral",
         "Mixtral of 12 layers: 4 experts, 2 for each token",
-        "unseen",
+        "seen",
         _of(
             "MixtralForCausalLM", "MixtralConfig",
             **DECODER | {"intermediate_size": 160}, num_local_experts=4, num_experts_per_tok=2,
@@ -297,7 +297,7 @@ _declare(
     Model(
         "t5",
         "T5: 6 layers of an encoder, 12 of a decoder",
-        "unseen",
+        "seen",
         _of(
             "T5ForConditionalGeneration", "T5Config", vocab_size=VOCABULARY, d_model=WIDTH, d_kv=WIDTH // HEADS,
             d_ff=320, num_layers=6, num_decoder_layers=12, num_heads=HEADS, dropout_rate=0.0, use_cache=False,
@@ -324,7 +324,7 @@ _declare(
     Model(
         "mobilenet",
         "MobileNetV2 of 16 inverted residuals, with batch norms",
-        "unseen",
+        "seen",
         _of(
             "MobileNetV2ForImageClassification", "MobileNetV2Config", num_labels=CLASSES, image_size=SIZE,
             depth_multiplier=0.5, output_stride=8, tf_padding=False, classifier_dropout_prob=0.0,
@@ -346,7 +346,7 @@ _declare(
     Model(
         "vit",
         "ViT of 12 layers",
-        "unseen",
+        "seen",
         _of(
             "ViTForImageClassification", "ViTConfig", num_labels=CLASSES, image_size=SIZE, patch_size=8,
             hidden_size=WIDTH, num_hidden_layers=12, num_attention_heads=HEADS, intermediate_size=384,
@@ -364,6 +364,124 @@ _declare(
         ),
         "attention",
         images,
+    )
+)  # fmt: skip
+
+_declare(
+    Model(
+        "neox",
+        "GPT-NeoX of 12 layers: attention and MLP side by side, one product for queries, keys and values",
+        "unseen",
+        _of(
+            "GPTNeoXForCausalLM", "GPTNeoXConfig", vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=12,
+            num_attention_heads=HEADS, intermediate_size=384, initializer_range=WIDTH**-0.5, hidden_dropout=0.0,
+            attention_dropout=0.0, use_cache=False, tie_word_embeddings=False,
+        ),
+        Layout(
+            numbered("gpt_neox.layers.{}", 12),
+            {
+                "block": "", "attn": "attention", "o": "attention.dense", "norm_1": "input_layernorm",
+                "norm": "post_attention_layernorm", "mlp": "mlp", "up": "mlp.dense_h_to_4h",
+                "down": "mlp.dense_4h_to_h", "act": "mlp.act", "drop": "post_mlp_dropout",
+            },
+            residual="parallel",
+            embedding="gpt_neox.embed_in",
+        ),
+        "attention",
+        next_tokens,
+        features=frozenset({"causal", "rotary"}),
+    )
+)  # fmt: skip
+_declare(
+    Model(
+        "opt",
+        "OPT of 12 layers, with ReLU",
+        "unseen",
+        _of(
+            "OPTForCausalLM", "OPTConfig", vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=12,
+            num_attention_heads=HEADS, ffn_dim=384, word_embed_proj_dim=WIDTH, max_position_embeddings=LENGTH + 1,
+            init_std=WIDTH**-0.5, dropout=0.0, attention_dropout=0.0, use_cache=False,
+        ),
+        Layout(
+            numbered("model.decoder.layers.{}", 12),
+            {
+                "block": "", "attn": "self_attn", "q": "self_attn.q_proj", "k": "self_attn.k_proj",
+                "v": "self_attn.v_proj", "o": "self_attn.out_proj", "norm_1": "self_attn_layer_norm",
+                "norm": "final_layer_norm", "up": "fc1", "down": "fc2", "act": "activation_fn",
+            },
+            residual="opt",
+            embedding="model.decoder.embed_tokens",
+        ),
+        "attention",
+        next_tokens,
+        features=frozenset({"causal"}),
+    )
+)  # fmt: skip
+_declare(
+    Model(
+        "gemma",
+        "Gemma 3 of 12 layers: norms before and after each part, windows of 16 in five of six layers",
+        "unseen",
+        _of(
+            "Gemma3ForCausalLM", "Gemma3TextConfig", **DECODER, head_dim=WIDTH // HEADS, sliding_window=16,
+            tie_word_embeddings=False,
+        ),
+        Layout(
+            numbered("model.layers.{}", 12),
+            DECODER_PARTS | {"norm": "pre_feedforward_layernorm"},
+            residual="sandwich",
+            embedding="model.embed_tokens",
+        ),
+        "attention",
+        next_tokens,
+        features=DECODER_FEATURES,
+    )
+)  # fmt: skip
+_declare(
+    Model(
+        "qwen3-moe",
+        "Qwen3 of 12 layers with 8 experts, 2 for each token",
+        "unseen",
+        _of(
+            "Qwen3MoeForCausalLM", "Qwen3MoeConfig", **DECODER, head_dim=WIDTH // HEADS, moe_intermediate_size=96,
+            num_experts=8, num_experts_per_tok=2, norm_topk_prob=True,
+        ),
+        Layout(
+            numbered("model.layers.{}", 12),
+            {name: part for name, part in DECODER_PARTS.items() if name not in ("up", "down", "act")}
+            | {"router": "mlp.gate", "experts": "mlp.experts"},
+            residual="pre-norm",
+            embedding="model.embed_tokens",
+        ),
+        "attention",
+        next_tokens,
+        features=DECODER_FEATURES,
+    )
+)  # fmt: skip
+_declare(
+    Model(
+        "regnet",
+        "RegNet of 12 blocks, with groups, batch norms and squeeze-and-excitation",
+        "unseen",
+        _of(
+            "RegNetForImageClassification", "RegNetConfig", num_labels=CLASSES, embedding_size=16,
+            hidden_sizes=[32, 64, 96], depths=[3, 5, 4], groups_width=16, layer_type="y",
+        ),
+        Layout(
+            tuple(
+                f"regnet.encoder.stages.{stage}.layers.{layer}"
+                for stage, depth in enumerate((3, 5, 4))
+                for layer in range(depth)
+            ),
+            {
+                "block": "", "conv": "layer.1.convolution", "bn": "layer.1.normalization",
+                "norm": "layer.1.normalization", "act": "layer.1.activation",
+            },
+            residual="regnet",
+        ),
+        "convolution",
+        images,
+        optimizer="SGD",
     )
 )  # fmt: skip
 

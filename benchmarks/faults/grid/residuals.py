@@ -72,8 +72,48 @@ def _mobilenet(block: Any, _parts: Parts, change: Change) -> Callable[..., Tenso
     return forward
 
 
+def _parallel(block: Any, _parts: Parts, change: Change) -> Callable[..., Tensor]:
+    def forward(_: object, x: Tensor, **named: Any) -> Tensor:
+        attended = block.post_attention_dropout(block.attention(block.input_layernorm(x), **named)[0])
+        return block.post_mlp_dropout(block.mlp(block.post_attention_layernorm(x))) + attended + change(x)
+
+    return forward
+
+
+def _opt(block: Any, _parts: Parts, change: Change) -> Callable[..., Tensor]:
+    def forward(_: object, x: Tensor, **named: Any) -> Tensor:
+        named.pop("use_cache", None)
+        x = change(x) + block.self_attn(hidden_states=block.self_attn_layer_norm(x), **named)[0]
+        flat = x.reshape(-1, x.size(-1))
+        return (flat + block.fc2(block.activation_fn(block.fc1(block.final_layer_norm(flat))))).view(x.shape)
+
+    return forward
+
+
+def _sandwich(block: Any, _parts: Parts, change: Change) -> Callable[..., Tensor]:
+    def forward(_: object, x: Tensor, **named: Any) -> Tensor:
+        attended = block.self_attn(hidden_states=block.input_layernorm(x), **named)[0]
+        x = change(x) + block.post_attention_layernorm(attended)
+        return x + block.post_feedforward_layernorm(block.mlp(block.pre_feedforward_layernorm(x)))
+
+    return forward
+
+
+def _regnet(block: Any, _parts: Parts, change: Change) -> Callable[..., Tensor]:
+    def forward(_: object, x: Tensor) -> Tensor:
+        y = block.layer(x)
+        y += change(block.shortcut(x))
+        return block.activation(y)
+
+    return forward
+
+
 REWRITTEN = {
     "pre-norm": _pre_norm,
+    "parallel": _parallel,
+    "opt": _opt,
+    "sandwich": _sandwich,
+    "regnet": _regnet,
     "post-norm": _post_norm,
     "t5": _t5,
     "convnext": _convnext,
