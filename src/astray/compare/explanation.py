@@ -57,6 +57,8 @@ def explained(
     if rule == "start":
         may = f", and rounding explains at most {two_digits(limit)}" if limit > 0 else " and should be the same"
         return f"{what}; it came from nothing that was recorded{may}"
+    if rule == "unmoved":
+        return f"{what}; only one run moved it since the step before, and both moved {siblings} siblings of it"
     if not limit > 0:
         same = f", though all it came from is bit-identical, and {siblings} siblings of it stayed so"
         return what + (same if rule == "siblings" else "; nothing may differ" if rule == "bits" else "")

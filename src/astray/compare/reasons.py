@@ -39,6 +39,8 @@ class Reason(IntFlag):
     NO_SUM = 1 << 26
     OTHER_PART = 1 << 27
     REARRANGED = 1 << 28
+    UNMOVED_REFERENCE = 1 << 29
+    UNMOVED_CANDIDATE = 1 << 30
 
 
 SENTENCES = {
@@ -54,6 +56,8 @@ SENTENCES = {
     Reason.VICTIM: "what it came from is wrong, and it is further off than the rest explains",
     Reason.CHOSEN: "a choice among numbers that are off may fall another way",
     Reason.SCALED: "compared after dividing by the factor that all gradients have in common",
+    Reason.UNMOVED_REFERENCE: "only the candidate has changed it since the step before",
+    Reason.UNMOVED_CANDIDATE: "only the reference has changed it since the step before",
     Reason.EMPTY: "no elements",
     Reason.NONFINITE_BOTH: "NaN or Inf on both sides; judged by the other elements",
     Reason.NONFINITE_ONE: "NaN or Inf where the other side has a number",

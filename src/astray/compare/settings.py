@@ -50,8 +50,9 @@ def explaining(
 
 
 def changes_results(one: SetupDifference) -> bool:
-    """Whether it changes more than roundings: a number, a flag or a class that both runs have."""
-    absent = one.reference is None or one.candidate is None
+    """Whether it changes more than roundings: a number, a flag or a class that both runs have, or what is optimized."""
+    is_optimized = one.kind == "optimizer" and one.name == "parameters"  # absent means that nothing steps it
+    absent = (one.reference is None or one.candidate is None) and not is_optimized
     tensors = any(isinstance(value, str) and value.startswith("<") for value in (one.reference, one.candidate))
     return one.expected_effect == "changes results" and not absent and not tensors
 

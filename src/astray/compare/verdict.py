@@ -47,9 +47,10 @@ class Rule(IntEnum):
     NOISE = 5
     TOLERANCE = 6
     CARRIED = 7
+    UNMOVED = 8
 
 
-RULES = ["", "bits", "start", "model", "siblings", "noise run", "tolerance", "seen before"]
+RULES = ["", "bits", "start", "model", "siblings", "noise run", "tolerance", "seen before", "unmoved"]
 
 LABELS = [
     "identical",  # the same bits

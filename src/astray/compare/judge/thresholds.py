@@ -105,6 +105,11 @@ STEADY = 5
 and so many times as many as those that do not: atomic additions give other bits now and then. One is enough beside a
 single row that is off by more than OWN roundings, which additions in another order seldom make."""
 
+MOVING = 32
+"""A weight that stayed as it was in one run is wrong if so many of its elements moved in the other, and both runs moved
+STEADY siblings: in bfloat16 steps are often less than a rounding, so that one or two elements of a bias move in one run
+and none in the other, in every second pair of right runs. Of 32 that move in one, some move in the other, too."""
+
 ROUNDS = 3
 """Rows are judged again without those that were found wrong, until no more are; so often at most."""
 

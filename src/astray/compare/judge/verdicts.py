@@ -213,6 +213,7 @@ class _Judge:
         wrong = (
             self._by_surprise() | self._by_start() | self._of_integers() | self._of_hidden() | self._unlike_siblings()
         )
+        wrong |= self._unmoved()
         wrong |= self._by_factor()
         wrong &= self.open
         said = ~np.isnan(self.evidence.tolerance) & self.open
@@ -343,6 +344,37 @@ class _Judge:
         here = np.flatnonzero(self.open[at] & odd & ~(judged.surprise[at] > 1))  # else there is a number for it
         judged.rule[at[here]], judged.limit[at[here]], judged.surprise[at[here]] = Rule.SIBLINGS, 0.0, np.inf
         judged.siblings[at[here]] = same[number[here]]
+        return found
+
+    def _unmoved(self) -> Bools:
+        """Weights that one run has left as they were in the step before, and the other has not.
+
+        In bfloat16 steps of an optimizer may be less than a rounding, and then it is chance which of a few elements
+        move. But where many did, and both runs moved the same weight of other layers, no optimizer stepped this one.
+        """
+        sources, evidence = self.sources, self.evidence
+        found = np.zeros(len(self.open), np.bool_)
+        weights = np.flatnonzero((sources.unit == Unit.WEIGHT) & (sources.last_seen >= 0) & (evidence.bits >= 0))
+        many = self.judged.metrics["different"] >= t.MOVING
+        if not (self.open & many)[weights].any():
+            return found
+        before = sources.last_seen[weights]
+        later = (sources.step[before] != sources.step[weights]) & (evidence.bits[before] >= 0)
+        weights, before = weights[later], before[later]
+        now, then = (evidence.numbers("fingerprint", rows) for rows in (weights, before))
+        in_reference, in_candidate = (one == other for one, other in zip(now, then, strict=True))
+        _, number = np.unique(mixed_key([sources.kind[weights], sources.step[weights]]), return_inverse=True)
+        moved, stayed = (
+            np.bincount(number, ~in_reference & ~in_candidate),
+            np.bincount(number, in_reference | in_candidate),
+        )
+        steady = (moved >= t.STEADY) & (moved >= t.STEADY * stayed)
+        odd = (in_reference != in_candidate) & steady[number] & (self.open & many)[weights]
+        found[weights[odd]] = True
+        judged, rows = self.judged, weights[odd]
+        judged.rule[rows], judged.limit[rows], judged.surprise[rows] = Rule.UNMOVED, 0.0, np.inf
+        judged.siblings[rows] = moved[number[odd]]
+        judged.reason[rows] |= np.where(in_reference[odd], Reason.UNMOVED_REFERENCE, Reason.UNMOVED_CANDIDATE)
         return found
 
     def _is_rounded(self, times: float) -> Bools:
