@@ -361,10 +361,12 @@ def _likely(mean: Floats, count: Floats) -> Floats:
 
 
 def _gates(errors: Errors, sources: Sources, elements: Floats) -> tuple[Floats, Floats]:
-    """What flipped gates may do to gradients, in elements and in sums: k of them, each as large as the largest.
+    """What flipped gates may do to gradients, in elements and in sums.
 
     A gradient that gained zeros has passed a gate. How many flip follows from the error of what the forward call saw,
-    and from how many zeros there are more or less now.
+    and from how many zeros there are more or less now. Each of k changes it by an element: a few of them by as much as
+    the largest, many by their root mean square, up to some standard deviations. As many open as close, but for the
+    zeros that there are more: only those change the norm, and what chance leaves of the others.
     """
     nothing = np.zeros(len(elements))
     if not np.any(sources.backward & (errors.sparse > t.GATED)):
@@ -379,10 +381,14 @@ def _gates(errors: Errors, sources: Sources, elements: Floats) -> tuple[Floats, 
     forward = sources.largest(np.where(sources.backward, 0.0, errors.element))[at]
     mean = errors.count[at] * np.minimum(1.0, t.FLIPPED * forward) + errors.flips[at]
     count = np.where(mean > 0, _likely(mean, errors.count[at]), 0.0)
-    peak = errors.peak[at]
+    peak, root = errors.peak[at], np.sqrt(count)
+    typical = 1 / np.sqrt(np.maximum(errors.count[at] * (1 - errors.sparse[at]), 1.0))  # of elements, beside the norm
+    scatter = t.FLIPS_SPREAD * root * peak * typical  # of the squares of k elements, whose fourth power is at most this
     elements, sums = nothing.copy(), nothing.copy()
-    elements[at] = np.sqrt(count) * peak
-    sums[at] = count * peak**2 / 2 + np.sqrt(count) * peak / np.sqrt(errors.count[at])
+    elements[at] = np.minimum(root * peak, np.sqrt(count * typical**2 + scatter))
+    in_norm = np.minimum(count * peak**2, errors.flips[at] * typical**2 + scatter) / 2
+    in_mean = root * np.minimum(peak, t.FLIPS_SPREAD * typical) / np.sqrt(errors.count[at])
+    sums[at] = in_norm + in_mean
     return elements, sums
 
 

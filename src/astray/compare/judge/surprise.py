@@ -123,6 +123,8 @@ def _judged_by_witnesses(
         gain = error[at] / whole
         shown = np.where(wrong[at], 0.0, gain)
         made = sources.is_unit(Unit.CALL, Unit.CODE)[at]
+        summed = sources.is_unit(Unit.GRADIENT)[at] & (name in OF_ELEMENTS)
+        least = np.where(summed, t.LEAST_SUMMED, t.LEAST[name])
         others, count, slack = _asked(here, shown, made)
         known = count >= t.SIBLINGS
         slack *= np.where(sources.backward[at], t.OF_GRADIENTS[name], 1.0)
@@ -130,7 +132,7 @@ def _judged_by_witnesses(
         far = np.where(bases.element[at] > t.LINEAR, t.FAR, 1.0)
         wide = slack * np.where(drifted, t.DRIFTED[name] * far, 1.0)
         sure = np.where(errors.by_values[at], t.BY_VALUES.get(name, 1.0), 1.0)
-        times = wide * sure * np.maximum(others, t.LEAST[name])
+        times = wide * sure * np.maximum(others, least)
         allowed = np.where(known, t.GAIN[name] * times, t.LONELY[name])
         rule = np.where(known, Rule.SIBLINGS, Rule.MODEL)
         if name in ("norm", "mean"):  # sums of what is off by δ may be off by as much, if it is all in one direction
@@ -141,7 +143,7 @@ def _judged_by_witnesses(
         if noise:
             mixed = sources.evidence.mixed >= t.MIXED
             shows = [run.of(name, at, ~known | own | mixed) for run in noise]
-            level = np.maximum(np.fmax.reduce(shows), t.LEAST[name])
+            level = np.maximum(np.fmax.reduce(shows), least)
             if mixed:  # other precisions round more than a perturbed input does, so it can only loosen
                 by_noise = slack * t.OF_NOISE[name] * level
                 replaced = np.zeros(len(at), np.bool_)

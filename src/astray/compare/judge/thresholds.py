@@ -73,6 +73,11 @@ attention were 20 times its siblings' by the norm, in a run with a fault elsewhe
 LEAST = {"values": 1.0, "worst": 1.0, "slices": 1.0, "norm": 1 / SUMS, "mean": 1 / SUMS, "extremes": 2 / WORST}
 """And siblings that were lucky count as if they had the gain of a plain rounding: one standard deviation."""
 
+LEAST_SUMMED = 0.25
+"""The same for gradients of parameters by their elements: each is a sum over all positions, in which what the terms are
+off by averages out, in all layers alike. Of 27 pairs of right runs (nine models, three seeds, bfloat16 with other
+kernels) none was further from its next sibling than 1.3 times with this, nor with a noise run."""
+
 BESIDE_NOISE = {"values": 3.0, "worst": 3.5, "slices": 3.5, "norm": 12.0, "mean": 17.0, "extremes": 10.5}
 DRIFTED_NOISE = 2.5
 """A noise run tells how far off a row is in a run that is right. What other kernels make of it is so many times as
