@@ -24,7 +24,7 @@ from astray.compare.reasons import Reason
 from astray.compare.rows import Bools, Floats, Ints, Rows
 from astray.errors import RunError
 from astray.stats.dtypes import DTYPES
-from astray.stats.kernels import Contrast, Slice, Strided, contrast, furthest_slice, measure
+from astray.stats.kernels import Contrast, Slices, Strided, contrast, measure, slices_apart
 
 ReadValues = Callable[[int], npt.NDArray[Any] | None]
 """Gives the kept values of a tensor row, or None when they cannot be read."""
@@ -322,7 +322,7 @@ def _measure(evidence: Evidence, pair: int) -> _Found | None:
         differs=found.different > 0,
         nonfinite=found.nonfinite_mismatch > 0,
         reason=_reason(found, both.rms),
-        metrics=[*_metrics(found, _furthest(both, found)), *own],
+        metrics=[*_metrics(found, _slices(both, found)), *own],
     )
 
 
@@ -378,8 +378,8 @@ def _measure_blocks(evidence: Evidence, pair: int, read: tuple[ReadBlocks, ReadB
     )
 
 
-def _metrics(found: Contrast, furthest: Slice | None = None) -> list[float]:
-    return [*(metric(found) for metric in metrics.METRICS.values()), *metrics.of_slice(furthest, found)]
+def _metrics(found: Contrast, slices: Slices | None = None) -> list[float]:
+    return [*(metric(found) for metric in metrics.METRICS.values()), *metrics.of_slices(slices, found)]
 
 
 class _Both(NamedTuple):
@@ -418,12 +418,12 @@ def _read(evidence: Evidence, pair: int) -> _Both | None:
     return _Both(reference, candidate, absmax, rms, equal, common == kept.ALL, (here, there))
 
 
-def _furthest(both: _Both, found: Contrast) -> Slice | None:
-    """The slice of a tensor of floats that is furthest off; None where some of its values were kept."""
+def _slices(both: _Both, found: Contrast) -> Slices | None:
+    """How far off the slices of a tensor of floats are; None where some of its values were kept."""
     names = {DTYPES[side.dtype].kind for side in (both.reference, both.candidate)}
     if not both.is_whole or not found.max_abs_error or not names <= {"float", "complex"}:
         return None
-    return furthest_slice(both.reference, both.candidate, found.max_abs_error)
+    return slices_apart(both.reference, both.candidate, found.max_abs_error)
 
 
 def _absmax(tensor: Strided) -> float:

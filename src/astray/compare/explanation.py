@@ -14,6 +14,7 @@ _MEASURED = {
     "values": ("values", "are"),
     "worst": ("worst element", "is"),
     "slices": ("furthest slice", "is"),
+    "typical": ("typical row", "is"),
     "norm": ("norm or std", "is"),
     "mean": ("mean", "is"),
     "extremes": ("extremes", "are"),

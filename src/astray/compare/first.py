@@ -291,9 +291,19 @@ class _Search:
         lone &= self.pairs.coded("phase").codes[: self.start] == self.pairs.coded("phase").codes[self.start]
         for row in np.flatnonzero(lone)[::-1].tolist():
             inner = int(self.calls[row])
-            if self.nesting.enclosing(inner) == call and not self._is_unreached(inner):
+            if self.nesting.enclosing(inner) == call and not self._is_unreached(inner) and self._sends_less(inner):
                 return inner
         return call
+
+    def _sends_less(self, call: int) -> bool:
+        """Whether the candidate's call sends fewer gradients on; one may have another name, as its argument has."""
+        verdict, other = self.pairs.coded("verdict").codes, self.pairs.numbers("call_candidate")
+        matched = np.flatnonzero((self.calls == call) & self.matched)
+        there = other == (int(other[matched[0]]) if len(matched) else -1)
+        lost = (verdict == Verdict.ONLY_IN_REFERENCE) & (self.calls == call)
+        won = (verdict == Verdict.ONLY_IN_CANDIDATE) & there & (other >= 0)
+        sent = self._has_role("output")
+        return int(np.sum(lost & sent)) > int(np.sum(won & sent))
 
     def _is_unreached(self, call: int) -> bool:
         """Whether no gradient arrives at a backward call in one of the runs: it stopped before."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.compare.rows import Bools, Floats
-from astray.stats.kernels import Contrast, Slice
+from astray.stats.kernels import Contrast, Slices
 
 NAN = math.nan
 
@@ -152,15 +152,17 @@ SLICES = {
     "rel_slice": "‖c − r‖ of the slice that is furthest off, beside the root mean square of ‖r‖ of all slices.",
     "slice_dim": "In which dimension that is one index: 0 for a row of a matrix.",
     "slice_index": "Which index that is.",
+    "rel_typical": "Likewise ‖c − r‖ of the median row: all elements along the last dimension, such as one token.",
 }
-"""The columns of `of_slice`, and what they mean. Only of pairs whose values were read as a whole."""
+"""The columns of `of_slices`, and what they mean. Only of pairs whose values were read as a whole."""
 
 
-def of_slice(found: Slice | None, k: Contrast) -> tuple[float, float, float]:
-    """‖c − r‖ of the furthest slice / (‖r‖ / √(how many slices there are)), its dimension, and its index."""
+def of_slices(found: Slices | None, k: Contrast) -> tuple[float, float, float, float]:
+    """‖c − r‖ of the furthest slice / (‖r‖ / √(how many there are)), its dimension and index; that of a typical one."""
     if found is None or not k.finite:
-        return NAN, NAN, NAN
-    return ratio(found.error, known(k.l2_reference)), float(found.dim), float(found.index)
+        return NAN, NAN, NAN, NAN
+    size = known(k.l2_reference)
+    return ratio(found.furthest, size), float(found.dim), float(found.index), ratio(found.typical, size)
 
 
 def error_of_values(k: Contrast, absmax_reference: float, rms_reference: float = 0.0) -> float:

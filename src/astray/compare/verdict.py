@@ -65,7 +65,7 @@ LABELS = [
     "unknown",  # neither side is to blame: what they kept cannot be compared
 ]
 
-MEASURES = ("values", "worst", "slices", "norm", "mean", "extremes")
+MEASURES = ("values", "worst", "slices", "typical", "norm", "mean", "extremes")
 """By what a pair is judged: `judge.errors` says what each is."""
 
 AGREEING = (Verdict.IDENTICAL, Verdict.ROUNDING, Verdict.DRIFTING)

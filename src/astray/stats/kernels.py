@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from astray.stats import dtypes, numpy_kernels
 from astray.stats.fingerprint import merge_fingerprints
-from astray.stats.types import Contrast, Measurement, Measurements, Shard, Slice, Strided
+from astray.stats.types import Contrast, Measurement, Measurements, Shard, Slices, Strided
 
 __all__ = [
     "BACKEND",
@@ -25,17 +25,17 @@ __all__ = [
     "Measurement",
     "Measurements",
     "Shard",
-    "Slice",
+    "Slices",
     "Strided",
     "contrast",
     "factorize",
-    "furthest_slice",
     "gather",
     "measure",
     "merge_fingerprints",
     "pack",
     "sample_positions",
     "set_threads",
+    "slices_apart",
 ]
 
 
@@ -99,8 +99,8 @@ def contrast(reference: Strided, candidate: Strided, *, rtol: float = 1e-5, atol
     return _backend.contrast(reference, candidate, rtol, atol)  # type: ignore[no-any-return]
 
 
-def furthest_slice(reference: Strided, candidate: Strided, largest: float) -> Slice | None:
-    """Find the slice of a tensor in which the two sides are furthest apart: a row, a head, a channel, a position.
+def slices_apart(reference: Strided, candidate: Strided, largest: float) -> Slices | None:
+    """How far apart two sides are in the furthest slice (a row, head, channel, position), and in a typical row.
 
     A slice is all elements that have one index in one dimension. Looked at are those of all dimensions of which there
     are at least two, with at least 16 elements each; None without any. Only pairs that are finite on both sides count.
@@ -110,15 +110,15 @@ def furthest_slice(reference: Strided, candidate: Strided, largest: float) -> Sl
     >>> one = np.zeros((4, 16))
     >>> other = one.copy()
     >>> other[2] = 1.0
-    >>> furthest_slice(Strided.from_numpy(one), Strided.from_numpy(other), 1.0)
-    Slice(error=8.0, dim=0, index=2)
+    >>> slices_apart(Strided.from_numpy(one), Strided.from_numpy(other), 1.0)
+    Slices(furthest=8.0, dim=0, index=2, typical=nan)
     """
     if reference.shape != candidate.shape:
         raise ValueError(f"Tensors of shapes {reference.shape} and {candidate.shape} have no slices in common.")
     if (reference.dtype[:7] == "complex") != (candidate.dtype[:7] == "complex"):
         raise ValueError(f"A complex tensor has no pairs with a real one: {reference.dtype} against {candidate.dtype}.")
-    found = _backend.furthest_slice(reference, candidate, largest)
-    return None if found is None else Slice(*found)
+    found = _backend.slices_apart(reference, candidate, largest)
+    return None if found is None else Slices(*found)
 
 
 @lru_cache(maxsize=256)  # a model asks for the same few sizes thousands of times a step

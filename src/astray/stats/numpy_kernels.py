@@ -408,8 +408,12 @@ LEAST_SLICE = 16
 """So many elements a slice has at least: fewer scatter as single ones do."""
 
 
-def furthest_slice(reference: Strided, candidate: Strided, largest: float) -> tuple[float, int, int] | None:
-    """See `astray.stats.kernels.furthest_slice`."""
+MANY_ROWS = 8
+"""So many rows a tensor has at least to have a typical one: the median of fewer is chance."""
+
+
+def slices_apart(reference: Strided, candidate: Strided, largest: float) -> tuple[float, int, int, float] | None:
+    """See `astray.stats.kernels.slices_apart`."""
     pairs = _Pairs(reference, candidate)
     shape = pairs.views[0].shape
     dims = [dim for dim, size in enumerate(reference.shape) if size > 1 and math.prod(shape) // size >= LEAST_SLICE]
@@ -418,18 +422,24 @@ def furthest_slice(reference: Strided, candidate: Strided, largest: float) -> tu
     shrink = 1.0 if math.isfinite(largest) else 2.0**-1000
     zoom = _scale(largest) if shrink == 1.0 else 1.0
     sums = {dim: np.zeros(shape[dim]) for dim in dims}
+    width = shape[-1]  # of a row; the two parts of complex numbers make none
+    rows = np.zeros(math.prod(shape) // width)
     start = 0
     with np.errstate(all="ignore"):
         for one, other in pairs.raw():
             r, c = pairs.decode(one, other)
             d = np.where(np.isfinite(r) & np.isfinite(c), (c * shrink - r * shrink) * zoom, 0.0)
             place = np.unravel_index(np.arange(start, start + d.size), shape)
+            rows += np.bincount(np.arange(start, start + d.size) // width, d * d, len(rows))
             start += d.size
             for dim in dims:
                 sums[dim] += np.bincount(place[dim], d * d, shape[dim])
     tops = {dim: float(column.max()) * shape[dim] for dim, column in sums.items()}
     dim = max(dims, key=lambda one: tops[one])
-    return _unscale(math.sqrt(tops[dim]), zoom, shrink), dim, int(sums[dim].argmax())
+    has_rows = width >= LEAST_SLICE and len(rows) >= MANY_ROWS
+    median = float(np.sort(rows)[len(rows) // 2]) * len(rows)
+    typical = _unscale(math.sqrt(median), zoom, shrink) if has_rows else math.nan
+    return _unscale(math.sqrt(tops[dim]), zoom, shrink), dim, int(sums[dim].argmax()), typical
 
 
 def _ulp(one: Array, other: Array, dtype: str) -> npt.NDArray[np.uint64]:

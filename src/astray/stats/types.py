@@ -159,13 +159,16 @@ class Contrast(NamedTuple):
     first_nonfinite_mismatch: int
 
 
-class Slice(NamedTuple):
-    """The slice of a tensor in which a candidate is furthest from its reference: all elements with one index.
+class Slices(NamedTuple):
+    """How far a candidate is from its reference in parts of a tensor: slices (all elements with one index), and rows.
 
-    error: ‖d‖ of the slice · √(how many slices there are), which is ‖d‖ of the tensor if all slices are as far off.
-    dim, index: which one; the first on ties.
+    furthest: ‖d‖ of the slice that is furthest off · √(how many slices there are), which is ‖d‖ of the tensor if all
+    slices are as far off. dim, index: which one; the first on ties.
+    typical: likewise of the median of all rows (of an even number, the larger one); NaN where there are not eight of at
+    least 16 elements, and of complex numbers. A row is what lies along the last dimension: the features of one token.
     """
 
-    error: float
+    furthest: float
     dim: int
     index: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses
+    typical: float

@@ -63,20 +63,26 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     after_gates = _after_gates(flips, errors, sources)
     elements = np.maximum(elements, gated)
     chosen, shares = _choices(errors, sources, elements)
-    flips, flipped_sums = np.maximum(flips, np.sqrt(shares)), np.maximum(flipped_sums, shares)
+    few, flips, flipped_sums = flips, np.maximum(flips, np.sqrt(shares)), np.maximum(flipped_sums, shares)
     buffer = sources.unit == Unit.BUFFER  # a mean over many numbers, which may be much smaller than they are
     if buffer.any():
         size = np.minimum(sources.largest(np.where(real, errors.rms, 0.0)) / rms, t.LARGEST)
         averaging = np.where(buffer, np.minimum(rounding * size, t.LARGEST), 0.0)
-        flips, flipped_sums = np.maximum(flips, averaging), np.maximum(flipped_sums, averaging)
-    flips, flipped_sums = np.maximum(flips, moved), np.maximum(flipped_sums, moved / errors.root)
+        few, flips, flipped_sums = (np.maximum(column, averaging) for column in (few, flips, flipped_sums))
+    few, flips, flipped_sums = (
+        np.maximum(few, moved),
+        np.maximum(flips, moved),
+        np.maximum(flipped_sums, moved / errors.root),
+    )
     updates = _updates(errors, sources, elements)
-    flips, flipped_sums = np.maximum(flips, updates), np.maximum(flipped_sums, updates)
+    few, flips, flipped_sums = (np.maximum(column, updates) for column in (few, flips, flipped_sums))
     spread = t.SUMS * np.maximum(np.where(coarsest <= t.FLOAT32, coarsest, rounding), elements) / errors.root
     spread = np.maximum(spread, t.SUMS * unit / _rounded_weights(errors, sources))
     spread = np.maximum(spread, t.SUMS * _shared_by_positions(np.where(real, element, 0.0), errors, sources))
     spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / errors.root, 0.0)))
     sliced = np.where(real, np.nan_to_num(np.minimum(errors.slices, t.LARGEST)), 0.0)
+    shown = np.where(np.isnan(errors.typical), element, np.minimum(errors.typical, t.LARGEST))
+    typical = np.where(real, np.maximum(shown, np.minimum(moved, errors.at_most)), 0.0)
     sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
     sums = _no_less_than_given(sums, sources)
     worst = np.where(real, np.nan_to_num(np.minimum(np.fmax(errors.worst, errors.extremes), t.LARGEST)), 0.0)
@@ -85,8 +91,8 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     cancelled = _cancellation(errors, sources)
     terms = np.flatnonzero(cancelled > 1)
     far, together = np.maximum(elements, given(worst)), given(sums)
-    of_itself = rounding + flips, single, t.SLICED * rounding + flips, summed
-    because = elements.copy(), far, np.maximum(elements, given(sliced)), together
+    of_itself = rounding + flips, single, t.SLICED * rounding + flips, rounding + few, summed
+    because = elements.copy(), far, np.maximum(elements, given(sliced)), np.maximum(given(typical), gated), together
     for column in (*of_itself, *because):
         column[terms] *= cancelled[terms]
         np.minimum(column, t.LARGEST, out=column)
@@ -117,6 +123,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
             "mean": nothing,
             "worst": singles | nothing,
             "slices": nothing | chosen,
+            "typical": nothing | chosen,
             "extremes": singles | nothing,
         },
         drifted=_find_drifted(errors, sources),
@@ -140,7 +147,15 @@ def _find_drifted(errors: Errors, sources: Sources) -> dict[str, Bools]:
     differs = np.where(told, count(of_modules & ~errors.identical), count(weights & ~errors.identical)) > 0
     all_ = np.asarray((~known | differs)[step])
     made = all_ & sources.is_unit(Unit.CALL, Unit.CODE)
-    return {"values": all_, "worst": all_, "slices": all_, "norm": made, "mean": made, "extremes": made}
+    return {
+        "values": all_,
+        "worst": all_,
+        "slices": all_,
+        "typical": all_,
+        "norm": made,
+        "mean": made,
+        "extremes": made,
+    }
 
 
 def _no_less_than_given(column: Floats, sources: Sources) -> Floats:
@@ -184,9 +199,12 @@ def _rounded_weights(errors: Errors, sources: Sources) -> Floats:
     return np.where(rounds, np.sqrt(count), np.inf)
 
 
-def _by_measure(values: Floats, single: Floats, slices: Floats, sums: Floats) -> dict[str, Floats]:
+def _by_measure(values: Floats, single: Floats, slices: Floats, typical: Floats, sums: Floats) -> dict[str, Floats]:
     """For each measure its column: of all elements, of single ones, of slices, or of sums over all."""
-    return {"values": values, "worst": single, "slices": slices, "norm": sums, "mean": sums, "extremes": single}
+    return {
+        "values": values, "worst": single, "slices": slices, "typical": typical, "norm": sums, "mean": sums,
+        "extremes": single,
+    }  # fmt: skip
 
 
 def shared_rounding(unit: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""How far apart the two sides of each pair are, by six measures with a noise of their own.
+"""How far apart the two sides of each pair are, by seven measures with a noise of their own.
 
 Reads the `evidence` of one rank and what was measured of it, feeds `flow` and `surprise`. All are relative:
 
@@ -7,6 +7,8 @@ Reads the `evidence` of one rank and what was measured of it, feeds `flow` and `
 - `worst`: max |c − r| / max |r|, where values were kept. It sees one wrong element of a million.
 - `slices`: ‖c − r‖ of the slice that is furthest off (a row, a head, a channel, a position), beside the rms of ‖r‖ of
   all slices, where all values were kept. It sees one wrong row of a thousand, which the whole dilutes thirtyfold.
+- `typical`: the same of the median row (along the last dimension: a token). It does not see the few that are far off,
+  such as tokens that a router has sent to another expert, and so it sees what happens to all others.
 - `norm`: how far norm and std are apart, beside ‖r‖; `mean`: how far the means are, beside the rms of r. Both are sums
   over all elements, in which rounding averages out: it is √n times smaller than in the elements, so that a factor of
   1.005 stands out of bfloat16's noise a hundredfold.
@@ -43,6 +45,7 @@ class Errors:
     values: Floats
     worst: Floats
     slices: Floats
+    typical: Floats
     norm: Floats
     mean: Floats
     extremes: Floats
@@ -212,7 +215,7 @@ def _read_values(
     worst = metrics.ratios(found["max_abs"][at], facts["absmax"][at])
     # The error is the larger of both measures, so it stands for the worst element where its scale is not known.
     columns["worst"][at] = np.where(facts["absmax"][at] > 0, worst, judged.error[at])
-    columns["slices"][at] = found["rel_slice"][at]
+    columns["slices"][at], columns["typical"][at] = found["rel_slice"][at], found["rel_typical"][at]
 
 
 def _elements(evidence: Evidence, at: Ints) -> Floats:
@@ -232,7 +235,7 @@ def _divide(judged: Judgement, at: Ints, factor: Floats, columns: dict[str, Floa
     sizes = [np.hypot(found[f"mean_{side}"][at], found[f"std_{side}"][at]) for side in ("reference", "candidate")]
     size = metrics.ratios(sizes[1], sizes[0]) / factor[at]
     columns["values"][at] = np.sqrt((size - 1) ** 2 + 2 * size * np.maximum(1 - found["cosine"][at], 0.0))
-    columns["worst"][at] = columns["slices"][at] = np.nan
+    columns["worst"][at] = columns["slices"][at] = columns["typical"][at] = np.nan
 
 
 def _bounded(column: Floats) -> Floats:

@@ -19,7 +19,7 @@ from astray.compare.judge.sources import Sources, Unit
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import MEASURES, Rule
 
-OF_ELEMENTS = ("values", "worst", "slices")
+OF_ELEMENTS = ("values", "worst", "slices", "typical")
 """The measures that are averages over many elements or the largest of many: one noise run tells how large they are."""
 
 

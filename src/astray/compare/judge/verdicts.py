@@ -272,8 +272,10 @@ class _Judge:
         cast = np.zeros(len(start), np.bool_)
         cast[pairs] = np.not_equal(*self.evidence.sides("dtype", pairs))
         exact = weights & ~cast & (self.evidence.bits == 0)
-        rounding = np.where(cast, errors.unit, t.OWN * self.bases.own["values"])
-        spread = np.where(cast, t.CAST, t.OWN * t.SUMS) * errors.unit / np.sqrt(errors.count)
+        table = self.sources.has_role("state") & (errors.unit > t.FLOAT32)
+        roundings = np.where(table, t.TABLE, t.OWN)
+        rounding = np.where(cast, errors.unit, roundings * self.bases.own["values"])
+        spread = np.where(cast, t.CAST, roundings * t.SUMS) * errors.unit / np.sqrt(errors.count)
         spread = spread + shared_rounding(errors.unit)
         spread = np.where(cast & self._is_constant(), errors.unit, spread)
         limits = {

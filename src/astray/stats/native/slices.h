@@ -1,4 +1,4 @@
-// The slice of a tensor in which two runs are furthest apart: one row, head, channel or position.
+// How far two runs are apart in parts of a tensor: in the slice that is furthest off, and in a typical row.
 
 #ifndef ASTRAY_STATS_SLICES_H
 #define ASTRAY_STATS_SLICES_H
@@ -10,7 +10,8 @@ namespace {
 // The dimensions of a tensor that have slices, the innermost first, and where the sums of each begin; -1 without.
 // Elements add to the sums of the innermost dimension one by one, and to those of the others row by row.
 struct Slicing {
-    static constexpr int64_t kLeast = 16;  // elements of a slice: fewer scatter as single ones do
+    static constexpr int64_t kLeast = 16;  // elements of a slice or a row: fewer scatter as single ones do
+    static constexpr int64_t kMany = 8;    // rows: the median of fewer is chance
     int64_t count, row = 1, total = 0, parts = 1;
     int rank;
     int64_t size[kMaxRank], first[kMaxRank];
@@ -27,16 +28,18 @@ struct Slicing {
         if (total) parts = std::max<int64_t>(1, std::min<int64_t>(16, count / (16 * total)));
     }
     int64_t begin(int64_t part) const { return count / row * part / parts * row; }
+    int64_t rows() const { return row >= kLeast && count / row >= kMany ? count / row : 0; }
 };
 
-// Adds up a part of the pairs, which begins and ends with a row.
+// Adds up a part of the pairs, which begins and ends with a row. rows: the sums of all rows, or null.
 template <class F>
 void add_part(const Isa &isa, const Pairing &pairing, const Slicing &slicing, const Zoom &zoom, int64_t part,
-              double *sums) {
+              double *sums, double *rows) {
     Blocks<F> reference(isa, pairing.reference), candidate(isa, pairing.candidate);
     double nowhere[kPairBlock<F>] = {};
     const int64_t end = slicing.begin(part + 1);
     int64_t at[kMaxRank], column = 0, outside = slicing.begin(part) / slicing.row;
+    if (rows) rows += outside;
     for (int d = 1; d < slicing.rank; ++d) {
         at[d] = outside % slicing.size[d];
         outside /= slicing.size[d];
@@ -53,23 +56,26 @@ void add_part(const Isa &isa, const Pairing &pairing, const Slicing &slicing, co
             else sum = isa.squares64(r, c, run, zoom, each);
             for (int d = 1; d < slicing.rank; ++d)
                 if (slicing.first[d] >= 0) sums[slicing.first[d] + at[d]] += sum;
+            if (rows) *rows += sum;
             done += run;
             column += run;
             if (column < slicing.row) continue;
             column = 0;
+            if (rows) ++rows;
             for (int d = 1; d < slicing.rank && ++at[d] == slicing.size[d]; ++d) at[d] = 0;
         }
     }
 }
 
 // The slice that is furthest off, times the root of how many there are of its dimension; dim is -1 where there is none.
-struct Furthest {
-    double value = -1;
+// Likewise `typical`, the median of all rows, of an even number the larger one; -1 where there are too few.
+struct Apart {
+    double value = -1, typical = -1;
     int dim = -1;
     int64_t index = -1;
 };
 
-Furthest furthest_slice(Pairing &pairing, const Slicing &slicing, double largest) {
+Apart slices_apart(Pairing &pairing, const Slicing &slicing, double largest) {
     const Isa &isa = *chosen_isa;
     KeepSubnormals subnormals;
     const auto reference = straighten(pairing.reference), candidate = straighten(pairing.candidate);
@@ -81,27 +87,38 @@ Furthest furthest_slice(Pairing &pairing, const Slicing &slicing, double largest
         exponent = overflowed ? 1000 : rescue_exponent(largest);
         zoom = {std::ldexp(1.0, shrink), std::ldexp(1.0, -exponent - shrink)};
     }
-    std::vector<double> sums(slicing.parts * slicing.total);
+    std::vector<double> sums(slicing.parts * slicing.total), rows(slicing.rows());
+    double *each = rows.empty() ? nullptr : rows.data();
     const int64_t bytes = slicing.count * (pairing.reference.layout.size + pairing.candidate.layout.size);
     run_tasks(slicing.parts, bytes, [&](int64_t part) {
         double *own = sums.data() + part * slicing.total;
-        if (pairing.in_double()) add_part<double>(isa, pairing, slicing, zoom, part, own);
-        else add_part<float>(isa, pairing, slicing, zoom, part, own);
+        if (pairing.in_double()) add_part<double>(isa, pairing, slicing, zoom, part, own, each);
+        else add_part<float>(isa, pairing, slicing, zoom, part, own, each);
     });
     for (int64_t part = 1; part < slicing.parts; ++part)
         for (int64_t i = 0; i < slicing.total; ++i) sums[i] += sums[part * slicing.total + i];
-    Furthest found;
-    for (int d = slicing.rank; d--;)
-        for (int64_t i = 0; slicing.first[d] >= 0 && i < slicing.size[d]; ++i) {
-            const double value = sums[slicing.first[d] + i] * static_cast<double>(slicing.size[d]);
-            if (value > found.value) found = {value, slicing.rank - 1 - d, i};
+    Apart found;
+    for (int d = slicing.rank; d--;) {
+        if (slicing.first[d] < 0) continue;
+        const double *begin = sums.data() + slicing.first[d], *top = std::max_element(begin, begin + slicing.size[d]);
+        const double value = *top * static_cast<double>(slicing.size[d]);
+        if (value > found.value) {
+            found.value = value;
+            found.dim = slicing.rank - 1 - d;
+            found.index = top - begin;
         }
+    }
     found.value = std::ldexp(std::sqrt(found.value), exponent);
+    if (each) {
+        double *middle = each + rows.size() / 2;
+        std::nth_element(each, middle, each + rows.size());
+        found.typical = std::ldexp(std::sqrt(*middle * static_cast<double>(rows.size())), exponent);
+    }
     return found;
 }
 
-// furthest_slice(reference, candidate, largest) -> (value, dim, index), or None where there are no slices.
-PyObject *py_furthest_slice(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
+// slices_apart(reference, candidate, largest) -> (value, dim, index, typical), or None where there are no slices.
+PyObject *py_slices_apart(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
     Pairing pairing;
     bool complex;
     if (!expect(nargs, 3) ||
@@ -115,16 +132,17 @@ PyObject *py_furthest_slice(PyObject *, PyObject *const *args, Py_ssize_t nargs)
         PyErr_SetString(PyExc_ValueError, "The tensors have different numbers of elements.");
         return nullptr;
     }
-    Furthest found;
+    Apart found;
     const Slicing slicing(layout, complex);
     if (slicing.total &&
-        !unlocked(layout.count * layout.size, [&] { found = furthest_slice(pairing, slicing, largest); }))
+        !unlocked(layout.count * layout.size, [&] { found = slices_apart(pairing, slicing, largest); }))
         return nullptr;
     if (found.dim < 0) Py_RETURN_NONE;
-    Fields fields(3);
+    Fields fields(4);
     fields.real(found.value);
     fields.integer(found.dim);
     fields.integer(found.index);
+    fields.real(found.typical < 0 ? NAN : found.typical);
     return fields.take();
 }
 
