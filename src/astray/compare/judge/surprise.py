@@ -122,9 +122,10 @@ def _judged_by_witnesses(
         whole = bases.whole[name][at]
         gain = error[at] / whole
         shown = np.where(wrong[at], 0.0, gain)
-        made = sources.is_unit(Unit.CALL, Unit.CODE)[at]
+        # Rows that are off here and there are soon off everywhere: in which layer, siblings before it need not show.
+        made = sources.is_unit(Unit.CALL, Unit.CODE)[at] & (name != "typical")
         summed = sources.is_unit(Unit.GRADIENT)[at] & (name in OF_ELEMENTS)
-        least = np.where(summed, t.LEAST_SUMMED, t.LEAST[name])
+        least = np.where(summed, np.clip(bases.own[name][at] / whole, t.LEAST_SUMMED, 1.0), t.LEAST[name])
         others, count, slack = _asked(here, shown, made)
         known = count >= t.SIBLINGS
         slack *= np.where(sources.backward[at], t.OF_GRADIENTS[name], 1.0)
@@ -137,6 +138,8 @@ def _judged_by_witnesses(
         rule = np.where(known, Rule.SIBLINGS, Rule.MODEL)
         if name in ("norm", "mean"):  # sums of what is off by δ may be off by as much, if it is all in one direction
             allowed = np.where(known, allowed, np.maximum(allowed, bases.element[at] / whole))
+        if name == "typical":  # two sums of which a third of the rows is off have two thirds that are: siblings tell
+            allowed = np.where(known, allowed, np.inf)
         capped = t.OWN * bases.own[name][at] / whole
         own = bases.unspoilt[at] & (capped < allowed)
         allowed, rule = np.where(own, capped, allowed), np.where(own, Rule.MODEL, rule)
@@ -153,7 +156,7 @@ def _judged_by_witnesses(
                 times = np.where(known, slack * sure * beyond, t.OTHER_NOISE if by_elements else 1.0)
                 times *= np.where(drifted, t.DRIFTED_NOISE if by_elements else far, 1.0)
                 by_noise = t.BESIDE_NOISE[name] * np.where(own, 1.0, times) * level
-                replaced = ~own & (known | by_elements) & ~np.isnan(level)
+                replaced = ~own & (known | (by_elements & (name != "typical"))) & ~np.isnan(level)
             told = replaced | (by_noise > allowed)  # false where the noise run has no such row
             allowed, rule = np.where(told, by_noise, allowed), np.where(told, Rule.NOISE, rule)
             others = np.where(told, level, others)
