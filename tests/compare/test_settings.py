@@ -126,3 +126,18 @@ def test_what_counts(reference: Any, candidate: Any, effect: Any, counts: bool) 
         epsilon=None,
     )
     assert changes_results(one) == counts
+
+
+def test_a_weight_that_one_run_does_not_optimize_is_named(right: Path, tmp_path: Path) -> None:
+    """Statistics alone were kept; what it lacks is a step, and that may be less than rounding."""
+
+    def but_one(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD([one for number, one in enumerate(parameters) if number != 8], lr=lr)
+
+    found = astray.compare(right, train(tmp_path / "b", steps=2, noise=1e-7, stepping=but_one))
+    assert (found.first.site, found.first.step, found.first.cause) == ("h.1.up", 1, "parameter")
+    assert named(found.first) == [("optimizer", "parameters", "SGD, group 0", None)]
+    assert found.first.sureness == "certain"
+    assert "h.1.up.weight is optimized by SGD, group 0 in the reference and not optimized in the candidate" in str(
+        found
+    )

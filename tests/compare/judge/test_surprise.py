@@ -85,10 +85,14 @@ def layers(
     *,
     spread: float = 0.0,
     row: int | None = None,
+    lost: int = 0,
     seed: int = 1,
     keep: str = "tensors",
 ) -> astray.Run:
-    """Eight layers whose outputs are so many times as far off as their inputs; in the third a row may be doubled."""
+    """Eight layers whose outputs are so many times as far off as their inputs; in the third a row may be doubled.
+
+    lost: so many rows of everything have gone another way, as tokens do that another expert got.
+    """
     builder = runs.Builder(keep=f"stats,fingerprint,{keep}" if keep else "stats,fingerprint")
     right, wrong = np.random.default_rng(0), np.random.default_rng(seed)
     for number in range(8):
@@ -99,6 +103,8 @@ def layers(
             values *= 1 + spread * (gains.get(number, 1.0) if role == "output" else 1.0) * wrong.normal(
                 size=values.shape
             )
+            if (number, role) != (0, "input"):
+                values[:lost] += wrong.normal(size=(lost, 32))
             if (number, role) == (2, "output") and row is not None:
                 values[row] *= 2
             bits = values.astype(np.float32).view(np.uint32)
@@ -118,6 +124,76 @@ def test_a_doubled_row_is_seen_in_its_slice(runs: Any) -> None:
     for keep in ("", "samples"):  # which know nothing of slices
         sides = (layers(runs, {}, keep=keep), layers(runs, {}, spread=0.02, row=5, keep=keep))
         assert "slices" not in compare(*sides).pairs["measure"]
+
+
+# ---- a typical row ---------------------------------------------------------------------------------------------------
+
+
+def test_what_a_few_lost_rows_hide_is_seen_in_a_typical_one(runs: Any) -> None:
+    """A twentieth of the rows is off by as much as they are large. By all values that is 22 %, in every layer."""
+    reference = layers(runs, {})
+    for gain, wrong in ((10.0, True), (1.0, False)):
+        found = compare(reference, layers(runs, {4: gain}, spread=0.004, lost=51)).pairs
+        row = next(row for row in range(len(found)) if (found["site"][row], found["role"][row]) == ("h.4", "output"))
+        assert found["rel_l2"][row] == pytest.approx(0.22, rel=0.1)
+        assert (found["surprise"][row] > 1) == wrong
+        assert (found["measure"][row] == "typical") == wrong
+        if wrong:
+            assert found["rule"][row] == "siblings"
+            assert found["deviation"][row] == found["rel_typical"][row] == pytest.approx(0.04, rel=0.1)
+
+
+def test_a_typical_row_without_siblings_says_nothing(runs: Any) -> None:
+    """Of two tensors with other lost rows the sum has twice as many: soon it is most of them."""
+    builders = [runs.Builder(keep="stats,fingerprint,tensors") for _ in range(2)]
+    for builder, is_candidate in zip(builders, (False, True), strict=True):
+        parts = [np.random.default_rng(seed).normal(size=(100, 32)).astype(np.float32) for seed in (0, 1)]
+        for number, part in enumerate(parts):
+            part[number * 40 : number * 40 + 40] *= np.float32(1.01 if is_candidate else 1)
+        seq = builder.call("sum")
+        for number, part in enumerate(parts):
+            builder.tensor(seq, "input", str(number), part)
+        builder.tensor(seq, "output", "out", parts[0] + parts[1])
+    found = compare(builders[0].run, builders[1].run).pairs
+    assert found["rel_typical"][2] > 100 * max(found["rel_typical"][:2])
+    assert found["measure"][2] != "typical"
+
+
+# ---- gradients of parameters -----------------------------------------------------------------------------------------
+
+
+def gradients(runs: Any, noise: float, fault: float) -> astray.Run:
+    """Eight modules whose inputs are off, and the gradients of their weights, in which that averages out."""
+    builder = runs.Builder(keep="stats,fingerprint,tensors")
+    right, wrong = np.random.default_rng(0), np.random.default_rng(1)
+
+    def tensor(seq: int, role: str, path: str, spread: float, factor: float = 1.0, size: float = 1.0) -> None:
+        values = right.normal(size=(64, 32))
+        values = (size * (values * factor + spread * wrong.normal(size=values.shape))).astype(np.float32)
+        builder.tensor(seq, role, path, ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16), "bfloat16")
+
+    sites = [f"h.{number}" for number in range(8)]
+    for site in sites:
+        seq = builder.call(site)
+        tensor(seq, "input", "0", noise)
+        builder.tensor(seq, "parameter", "weight", np.ones((64, 32), np.float32))
+        tensor(seq, "output", "out", noise)
+    for site in reversed(sites):
+        seq = builder.call(site, phase="backward")
+        tensor(seq, "input", "out", noise)
+        tensor(seq, "output", "0", noise)
+        seq = builder.call(f"{site}.weight", "Parameter", phase="backward", kind="parameter")
+        tensor(seq, "gradient", "grad", noise / 10, 1 + fault * (site == "h.3"), size=64.0)
+    return builder.run
+
+
+@pytest.mark.parametrize(("fault", "found"), [(0.05, True), (0.0, False)])
+def test_a_gradient_is_held_to_what_its_siblings_average_out(runs: Any, fault: float, found: bool) -> None:
+    """It is off by about as much as what it came from; but all others are off by ten times less."""
+    first = compare(gradients(runs, 0.0, 0.0), gradients(runs, 0.03, fault)).first
+    assert (first is not None) == found
+    if first is not None:
+        assert (first.site, first.rule) == ("h.3.weight", "siblings")
 
 
 # ---- noise runs ------------------------------------------------------------------------------------------------------

@@ -264,3 +264,50 @@ def test_labels_are_chosen_by_nobody(runs: Any, type: str, wrong: bool) -> None:
     found = compare(*sides)
     assert found.pairs["verdict"].tolist()[1] in ("rounding", "drifting")
     assert (found.first is not None and found.first.site == "next") == wrong
+
+
+# ---- weights that one run has left as they were ----------------------------------------------------------------------
+
+
+def stepped(runs: Any, stays: tuple[int, ...], *, moving: int, layers: int = 7) -> Any:
+    """Two steps of layers whose weights move in so many elements; those of some layers stay as they were."""
+    builder = runs.Builder(keep="stats,fingerprint,tensors")
+    for step in range(2):
+        for number in range(layers):
+            weight = np.random.default_rng(number).normal(size=(16, 16))
+            if step and number not in stays:
+                weight.reshape(-1)[:moving] += 1e-3
+            seq = builder.call(f"h.{number}", step=step)
+            builder.tensor(seq, "input", "0", np.ones(16, np.float32))
+            builder.tensor(seq, "parameter", "weight", weight.astype(np.float32))
+    return builder.run
+
+
+@pytest.mark.parametrize(
+    ("stays", "moving", "layers", "wrong"),
+    [
+        ((3,), 256, 7, True),
+        ((3,), 8, 7, False),  # a few elements move by chance
+        ((3,), 256, 4, False),  # with too few siblings
+        ((1, 3), 256, 7, False),  # of which more stay
+    ],
+)
+def test_a_weight_that_only_one_run_moves(
+    runs: Any, stays: tuple[int, ...], moving: int, layers: int, wrong: bool
+) -> None:
+    sides = stepped(runs, (), moving=moving, layers=layers), stepped(runs, stays, moving=moving, layers=layers)
+    for reference, candidate, side in ((*sides, "reference"), (*sides[::-1], "candidate")):
+        table = compare(reference, candidate).pairs
+        unmoved = [row for row, rule in enumerate(table["rule"]) if rule == "unmoved"]
+        assert len(unmoved) == wrong
+        for row in unmoved:
+            assert (table["site"][row], table["step"][row], table["verdict"][row]) == ("h.3", 1, "diverged")
+            assert table["reason"][row] == f"only the {side} has changed it since the step before"
+
+
+def test_a_table_in_a_coarse_dtype_is_rounded_once_in_each_run(runs: Any) -> None:
+    """As inputs, which calls may have made in it, it was allowed eight roundings."""
+    values = np.random.default_rng(0).uniform(1, 2, 64)
+    for off, verdict in ((0.004, "rounding"), (0.012, "diverged")):
+        sides = [[("state", "inv_freq", bfloat16(values * factor), "bfloat16")] for factor in (1, 1 + off)]
+        assert pairs(runs, "stats,fingerprint", *sides)["verdict"].tolist() == [verdict]
