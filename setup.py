@@ -21,19 +21,18 @@ STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")  # free-threaded Python
 ABI: dict[str, Any] = {"py_limited_api": True, "define_macros": [("Py_LIMITED_API", "0x030A0000")]} if STABLE else {}
 
 C = ["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"]
+CXX = ["/O2", "/std:c++17", "/EHsc"] if MSVC else ["-O2", "-g0", "-std=c++17", "-fvisibility=hidden"]
 
 kernels = Extension(
     "astray.stats._native",
     sources=["src/astray/stats/native/module.cpp"],  # one unit: everything is inlined below a wrapper per processor
-    depends=[path.as_posix() for path in sorted(Path("src/astray/stats/native").glob("*.h"))],
+    depends=[path.as_posix() for path in sorted(Path("src/astray/stats").glob("**/*.h"))],
     language="c++",
     optional=True,
     **ABI,
     # No contraction into fused operations: every processor must give the same bits. GNU vector types are only ever
     # inlined, so the note about how they would be passed is noise.
-    extra_compile_args=["/O2", "/std:c++17"]
-    if MSVC
-    else ["-O3", "-g0", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"],
+    extra_compile_args=CXX if MSVC else ["-O3", *CXX[1:], "-ffp-contract=off", "-Wno-psabi"],
 )
 
 LAUNCHES = "device/_launch.h"  # how native parts launch kernels
@@ -57,7 +56,15 @@ def part(name: str, *sources: str, headers: tuple[str, ...] = (), libraries: tup
 
 # The CUDA driver is opened at run time: neither its headers nor its library are needed here.
 launch = part("device._launch", "device/_launch.c", headers=(LAUNCHES,), libraries=("dl",) * (sys.platform == "linux"))
-columns = part("store.native._columns", "store/native/_columns.c", headers=(ROWS,))
+columns = Extension(
+    "astray.store.native._columns",
+    sources=["src/astray/store/native/_columns.cpp"],
+    depends=[f"src/astray/{header}" for header in (ROWS, "store/native/ref.h", "stats/_measure.h")],
+    language="c++",
+    optional=True,
+    **ABI,
+    extra_compile_args=CXX,
+)
 taps = part(
     "capture._calls",
     *(

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from astray.limits import threads_asked
 from astray.stats import _native, dtypes
-from astray.stats._native import contrast, furthest_slice, measure, measure_plain
+from astray.stats._native import contrast, furthest_slice, measure, measuring
 from astray.stats.types import Strided
 
-__all__ = ["contrast", "factorize", "furthest_slice", "gather", "measure", "measure_plain", "pack", "set_threads"]
+__all__ = ["contrast", "factorize", "furthest_slice", "gather", "measure", "measuring", "pack", "set_threads"]
 
 Array = npt.NDArray[Any]
 

@@ -526,7 +526,8 @@ static int find_lane(Calls *self, PyObject *writer) {
     const int found = asks || (lanes && PyArg_ParseTuple(lanes, "OOn", &calls, &tensors, &self->batch));
     if (found && !asks) {
         replace(&self->lane, calls);
-        self->appending = find_appending(calls);
+        self->appending = find_appending();
+        if (self->appending && !self->appending->are_calls(calls)) self->appending = NULL;
     }
     Py_XDECREF(lanes);
     return found ? 0 : -1;

@@ -30,7 +30,7 @@ class Taker:
 
     `examples` has a tensor of every dtype with the name of it, `devices` the names of devices, `rings` the rings of
     CUDA devices. `stream` says which stream of a device is current, `together` measures tensors of a device by one
-    launch, `measure` measures memory of this process: its twin does where that is None.
+    launch, `measuring` is the capsule of the kernels: the twin measures memory of this process where it is None.
     """
 
     def __new__(
@@ -41,7 +41,7 @@ class Taker:
         rings: dict[Any, Any],
         stream: Callable[[int], int] | None,
         together: Callable[..., list[int] | None],
-        measure: Callable[..., Any] | None,
+        measuring: Any,
         identity: Callable[..., Any],
         unfilled: dict[int, Any],
         writer: Any,

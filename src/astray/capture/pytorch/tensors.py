@@ -66,7 +66,7 @@ class TorchReader:
             self._elsewhere.rings,
             getattr(torch._C, "_cuda_getCurrentRawStream", None),
             self._elsewhere.measure_together,
-            kernels.native_measure if type(self) is TorchReader else None,
+            kernels.measuring if type(self) is TorchReader else None,
             Identity,
             twin.unfilled.by_owner,
             twin.writer,

@@ -1,73 +1,13 @@
-// Python objects as C++ values: owned references, errors as exceptions, types around C++ objects.
-//
-// No other file counts references. An error of Python's is thrown as a `PythonError` while it stays set on the thread;
-// `to_python` ends the throwing where the interpreter has called us.
+// Calls into Python, the interpreter's lock, and Python types around C++ objects.
 
 #pragma once
 
-#include <Python.h>
+#include "../../../store/native/ref.h"
 
-#include <exception>
 #include <functional>
-#include <new>
-#include <utility>
+#include <vector>
 
 namespace astray {
-
-struct PythonError {};
-
-class Ref {
-public:
-    Ref() = default;
-    Ref(const Ref &other) : object_(other.object_) { Py_XINCREF(object_); }
-    Ref(Ref &&other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
-    Ref &operator=(Ref other) noexcept {
-        std::swap(object_, other.object_);
-        return *this;
-    }
-    ~Ref() { Py_XDECREF(object_); }
-
-    // Takes over what a function has just made; nullptr means that it has set an error.
-    static Ref made(PyObject *object) {
-        if (!object) throw PythonError();
-        return Ref(object);
-    }
-    // Shares an object that somebody else holds.
-    static Ref shared(PyObject *object) {
-        Py_XINCREF(object);
-        return Ref(object);
-    }
-
-    PyObject *get() const { return object_; }
-    operator PyObject *() const { return object_; }
-    explicit operator bool() const { return object_ != nullptr; }
-    PyObject *release() { return std::exchange(object_, nullptr); }
-
-private:
-    explicit Ref(PyObject *object) : object_(object) {}
-    PyObject *object_ = nullptr;
-};
-
-inline Ref none() { return Ref::shared(Py_None); }
-inline Ref interned(const char *text) { return Ref::made(PyUnicode_InternFromString(text)); }
-inline Ref attribute(PyObject *object, PyObject *name) { return Ref::made(PyObject_GetAttr(object, name)); }
-
-// What a function gives that says by a negative number that it has set an error.
-inline int check(int done) {
-    if (done < 0) throw PythonError();
-    return done;
-}
-
-[[noreturn]] inline void raise(PyObject *type, const char *sentence) {
-    PyErr_SetString(type, sentence);
-    throw PythonError();
-}
-
-inline bool is_true(const Ref &value) {
-    const int truth = PyObject_IsTrue(value);
-    if (truth < 0) throw PythonError();
-    return truth;
-}
 
 template <class... Given>
 Ref call(PyObject *function, Given... given) {
@@ -103,31 +43,6 @@ public:
 private:
     PyThreadState *state_;
 };
-
-// Sets the Python error that a C++ exception stands for. To be called in a `catch (...)`.
-inline void set_error() {
-    try {
-        throw;
-    } catch (const PythonError &) {  // it is set
-    } catch (const std::bad_alloc &) {
-        PyErr_NoMemory();
-    } catch (const std::exception &error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-    } catch (...) {
-        PyErr_SetString(PyExc_RuntimeError, "an unknown C++ exception");
-    }
-}
-
-// What the interpreter gets from `work`: a reference, or nullptr with an error set.
-template <class Work>
-PyObject *to_python(Work work) noexcept {
-    try {
-        return work().release();
-    } catch (...) {
-        set_error();
-        return nullptr;
-    }
-}
 
 // A Python object around a C++ one. The garbage collector does not look into it, so it must not be part of a circle
 // that nobody else takes apart.

@@ -32,21 +32,21 @@ inline Ref answer(bool bad) { return Ref::shared(bad ? Py_True : Py_None); }
 inline PyObject *py_observe(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     return to_python([&] {
         expect(count, 4);
-        return answer(of(self).observe(Row{args[0], args[1], args[2]}, args[3]));
+        return answer(of(self).observe(Row{integer(args[0]), role_of(args[1]), args[2]}, args[3]));
     });
 }
 
 inline PyObject *py_observe_unread(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     return to_python([&] {
         expect(count, 4);
-        return answer(of(self).observe_unread(Row{args[0], args[1], args[2]}, args[3]));
+        return answer(of(self).observe_unread(Row{integer(args[0]), role_of(args[1]), args[2]}, args[3]));
     });
 }
 
 inline PyObject *py_observe_inputs(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     return to_python([&] {
         expect(count, 3);
-        of(self).observe_inputs(args[0], args[1], args[2]);
+        of(self).observe_inputs(integer(args[0]), args[1], args[2]);
         return answer(false);
     });
 }
@@ -79,7 +79,7 @@ inline PyObject *py_value_of(PyObject *self, PyObject *args) {
         long long version;
         if (!PyArg_ParseTuple(args, "OL", &owner, &version)) throw PythonError();
         Memories &memories = of(self).memories;
-        return memories.value(memories.of(storage_of(owner)), version);
+        return Ref::made(PyLong_FromLongLong(memories.value(memories.of(storage_of(owner)), version)));
     });
 }
 
@@ -122,7 +122,9 @@ inline PyObject *py_apply(PyObject *self, PyObject *args) {
         if (!PyArg_ParseTuple(args, "pOppp", &on, &roles, &statistics, &values, &ops)) throw PythonError();
         if (!PyFrozenSet_Check(roles)) raise(PyExc_TypeError, "The roles are a frozenset.");
         Taker &taker = of(self);
-        taker.roles = Ref::shared(roles);
+        taker.roles = 0;
+        for (size_t i = 0; i < kRoleNames.size(); ++i)
+            if (check(PySet_Contains(roles, word().roles[i]))) taker.roles |= bit_of(static_cast<Role>(i));
         taker.on = on, taker.statistics = statistics, taker.values = values, taker.ops = ops;
         taker.memories.expire();
         return answer(false);
@@ -140,31 +142,38 @@ inline PyObject *get_launches(PyObject *self, void *) { return PyBool_FromLong(o
 
 inline PyObject *make(PyTypeObject *type, PyObject *args, PyObject *) {
     return to_python([&] {
-        PyObject *examples, *given[16];
+        PyObject *examples, *measuring, *given[16];
         Py_ssize_t batch;
         if (!PyArg_ParseTuple(args, "O!OO!O!OOOOO!OOnOOOOO:Taker", &PyList_Type, &examples, &given[0], &PyDict_Type,
-                              &given[1], &PyDict_Type, &given[2], &given[3], &given[4], &given[5], &given[6],
-                              &PyDict_Type, &given[7], &given[8], &given[9], &batch, &given[10], &given[11], &given[12],
-                              &given[13], &given[14]))
+                              &given[1], &PyDict_Type, &given[2], &given[3], &given[4], &measuring, &given[5],
+                              &PyDict_Type, &given[6], &given[7], &given[8], &batch, &given[9], &given[10], &given[11],
+                              &given[12], &given[13]))
             throw PythonError();
         Ref self = Ref::made(type->tp_alloc(type, 0));
         new (&of(self.get())) Taker();
         Taker &taker = of(self.get());
-        Ref *members[] = {&taker.parameter_type, &taker.devices, &taker.rings,    &taker.stream,
-                          &taker.together,       &taker.measure, &taker.identity, &taker.unfilled,
-                          &taker.writer,         &taker.lane,    &taker.twin_observe, &taker.twin_observe_unread,
+        Ref *members[] = {&taker.parameter_type, &taker.devices,      &taker.rings,        &taker.stream,
+                          &taker.together,       &taker.identity,     &taker.unfilled,     &taker.writer,
+                          &taker.lane,           &taker.twin_observe, &taker.twin_observe_unread,
                           &taker.twin_written,   &taker.twin_changed, &taker.first};
         for (size_t i = 0; i < std::size(members); ++i) *members[i] = Ref::shared(given[i]);
         taker.batch = batch;
-        taker.appending = find_appending(taker.lane.get());
+        taker.appending = find_appending();
+        if (taker.appending && !taker.appending->are_tensors(taker.lane)) taker.appending = nullptr;
         taker.launching = find_launching();
-        taker.roles = Ref::made(PyFrozenSet_New(nullptr));
+        if (measuring != Py_None) {
+            taker.measuring = static_cast<const Measuring *>(PyCapsule_GetPointer(measuring, MEASURING));
+            if (!taker.measuring) throw PythonError();
+        }
         for (Py_ssize_t i = 0; i < PyList_Size(examples); ++i) {
             PyObject *tensor, *name;
             if (!PyArg_ParseTuple(PyList_GetItem(examples, i), "OU", &tensor, &name)) throw PythonError();
             if (!THPVariable_CheckExact(tensor)) raise(PyExc_TypeError, "The examples are not all plain tensors.");
             if (!i) taker.tensor_type = Ref::shared(reinterpret_cast<PyObject *>(Py_TYPE(tensor)));
-            taker.types[static_cast<size_t>(THPVariable_Unpack(tensor).scalar_type())] = Ref::shared(name);
+            Dtype &type = taker.types[static_cast<size_t>(THPVariable_Unpack(tensor).scalar_type())];
+            type.name = Ref::shared(name);
+            type.text = text_of(type.name);
+            if (taker.measuring) type.number = taker.measuring->dtype(type.text.data);
         }
         return self;
     });
