@@ -16,7 +16,7 @@ help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 NATIVE := $(wildcard src/astray/stats/native/*) $(wildcard src/astray/stats/*.h src/astray/device/_launch.* src/astray/store/native/*.h src/astray/store/native/*.cpp) \
-	$(wildcard src/astray/capture/native/*.[ch] src/astray/capture/pytorch/native/*)
+	$(wildcard src/astray/capture/pytorch/native/*)
 
 $(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

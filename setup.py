@@ -1,9 +1,9 @@
 """Builds the native parts and the page, and packs the documentation; everything else is in pyproject.toml.
 
-The native parts are optional: without a compiler the package installs all the same, computes with numpy, observes
-tensors and writes rows with Python, and launches its GPU kernels by way of Triton. They use the stable ABI, so one
-wheel serves every Python from 3.10 on. So is the page: without Node there is none, and `astray view` says so.
-What speaks with torch's C++ is built on first use, for the torch that is there (capture/pytorch/native/build.py).
+The native parts are optional: without a compiler the package installs all the same, computes with numpy, writes rows
+with Python, and launches its GPU kernels by way of Triton. They use the stable ABI, so one wheel serves every Python
+from 3.10 on. So is the page: without Node there is none, and `astray view` says so. What records, and speaks with
+torch's C++, is built on first use, for the torch that is there (capture/pytorch/native/build.py).
 """
 
 import subprocess
@@ -37,8 +37,6 @@ kernels = Extension(
 
 LAUNCHES = "device/_launch.h"  # how native parts launch kernels
 ROWS = "store/native/_columns.h"  # how native parts append rows
-HOOKS = "capture/native/hooks.h"  # how torch calls native hooks
-CALLS = "capture/native/calls.h"  # what the files of `capture._calls` share
 
 
 def part(name: str, *sources: str, headers: tuple[str, ...] = (), libraries: tuple[str, ...] = ()) -> Extension:
@@ -64,14 +62,6 @@ columns = Extension(
     optional=True,
     **ABI,
     extra_compile_args=CXX,
-)
-taps = part(
-    "capture._calls",
-    *(
-        f"capture/native/{name}.c"
-        for name in ("module", "calls", "stacks", "structure", "taking", "modules", "endings")
-    ),
-    headers=(CALLS, HOOKS, ROWS),
 )
 
 
@@ -103,6 +93,6 @@ class BuildPython(build_py):
 
 setup(
     cmdclass={"build_py": BuildPython},
-    ext_modules=[kernels, launch, columns, taps],
+    ext_modules=[kernels, launch, columns],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {},
 )

@@ -373,7 +373,7 @@ void Rows::append(PyObject *const *given, size_t size) {
 
 // ---- rows of plain values ------------------------------------------------------------------------------------------
 
-const char kCallColumns[] = "llisssiSLLSb", kTensorColumns[] = "lsssaasbLDDDDDDLLLLLDUOSSL";
+const char kCallColumns[] = "llisssisLLSb", kTensorColumns[] = "lsssaasbLDDDDDDLLLLLDUOSSL";
 
 // The types of columns as letters, to be compared with those that rows of plain values go into. Capitals may be null.
 std::string signature_of(const Rows &rows) {

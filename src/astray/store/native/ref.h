@@ -32,6 +32,8 @@ public:
         if (!object) throw PythonError();
         return Ref(object);
     }
+    // The same where nullptr stands for nothing.
+    static Ref owned(PyObject *object) { return Ref(object); }
     // Shares an object that something else holds.
     static Ref shared(PyObject *object) {
         Py_XINCREF(object);

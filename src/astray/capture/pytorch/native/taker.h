@@ -7,13 +7,7 @@
 namespace astray {
 namespace taker {
 
-// Not a `Box`: the garbage collector looks into it, since the twin and the writer may lead back here.
-struct TakerObject {
-    PyObject_HEAD
-    Taker taker;
-};
-
-inline Taker &of(PyObject *self) { return reinterpret_cast<TakerObject *>(self)->taker; }
+inline Taker &of(PyObject *self) { return Object<Taker>::in(self); }
 
 inline void expect(Py_ssize_t given, Py_ssize_t expected) {
     if (given == expected) return;
@@ -43,25 +37,16 @@ inline PyObject *py_observe_unread(PyObject *self, PyObject *const *args, Py_ssi
     });
 }
 
-inline PyObject *py_observe_inputs(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    return to_python([&] {
-        expect(count, 3);
-        of(self).observe_inputs(integer(args[0]), args[1], args[2]);
-        return answer(false);
-    });
-}
-
 inline PyObject *py_changed(PyObject *self, PyObject *tensor) {
     return to_python([&] {
-        of(self).note_change(of(self).twin_changed, tensor, false, false);
+        of(self).changed(tensor);
         return answer(false);
     });
 }
 
 inline PyObject *py_written(PyObject *self, PyObject *tensor) {
     return to_python([&] {
-        Taker &taker = of(self);
-        taker.note_change(taker.twin_written, tensor, PyDict_Size(taker.unfilled.get()) != 0, taker.ops);
+        of(self).written(tensor);
         return answer(false);
     });
 }
@@ -140,8 +125,8 @@ inline PyObject *py_catch(PyObject *self, PyObject *on) {
 
 inline PyObject *get_launches(PyObject *self, void *) { return PyBool_FromLong(of(self).launching != nullptr); }
 
-inline PyObject *make(PyTypeObject *type, PyObject *args, PyObject *) {
-    return to_python([&] {
+inline int init(PyObject *self, PyObject *args, PyObject *) {
+    return to_status([&] {
         PyObject *examples, *measuring, *given[16];
         Py_ssize_t batch;
         if (!PyArg_ParseTuple(args, "O!OO!O!OOOOO!OOnOOOOO:Taker", &PyList_Type, &examples, &given[0], &PyDict_Type,
@@ -149,13 +134,11 @@ inline PyObject *make(PyTypeObject *type, PyObject *args, PyObject *) {
                               &PyDict_Type, &given[6], &given[7], &given[8], &batch, &given[9], &given[10], &given[11],
                               &given[12], &given[13]))
             throw PythonError();
-        Ref self = Ref::made(type->tp_alloc(type, 0));
-        new (&of(self.get())) Taker();
-        Taker &taker = of(self.get());
+        Taker &taker = of(self);
         Ref *members[] = {&taker.parameter_type, &taker.devices,      &taker.rings,        &taker.stream,
                           &taker.together,       &taker.identity,     &taker.unfilled,     &taker.writer,
-                          &taker.lane,           &taker.twin_observe, &taker.twin_observe_unread,
-                          &taker.twin_written,   &taker.twin_changed, &taker.first};
+                          &taker.lane,           &taker.odd_observe, &taker.odd_observe_unread,
+                          &taker.odd_written,   &taker.odd_changed, &taker.first};
         for (size_t i = 0; i < std::size(members); ++i) *members[i] = Ref::shared(given[i]);
         taker.batch = batch;
         taker.appending = find_appending();
@@ -175,38 +158,7 @@ inline PyObject *make(PyTypeObject *type, PyObject *args, PyObject *) {
             type.text = text_of(type.name);
             if (taker.measuring) type.number = taker.measuring->dtype(type.text.data);
         }
-        return self;
     });
-}
-
-// What the garbage collector should know of, since the twin and the writer may lead back here.
-inline int traverse(PyObject *self, visitproc visit, void *arg) {
-    Taker &taker = of(self);
-    Py_VISIT(Py_TYPE(self));
-    for (const Ref *one : {&taker.twin_observe, &taker.twin_observe_unread, &taker.twin_written, &taker.twin_changed,
-                           &taker.first, &taker.together, &taker.writer, &taker.rings})
-        Py_VISIT(one->get());
-    return 0;
-}
-
-inline int break_cycles(PyObject *self) {
-    Taker &taker = of(self);
-    for (Ref *one : {&taker.twin_observe, &taker.twin_observe_unread, &taker.twin_written, &taker.twin_changed,
-                     &taker.first, &taker.together, &taker.writer, &taker.rings})
-        Ref(std::move(*one));
-    return 0;
-}
-
-inline void dealloc(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    of(self).~Taker();
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-inline PyCFunction fast(PyObject *(*function)(PyObject *, PyObject *const *, Py_ssize_t)) {
-    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
 }  // namespace taker
@@ -217,7 +169,6 @@ inline void add_taker(PyObject *module) {
     static PyMethodDef methods[] = {
         {"observe", fast(py_observe), METH_FASTCALL, nullptr},
         {"observe_unread", fast(py_observe_unread), METH_FASTCALL, nullptr},
-        {"observe_inputs", fast(py_observe_inputs), METH_FASTCALL, nullptr},
         {"changed", py_changed, METH_O, nullptr},
         {"written", py_written, METH_O, nullptr},
         {"forget", py_forget, METH_O, nullptr},
@@ -235,20 +186,51 @@ inline void add_taker(PyObject *module) {
         {"launches", get_launches, nullptr, "Whether kernels of a card are launched from here.", nullptr},
         {nullptr, nullptr, nullptr, nullptr, nullptr},
     };
-    static PyType_Slot slots[] = {
-        {Py_tp_methods, methods},
-        {Py_tp_getset, attributes},
-        {Py_tp_new, reinterpret_cast<void *>(make)},
-        {Py_tp_traverse, reinterpret_cast<void *>(traverse)},
-        {Py_tp_clear, reinterpret_cast<void *>(break_cycles)},
-        {Py_tp_dealloc, reinterpret_cast<void *>(dealloc)},
-        {0, nullptr},
-    };
-    static PyType_Spec spec = {
-        "astray.capture.pytorch._torch.Taker", sizeof(TakerObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots,
-    };
-    const Ref type = Ref::made(PyType_FromSpec(&spec));
-    check(PyModule_AddObjectRef(module, "Taker", type.get()));
+    Object<Taker>::add_to(module, "astray.capture.pytorch._torch.Taker",
+                          {slot(Py_tp_init, init), slot(Py_tp_methods, methods), slot(Py_tp_getset, attributes)});
 }
+
+// What takes the tensors of a recording: the native taker, or a Python object with its methods, which the tests have.
+class Observing {
+public:
+    template <class Visit>
+    void each(Visit visit) {
+        visit(taker_);
+    }
+
+    void use(PyObject *taker) {
+        taker_ = Ref::shared(taker);
+        native_ = Object<Taker>::is(taker) ? &Object<Taker>::in(taker) : nullptr;
+    }
+
+    // Each gives whether the tensor holds NaN or infinities, if that is known and asked for.
+    bool observe(const Row &row, PyObject *tensor) const {
+        return native_ ? native_->observe(row, tensor) : ask("observe", row, tensor);
+    }
+    bool observe(const Row &row, const at::Tensor &tensor) const {
+        return native_ ? native_->observe(row, tensor) : ask("observe", row, Ref::made(THPVariable_Wrap(tensor)));
+    }
+    bool observe_unread(const Row &row, PyObject *tensor) const {
+        return native_ ? native_->observe_unread(row, tensor) : ask("observe_unread", row, tensor);
+    }
+    void written(PyObject *tensor) const {
+        if (native_) native_->written(tensor);
+        else tell("written", tensor);
+    }
+    void changed(PyObject *tensor) const {
+        if (native_) native_->changed(tensor);
+        else tell("changed", tensor);
+    }
+
+private:
+    bool ask(const char *method, const Row &row, PyObject *tensor) const {
+        return call_method(taker_, interned(method).get(), to_object(row.seq).get(), name_of(row.role), row.path, tensor)
+                   .get() == Py_True;
+    }
+    void tell(const char *method, PyObject *tensor) const { call_method(taker_, interned(method).get(), tensor); }
+
+    Ref taker_;
+    Taker *native_ = nullptr;
+};
 
 }  // namespace astray

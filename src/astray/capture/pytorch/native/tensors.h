@@ -155,7 +155,7 @@ struct NamedDevice {
 class Taker {
    public:
     Ref parameter_type, tensor_type, devices, rings, stream, together, identity, unfilled, writer, lane;
-    Ref twin_observe, twin_observe_unread, twin_written, twin_changed, first;
+    Ref odd_observe, odd_observe_unread, odd_written, odd_changed, first;
     std::array<Dtype, static_cast<size_t>(c10::ScalarType::NumOptions)> types;
     const Appending *appending = nullptr;  // how rows get into the lane; NULL when the writer takes each
     const Measuring *measuring = nullptr;  // NULL when memory of this process is measured in Python
@@ -172,12 +172,21 @@ class Taker {
 
     // Records one tensor as it is now. Gives whether it holds NaN or infinities, if that is known and asked for.
     bool observe(const Row &row, PyObject *tensor);
+    bool observe(const Row &row, const at::Tensor &tensor);
     // The same for one whose memory may not have been filled yet.
     bool observe_unread(const Row &row, PyObject *tensor);
-    void observe_inputs(int64_t seq, PyObject *inputs, PyObject *unread);
-    void note_change(const Ref &twin, PyObject *tensor, bool more, bool ahead);
+    // A call has written into this tensor, perhaps without its version counter knowing; `written`: it may be filled now.
+    void changed(PyObject *tensor) { note_change(odd_changed, tensor, false, false); }
+    void written(PyObject *tensor) { note_change(odd_written, tensor, PyDict_Size(unfilled) != 0, ops); }
+
+    template <class Visit>
+    void each(Visit visit) {
+        for (Ref *one : {&odd_observe, &odd_observe_unread, &odd_written, &odd_changed, &first, &together, &writer, &rings})
+            visit(*one);
+    }
 
    private:
+    void note_change(const Ref &odd, PyObject *tensor, bool more, bool ahead);
     Layouts layouts;
     std::vector<NamedDevice> known_devices;
 
@@ -225,19 +234,6 @@ inline Ref tuple_of(c10::IntArrayRef numbers) {
     for (size_t i = 0; i < numbers.size(); ++i)
         PyTuple_SetItem(tuple.get(), static_cast<Py_ssize_t>(i), Ref::made(PyLong_FromLongLong(numbers[i])).release());
     return tuple;
-}
-
-// For what cannot be a part of a cycle. Thousands of these live for a step: going through them again and again would cost
-// more than recording them.
-inline Ref untracked(Ref object) {
-    if (PyObject_GC_IsTracked(object.get())) PyObject_GC_UnTrack(object.get());
-    return object;
-}
-
-inline bool is_among(PyObject *list, PyObject *one) {
-    for (Py_ssize_t i = 0; i < PyList_Size(list); ++i)
-        if (PyList_GetItem(list, i) == one) return true;
-    return false;
 }
 
 constexpr std::array<const char *, 5> kRoleNames = {"input", "output", "parameter", "gradient", "state"};
@@ -751,17 +747,17 @@ inline bool Taker::take(const at::Tensor &tensor, const Identity &what, const Ro
     return catching && kept.is_bad();
 }
 
-inline bool hand_over(const Ref &twin, const Row &row, PyObject *tensor) {
+inline bool hand_over(const Ref &odd, const Row &row, PyObject *tensor) {
     const Ref seq = Ref::made(PyLong_FromLongLong(row.seq));
-    return call(twin, seq.get(), name_of(row.role), row.path, tensor).get() == Py_True;
+    return call(odd, seq.get(), name_of(row.role), row.path, tensor).get() == Py_True;
 }
 
 inline bool Taker::observe(const Row &row, PyObject *tensor) {
-    if (!on) return handed = true, hand_over(twin_observe, row, tensor);
+    if (!on) return handed = true, hand_over(odd_observe, row, tensor);
     if (row.seq < 0 || !(roles & bit_of(row.role))) return false;  // a call that has no row, or a role not asked for
     const bool plain = is_plain(tensor);
     const std::optional<Identity> what = plain ? identify(THPVariable_Unpack(tensor)) : std::nullopt;
-    if (!what) return handed = true, hand_over(twin_observe, row, tensor);
+    if (!what) return handed = true, hand_over(odd_observe, row, tensor);
     ++rows;
     const bool is_parameter =
         row.role == Role::parameter || reinterpret_cast<PyObject *>(Py_TYPE(tensor)) == parameter_type.get();
@@ -772,23 +768,40 @@ inline bool Taker::observe_unread(const Row &row, PyObject *tensor) {
     bool may_be_unfilled = PyDict_Size(unfilled.get()) != 0;
     if (may_be_unfilled && is_plain(tensor) && THPVariable_Unpack(tensor).has_storage())
         may_be_unfilled = is_unfilled(THPVariable_Unpack(tensor).storage());
-    return may_be_unfilled ? hand_over(twin_observe_unread, row, tensor) : observe(row, tensor);
+    return may_be_unfilled ? hand_over(odd_observe_unread, row, tensor) : observe(row, tensor);
 }
 
-inline void Taker::observe_inputs(int64_t seq, PyObject *inputs, PyObject *unread) {
-    if (!PyList_Check(inputs) || !PyList_Check(unread)) raise(PyExc_TypeError, "The inputs and the unread are lists.");
-    for (Py_ssize_t i = 0; i < PyList_Size(inputs); ++i) {
-        const Ref pair = Ref::shared(PyList_GetItem(inputs, i));
-        PyObject *path, *tensor;
-        if (!PyArg_ParseTuple(pair.get(), "OO", &path, &tensor)) throw PythonError();
-        const Row row{seq, Role::input, path};
-        if (is_among(unread, tensor)) hand_over(twin_observe_unread, row, tensor);
-        else observe(row, tensor);
+// The Python object of a tensor, where it has one already, and whether that could be told.
+template <class Slot>
+auto object_in(const Slot &slot, int) -> decltype(slot.load_pyobj(), std::pair<PyObject *, bool>()) {
+    return {slot.load_pyobj(), true};
+}
+template <class Slot>
+auto object_in(const Slot &slot, long) -> decltype(slot.check_pyobj(false), std::pair<PyObject *, bool>()) {
+    return {slot.check_pyobj(false).value_or(nullptr), true};  // torch 2.11 and earlier
+}
+template <class Slot>
+std::pair<PyObject *, bool> object_in(const Slot &, ...) {
+    return {nullptr, false};
+}
+
+// Without making a Python object of it, unless it is out of the ordinary.
+inline bool Taker::observe(const Row &row, const at::Tensor &tensor) {
+    const auto [object, is_known] = object_in(*tensor.unsafeGetTensorImpl()->pyobj_slot(), 0);
+    if (on && is_known && (!object || is_plain(object))) {
+        if (row.seq < 0 || !(roles & bit_of(row.role))) return false;
+        if (const std::optional<Identity> what = identify(tensor)) {
+            ++rows;
+            const bool is_parameter = row.role == Role::parameter ||
+                                      (object && reinterpret_cast<PyObject *>(Py_TYPE(object)) == parameter_type.get());
+            return take(tensor, *what, row, is_parameter);
+        }
     }
+    return observe(row, Ref::made(THPVariable_Wrap(tensor)));
 }
 
 // Forgets what is known of a tensor's memory. Python, which calls `forget`, does so when more may have to be done.
-inline void Taker::note_change(const Ref &twin, PyObject *tensor, bool more, bool ahead) {
+inline void Taker::note_change(const Ref &odd, PyObject *tensor, bool more, bool ahead) {
     if (!more && !handed && is_plain(tensor) && THPVariable_Unpack(tensor).has_storage()) {
         const at::Tensor &changed = THPVariable_Unpack(tensor);
         memories.forget(changed.storage());
@@ -796,7 +809,7 @@ inline void Taker::note_change(const Ref &twin, PyObject *tensor, bool more, boo
             memories.written_ahead(changed.storage(), static_cast<int64_t>(changed._version()));
         return;
     }
-    Ref::made(PyObject_CallOneArg(twin.get(), tensor));
+    Ref::made(PyObject_CallOneArg(odd, tensor));
 }
 
 }  // namespace astray
