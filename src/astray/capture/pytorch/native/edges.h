@@ -39,6 +39,7 @@ struct Place {
 // Those that take part in a graph.
 inline std::vector<Place> places_of(const NamedTensors &given) {
     std::vector<Place> found;
+    found.reserve(given.size());
     for (const NamedTensor &one : given) {
         if (!THPVariable_Check(one.tensor)) raise(PyExc_TypeError, "Tensors come as a list of (path, tensor).");
         const at::Tensor &value = THPVariable_Unpack(one.tensor);
@@ -53,6 +54,7 @@ inline std::vector<Place> places_of(const NamedTensors &given) {
 class InputEdges {
 public:
     explicit InputEdges(const NamedTensors &given) : born(at::sequence_number::peek()) {
+        inputs.reserve(given.size());
         for (Place &place : places_of(given)) {
             if (find(place) != kNowhere) continue;  // given twice: recorded under its first path
             has_leaves = has_leaves || !place.node;

@@ -51,6 +51,7 @@ public:
     Arguments arguments(PyObject *args, PyObject *kwargs) {
         if (kwargs && PyDict_Check(kwargs) && !PyDict_Size(kwargs)) kwargs = nullptr;
         Reading reading;
+        reading.key.reserve(16), reading.tensors.reserve(8);  // most calls have fewer
         if (!read_call(args, kwargs, reading)) return walk(args, kwargs);
         const Ref key = Ref::made(PyTuple_New(static_cast<Py_ssize_t>(reading.key.size())));
         for (size_t i = 0; i < reading.key.size(); ++i)
@@ -64,6 +65,7 @@ public:
         }
         PyObject *paths = PyTuple_GetItem(entry, 0);
         Arguments found;
+        found.tensors.reserve(reading.tensors.size());
         for (size_t i = 0; i < reading.tensors.size(); ++i)
             found.tensors.push_back({Ref::shared(PyTuple_GetItem(paths, static_cast<Py_ssize_t>(i))),
                                      std::move(reading.tensors[i])});
