@@ -1,9 +1,9 @@
 """Builds the native parts and the page, and packs the documentation; everything else is in pyproject.toml.
 
-The native parts are optional: without a compiler the package installs all the same, computes with numpy, observes
-tensors and writes rows with Python, and launches its GPU kernels by way of Triton. They use the stable ABI, so one
-wheel serves every Python from 3.10 on. So is the page: without Node there is none, and `astray view` says so.
-What speaks with torch's C++ is built on first use, for the torch that is there (capture/pytorch/native/build.py).
+The native parts are optional: without a compiler the package installs all the same, computes with numpy, writes rows
+with Python, and launches its GPU kernels by way of Triton. They use the stable ABI, so one wheel serves every Python
+from 3.10 on. So is the page: without Node there is none, and `astray view` says so. What records, and speaks with
+torch's C++, is built on first use, for the torch that is there (capture/pytorch/native/build.py).
 """
 
 import subprocess
@@ -21,25 +21,22 @@ STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")  # free-threaded Python
 ABI: dict[str, Any] = {"py_limited_api": True, "define_macros": [("Py_LIMITED_API", "0x030A0000")]} if STABLE else {}
 
 C = ["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"]
+CXX = ["/O2", "/std:c++17", "/EHsc"] if MSVC else ["-O2", "-g0", "-std=c++17", "-fvisibility=hidden"]
 
 kernels = Extension(
     "astray.stats._native",
     sources=["src/astray/stats/native/module.cpp"],  # one unit: everything is inlined below a wrapper per processor
-    depends=[path.as_posix() for path in sorted(Path("src/astray/stats/native").glob("*.h"))],
+    depends=[path.as_posix() for path in sorted(Path("src/astray/stats").glob("**/*.h"))],
     language="c++",
     optional=True,
     **ABI,
     # No contraction into fused operations: every processor must give the same bits. GNU vector types are only ever
     # inlined, so the note about how they would be passed is noise.
-    extra_compile_args=["/O2", "/std:c++17"]
-    if MSVC
-    else ["-O3", "-g0", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"],
+    extra_compile_args=CXX if MSVC else ["-O3", *CXX[1:], "-ffp-contract=off", "-Wno-psabi"],
 )
 
 LAUNCHES = "device/_launch.h"  # how native parts launch kernels
 ROWS = "store/native/_columns.h"  # how native parts append rows
-HOOKS = "capture/native/hooks.h"  # how torch calls native hooks
-CALLS = "capture/native/calls.h"  # what the files of `capture._calls` share
 
 
 def part(name: str, *sources: str, headers: tuple[str, ...] = (), libraries: tuple[str, ...] = ()) -> Extension:
@@ -57,14 +54,14 @@ def part(name: str, *sources: str, headers: tuple[str, ...] = (), libraries: tup
 
 # The CUDA driver is opened at run time: neither its headers nor its library are needed here.
 launch = part("device._launch", "device/_launch.c", headers=(LAUNCHES,), libraries=("dl",) * (sys.platform == "linux"))
-columns = part("store.native._columns", "store/native/_columns.c", headers=(ROWS,))
-taps = part(
-    "capture._calls",
-    *(
-        f"capture/native/{name}.c"
-        for name in ("module", "calls", "stacks", "structure", "taking", "modules", "endings")
-    ),
-    headers=(CALLS, HOOKS, ROWS),
+columns = Extension(
+    "astray.store.native._columns",
+    sources=["src/astray/store/native/_columns.cpp"],
+    depends=[f"src/astray/{header}" for header in (ROWS, "store/native/ref.h", "stats/_measure.h")],
+    language="c++",
+    optional=True,
+    **ABI,
+    extra_compile_args=CXX,
 )
 
 
@@ -96,6 +93,6 @@ class BuildPython(build_py):
 
 setup(
     cmdclass={"build_py": BuildPython},
-    ext_modules=[kernels, launch, columns, taps],
+    ext_modules=[kernels, launch, columns],
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {},
 )

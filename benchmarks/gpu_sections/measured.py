@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
@@ -10,7 +9,8 @@ from typing import Any
 
 import torch
 
-import astray.capture.pytorch  # noqa: F401 - decides how calls are taken: before `counting` says in Python
+from astray.capture.observer import Observer
+from astray.capture.settings import Settings
 from astray.device.devices import Devices
 from astray.stats import DTYPES, Strided
 
@@ -30,20 +30,21 @@ class Measured:
 
 @contextmanager
 def counting() -> Iterator[Measured]:
-    """Counts what is measured inside, on all threads. Recordings that start here take tensors in Python, to be seen."""
-    found, measure = Measured(), Devices.measure
-    taps = os.environ.get("ASTRAY_TAPS")
-    os.environ["ASTRAY_TAPS"] = "python"
+    """Counts what is measured inside, on all threads. Recordings that start here measure in Python, to be seen."""
+    found, measure, apply = Measured(), Devices.measure, Observer.apply
 
     def counted(self: Devices, tensor: torch.Tensor, memory: Strided, *rest: Any, **named: Any) -> int | str:
         found.add(memory)
         return measure(self, tensor, memory, *rest, **named)
 
+    def apply_oddly(self: Observer, settings: Settings) -> None:
+        apply(self, settings)
+        self.taker.apply(False, settings.roles, True, False, False)  # every tensor counts as odd
+
     Devices.measure = counted  # type: ignore[method-assign]
+    Observer.apply = apply_oddly  # type: ignore[method-assign]
     try:
         yield found
     finally:
         Devices.measure = measure  # type: ignore[method-assign]
-        del os.environ["ASTRAY_TAPS"]
-        if taps is not None:
-            os.environ["ASTRAY_TAPS"] = taps
+        Observer.apply = apply  # type: ignore[method-assign]

@@ -18,7 +18,6 @@ from gpt import Training
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from astray.capture import calls
 from gpu_sections.bandwidth import read_bandwidth
 from gpu_sections.measured import Measured, counting
 from gpu_sections.work import CASES, Report, Work, recording
@@ -69,8 +68,6 @@ class Case(NamedTuple):
 
 
 def run(work: Work, report: Report) -> None:
-    if calls.native is None:
-        report.say("**The native taps are not in use here:** these numbers say nothing of what others will see.")
     training, thin = work.training(), work.training("tiny" if work.small else "thin")
     work.seconds(training.step, work.times(10, 2))
     work.seconds(thin.step, work.times(10, 2))

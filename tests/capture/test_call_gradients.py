@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,12 @@ from torch import Tensor, nn
 
 import astray
 import gradient_oracle
+from astray.capture.engine import Site
 from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients, living
+from astray.capture.pytorch.native.build import load
 from recorded_rows import outline, rows
+
+Calls, StackWalk = load().Calls, load().StackWalk
 
 WIDTH = 4
 LEVELS = ["module", "function", "module,function"]
@@ -180,34 +185,33 @@ def test_two_threads_go_back_through_a_graph_that_they_share(tmp_path: Path) -> 
 
 
 def test_a_failure_of_ours_is_said_and_an_interrupt_goes_on_its_way() -> None:
-    class Engine:
-        paused, is_here = False, True
-        failures: list[Any] = []  # noqa: RUF012
+    failures: list[Any] = []
 
+    class Failing(Calls):
+        def failed(self, what: str, error: Exception) -> None:
+            failures.append((what, error))
+
+    class Taker:
         def __init__(self, error: BaseException) -> None:
             self.error = error
 
-        def backward(self, _: Any) -> int:
+        def observe(self, *_: Any) -> None:
             raise self.error
 
-        def failed(self, what: str, error: Exception) -> None:
-            self.failures.append((what, error))
-
-    class Call:
-        class site:  # noqa: N801
-            name = "here"
-
     def go(error: BaseException, function: Callable[[Tensor], Tensor]) -> None:
+        engine = Failing(SimpleNamespace(lanes=None), StackWalk(lambda _: True, lambda *_: 0))
+        engine._observe_by(Taker(error))
+        call = engine.enter(Site("here", "Here", "", "custom"), None, row=False)
         x = torch.ones(2, requires_grad=True) * 1.0
         edges, live = InputEdges([("0", x)]), LiveGradients()
         y = function(x)
-        live.watch(Engine(error), Call(), edges, [("out", y)])
+        live.watch(engine, call, edges, [("out", y)])
         y.sum().backward()
         live.remove()
 
     for function in (torch.sigmoid, lambda x: torch.sigmoid(x) * x):
         go(ours := ValueError("ours"), function)
-        assert Engine.failures[-1] == ("a gradient of here", ours)
+        assert failures[-1] == ("a gradient of here", ours)
         with pytest.raises(KeyboardInterrupt):
             go(KeyboardInterrupt(), function)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import pickle
 import subprocess
 import sys
@@ -112,12 +111,3 @@ def test_a_class_with_its_own_state_is_asked_for_it(tmp_path: Path) -> None:
     assert twin.told is True
     assert number_of_hooks(twin) == 0
     assert "__reduce_ex__" not in vars(nn.Module)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("ASTRAY_TAPS") == "python", reason="these are its tests")
-def test_the_same_by_the_taps_in_python() -> None:
-    given = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    environment = {**os.environ, "ASTRAY_TAPS": "python"}
-    done = subprocess.run(given, capture_output=True, text=True, env=environment, timeout=600)
-    assert done.returncode == 0, done.stdout

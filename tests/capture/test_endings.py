@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from astray.capture.calls import native
+from astray.capture.pytorch.native.build import load
 
-pytestmark = pytest.mark.skipif(native is None, reason="it is native")
+Ending = load().Ending
 
 
 class LimitError(Exception):
@@ -30,7 +30,7 @@ def _limited() -> Iterator[None]:
 
 def test_it_is_done_once() -> None:
     done: list[int] = []
-    ending = native.Ending(lambda: done.append(1))
+    ending = Ending(lambda: done.append(1))
     assert done == []
     del ending
     assert done == [1]
@@ -47,7 +47,7 @@ def test_what_a_signal_handler_raises_then_reaches_the_program() -> None:
         done.append("ended")
 
     def program() -> str:
-        ending: Any = native.Ending(callback)
+        ending: Any = Ending(callback)
         try:
             del ending
             for _ in range(1000):
@@ -64,7 +64,7 @@ def test_an_exception_under_way_goes_on() -> None:
     done: list[int] = []
 
     def program() -> None:
-        ending = native.Ending(lambda: done.append(1))
+        ending = Ending(lambda: done.append(1))
         assert ending is not None
         raise LimitError
 

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import astray
 from recorded_rows import outline, rows
+from tensor_oracle import PythonTaker
 
 
 class Block(nn.Module):
@@ -355,15 +356,16 @@ def test_one_name_has_one_numbering(tmp_path: Path) -> None:
     assert [row["call"] for row in rows(run, site="/aten.add", role="output")] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("broken", ["observe_inputs", "written"])
-def test_a_failure_of_ours_leaves_no_call_open(
-    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("broken", ["observe_unread", "written"])
+def test_a_failure_of_ours_leaves_no_call_open(broken: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with astray.record(tmp_path / "run", nn.Linear(2, 2), level="function") as rec:
-        with monkeypatch.context() as broke:
-            broke.setattr(rec._engine.tensors, broken, lambda *_: 1 / 0)
-            x = torch.ones(2)
-            x.add_(1.0)
+        engine = rec._engine
+        taker = PythonTaker(engine.tensors)
+        setattr(taker, broken, lambda *_: 1 / 0)
+        engine._observe_by(taker)
+        x = torch.ones(2)
+        x.add_(1.0)
+        engine._observe_by(engine.tensors.taker)
         torch.exp(x)
     run = astray.open(tmp_path / "run")
     assert {row["parent"] for row in rows(run, site="/exp")} == {None}

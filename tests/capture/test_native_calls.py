@@ -1,23 +1,32 @@
-"""The native taps and their twins in Python make the same recording."""
+"""What the native taps record of one program that does a little of everything: known rows, at every level and setting.
+
+The rows are in tests/golden/calls/: a step of modules and functions as text, of every setting a digest of such text.
+They were the same for the taps in Python that there were beside these once. `ASTRAY_UPDATE_GOLDEN=1` writes them anew.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-from types import BuiltinMethodType, FunctionType
+from types import BuiltinMethodType, FunctionType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import astray
-from astray.capture import calls
+from astray.capture.engine import Site
+from astray.capture.pytorch.native.build import load
 from astray.store import open_run
+from astray.store.native.rows import call_rows
 
 PROGRAM = """
 import sys
@@ -79,33 +88,61 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 RUNS = [(f"{i}-{j}", level, more) for i, level in enumerate(LEVELS) for j, more in enumerate(SETTINGS)]
 
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "calls"
+SHOWN = "3-0"  # modules and functions, no setting
+OF_CALLS = ("seq", "step", "micro", "kind", "site", "type", "call", "phase", "parent", "args", "recompute")
+OF_TENSORS = ("role", "path", "dtype", "shape", "stride", "requires_grad", "value", "note")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the program has left its recordings, made with either kind of taps."""
+    """Where the program has left its recordings."""
     folder = tmp_path_factory.mktemp("taps")
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    for taps in ("native", "python"):
-        given = [sys.executable, "-W", "ignore", str(program), str(folder / taps), repr(RUNS)]
-        subprocess.run(given, check=True, env={**os.environ, "ASTRAY_TAPS": taps}, timeout=300)
+    subprocess.run([sys.executable, "-W", "ignore", str(program), str(folder), repr(RUNS)], check=True, timeout=300)
     return folder
 
 
-def rows(path: Path) -> tuple[list[Any], ...]:
+def text_of(path: Path) -> str:
+    """Calls, their stacks and tensors, in order, and what was missed: whatever does not depend on the processor."""
     rank = open_run(path).ranks[0]
-    calls = [rank.calls.row(i) for i in range(len(rank.calls))]
-    tensors = [rank.tensors.row(i) for i in range(len(rank.tensors))]
-    stacks = [rank.stack(call["stack"]) for call in calls if call["stack"] is not None]
-    return calls, tensors, stacks
+    tensors: dict[int, list[str]] = {}
+    for i in range(len(rank.tensors)):
+        row = rank.tensors.row(i)
+        tensors.setdefault(row["seq"], []).append(" ".join(str(row[name]) for name in OF_TENSORS))
+    lines = []
+    for i in range(len(rank.calls)):
+        call = rank.calls.row(i)
+        stack = (
+            []
+            if call["stack"] is None
+            else [(one.line, one.function.rpartition(".")[2]) for one in rank.stack(call["stack"])]
+        )
+        lines.append(" ".join(str(call[name]) for name in OF_CALLS) + f" {stack}")
+        lines += [f"    {tensor}" for tensor in tensors.pop(call["seq"], [])]
+    assert not tensors
+    return "\n".join([*lines, json.dumps(missed(path)), ""])
 
 
-@pytest.mark.skipif(calls.native is None, reason="the native taps are not in use")
+def first_step(text: str) -> str:
+    """The part of a text that is about step 0."""
+    return text.partition(next(line for line in text.splitlines() if re.match(r"\d+ 1 ", line)))[0]
+
+
 @pytest.mark.parametrize("name", [name for name, _, _ in RUNS])
-def test_both_make_the_same_recording(folder: Path, name: str) -> None:
-    here, there = rows(folder / "native" / name), rows(folder / "python" / name)
-    assert here[0]
-    assert repr(here) == repr(there)  # as text, for a NaN is not equal to itself
-    assert missed(folder / "native" / name) == missed(folder / "python" / name)
+def test_the_recording_is_as_known(folder: Path, name: str) -> None:
+    text = text_of(folder / name)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    known = GOLDEN / "digests.json"
+    if os.environ.get("ASTRAY_UPDATE_GOLDEN"):
+        digests = json.loads(known.read_text()) if known.exists() else {}
+        known.write_text(json.dumps(dict(sorted({**digests, name: digest}.items())), indent=1) + "\n")
+        if name == SHOWN:
+            (GOLDEN / "step.txt").write_text(first_step(text))
+    if name == SHOWN:
+        assert first_step(text).splitlines() == (GOLDEN / "step.txt").read_text().splitlines()
+    assert digest == json.loads(known.read_text())[name], f"{folder / name} was recorded differently before"
 
 
 @pytest.mark.parametrize("phases", [("forward", "backward"), ("forward",)])
@@ -127,7 +164,6 @@ def test_gradients_nobody_asked_for_are_followed_through_the_outermost_call_alon
     assert found == [True, inside, inside]
 
 
-@pytest.mark.skipif(calls.native is None, reason="the native taps are not in use")
 def test_torch_calls_a_mode_natively_and_who_looks_into_its_class_finds_python(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     with astray.record(tmp_path / "run", model, level=["function", "op"]):
@@ -141,9 +177,27 @@ def test_torch_calls_a_mode_natively_and_who_looks_into_its_class_finds_python(t
         with torch._C.DisableTorchFunction():
             assert told[0].__torch_function__(torch.neg, (), args=(one,), kwargs={}).tolist() == [-1, -1]
             assert told[0].__torch_function__(torch.neg, (), (one,)).tolist() == [-1, -1]
-    found = [row["type"] for row in rows(tmp_path / "run")[0]]
-    assert found.count("torch.neg") == 2
+    assert list(open_run(tmp_path / "run").ranks[0].calls["type"]).count("torch.neg") == 2
 
 
 def missed(path: Path) -> Any:
     return json.loads((path / "rank0" / "end.json").read_text())["missed"]
+
+
+def test_rows_of_calls_go_to_the_lane_which_is_said_to_be_crowded_once_it_holds_a_batch() -> None:
+    lane, crowded = call_rows(), []
+    writer = SimpleNamespace(lanes=(lane, None, 2), crowded=lambda given: crowded.append(len(given)))
+    engine = load().Calls(writer, load().StackWalk(lambda _: True, lambda *_: 7))
+    engine.recording, engine._phases = True, {"forward", "backward"}
+    call = engine.enter(Site("here", "Hé\udce9re", "", "custom"), None)
+    engine.begin(call, '{"args":[]}')
+    assert (len(lane), crowded) == (1, [])
+    assert engine.backward(call) == 1
+    assert (len(lane), crowded) == (2, [2])
+    engine.leave(call)
+    texts = {3: "custom", 4: "here", 5: "Hé\\udce9re"}
+    assert {column: lane.cells(column) for column in texts} == {column: [text] * 2 for column, text in texts.items()}
+    assert (lane.cells(7), lane.cells(10)) == (["forward", "backward"], ['{"args":[]}', None])
+    numbers = {column: np.frombuffer(lane.encode(column, 0, 2, 99)[1][1], np.int64).tolist() for column in (0, 8, 9)}
+    assert numbers == {0: [0, 1], 8: [0, 0], 9: [7, 7]}
+    assert lane.encode(8, 0, 2, 99)[0] == 1  # the first has no call around it

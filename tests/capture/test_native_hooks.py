@@ -15,12 +15,9 @@ import torch
 from torch import nn
 
 import astray
-from astray.capture import calls
 from astray.capture.pytorch.backward import gradients
 from astray.capture.pytorch.calls import modules
 from recorded_rows import rows
-
-pytestmark = pytest.mark.skipif(calls.native is None, reason="the native taps are not built, or not wanted")
 
 BY_WAY_OF_PYTHON = {"_call_before", "_call_after", "_call_tensor_hook", "_call_node_hook"}
 

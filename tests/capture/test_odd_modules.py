@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -366,13 +364,3 @@ def test_an_identity_set_and_sameness() -> None:
     assert same([first, second], (first, second))
     assert not same([first], [second])
     assert not same([first], [first, second])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("ASTRAY_TAPS") == "python", reason="these are its tests")
-def test_the_same_by_the_taps_in_python() -> None:
-    given = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    done = subprocess.run(
-        given, capture_output=True, text=True, env={**os.environ, "ASTRAY_TAPS": "python"}, timeout=600
-    )
-    assert done.returncode == 0, done.stdout

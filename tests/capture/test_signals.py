@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
-import os
 import signal
-import subprocess
 import sys
 import time
 import weakref
@@ -159,14 +157,6 @@ def test_nothing_of_a_recording_is_told_of_its_death(tmp_path: Path) -> None:
 
 def _weak_references(owner: Any) -> list[weakref.ref[Any]]:
     return weakref.getweakrefs(owner) if type(owner).__module__.startswith("astray.") else []
-
-
-def test_it_reaches_the_program_where_the_taps_are_in_python() -> None:
-    chosen = "any_function or time_limit"
-    given = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE), "-k", chosen]
-    environment = {**os.environ, "ASTRAY_TAPS": "python"}
-    done = subprocess.run(given, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout
 
 
 def test_the_run_says_what_the_signal_has_cost(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The native taker makes the rows that its Python twin makes, on the host and on a card that is not there."""
+"""The native taker makes the rows that the oracle makes, on the host and on a card that is not there."""
 
 from __future__ import annotations
 
@@ -18,23 +18,19 @@ import torch
 from torch import nn
 
 import astray
+import tensor_oracle
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import NAMES
 from astray.capture.reading import Identity
 from astray.capture.settings import Settings
 from astray.store.native import rows as store_rows
-from astray.store.native.rows import TICKET, PythonRows, Rows, tensor_rows
+from astray.store.native.rows import TICKET, PythonRows, tensor_rows
 from recorded_rows import rows
 from small_models import MODELS, build
 
 Taker = load().Taker
 
 ROLES = frozenset({"input", "output"})
-
-
-@pytest.fixture(autouse=True)
-def native(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ASTRAY_TAPS", raising=False)
 
 
 class Odd(nn.Module):
@@ -71,8 +67,9 @@ def in_both_ways(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module], **settings: Any
 ) -> Any:
     found = []
-    for way in ("native", "python"):
-        monkeypatch.setenv("ASTRAY_TAPS", way)
+    for way in ("native", "oracle"):
+        if way == "oracle":
+            tensor_oracle.use(monkeypatch)
         torch.manual_seed(1)
         found.append(recorded(tmp_path / way, make(), **settings))
     return found
@@ -81,42 +78,42 @@ def in_both_ways(
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:.*quantize")
 @pytest.mark.parametrize("keep", ["stats", "fingerprint", "tensors", "sample"])
 @pytest.mark.parametrize("level", ["module", "op"])
-def test_odd_tensors_have_the_rows_of_the_twin(
+def test_odd_tensors_have_the_rows_of_the_oracle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str, level: str
 ) -> None:
-    ours, twins = in_both_ways(tmp_path, monkeypatch, Odd, keep=keep, level=level)
+    ours, others = in_both_ways(tmp_path, monkeypatch, Odd, keep=keep, level=level)
     assert len(ours) > 60
-    assert ours == twins
+    assert ours == others
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_tensors": 20}, {"slice": "0"}, {"roles": ["output"]}], ids=str)
 @pytest.mark.parametrize("kind", MODELS)
-def test_models_have_the_rows_of_the_twin(
+def test_models_have_the_rows_of_the_oracle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], settings: dict[str, Any]
 ) -> None:
-    ours, twins = in_both_ways(tmp_path, monkeypatch, lambda: build(kind), level=["module", "function"], **settings)
+    ours, others = in_both_ways(tmp_path, monkeypatch, lambda: build(kind), level=["module", "function"], **settings)
     assert ours
-    assert ours == twins
+    assert ours == others
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("keep", ["stats", "fingerprint", "sample"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_models_on_a_card_have_the_rows_of_the_twin(
+def test_models_on_a_card_have_the_rows_of_the_oracle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], keep: str
 ) -> None:
     settings = {"device": "cuda", "keep": keep, "level": ["module", "function"]}
-    ours, twins = in_both_ways(tmp_path, monkeypatch, lambda: build(kind).to("cuda"), **settings)
+    ours, others = in_both_ways(tmp_path, monkeypatch, lambda: build(kind).to("cuda"), **settings)
     assert ours
-    assert ours == twins
+    assert ours == others
 
 
-def test_a_recording_uses_it_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 2)
     with astray.record(tmp_path / "native", model) as rec:
         assert isinstance(rec._engine.tensors.observe.__self__, Taker)
-    monkeypatch.setenv("ASTRAY_TAPS", "python")
-    with astray.record(tmp_path / "python", model) as rec:
+    tensor_oracle.use(monkeypatch)
+    with astray.record(tmp_path / "oracle", model) as rec:
         assert rec._engine.tensors.observe.__self__ is rec._engine.tensors
 
 
@@ -164,28 +161,32 @@ def test_nothing_of_a_recording_remains(tmp_path: Path) -> None:
 
 
 class Bench:
-    """A taker with a writer that only keeps the rows. Its twin, and the first sight of a memory, are noted down."""
+    """A taker with a writer that only keeps the rows. What it hands over and first sights of memory are noted."""
 
-    def __init__(self, ring: Any = None, measure: Any = None, lane: Any = None, batch: int = 1 << 20) -> None:
+    def __init__(self, ring: Any = None, lane: Any = None, batch: int = 1 << 20) -> None:
         self.rows: list[tuple[Any, ...]] = []  # given to the writer's own method, where there is no lane
-        self.twin: list[tuple[Any, ...]] = []
+        self.crowded: list[int] = []  # how many rows the lane had when it was said to be crowded
+        self.odd: list[tuple[Any, ...]] = []
         self.firsts: list[Identity] = []
         self.unfilled: dict[int, Any] = {}
-        self.writer = SimpleNamespace(tensor_row=self.rows.append)
+        self.failing = False
+        self.writer = SimpleNamespace(tensor_row=self.rows.append, crowded=lambda lane: self.crowded.append(len(lane)))
         self.ring = ring
         rings = {} if ring is None else {torch.device("cpu"): ring}
         examples = [(torch.empty(0, dtype=dtype), name) for dtype, name in NAMES.items() if name != "complex32"]
 
-        def twin(*given: Any) -> None:
-            self.twin.append(given)
+        def odd(*given: Any) -> None:
+            self.odd.append(given)
 
         self.taker = Taker(
-            examples, nn.Parameter, {}, rings, lambda index: 0xABC, None, measure, Identity, self.unfilled,
-            self.writer, lane, batch, twin, twin, twin, twin, self.first,
+            examples, nn.Parameter, {}, rings, lambda index: 0xABC, None, None, Identity, self.unfilled,
+            self.writer, lane, batch, odd, odd, odd, odd, self.first,
         )  # fmt: skip
         self.taker.apply(True, ROLES, True, False, False)
 
     def first(self, tensor: torch.Tensor, identity: Identity, seq: int, role: str, path: str) -> tuple[Any, ...]:
+        if self.failing:
+            raise ZeroDivisionError
         self.firsts.append(identity)
         ticket = None
         if self.ring is not None:
@@ -210,13 +211,6 @@ def test_a_row_is_made_of_plain_values() -> None:
     assert type(bench.rows[0][4]) is tuple
 
 
-def test_equal_layouts_share_their_tuples() -> None:
-    bench = Bench()
-    bench.see(torch.zeros(300, 400), torch.zeros(300, 400))
-    assert bench.rows[0][4] is bench.rows[1][4]
-    assert bench.rows[0][5] is bench.rows[1][5]
-
-
 def test_a_memory_is_measured_once_until_it_changes() -> None:
     bench = Bench()
     x = torch.zeros(4, 6)
@@ -231,7 +225,7 @@ def test_a_memory_is_measured_once_until_it_changes() -> None:
     assert bench.see(x, x) == [9, 9]
     bench.taker.clear()
     assert bench.see(x, x) == [10, 10]
-    assert bench.twin == []
+    assert bench.odd == []
 
 
 def test_a_memory_that_took_the_place_of_another_is_another() -> None:
@@ -266,32 +260,34 @@ def test_what_is_not_asked_for_leaves_nothing() -> None:
     x = torch.zeros(3)
     bench.taker.observe(-1, "output", "0", x)
     bench.taker.observe(7, "gradient", "0", x)
-    assert bench.rows == bench.twin == []
+    assert bench.rows == bench.odd == []
 
 
-@pytest.mark.parametrize("kind", [Rows, PythonRows])
-def test_rows_go_to_the_lane_until_it_holds_a_batch(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    monkeypatch.setattr(store_rows, "Rows", kind)
+def test_rows_go_to_the_lane_which_is_said_to_be_crowded_once_it_holds_a_batch() -> None:
     lane = tensor_rows()
-    bench, given = Bench(lane=lane, batch=3), [torch.zeros(3), torch.zeros(2, 2), torch.zeros(4)]
+    bench, given = Bench(lane=lane, batch=3), [torch.zeros(3), torch.zeros(2, 2), torch.zeros(4, requires_grad=True)]
     bench.see(*given[:2])
-    assert (len(lane), len(bench.rows)) == ((2, 0) if kind is not PythonRows else (0, 2))
+    assert bench.crowded == []
     bench.see(given[2])
-    assert bench.rows[-1] == (7, "output", "0", "float32", (4,), (1,), "cpu", False, 3, *[None] * 4, 2)
-    if kind is not PythonRows:
-        assert len(lane) == 2
-        assert lane.tickets(TICKET) == tuple(np.array(column, np.int64).tobytes() for column in ([0, 1], [1, 2]))
-        assert np.frombuffer(lane.encode(4, 0, 2, 9)[1][3], np.int64).tolist() == [3, 2, 2]
-        assert [lane.cells(column) for column in (1, 2, 3, 6)] == [
-            [word] * 2 for word in ("output", "0", "float32", "cpu")
-        ]
+    assert bench.crowded == [3]
+    assert bench.rows == []
+    assert lane.tickets(TICKET) == tuple(np.array(column, np.int64).tobytes() for column in ([0, 1, 2], [1, 2, 3]))
+    assert np.frombuffer(lane.encode(4, 0, 3, 9)[1][3], np.int64).tolist() == [3, 2, 2, 4]
+    assert lane.encode(7, 0, 3, 9)[1][1] == bytes([0b100])
+    assert [lane.cells(column) for column in (1, 2, 3, 6)] == [[word] * 3 for word in ("output", "0", "float32", "cpu")]
     lane.take()
     lane.open = False
     bench.see(*given)
     assert len(lane) == 0
 
 
-def test_the_twin_gets_whatever_is_not_plain() -> None:
+def test_rows_go_to_the_writer_where_the_lane_is_not_native() -> None:
+    bench = Bench(lane=PythonRows(store_rows._TENSOR), batch=3)
+    bench.see(torch.zeros(3))
+    assert bench.rows == [(7, "output", "0", "float32", (3,), (1,), "cpu", False, 1, *[None] * 4, 0)]
+
+
+def test_whatever_is_not_plain_is_handed_over() -> None:
     bench = Bench()
     with torch.inference_mode():
         frozen = torch.zeros(3)
@@ -305,11 +301,11 @@ def test_the_twin_gets_whatever_is_not_plain() -> None:
     plain = torch.zeros(3)
     for tensor in [*given, plain]:
         bench.taker.observe(7, "output", "0", tensor)
-    assert [call[3] for call in bench.twin] == given
+    assert [call[3] for call in bench.odd] == given
     assert len(bench.rows) == 1
     bench.taker.apply(False, ROLES, True, False, False)
     bench.see(plain)
-    assert bench.twin[-1] == (7, "output", "0", plain)
+    assert bench.odd[-1] == (7, "output", "0", plain)
 
 
 def test_memory_that_is_not_filled_yet() -> None:
@@ -319,11 +315,12 @@ def test_memory_that_is_not_filled_yet() -> None:
     bench.taker.observe_unread(7, "output", "0", other)
     bench.taker.observe_unread(7, "output", "1", x)
     assert [row[2] for row in bench.rows] == ["0"]
-    assert bench.twin == [(7, "output", "1", x)]
-    bench.taker.observe_inputs(8, [("a", other), ("b", x)], [x])  # which is about to be written over
-    assert bench.twin[1:] == [(8, "input", "b", x)]
+    assert bench.odd == [(7, "output", "1", x)]
+    bench.taker.observe(8, "input", "a", other)
+    bench.taker.observe_unread(8, "input", "b", x)  # which is about to be written over
+    assert bench.odd[1:] == [(8, "input", "b", x)]
     assert bench.unfilled
-    bench.taker.observe_inputs(9, [("a", x)], [])  # so somebody has filled it
+    bench.taker.observe(9, "input", "a", x)  # so somebody has filled it
     assert bench.unfilled == {}
     bench.taker.observe_unread(9, "output", "c", x)
     bench.taker.observe_unread(9, "output", "d", other)
@@ -335,27 +332,27 @@ def test_memory_that_is_not_filled_yet() -> None:
     ]
 
 
-def test_the_twin_is_told_of_changes_that_may_be_its_own() -> None:
+def test_changes_that_may_concern_odd_tensors_are_handed_over() -> None:
     bench = Bench()
     x, sparse = torch.zeros(3), torch.zeros(3).to_sparse()
     bench.taker.written(sparse)
     bench.taker.changed(x)
-    assert bench.twin == [(sparse,)]
+    assert bench.odd == [(sparse,)]
     bench.unfilled[id(x.untyped_storage())] = weakref.ref(x.untyped_storage())
     bench.taker.written(x)  # perhaps it is filled now
     bench.taker.changed(x)
-    assert bench.twin == [(sparse,), (x,)]
+    assert bench.odd == [(sparse,), (x,)]
     bench.see(sparse)
     bench.taker.changed(x)
-    assert len(bench.twin) == 4
+    assert len(bench.odd) == 4
     bench.taker.clear()
     bench.taker.changed(x)
-    assert len(bench.twin) == 4
+    assert len(bench.odd) == 4
 
 
 def test_errors_come_out_and_leave_no_sighting() -> None:
-    bench = Bench(measure=lambda *_: 1 / 0)
-    x = torch.zeros(3)
+    bench, x = Bench(), torch.zeros(3)
+    bench.failing = True
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             bench.see(x)

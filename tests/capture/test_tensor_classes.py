@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -274,12 +271,3 @@ def test_masked_tensors_stay_what_they_are(tmp_path: Path, level: Any) -> None:
 def test_which_classes_are_told_of_calls() -> None:
     kinds = [torch.Tensor, nn.Parameter, OwnParameter, Quantised, Named, Told, Leaving, int, torch.dtype]
     assert [kind for kind in kinds if is_overriding(kind)] == [Named, Told, Leaving]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("ASTRAY_TAPS") == "python", reason="these are its tests")
-def test_the_same_by_the_taps_in_python() -> None:
-    given = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    environment = {**os.environ, "ASTRAY_TAPS": "python"}
-    done = subprocess.run(given, capture_output=True, text=True, env=environment, timeout=600)
-    assert done.returncode == 0, done.stdout

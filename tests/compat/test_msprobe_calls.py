@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import functools
 import operator
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -289,16 +285,3 @@ def test_bits_of_a_training_are_its_own(tmp_path: Path) -> None:
     with debugging(level="mix", dump_path=tmp_path / "dump") as debugger:
         watched = trained(debugger)
     assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
-
-
-@pytest.mark.skipif(os.environ.get("ASTRAY_TAPS") == "python", reason="it is the twin")
-def test_the_twin_in_python_gives_the_same_dump(tmp_path: Path) -> None:
-    program = Path(__file__).parents[1] / "cases" / "msprobe" / "blocks.py"
-    texts = []
-    for taps in ("native", "python"):
-        environment = os.environ | {"ASTRAY_TAPS": taps, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(program), "astray", str(tmp_path / taps), "mix", "statistics"]
-        subprocess.run(command, check=True, env=environment)
-        folder = tmp_path / taps / "dump" / "step1" / "rank"
-        texts.append([(folder / name).read_text() for name in ("dump.json", "stack.json", "construct.json")])
-    assert texts[0] == texts[1]

@@ -22,6 +22,7 @@ import pytest
 import torch
 from torch import nn
 
+from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import NAMES
 from astray.capture.reading import Identity
 from astray.device.slots import Slots
@@ -29,7 +30,7 @@ from astray.device.tickets import CAPTURED, SLOTS, Tickets
 from astray.stats import Strided
 
 _launch = pytest.importorskip("astray.device._launch", reason="The native launcher was not built: no C compiler?")
-Taker = pytest.importorskip("astray.capture.pytorch._tensors", reason="It was not built: no C compiler?").Taker
+Taker = load().Taker
 device_ring = pytest.importorskip("astray.device.ring", reason="There is no Triton here.")
 
 DEVICE = torch.device("cpu")

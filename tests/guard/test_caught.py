@@ -136,17 +136,18 @@ def test_with_all_tensors_kept_none_is_kept_twice(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["module", "function", "op"])
-def test_native_taps_and_their_twins_keep_the_same(level: str, tmp_path: Path) -> None:
+def test_the_oracle_keeps_the_same(level: str, tmp_path: Path) -> None:
     script = (
-        "import sys, astray\nfrom guard.training import Net, train\nmodel = Net(bad=[2])\n"
-        "try:\n    with astray.guard(model, path=sys.argv[1], level=sys.argv[2]):\n        train(model)\n"
+        "import sys, contextlib, astray, tensor_oracle\nfrom guard.training import Net, train\nmodel = Net(bad=[2])\n"
+        "by = tensor_oracle.using() if sys.argv[3] == 'oracle' else contextlib.nullcontext()\n"
+        "try:\n    with by, astray.guard(model, path=sys.argv[1], level=sys.argv[2]):\n        train(model)\n"
         "except astray.Tripped as tripped:\n    print(tripped.trip.path)\n"
     )
     found = []
-    for taps in ("native", "python"):
+    for by in ("native", "oracle"):
         paths = os.pathsep.join([str(Path(astray.__file__).parents[1]), str(HERE.parent)])
-        environment = os.environ | {"ASTRAY_TAPS": taps, "PYTHONPATH": paths}
-        command = [sys.executable, "-c", script, str(tmp_path / taps), level]
+        environment = os.environ | {"PYTHONPATH": paths}
+        command = [sys.executable, "-c", script, str(tmp_path / by), level, by]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         found.append(repr(kept(Path(done.stdout.strip()))))
     assert found[0] == found[1]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -220,18 +218,6 @@ def test_a_recording_after_it_sees_everything(tmp_path: Path) -> None:
         loss_of(model, batch(0))
     sites = astray.open(tmp_path / "run").ranks[0].calls["site"]
     assert list(sites) == ["/randn", "first/linear", "second/linear", "/square", "/mean"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("taps", ["native", "python"])
-def test_both_kinds_of_taps_stop(taps: str, tmp_path: Path) -> None:
-    names = "test_it_stops or does_not_stop or swallow or tensors_of_the_call"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", names]
-    environment = {"ASTRAY_TAPS": taps, "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(
-        [*command, "--basetemp", str(tmp_path / "t")], env={**os.environ, **environment}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_losses_are_those_of_a_bare_program(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import tensor_oracle
 from astray.capture.recorder import Recorder
 from astray.record import Call, Frame, Tensor
 from astray.stats import Strided, measure
@@ -128,13 +129,14 @@ def test_a_full_disk_ends_the_recording_and_not_the_program(tmp_path: Path, info
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("taps", ["native", "python"])
+@pytest.mark.parametrize("by", ["native", "oracle"])
 @pytest.mark.parametrize("held", [1 << 27, 0])
 def test_a_tensor_that_is_met_again_has_its_values_each_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taps: str, held: int, device: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str, held: int, device: str
 ) -> None:
     """Whether what was written is still held, or has to be read anew because there is no room for it."""
-    monkeypatch.setenv("ASTRAY_TAPS", taps)
+    if by == "oracle":
+        tensor_oracle.use(monkeypatch)
     monkeypatch.setattr(live, "SEEN_BYTES", held)
     monkeypatch.setattr(live, "SYNC_SECONDS", 0.002)
     books: list[Notebook] = []

@@ -9,13 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from astray.capture.engine import Engine
 from astray.capture.reading import TensorReader
 from astray.capture.settings import Settings
 from astray.errors import RecordError
 from astray.record import Spelling
+
+if TYPE_CHECKING:
+    from astray.capture.engine import Engine  # which loads what is built for the framework
 
 
 class Adapter(Protocol):

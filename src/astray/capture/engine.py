@@ -1,34 +1,36 @@
-"""One recording in progress: what is asked for, and how it goes on. `calls` numbers calls, `tensors` measures tensors.
+"""One recording in progress: what is asked for, and how it goes on. `tensors` measures tensors.
 
-Knows no framework: an adapter tells it when a call starts and ends. Everything here runs while the user's program
-waits, possibly on several threads at once, so it is short and holds a lock only to number a call. Adapters catch
-whatever goes wrong here and report it through `failed`.
+An adapter tells it when a call starts and ends. What every call goes through is C++ (`Calls` in pytorch/native/), built
+when this module is first imported; here is what depends on the settings. Runs while the user's program waits, possibly
+on several threads at once. Adapters catch whatever goes wrong here and report it through `failed`.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import logging
 import os
-import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from astray.capture.calls import Calls, OpenCall, Site
 from astray.capture.observer import Observer
+from astray.capture.pytorch.native.build import load
 from astray.capture.reading import TensorReader
 from astray.capture.selection import Scope, Selection
 from astray.capture.settings import Settings
 from astray.capture.setup import SetupLog
 from astray.capture.stacks import Stacks
+from astray.capture.telling import logger
 from astray.interrupts import interrupt_of
 from astray.record import NOTHING, Call, Kind, Spelling
 from astray.registry import WeakRegistry
 from astray.store import Intake
 
-logger = logging.getLogger("astray")
+if TYPE_CHECKING:
+    from astray.capture.pytorch._torch import Calls, OpenCall, Site
+else:
+    _torch = load()
+    Calls, OpenCall, Site = _torch.Calls, _torch.OpenCall, _torch.Site
 
 __all__ = ["Engine", "OpenCall", "Site"]
 
@@ -53,8 +55,9 @@ class Engine(Calls):
         internal: tuple[str, ...],
         spell: Callable[[FrameType], Spelling | None] | None = None,
     ) -> None:
-        super().__init__(writer, Stacks(writer.stack, internal, spell).capture, threading.local(), itertools.count())
+        super().__init__(writer, Stacks(writer.stack, internal, spell).capture)
         self.tensors = Observer(writer, reader, settings)
+        self._observe_by(self.tensors.taker)
         self.setup = SetupLog(writer.setup)
         self.on_outermost: Callable[[str], None] | None = None  # told of each call of an outermost module
         self._passed_over: dict[str, None] = {}  # a few sites that the settings did not ask for
@@ -120,7 +123,7 @@ class Engine(Calls):
     def note(self, site: str, what: dict[str, Any]) -> None:
         """Writes something about the recording itself into it, such as a change of settings, where it happened."""
         self._writer.call(
-            Call(next(self._seq), self.step, 0, "custom", site, "astray", 0, "forward", args=json.dumps(what))
+            Call(self._next_seq(), self.step, 0, "custom", site, "astray", 0, "forward", args=json.dumps(what))
         )
 
     def _outermost(self, root: str, recompute: bool) -> int:
@@ -155,9 +158,10 @@ class Engine(Calls):
 
         Calls that have a frame are known by it not to run any more.
         """
-        open_calls = self._open_calls()
-        while open_calls and open_calls[-1].phase == "backward" and open_calls[-1].frame is None:
-            open_calls.pop()
+        for call in reversed(self._open_calls()):
+            if call.phase != "backward" or call.frame is not None:
+                break
+            self.leave(call)
 
     def end_forward(self) -> None:
         """Nothing that starts from here on is recorded in this step; what comes back of the rest still is."""
@@ -172,7 +176,7 @@ class Engine(Calls):
         """The recording is over: what limits left out is written down. `nothing`: why there may be no call at all."""
         self.recording = self.listening = False
         self._over = True
-        if next(self._seq) == 0:
+        if self._next_seq() == 0:
             why = self._why_nothing() or nothing
             if why is not None:
                 self.missed(NOTHING, why)

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from astray.capture.catching import Catcher, Found, is_bad
 from astray.capture.footprint import Taken
-from astray.capture.reading import Identity, Reading, TensorReader, Twin
+from astray.capture.reading import Identity, OddTensors, Reading, TensorReader
 from astray.capture.selection import Quota
 from astray.capture.settings import Settings
-from astray.capture.sightings import Numbers, Sighting, Sightings, Unfilled
+from astray.capture.sightings import Sighting, Sightings, Unfilled
 from astray.interrupts import pass_interrupt
 from astray.part import Part
 from astray.record import Role
@@ -34,8 +34,7 @@ NOT_WRITTEN = -1
 class Observer:
     """The tensors of one recording in progress.
 
-    Observing is native where the adapter has such code. The methods here are its twin, which sees to whatever is out
-    of the ordinary.
+    The adapter's native code observes plain tensors; the methods here see to whatever is out of the ordinary.
     """
 
     observe: Callable[[int, Role, str, Any], bool | None]
@@ -50,9 +49,6 @@ class Observer:
     Then its numbers are not read: in each run they would be others. As an input it is none.
     """
 
-    observe_inputs: Callable[[int, list[tuple[str, Any]], list[Any]], None]
-    """Records the inputs of a call, each with its path. It does not read the numbers of those in the last list."""
-
     written: Callable[[Any], None]
     """A call has written into this tensor."""
 
@@ -65,35 +61,27 @@ class Observer:
         self.quota = Quota(settings)
         self._writer = writer
         self._sightings = Sightings()
-        self._numbers = Numbers()
         self._unfilled = Unfilled()
-        twin = Twin(
-            self._observe, self._observe_unread, self._observe_inputs, self._written, self._changed, self._first,
-            self._unfilled, writer,
-        )  # fmt: skip
-        self._taker = reader.taker(twin)
-        of = twin if self._taker is None else self._taker
-        self.observe, self.observe_unread, self.observe_inputs = of.observe, of.observe_unread, of.observe_inputs
-        self.written, self.changed = of.written, of.changed
-        numbers = self._numbers if self._taker is None else self._taker
-        self._number, self._ahead = numbers.of, numbers.ahead
+        odd = OddTensors(
+            self._observe, self._observe_unread, self._written, self._changed, self._first, self._unfilled, writer
+        )
+        self.taker = taker = reader.taker(odd)
+        self.observe, self.observe_unread = taker.observe, taker.observe_unread
+        self.written, self.changed = taker.written, taker.changed
         self._catcher = Catcher(writer, reader) if writer.catches else None
-        if self._taker is not None:
-            self._taker.catch(self._catcher is not None)
+        taker.catch(self._catcher is not None)
         reader.start(self._clear, writer.waited, settings.queue_bytes)
         self.apply(settings)
 
     @property
     def taken(self) -> Taken:
         """What was recorded so far."""
-        if self._taker is not None:
-            self.quota.count(self._taker.counted())
+        self.quota.count(self.taker.counted())
         return self.quota.taken
 
     def apply(self, settings: Settings) -> None:
         """Records by these settings from now on."""
-        if self._taker is not None:
-            self.quota.count(self._taker.counted())
+        self.quota.count(self.taker.counted())
         self.quota.change(settings)
         self._roles = settings.roles
         self._ops = "op" in settings.level
@@ -103,15 +91,13 @@ class Observer:
         self._samples = settings.samples
         self._part: Part | None = settings.slice
         self._clear()  # what was kept of a tensor may be other than what is to be kept now
-        if self._taker is not None:
-            plain = not self.quota.is_limited and self._part is None
-            self._taker.apply(plain, self._roles, self._statistics, self._whole or self._sample, self._ops)
+        plain = not self.quota.is_limited and self._part is None
+        self.taker.apply(plain, self._roles, self._statistics, self._whole or self._sample, self._ops)
 
     def _clear(self) -> None:
         """Use no measurement again; the values are still the same."""
         self._sightings.clear()
-        if self._taker is not None:
-            self._taker.clear()
+        self.taker.clear()
 
     def _observe(self, seq: int, role: Role, path: str, tensor: Any) -> bool | None:
         if seq == NOT_WRITTEN or role not in self._roles or not self.quota.row():
@@ -129,7 +115,7 @@ class Observer:
             if seen is None or (seen[_VALUES] is not None and seen[_VALUES].stale):
                 seen = self._measure(tensor, reader.read(tensor, identity, self._statistics), seq, role, path)
                 self._sightings.add(owner, key, seen)
-            number = self._number(owner, version)
+            number = self.taker.of(owner, version)
         else:
             reading = reader.read(tensor, None, self._statistics)
             dtype, shape, stride = reading.dtype, reading.shape, reading.stride
@@ -212,13 +198,6 @@ class Observer:
             return None
         return memory, part, None if self._whole else self._writer.positions(memory.size, self._samples)
 
-    def _observe_inputs(self, seq: int, inputs: list[tuple[str, Any]], unread: list[Any]) -> None:
-        for path, tensor in inputs:
-            if unread and any(tensor is one for one in unread):
-                self.observe_unread(seq, "input", path, tensor)
-            else:
-                self.observe(seq, "input", path, tensor)
-
     def _observe_unread(self, seq: int, role: Role, path: str, tensor: Any) -> bool | None:
         if not self._unfilled or self.reader.owner(tensor) not in self._unfilled:
             return self.observe(seq, role, path, tensor)
@@ -245,7 +224,7 @@ class Observer:
         if self._ops:
             identity = self.reader.identity(tensor)
             if identity is not None:
-                self._ahead(identity.owner, identity.version)
+                self.taker.ahead(identity.owner, identity.version)
         if self._unfilled and self.reader.is_whole(tensor):
             self._unfilled.discard(self.reader.owner(tensor))
 
@@ -253,24 +232,18 @@ class Observer:
         owner = self.reader.owner(tensor)
         if owner is not None:
             self._sightings.changed(owner)
-            self._numbers.changed(owner)
-            if self._taker is not None:
-                self._taker.forget(owner)
+            self.taker.forget(owner)
 
     def forget(self) -> None:
         """Much may have been written behind our back: gradients summed over ranks, weights through `.data`."""
         self.forgotten += 1
         self._sightings.clear()
-        self._numbers.clear()
-        if self._taker is not None:
-            self._taker.renumber()
+        self.taker.renumber()
 
     def next_step(self) -> None:
         """The step is over."""
         self._sightings.clear()
-        self._numbers.clear()
-        if self._taker is not None:
-            self._taker.next_step()
+        self.taker.next_step()
         self.quota.next_step()
         if self._catcher is not None:
             self._catcher.next_step()

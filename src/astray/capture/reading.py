@@ -54,12 +54,11 @@ class Reading(NamedTuple):
     ticket: int | None = None
 
 
-class Twin(NamedTuple):
-    """The recorder's own way of observing, which a taker hands over to, and what they share."""
+class OddTensors(NamedTuple):
+    """What a taker leaves to the recorder: tensors that are out of the ordinary, the first sight of values to keep."""
 
     observe: Callable[[int, Role, str, Any], bool | None]
     observe_unread: Callable[[int, Role, str, Any], bool | None]
-    observe_inputs: Callable[[int, list[tuple[str, Any]], list[Any]], None]
     written: Callable[[Any], None]
     changed: Callable[[Any], None]
     first: Callable[[Any, Identity, int, Role, str], Sighting]  # measures, and keeps values
@@ -68,7 +67,7 @@ class Twin(NamedTuple):
 
 
 class Taker(Protocol):
-    """An adapter's native code that observes tensors, one call each, with the rows that its twin would make."""
+    """An adapter's native code that observes tensors, one call each."""
 
     @property
     def observe(self) -> Callable[[int, Role, str, Any], bool | None]: ...
@@ -77,16 +76,13 @@ class Taker(Protocol):
     def observe_unread(self) -> Callable[[int, Role, str, Any], bool | None]: ...
 
     @property
-    def observe_inputs(self) -> Callable[[int, list[tuple[str, Any]], list[Any]], None]: ...
-
-    @property
     def written(self) -> Callable[[Any], None]: ...
 
     @property
     def changed(self) -> Callable[[Any], None]: ...
 
     def apply(self, on: bool, roles: frozenset[str], statistics: bool, values: bool, ops: bool, /) -> None:
-        """Records by these settings from now on. Unless it is `on`, the twin sees to everything."""
+        """Records by these settings from now on. Unless it is `on`, every tensor counts as odd."""
 
     def catch(self, on: bool, /) -> None:
         """Whether to say that a tensor holds NaN or infinities, where that is known at once."""
@@ -116,8 +112,8 @@ class Taker(Protocol):
 class TensorReader(Protocol):
     """What the recorder asks of an adapter."""
 
-    def taker(self, twin: Twin) -> Taker | None:
-        """Native code for this recording; None where there is none."""
+    def taker(self, odd: OddTensors) -> Taker:
+        """Native code for this recording."""
 
     @property
     def late(self) -> Late:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from astray import stats
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.config_file import LiveConfig
-from astray.capture.engine import Engine, logger
 from astray.capture.footprint import forecast
 from astray.capture.ranks import rank_and_world_size
 from astray.capture.settings import Given, Settings
+from astray.capture.telling import logger
 from astray.errors import RecordError
 from astray.paths import absolute, shown
 from astray.record import NOTHING
@@ -32,6 +32,7 @@ from astray.wording import counted, sized
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from astray.capture.engine import Engine
     from astray.guard.overseer import Guarding, Overseer
 
 
@@ -162,6 +163,8 @@ class Recorder:
             queue_bytes=self.settings.queue_bytes,
             late=self._adapter.reader.late,
         )
+        from astray.capture.engine import Engine  # which loads what is built for torch
+
         self._engine = Engine(
             self._writer, self.settings, self._adapter.reader, self._adapter.internal, self._adapter.spell
         )

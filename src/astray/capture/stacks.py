@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 
-from astray.capture.calls import native
+from astray.capture.pytorch.native.build import load
 from astray.record import Frame, SpelledFrame, Spelling
 
 _ASTRAY = (f"{Path(__file__).parents[1]}{os.sep}", str(Path(sysconfig.get_path("scripts"), "astray")))
@@ -39,40 +39,14 @@ class Stacks:
         self._write = write
         self._internal = (*_ASTRAY, *internal)
         self._spell = spell
-        self._ids: dict[tuple[int | None, ...], int] = {}
         self._frames: list[list[Frame]] = []
         self._adding = threading.Lock()
-        self._codes: dict[int, tuple[CodeType, bool]] = {}  # the code is held, so that its id stays its own
-        self.capture = self._capture if native is None else native.Walk(self._is_passed_over, self._add)
-
-    def _capture(
-        self, frame: FrameType | None, outer: FrameType | None = None, outer_id: int | None = None
-    ) -> int | None:
-        """The id of the stack from `frame` outwards. `outer` is a frame further out whose stack has `outer_id`.
-
-        None when `outer` is not out there: what it was running has ended without saying so.
+        self.capture = load().StackWalk(self._is_passed_over, self._add)
+        """The id of the stack from a frame outwards. The next two arguments are a frame further out and the id of its
+        stack. None when that frame is not out there: what it was running has ended without saying so.
         """
-        key: list[int | None] = [outer_id]
-        codes = self._codes
-        inner = frame
-        while frame is not None and frame is not outer:
-            code = frame.f_code
-            number = id(code)
-            known = codes.get(number)
-            if known is None:
-                known = codes[number] = (code, self._is_passed_over(code))
-            if not known[1]:
-                key.append(number)
-                key.append(frame.f_lasti)
-            frame = frame.f_back
-        if frame is not outer:
-            return None
-        found = self._ids.get(tuple(key))
-        return found if found is not None else self._add(tuple(key), inner, outer, outer_id)
 
-    def _add(
-        self, key: tuple[int | None, ...], frame: FrameType | None, outer: FrameType | None, outer_id: int | None
-    ) -> int:
+    def _add(self, frame: FrameType | None, outer: FrameType | None, outer_id: int | None) -> int:
         frames = []
         inner = frame
         while frame is not None and frame is not outer:
@@ -87,10 +61,9 @@ class Stacks:
         if spelling is not None and frames:
             frames[0] = SpelledFrame.of(frames[0], spelling)
         with self._adding:
-            number = self._ids.setdefault(key, len(self._frames))
-            if number == len(self._frames):
-                self._frames.append(frames)
-                self._write(number, frames)
+            number = len(self._frames)
+            self._frames.append(frames)
+            self._write(number, frames)
         return number
 
     def _is_passed_over(self, code: CodeType) -> bool:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from astray.capture.calls import native
 from astray.capture.objects import Objects, is_searched
+from astray.capture.pytorch.native.build import load
 
 DEEPEST = 12
 """Containers nested deeper than this are taken for a cycle."""
@@ -23,10 +23,7 @@ TENSOR = "<tensor>"
 
 _LONGEST_TEXT = 200
 _LONGEST_LIST = 64
-_LONGEST_KEY = 256
 _SCALARS = frozenset({bool, int, float, str, type(None)})
-_TENSOR_KEY = object()
-_MANY = 10_000  # structures of arguments that are remembered
 
 
 class Flattener:
@@ -56,64 +53,16 @@ class Flattener:
         self._is_tensor = is_tensor
         self._objects = objects
         self._too_large = too_large
-        self._tensors = frozenset(tensors)
-        self._values = _SCALARS.union(values)
         self._spelled = spelled or {}
-        self._known: dict[tuple[Any, ...], tuple[tuple[str, ...], str]] = {}
-        self.native: Any = None  # does the same, and hands over to us what it does not know
-        if native is not None:
-            self.native = native.Structures(self._tensors, self._values, is_tensor, self._arguments, self._result)
+        # Remembers, and asks us for what it does not know.
+        self.native = load().Structures(
+            frozenset(tensors), _SCALARS.union(values), is_tensor, self._arguments, self._result
+        )
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], str]:
         """The tensors of a call's arguments with their paths, and the structure of the arguments as JSON."""
-        if self.native is not None:
-            found: tuple[list[tuple[str, Any]], str] = self.native.arguments(args, kwargs)
-            return found
-        return self._arguments_by_structure(args, kwargs)
-
-    def _arguments_by_structure(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[list[tuple[str, Any]], str]:
-        key: list[Any] = [len(args), *kwargs] if kwargs else [len(args)]
-        tensors: list[Any] = []
-        if not self._read(args, key, tensors) or (kwargs and not self._read(kwargs.values(), key, tensors)):
-            return self._arguments(args, kwargs)
-        whole = tuple(key)
-        known = self._known.get(whole)
-        if known is None:
-            found, skeleton = self._arguments(args, kwargs)
-            if len(found) != len(tensors):  # numbers that count as tensors, or containers nested too deep
-                return found, skeleton
-            if len(self._known) > _MANY:  # a number that is another one in every call
-                self._known.clear()
-            known = self._known[whole] = (tuple([path for path, _ in found]), skeleton)
-        return list(zip(known[0], tensors, strict=True)), known[1]
-
-    def _read(self, values: Iterable[Any], key: list[Any], tensors: list[Any]) -> bool:
-        """Adds to a key that is the same for arguments of the same structure, and the tensors among them in order.
-
-        False when it is not plain to see what they are. A type goes with every value, for 1 and True are equal.
-        """
-        at_sight, plain, is_tensor = self._tensors, self._values, self._is_tensor
-        for value in values:
-            kind = type(value)
-            if kind in at_sight:
-                key.append(_TENSOR_KEY)
-                tensors.append(value)
-            elif kind in plain:
-                key.append(kind)
-                key.append(value)
-            elif is_tensor(value):
-                key.append(_TENSOR_KEY)
-                tensors.append(value)
-            elif (kind is list or kind is tuple) and len(value) <= _LONGEST_LIST and len(key) < _LONGEST_KEY:
-                key.append(kind)
-                key.append(len(value))
-                if not self._read(value, key, tensors):
-                    return False
-            else:
-                return False
-        return True
+        found: tuple[list[tuple[str, Any]], str] = self.native.arguments(args, kwargs)
+        return found
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], str]:
         found: list[tuple[str, Any]] = []
@@ -124,7 +73,8 @@ class Flattener:
 
     def result(self, value: Any) -> list[tuple[str, Any]]:
         """The tensors of a call's result with their paths: `out`, `out.0`, `out.logits`."""
-        return [("out", value)] if type(value) in self._tensors else self._result(value)
+        found: list[tuple[str, Any]] = self.native.result(value)
+        return found
 
     def _result(self, value: Any) -> list[tuple[str, Any]]:
         if self._is_tensor(value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from astray.capture.engine import logger
+from astray.capture.telling import logger
 from astray.guard.trip import Trip, Tripped
 from astray.interrupts import pass_interrupt
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from astray.capture.engine import logger
+from astray.capture.telling import logger
 from astray.guard.places import Places
 from astray.guard.trip import Trip
 from astray.store import FlightRecorder

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.adapters import Adapter, adapter_for
-from astray.capture.engine import logger
 from astray.capture.ranks import rank_and_world_size
+from astray.capture.telling import logger
 from astray.guard import asked
 from astray.guard.acting import Acting, On
 from astray.guard.dumps import Dumps

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from astray.alarms.alarm import Alarm
-from astray.capture.engine import logger
+from astray.capture.telling import logger
 from astray.guard.spikes import Followed
 from astray.guard.trip import Trip
 from astray.interrupts import pass_interrupt

@@ -7,7 +7,6 @@ numpy. Both give the same results. `BACKEND` says which one was taken.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -54,8 +53,8 @@ _backend = _choose()
 BACKEND = "numpy" if _backend is numpy_kernels else "native"
 """Which code does the work: "native" or "numpy"."""
 
-native_measure: Callable[..., tuple[Any, ...]] | None = getattr(_backend, "measure_plain", None)
-"""`measure` for native callers: all arguments by place, and everything in plain tuples. None where it is not there."""
+measuring: Any = getattr(_backend, "measuring", None)
+"""`measure` for native callers, as a capsule; None where it is not there."""
 
 
 def measure(

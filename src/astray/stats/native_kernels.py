@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from astray.limits import threads_asked
 from astray.stats import _native, dtypes
-from astray.stats._native import contrast, measure, measure_plain, slices_apart
+from astray.stats._native import contrast, measure, measuring, slices_apart
 from astray.stats.types import Strided
 
-__all__ = ["contrast", "factorize", "gather", "measure", "measure_plain", "pack", "set_threads", "slices_apart"]
+__all__ = ["contrast", "factorize", "gather", "measure", "measuring", "pack", "set_threads", "slices_apart"]
 
 Array = npt.NDArray[Any]
 

@@ -1,8 +1,113 @@
 # Built by native/build.py, whose `load` gives it; not found by an import of its name before that.
 from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any
 
-from astray.record import Role
+from astray.capture.selection import Scope, Selection
+from astray.record import Kind, Phase, Role
+from astray.store import Intake
+
+class Site:
+    """A place in the program where calls happen; see native/sites.h."""
+
+    name: str
+    type: str
+    root: str
+    kind: Kind
+    module: str
+    judge: Selection | None
+    wanted: bool
+    inside: dict[Any, Site]
+    def __init__(self, name: str, type: str, root: str, kind: Kind = ..., module: str | None = None) -> None: ...
+
+class OpenCall:
+    """A call that has started: what the calls inside it and its backward need to know of it."""
+
+    site: Site
+    step: int
+    micro: int
+    phase: Phase
+    recompute: bool
+    parent: int | None
+    anchor: int | None
+    stack: int | None
+    frame: FrameType | None
+    seq: int
+    number: int
+    recorded: bool
+    adapter: Any
+    inside: bool | None
+
+class StackWalk:
+    def __init__(
+        self,
+        is_internal: Callable[[CodeType], bool],
+        add: Callable[[FrameType | None, FrameType | None, int | None], int],
+        /,
+    ) -> None: ...
+    def __call__(
+        self, frame: FrameType | None, outer: FrameType | None = None, outer_id: int | None = None, /
+    ) -> int | None: ...
+
+class Calls:
+    """The calls of one recording in progress; see native/calls.h. What depends on the settings is the engine's."""
+
+    step: int
+    latest_micro: int
+    recording: bool
+    listening: bool
+    is_here: bool
+    paused: bool
+    _writer: Intake
+    _micro: dict[str, int]
+    _passing: dict[str, int]
+    _called: set[str]
+    _selection: Selection
+    _scope: Scope | None
+    _phases: frozenset[str]
+    _forward_ended: bool
+    _by_module: bool
+    def __init__(self, writer: Intake, walk: StackWalk, /) -> None: ...
+    def enter(
+        self,
+        site: Site,
+        frame: FrameType | None,
+        *,
+        phase: Phase = ...,
+        recompute: bool = False,
+        micro: int | None = None,
+        row: bool = True,
+    ) -> OpenCall: ...
+    def begin(self, call: OpenCall, args: str | None, /) -> None: ...
+    def leave(self, call: OpenCall, /) -> None: ...
+    def innermost(self, site: Site, /) -> OpenCall | None: ...
+    def follows_gradients(self, call: OpenCall, /) -> bool: ...
+    def backward(self, forward: OpenCall, /) -> int: ...
+    def event(
+        self, site: Site, phase: Phase, parent: int | None = None, *, stack: int | None = None, args: str | None = None
+    ) -> int: ...
+    @property
+    def enclosing(self) -> OpenCall | None: ...
+    def _next_seq(self) -> int: ...
+    def _open_calls(self) -> list[OpenCall]: ...
+    def _observe_by(self, taker: Any, /) -> None: ...
+
+class Origins:
+    """From autograd nodes back to the module calls that made them."""
+
+    wanted: bool
+    def clear(self) -> None: ...
+
+class WatchedPlace:
+    """How one module is watched, whether or not its hooks are on. What its hooks do is None where it is what all do."""
+
+    before: Callable[..., None] | None
+    after: Callable[..., None] | None
+    children: Any
+    called: bool
+    def __init__(
+        self, before: Callable[..., None] | None, after: Callable[..., None] | None, children: Any, /
+    ) -> None: ...
 
 class InputEdges:
     def __new__(cls, inputs: list[tuple[str, Any]], /) -> InputEdges: ...
@@ -30,7 +135,7 @@ class Taker:
 
     `examples` has a tensor of every dtype with the name of it, `devices` the names of devices, `rings` the rings of
     CUDA devices. `stream` says which stream of a device is current, `together` measures tensors of a device by one
-    launch, `measure` measures memory of this process: its twin does where that is None.
+    launch, `measuring` is the capsule of the kernels: `first` measures memory of this process where it is None.
     """
 
     def __new__(
@@ -41,7 +146,7 @@ class Taker:
         rings: dict[Any, Any],
         stream: Callable[[int], int] | None,
         together: Callable[..., list[int] | None],
-        measure: Callable[..., Any] | None,
+        measuring: Any,
         identity: Callable[..., Any],
         unfilled: dict[int, Any],
         writer: Any,
@@ -56,7 +161,6 @@ class Taker:
     ) -> Taker: ...
     def observe(self, seq: int, role: Role, path: str, tensor: Any, /) -> bool | None: ...
     def observe_unread(self, seq: int, role: Role, path: str, tensor: Any, /) -> bool | None: ...
-    def observe_inputs(self, seq: int, inputs: list[tuple[str, Any]], unread: list[Any], /) -> None: ...
     def apply(self, on: bool, roles: frozenset[str], statistics: bool, values: bool, ops: bool, /) -> None: ...
     def catch(self, on: bool, /) -> None: ...
     def written(self, tensor: Any, /) -> None: ...

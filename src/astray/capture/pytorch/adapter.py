@@ -17,9 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.engine import Engine
-from astray.capture.pytorch.backward.gradients import LiveGradients
+from astray.capture.pytorch.backward.gradients import LiveGradients, Origins
 from astray.capture.pytorch.backward.last_nodes import LastNodes
-from astray.capture.pytorch.backward.origins import Origins
 from astray.capture.pytorch.calls.catalogue import Catalogue
 from astray.capture.pytorch.calls.collectives import Underway, unseen
 from astray.capture.pytorch.calls.functions import FunctionMode

@@ -7,7 +7,6 @@ memory to read (sparse, quantized, nested, meta, a subclass that wraps other ten
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.shards import Location, arrived, is_awaited, is_distributed, locate, signature, wraps_others
-from astray.capture.reading import Identity, Reading, Taker, Twin
+from astray.capture.reading import Identity, OddTensors, Reading, Taker
 from astray.device.devices import Devices
 from astray.device.quiet import quietly
 from astray.interrupts import pass_interrupt
@@ -49,16 +48,14 @@ class TorchReader:
         self._devices: dict[torch.device, str] = {}
         self._elsewhere = Devices()
 
-    def taker(self, twin: Twin) -> Taker | None:
-        if os.environ.get("ASTRAY_TAPS") == "python" or twin.writer.lanes is None:
-            return None
+    def taker(self, odd: OddTensors) -> Taker:
         with quietly():
             examples = [
                 (torch.empty(0, dtype=dtype, device="cpu"), name)
                 for dtype, name in NAMES.items()
                 if dtype is not torch.complex32  # torch warns about making one
             ]
-        _, lane, batch = twin.writer.lanes
+        _, lane, batch = odd.writer.lanes or (None, None, 0)
         found: Taker = load().Taker(
             examples,
             torch.nn.Parameter,
@@ -66,17 +63,17 @@ class TorchReader:
             self._elsewhere.rings,
             getattr(torch._C, "_cuda_getCurrentRawStream", None),
             self._elsewhere.measure_together,
-            kernels.native_measure if type(self) is TorchReader else None,
+            kernels.measuring if type(self) is TorchReader else None,
             Identity,
-            twin.unfilled.by_owner,
-            twin.writer,
+            odd.unfilled.by_owner,
+            odd.writer,
             lane,
             batch,
-            twin.observe,
-            twin.observe_unread,
-            twin.written,
-            twin.changed,
-            twin.first,
+            odd.observe,
+            odd.observe_unread,
+            odd.written,
+            odd.changed,
+            odd.first,
         )
         return found
 

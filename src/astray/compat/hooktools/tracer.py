@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.adapters import adapter_for
-from astray.capture.engine import logger
 from astray.capture.recorder import Recorder
+from astray.capture.telling import logger
 from astray.compat.hooktools.keys import Given
 from astray.compat.hooktools.tracer_config import FORWARD, TracerConfig
 from astray.errors import RecordError

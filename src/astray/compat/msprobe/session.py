@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from astray.capture.adapters import adapter_for
-from astray.capture.engine import logger
 from astray.capture.recorder import Opens, Recorder
 from astray.capture.settings import Given
+from astray.capture.telling import logger
 from astray.compat.msprobe.configuration import Configuration
 from astray.compat.msprobe.wanted import Wanted, holds_one
 from astray.errors import RecordError

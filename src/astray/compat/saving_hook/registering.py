@@ -16,12 +16,12 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_compiling
 
-from astray.capture.engine import logger
 from astray.capture.pytorch.calls.hooks import Hook
 from astray.capture.pytorch.calls.wrappers import Chain, can_be_called, chains, site_name, type_name
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.recorder import Recorder
 from astray.capture.settings import Given
+from astray.capture.telling import logger
 from astray.errors import RecordError
 from astray.record import NOTHING, ROOT
 from astray.store.info import RunInfo

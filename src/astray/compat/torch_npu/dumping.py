@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from astray.capture.adapters import Adapter, adapter_for
-from astray.capture.engine import logger
 from astray.capture.ranks import rank_and_world_size
 from astray.capture.recorder import Recorder
+from astray.capture.telling import logger
 from astray.compat.torch_npu.schedule import Schedule, every_step, step_schedule
 from astray.errors import RunExists, UsageError
 from astray.paths import absolute

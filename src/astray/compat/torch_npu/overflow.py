@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.adapters import adapter_for
-from astray.capture.engine import logger
 from astray.capture.ranks import rank_and_world_size
+from astray.capture.telling import logger
 from astray.errors import AstrayError
 from astray.guard.exact import Stop
 from astray.guard.guard import Guard

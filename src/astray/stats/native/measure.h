@@ -264,32 +264,47 @@ MeasureResult measure(Request &request) {
     return result;
 }
 
-PyObject *make_statistics(const MeasureResult &result, int64_t count) {
+// Measures what `request` has a layout of, without the interpreter lock when there is much. False with an error set.
+bool measure_request(Request &request, MeasureResult &result) {
+    const Layout &layout = request.layout;
+    if (!layout.count) return true;
+    uint64_t last = layout.origin;  // the index of the last element bounds all indices
+    for (int d = 0; d < layout.rank; ++d) last += (layout.dim[d].size - 1) * layout.dim[d].step;
+    request.wide_index = last >= UINT32_MAX / 2;  // 8-byte elements are two words
+    return unlocked(layout.count * layout.size, [&] { result = measure(request); });
+}
+
+Measurement plain(const MeasureResult &result, int64_t count) {
     const Measured &m = result.measured;
-    const bool some = m.moments.count > 0;
+    const double moments[] = {result.low,          result.high,       result.summary.mean,
+                              result.summary.std, result.summary.l2, result.absmax};
+    const int64_t counts[] = {m.zeros, m.nan, m.inf, count};
+    Measurement found;
+    for (int i = 0; i < 6; ++i) found.moments[i] = m.moments.count > 0 ? moments[i] : NAN;
+    std::copy(counts, counts + 4, found.counts);
+    found.first_bad = m.bad.there() ? static_cast<int64_t>(m.bad.index) : -1;
+    found.first_bad_value = m.bad.value;
+    found.fingerprint = m.fingerprint;
+    return found;
+}
+
+PyObject *make_statistics(const Measurement &found) {
     Fields fields(12);
-    fields.real_if(some, result.low);
-    fields.real_if(some, result.high);
-    fields.real_if(some, result.summary.mean);
-    fields.real_if(some, result.summary.std);
-    fields.real_if(some, result.summary.l2);
-    fields.real_if(some, result.absmax);
-    fields.integer(m.zeros);
-    fields.integer(m.nan);
-    fields.integer(m.inf);
-    fields.integer(count);
-    if (m.bad.there()) {
-        fields.integer(static_cast<int64_t>(m.bad.index));
-        if (std::isnan(m.bad.value)) fields.add(Py_NewRef(not_a_number));
-        else fields.real(m.bad.value);
+    for (const double moment : found.moments) fields.real_if(!std::isnan(moment), moment);
+    for (const int64_t number : found.counts) fields.integer(number);
+    if (found.first_bad >= 0) {
+        fields.integer(found.first_bad);
+        if (std::isnan(found.first_bad_value)) fields.add(Py_NewRef(not_a_number));
+        else fields.real(found.first_bad_value);
     } else {
         fields.none();
         fields.none();
     }
-    return fields.take();
+    return make_named(statistics_type, fields.take());
 }
 
-PyObject *measure_tensor(PyObject *const *args, Py_ssize_t nargs, bool named) {
+// measure(tensor, statistics, fingerprint, shard)
+PyObject *py_measure(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
     Request request;
     bool complex;
     if (!expect(nargs, 4) || !read_tensor(args[0], args[3], request.layout, request.type, complex)) return nullptr;
@@ -299,30 +314,52 @@ PyObject *measure_tensor(PyObject *const *args, Py_ssize_t nargs, bool named) {
     request.fingerprint = fingerprint;
     MeasureResult result{};
     const int64_t count = request.layout.count;
-    if (count) {
-        // The index of the last element bounds all indices.
-        const Layout &layout = request.layout;
-        uint64_t last = layout.origin;
-        for (int d = 0; d < layout.rank; ++d) last += (layout.dim[d].size - 1) * layout.dim[d].step;
-        request.wide_index = last >= UINT32_MAX / 2;  // 8-byte elements are two words
-        if (!unlocked(count * request.layout.size, [&] { result = measure(request); })) return nullptr;
-    }
+    if (!measure_request(request, result)) return nullptr;
+    const Measurement found = plain(result, count);
     Fields fields(2);
-    PyObject *measures = statistics ? make_statistics(result, count) : nullptr;
-    if (statistics) fields.add(named ? make_named(statistics_type, measures) : measures);
+    if (statistics) fields.add(make_statistics(found));
     else fields.none();
-    if (fingerprint) fields.add(PyLong_FromUnsignedLongLong(result.measured.fingerprint));
+    if (fingerprint) fields.add(PyLong_FromUnsignedLongLong(found.fingerprint));
     else fields.none();
-    return named ? make_named(measurement_type, fields.take()) : fields.take();
+    return make_named(measurement_type, fields.take());
 }
 
-// measure(tensor, statistics, fingerprint, shard)
-PyObject *py_measure(PyObject *, PyObject *const *args, Py_ssize_t nargs) { return measure_tensor(args, nargs, true); }
+// ---- for native callers --------------------------------------------------------------------------------------------
 
-// measure_plain(…): the same in plain tuples, which cost less to make
-PyObject *py_measure_plain(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
-    return measure_tensor(args, nargs, false);
+int dtype_number(const char *name) {
+    for (size_t i = 0; i < std::size(kNames); ++i)
+        if (std::strcmp(kNames[i].name, name) == 0) return static_cast<int>(i);
+    return -1;
 }
+
+int measure_memory(uint64_t address, int dtype, const int64_t *shape, const int64_t *stride, int rank, int statistics,
+                   Measurement *out) {
+    Request request;
+    if (rank > kMaxRank - 1) {
+        PyErr_Format(PyExc_ValueError, "A tensor of %d dimensions has more than can be measured.", rank);
+        return -1;
+    }
+    request.type = kNames[dtype].type;
+    request.statistics = statistics;
+    request.fingerprint = true;
+    Layout &layout = request.layout;
+    layout.base = reinterpret_cast<const char *>(static_cast<uintptr_t>(address));
+    layout.size = size_of(request.type);
+    layout.rank = rank;
+    for (int i = 0; i < rank; ++i) {
+        layout.dim[rank - 1 - i].size = shape[i];
+        layout.dim[rank - 1 - i].stride = stride[i];
+    }
+    finish_layout(layout);
+    if (kNames[dtype].complex) as_pairs(layout);
+    MeasureResult result{};
+    const int64_t count = layout.count;
+    if (!measure_request(request, result)) return -1;
+    *out = plain(result, count);
+    return 0;
+}
+
+Measuring measuring = {dtype_number, measure_memory};
 
 }  // namespace
 

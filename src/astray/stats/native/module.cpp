@@ -85,7 +85,6 @@ template <class Function> PyCFunction method(Function function) {
 
 PyMethodDef kMethods[] = {
     {"measure", method(py_measure), METH_FASTCALL, nullptr},
-    {"measure_plain", method(py_measure_plain), METH_FASTCALL, nullptr},
     {"moments", py_moments, METH_O, nullptr},
     {"powers", method(py_powers), METH_FASTCALL, nullptr},
     {"contrast", method(py_contrast), METH_FASTCALL, nullptr},
@@ -123,5 +122,8 @@ PyMODINIT_FUNC PyInit__native() {
     new_tuple = reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new));
     fill_tables();
     chosen_isa = kIsas[supported_isas() - 1];
-    return PyModule_Create(&kModule);
+    PyObject *module = PyModule_Create(&kModule), *capsule = PyCapsule_New(&measuring, MEASURING, nullptr);
+    if (module && capsule && PyModule_AddObjectRef(module, "measuring", capsule) < 0) Py_CLEAR(module);
+    Py_XDECREF(capsule);
+    return module;
 }

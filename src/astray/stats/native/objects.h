@@ -8,6 +8,7 @@
 
 #include <new>
 
+#include "../_measure.h"
 #include "elements.h"
 #include "layout.h"
 
@@ -116,6 +117,27 @@ bool read_shard(PyObject *shard, PyObject *shape, Layout &layout) {
     return inside;
 }
 
+// Counts the elements, and numbers them in row-major order.
+void finish_layout(Layout &layout) {
+    for (int d = 0; d < layout.rank; ++d) {
+        layout.dim[d].step = layout.count;
+        layout.count *= layout.dim[d].size;
+    }
+}
+
+// Complex elements as a dimension of two real numbers.
+void as_pairs(Layout &layout) {
+    for (int d = layout.rank; d; --d) {
+        layout.dim[d] = layout.dim[d - 1];
+        layout.dim[d].stride *= 2;
+        layout.dim[d].step *= 2;
+    }
+    layout.dim[0] = {2, 1, 1};
+    layout.rank += 1;
+    layout.count *= 2;
+    layout.origin *= 2;
+}
+
 // Reads a Strided, as nested loops over real numbers: a complex element is a dimension of two.
 bool read_tensor(PyObject *tensor, PyObject *shard, Layout &layout, Type &type, bool &complex) {
     if (!PyTuple_Check(tensor) || PyTuple_Size(tensor) != 4) {
@@ -143,22 +165,9 @@ bool read_tensor(PyObject *tensor, PyObject *shard, Layout &layout, Type &type, 
             return false;
         }
     }
-    for (int d = 0; d < layout.rank; ++d) {
-        layout.dim[d].step = layout.count;
-        layout.count *= layout.dim[d].size;
-    }
+    finish_layout(layout);
     if (shard != Py_None && !read_shard(shard, shape, layout)) return false;
-    if (complex) {
-        for (int d = layout.rank; d; --d) {
-            layout.dim[d] = layout.dim[d - 1];
-            layout.dim[d].stride *= 2;
-            layout.dim[d].step *= 2;
-        }
-        layout.dim[0] = {2, 1, 1};
-        layout.rank += 1;
-        layout.count *= 2;
-        layout.origin *= 2;
-    }
+    if (complex) as_pairs(layout);
     return true;
 }
 

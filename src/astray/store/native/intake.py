@@ -147,11 +147,15 @@ class Intake(ABC):
 
     @property
     def lanes(self) -> tuple[Rows, Rows, int] | None:
-        """Where `call_row` and `tensor_row` put rows, and from how many on they must be asked: for native code.
+        """Where native code puts the rows of calls and tensors, and from how many on it says that they are `crowded`.
 
-        None where they must always be asked.
+        None where each row has to go through `call_row` and `tensor_row`.
         """
         return self._backlog.calls, self._backlog.tensors, backlog.BATCH_ROWS
+
+    def crowded(self, lane: Rows) -> None:
+        """Say that a lane holds a batch. Waits when it is too long."""
+        self._backlog.crowded(lane)
 
     def values(
         self,

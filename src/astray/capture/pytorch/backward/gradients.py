@@ -24,13 +24,21 @@ from astray.capture.pytorch.shards import add_up
 
 if TYPE_CHECKING:
     from astray.capture.pytorch import _torch
-    from astray.capture.pytorch._torch import AccumulatedHook, ArrivingHook, InputEdges, LeafHook, LiveGradients
+    from astray.capture.pytorch._torch import (
+        AccumulatedHook,
+        ArrivingHook,
+        InputEdges,
+        LeafHook,
+        LiveGradients,
+        Origins,
+    )
 else:
     _torch = load()
     AccumulatedHook, ArrivingHook = _torch.AccumulatedHook, _torch.ArrivingHook
     InputEdges, LeafHook, LiveGradients = _torch.InputEdges, _torch.LeafHook, _torch.LiveGradients
+    Origins = _torch.Origins
 
-__all__ = ["AccumulatedHook", "ArrivingHook", "InputEdges", "LiveGradients", "living"]
+__all__ = ["AccumulatedHook", "ArrivingHook", "InputEdges", "LiveGradients", "Origins", "living"]
 
 living = _torch.living
 

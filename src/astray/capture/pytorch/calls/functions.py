@@ -6,7 +6,6 @@ calls inside are its own business: the mode is off there. Which functions are wo
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -22,7 +21,7 @@ from astray.capture.pytorch.backward.roots import BACKWARDS, backward_roots
 from astray.capture.pytorch.calls.catalogue import Catalogue, Function, Unfilled
 from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, Underway
 from astray.capture.pytorch.calls.places import Places
-from astray.capture.pytorch.calls.taking import Taking, Told
+from astray.capture.pytorch.calls.taking import Mode, Taking
 from astray.capture.pytorch.compiled.code import never_compiled
 
 _UNKNOWN, _BACKWARD = object(), object()
@@ -38,7 +37,7 @@ class _Opened:
         self.inner = inner
 
 
-class FunctionMode(Told, TorchFunctionMode):  # type: ignore[misc]
+class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
     """Records every call of a function in the catalogue, for as long as it is on torch's stack of modes."""
 
     def __init__(
@@ -58,25 +57,21 @@ class FunctionMode(Told, TorchFunctionMode):  # type: ignore[misc]
         places.sees_functions = True
         self._known: dict[Any, Any] = dict.fromkeys(BACKWARDS, _BACKWARD)
         self._opened = _OPENED if isinstance(gradients, LastNodes) else ()
-        self._is_native = self._taking.native is not None
-        if self._is_native:
-            self.attach("__torch_function__", False, self._taking.native, self._known, Function, underway)
+        self.attach("__torch_function__", False, self._taking.native, self._known, Function, underway)
 
     @never_compiled
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Torch calls its native twin instead, unless a compiler traces or watches what runs."""
+        """Torch calls a native method instead, unless a compiler traces or watches what runs."""
         if is_compiling():
             return func(*args, **(kwargs or {}))
-        if self._is_native:
-            return self._take(func, args, kwargs)
-        return self._run(func, args, kwargs or {}, sys._getframe().f_back)
+        return self._take(func, args, kwargs)
 
     def _run(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> Any:
-        """Runs a function and records its call. `frame` is the one that calls it."""
+        """Runs a function that is out of the ordinary, or met for the first time. `frame` is the one that calls it."""
         function = self._known.get(func, _UNKNOWN)
         if function is None or not self._engine.listening:
             return func(*args, **kwargs)

@@ -8,7 +8,7 @@ that nobody has filled. The run says elsewhere what compiled code hides.
 from __future__ import annotations
 
 import sys
-from types import CodeType, FrameType
+from types import CodeType
 
 from astray.capture.pytorch.files import TORCH, torch_folder
 
@@ -22,31 +22,9 @@ _BETWEEN = (f"{TORCH}_compile.py", f"{torch_folder('_dynamo')}eval_frame.py")
 """Where torch goes through on its way to a dispatch mode, whoever makes the call."""
 
 
-class Infrastructure:
-    """Tells by whose code a call is made."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[CodeType, bool | None]] = {}  # the code is held, so that its id stays its own
-
-    def calls(self, frame: FrameType | None) -> bool:
-        """Whether the innermost Python frame of a call belongs to it."""
-        while frame is not None:
-            code = frame.f_code
-            known = self._known.get(id(code))
-            if known is None:
-                known = self._known[id(code)] = (code, self.is_machinery(code))
-            if known[1] is not None:
-                return known[1]
-            frame = frame.f_back
-        return False
-
-    def is_machinery(self, code: CodeType) -> bool | None:
-        """Whether code belongs to it; None for code that is only on the way."""
-        return _is_machinery(code.co_filename)
-
-
-def _is_machinery(file: str) -> bool | None:
-    """None for code that is only on the way."""
+def is_machinery(code: CodeType) -> bool | None:
+    """Whether code belongs to it; None for code that is only on the way."""
+    file = code.co_filename
     if file in _BETWEEN:
         return None
     if file.startswith(_MACHINERY):

@@ -14,23 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._C import DisableTorchFunction, _current_graph_task_id, _get_tracing_state
 from torch.compiler import is_compiling
 
-from astray.capture.calls import native
 from astray.capture.catching import Found
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.identity import IdentityMap
 from astray.capture.objects import DEEPEST, MOST_TENSORS, Objects
-from astray.capture.observer import NOT_WRITTEN
-from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
-from astray.capture.pytorch.backward.origins import Origins
+from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients, Origins
 from astray.capture.pytorch.backward.parameters import ParameterCapture
 from astray.capture.pytorch.calls.catalogue import RUNNING
 from astray.capture.pytorch.calls.copies import CleanCopies
 from astray.capture.pytorch.calls.fast_paths import FastPaths
 from astray.capture.pytorch.calls.fsdp import Gathered, Gatherings
-from astray.capture.pytorch.calls.hooks import Hook, watch_compilers
+from astray.capture.pytorch.calls.hooks import Hook
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.sites import Sites
 from astray.capture.pytorch.calls.taking import Tensors, flattener
@@ -45,6 +41,7 @@ from astray.capture.pytorch.calls.wrappers import (
 )
 from astray.capture.pytorch.calls.wrappers import state as state_of
 from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCode, never_compiled
+from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.setup.watching import SetupCapture
 from astray.capture.pytorch.shards import is_distributed
 from astray.capture.pytorch.tensors import is_tensor
@@ -52,7 +49,10 @@ from astray.interrupts import pass_interrupt
 from astray.record import ROOT
 
 if TYPE_CHECKING:
+    from astray.capture.pytorch._torch import WatchedPlace
     from astray.capture.pytorch.compiled.taps import Taps
+
+_torch: Any = load()
 
 
 class ModuleCapture:
@@ -65,7 +65,7 @@ class ModuleCapture:
         self._modes = modes
         self._origins = origins
         self._sites = Sites(self._leave_out)
-        self._places: IdentityMap[nn.Module, _Place] = IdentityMap()
+        self._places: IdentityMap[nn.Module, WatchedPlace] = IdentityMap()
         self._forwards = BuiltinForwards()
         tapped = "modules" in engine.settings.compiled
         self._taps = self._make_taps() if tapped else None
@@ -78,23 +78,16 @@ class ModuleCapture:
         self._gatherings = Gatherings(engine, self._put_hooks, self._take_hooks, self._filled)
         self.setup = SetupCapture(engine, self._sites.chains, self._sites.of, self.parameters.writes)
         self._called = False
-        self._native = self._make_native()
-        self._gate = Gate(engine, self.enter, self._after)
+        self._native = _torch.Modules(
+            engine, self, self._flat.native, gradients, InputEdges, modes, origins, self._fast_paths, self._gatherings,
+            self.parameters, nn.Parameter,
+        )  # fmt: skip
+        self.enter: Callable[[Site, nn.Module, tuple[Any, ...], dict[str, Any], FrameType], None] = self._native.enter
+        """A module is about to run."""
+        self._gate = Gate(engine, self.enter, self._native.leave)
         self._listening = True
         self._compiled.start()
         self._copies = CleanCopies()
-
-    def _make_native(self) -> Any:
-        """What does the work of our hooks natively, and hands over to us what is out of the ordinary."""
-        if native is None:
-            return None
-        modules = native.Modules(
-            self._engine, self, self._flat.native, self._engine.tensors, self._gradients, InputEdges, self._modes,
-            self._origins, self._fast_paths, self._gatherings, self.parameters, self._states, nn.Parameter,
-        )  # fmt: skip
-        self.enter = modules.enter  # type: ignore[method-assign]
-        self._after = modules.leave  # type: ignore[method-assign]
-        return modules
 
     def attach(self, root: nn.Module, label: str = "") -> None:
         """Puts hooks on `root` and everything in it; sites carry `label` in front when there is one."""
@@ -134,10 +127,10 @@ class ModuleCapture:
         inner, recorder = chain.inner, chain.recorder
         if recorder is not inner:
             self._take_hooks(inner)
-            self._places[recorder] = _Place(recorder, self._gate.before_wrapper, self._after)
-            self._places[inner] = _Place(inner, self._gate.before_inner, self._gate.after_inner)
+            self._places[recorder] = _torch.WatchedPlace(self._gate.before_wrapper, None, Children(recorder))
+            self._places[inner] = _torch.WatchedPlace(self._gate.before_inner, self._gate.after_inner, Children(inner))
         elif inner not in self._places:
-            self._places[inner] = _Place(inner, self._before, self._after)
+            self._places[inner] = _torch.WatchedPlace(None, None, Children(inner))
         self._put_hooks(recorder)
         self._put_hooks(inner)
         self._fast_paths.add(inner)
@@ -181,16 +174,8 @@ class ModuleCapture:
         site, place = self._sites.of(module), self._places.get(module)
         if site is None or place is None or module in self._hooks or not (self._listening or self._taps):
             return
-        before: Any
-        after: Any
-        if self._native is None:
-            before = _BeforeHook(self._engine, place.before, site, place, self._follow, self.setup.first_call)
-            after = _AfterHook(self._engine, place.after, site)
-        else:
-            unusual = None if place.before == self._before else place.before
-            before = _NativeBefore(self._native, site, place, unusual, self._follow)
-            unusual = None if place.after == self._after else place.after
-            after = _NativeAfter(self._native, site, place, unusual, self._follow)
+        before = _BeforeHook(self._native, site, place, place.before, self._follow)
+        after = _AfterHook(self._native, site, place, place.after, self._follow)
         self._hooks[module] = handles = []  # known before it is filled, should one of these fail
         # By torch's own methods: a class may have others of these names, which refuse, or take fewer arguments.
         handles.append(nn.Module.register_forward_pre_hook(module, before, with_kwargs=True))
@@ -250,6 +235,7 @@ class ModuleCapture:
     def next_step(self) -> None:
         """Ends the step."""
         self._states.clear()
+        self._native.next_step()
         self._compiled.look_back(self._listening)
         if self._taps is not None:
             self._taps.next_step()
@@ -305,36 +291,7 @@ class ModuleCapture:
                 self._compiled.was_not_called(site)
                 never = f"{site.name}."
 
-    # -- what the hooks do ---------------------------------------------------------------------------------------
-
-    def _before(self, site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._engine.recording:
-            # Above this frame are the hook object and then torch's own function that goes on to call `forward`.
-            self.enter(site, module, args, kwargs, sys._getframe(2))
-
-    def enter(
-        self, site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
-    ) -> None:
-        """A module is about to run."""
-        engine = self._engine
-        self._called = True
-        self._fast_paths.check()
-        self._gatherings.check(module)
-        recompute = _current_graph_task_id() >= 0  # a forward inside a backward: checkpointing
-        call = engine.enter(site, frame, recompute=recompute)
-        self._modes.follow(call)
-        self._origins.entered(call)
-        if not call.recorded:
-            return
-        inputs, skeleton = self._flat.arguments(args, kwargs)
-        if call.seq != NOT_WRITTEN:
-            engine.begin(call, skeleton)
-            for path, tensor in inputs:
-                engine.tensors.observe(call.seq, "input", path, tensor)
-            if module._parameters or module._buffers or is_compiled(module):
-                self._observe_state(site, module, call.seq)
-        if engine.follows_gradients(call) and torch.is_grad_enabled():
-            call.adapter = InputEdges(inputs)
+    # -- what the hooks leave to us ------------------------------------------------------------------------------
 
     def _filled(self, gathered: Gathered) -> None:
         """FSDP has put a whole parameter in place, in memory of which other numbers may be known."""
@@ -390,31 +347,6 @@ class ModuleCapture:
         # Optimizers write to it without its version counter knowing.
         return identity.key, self._engine.tensors.forgotten
 
-    def _after(self, site: Site, result: Any) -> None:
-        call = self._engine.innermost(site)
-        if call is None:
-            return
-        try:
-            if call.recorded:
-                self._leave(call, result)
-        finally:
-            call.adapter = None
-            self._modes.unfollow(call)
-            self._engine.leave(call)
-            self._origins.left(self._engine.enclosing)
-
-    def _leave(self, call: OpenCall, result: Any) -> None:
-        engine = self._engine
-        if result is None and not call.recompute:  # checkpointing stops work done again by an exception of its own
-            self._note_exception(call.site, call.frame)
-        outputs = self._flat.result(result)
-        if call.seq != NOT_WRITTEN:
-            bad = [engine.tensors.observe(call.seq, "output", path, tensor) for path, tensor in outputs]
-            if any(bad):
-                self.gave_bad(call, outputs)
-        if call.adapter is not None:
-            self._gradients.watch(engine, call, call.adapter, outputs)
-
     def gave_bad(self, call: OpenCall, outputs: Tensors) -> None:
         """A call has given NaN or infinities, and somebody wants to know. torch's frame has what it was given."""
         given = call.frame.f_locals if call.frame is not None else {}
@@ -456,83 +388,12 @@ class _OnModule(Hook):
         )
 
 
-class _CallHook(_OnModule):
-    """One in Python."""
-
-    __slots__ = ("action", "engine", "site")
-
-    def __init__(self, engine: Engine, action: Callable[..., None], site: Site) -> None:
-        self.engine = engine
-        self.action = action
-        self.site = site
-
-    def sleeps(self) -> bool:
-        """Whether nothing may be done now: nobody listens, or a tracer would take it for a part of the model."""
-        engine = self.engine
-        if not (engine.recording or engine.has_open_calls):
-            return True
-        return _get_tracing_state() is not None or not engine.is_here
-
-
-class _Place:
-    """How one module is watched, whether or not its hooks are on."""
-
-    __slots__ = ("after", "before", "called", "children")
-
-    def __init__(self, module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> None:
-        self.before = before
-        self.after = after
-        self.called = False
-        self.children = Children(module)
-
-
-class _BeforeHook(_CallHook):
-    __slots__ = ("first_call", "follow", "place")
-
-    def __init__(
-        self,
-        engine: Engine,
-        action: Callable[..., None],
-        site: Site,
-        place: _Place,
-        follow: Callable[[nn.Module], Site | None],
-        first_call: Callable[[Site], None],
-    ) -> None:
-        super().__init__(engine, action, site)
-        self.place = place
-        self.follow = follow
-        self.first_call = first_call
-
-    @never_compiled
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
-        if is_compiling() or self.sleeps():
-            return
-        try:
-            with DisableTorchFunction():  # what is done here is no part of the program
-                place, site = self.place, self.site
-                first, place.called = not place.called, True
-                if not place.children.of(module):
-                    site = self.follow(module) or site
-                self.action(site, module, args, kwargs or {})
-                if first:
-                    self.first_call(site)
-        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
-            self.engine.failed(f"the call of {self.site.name}", error)
-
-
-class _AfterHook(_CallHook):
+class _BeforeHook(_torch.BeforeHook, _OnModule):  # type: ignore[misc]
     __slots__ = ()
 
-    @never_compiled
-    def __call__(self, _module: nn.Module, _args: Any, *rest: Any) -> None:
-        if is_compiling() or self.sleeps():
-            return
-        try:
-            with DisableTorchFunction():
-                # The result comes last, with and without keyword arguments before it.
-                self.action(self.site, rest[-1])
-        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
-            self.engine.failed(f"the call of {self.site.name}", error)
+
+class _AfterHook(_torch.AfterHook, _OnModule):  # type: ignore[misc]
+    __slots__ = ()
 
 
 @never_compiled
@@ -548,9 +409,5 @@ def _call_after(self: Any, _module: nn.Module, _args: Any, *rest: Any) -> None:
         self.run(rest[-1])
 
 
-if native is not None:
-    _NativeBefore = type("_NativeBefore", (native.BeforeHook, _OnModule), {"__slots__": ()})
-    _NativeAfter = type("_NativeAfter", (native.AfterHook, _OnModule), {"__slots__": ()})
-    native.shown_as(_NativeBefore, _call_before)
-    native.shown_as(_NativeAfter, _call_after)
-    watch_compilers(native)
+_torch.shown_as(_BeforeHook, _call_before)
+_torch.shown_as(_AfterHook, _call_after)

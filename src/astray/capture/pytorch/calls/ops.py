@@ -6,7 +6,6 @@ region runs as one piece, and the run says so elsewhere.
 
 from __future__ import annotations
 
-import sys
 from types import FrameType
 from typing import Any
 
@@ -19,7 +18,7 @@ from astray.capture.function_list import FunctionList
 from astray.capture.pytorch.calls.catalogue import NOT_MATHS, RUNNING, Unfilled, is_buffer_maker
 from astray.capture.pytorch.calls.collectives import FunctionalCollective, describe_op
 from astray.capture.pytorch.calls.places import Places
-from astray.capture.pytorch.calls.taking import Taking, Told
+from astray.capture.pytorch.calls.taking import Mode, Taking
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.structure import Flattener
@@ -110,7 +109,7 @@ def _given(which: list[tuple[int, str]], args: tuple[Any, ...], kwargs: dict[str
     return [args[i] if i < len(args) else kwargs.get(name) for i, name in which]
 
 
-class OpMode(Told, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
+class OpMode(Mode, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
     """Records every operation, for as long as it is on torch's stack of modes."""
 
     def __init__(self, engine: Engine, places: Places, listed: FunctionList | None) -> None:
@@ -122,9 +121,7 @@ class OpMode(Told, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
         places.sees_ops = True
         # By their ids, since torch hashes an operator in Python; each is held, so that its id stays its own.
         self._known: dict[int, tuple[OpOverload[..., Any], Op | FunctionalCollective | Unfilled | None]] = {}
-        self._is_native = self._taking.native is not None
-        if self._is_native:
-            self.attach("__torch_dispatch__", True, self._taking.native, self._known, Op, None)
+        self.attach("__torch_dispatch__", True, self._taking.native, self._known, Op, None)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -139,15 +136,13 @@ class OpMode(Told, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
     def __torch_dispatch__(
         self, func: OpOverload[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Torch calls its native twin instead, unless a compiler traces or watches what runs."""
-        if self._is_native:
-            return self._take(func, args, kwargs)
-        return self._run(func, args, kwargs or {}, sys._getframe().f_back)
+        """Torch calls a native method instead, unless a compiler traces or watches what runs."""
+        return self._take(func, args, kwargs)
 
     def _run(
         self, func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> Any:
-        """Runs an op and records its call. `frame` is the one that calls it."""
+        """Runs an op that is out of the ordinary, or met for the first time. `frame` is the one that calls it."""
         if not self._engine.listening:
             return self._places.run(func, args, kwargs)
         known = self._known.get(id(func))

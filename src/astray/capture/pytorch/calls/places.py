@@ -1,23 +1,20 @@
-"""Where in the program a function or op is called: in which module, in which phase, for which micro step.
+"""Where in the program a function or op is called.
 
-Used by the function and op levels. In the forward pass the enclosing module is the innermost call that is open; in the
-backward pass it is the one whose forward made the autograd node that is running.
+Used by the function and op levels, and natively by `Taking`. In the forward pass the enclosing module is the innermost
+call that is open; in the backward pass it is the one whose forward made the autograd node that is running.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from types import FrameType
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch._C import _current_graph_task_id
 
 from astray.capture.engine import Engine, OpenCall, Site
-from astray.capture.pytorch.backward.origins import Origins
-from astray.capture.pytorch.calls.infrastructure import Infrastructure
-from astray.record import Kind, Phase
+from astray.capture.pytorch.backward.gradients import Origins
+from astray.record import Kind
 from astray.registry import WeakRegistry
 
 
@@ -35,7 +32,7 @@ class Named(Protocol):
 
 
 class Places:
-    """Opens calls of functions and ops at their sites: `layers.3.attn/softmax`, or `/softmax` outside of modules."""
+    """Names the sites of functions and ops: `layers.3.attn/softmax`, or `/softmax` outside of modules."""
 
     _all: ClassVar[WeakRegistry[Places]] = WeakRegistry()  # of all recordings, to tell whose module a call is in
 
@@ -45,7 +42,6 @@ class Places:
         self.outside: dict[Named, Site] = {}  # of what is called outside of every module
         self._local = threading.local()
         self.sees_functions = self.sees_ops = False  # with both, one call must not be taken for two
-        self.infrastructure = Infrastructure()
         self._all.add(self)
 
     def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -68,34 +64,6 @@ class Places:
             return False
         self._local.op = None
         return True
-
-    def enter(self, callee: Named, frame: FrameType | None) -> OpenCall | None:
-        """Opens a call; None when it is not for this recording."""
-        engine = self._engine
-        if not engine.is_here or self.infrastructure.calls(frame):
-            return None
-        outer = engine.enclosing
-        passing = _current_graph_task_id() >= 0
-        if passing and (outer is None or not outer.recompute):
-            return self._enter_backward(callee, frame)
-        if outer is None and self._is_elsewhere():
-            return None
-        site = self._site(outer, callee)
-        if not engine.wants(site):
-            return None
-        phase: Phase = "update" if outer is not None and outer.phase == "update" else "forward"
-        return engine.enter(site, frame, phase=phase, recompute=passing)
-
-    def _enter_backward(self, callee: Named, frame: FrameType | None) -> OpenCall | None:
-        """The backward pass calls a function, outside of any module that runs."""
-        engine = self._engine
-        origin = self.origins.current()
-        site = self._site(origin, callee)
-        if not engine.wants(site):
-            return None
-        if torch.is_grad_enabled() and frame is not None:  # checkpointing runs a part of the forward again
-            return engine.enter(site, frame, recompute=True, micro=None if origin is None else origin.micro)
-        return engine.enter_backward(site, origin, engine.latest_micro if origin is None else origin.micro)
 
     def _site(self, outer: OpenCall | None, callee: Named) -> Site:
         known = self.outside if outer is None else outer.site.inside

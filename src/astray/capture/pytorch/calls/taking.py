@@ -10,25 +10,23 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
-from torch._C import DisableTorchFunction, _current_autograd_node, _current_graph_task_id, _get_tracing_state
-from torch._C._autograd import _get_sequence_nr
+from torch._C import DisableTorchFunction
 from torch._ops import OpOverload
 
-from astray.capture.calls import native
 from astray.capture.catching import Found
 from astray.capture.engine import Engine, OpenCall
 from astray.capture.objects import Objects
-from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients
 from astray.capture.pytorch.backward.last_nodes import LastNodes
+from astray.capture.pytorch.calls.infrastructure import is_machinery
 from astray.capture.pytorch.calls.places import Named, Places, is_overriding
+from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import PLAIN, is_tensor
 from astray.capture.structure import Flattener
 
 Tensors = list[tuple[str, torch.Tensor]]
 Take = Callable[..., Tensors | None]
 
-_NOTHING: list[torch.Tensor] = []
 _SPELLED: dict[type, Callable[[Any], str]] = {torch.Size: str} | {
     kind: lambda value: f"<torch.{type(value).__name__} {value}>"
     for kind in (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -36,28 +34,16 @@ _SPELLED: dict[type, Callable[[Any], str]] = {torch.Size: str} | {
 _VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 
 
-class _Untold:
-    """Stands for the native base of modes where there is none."""
-
-
-Told: Any = _Untold if native is None else native.Told
+Mode: Any = load().Mode
 """The other base of the modes: torch gets their method from it, without a line of Python."""
 
 
 def _equip() -> None:
-    """Tells the native part how torch is asked. What this torch does not have is None, and then Python serves."""
-    compiler = vars(torch.compiler)
-    watching = getattr(getattr(torch._C._dynamo, "eval_frame", None), "get_eval_frame_callback", None)
-    operator = OpOverload if OpOverload.__call__.__code__.co_names == ("_op",) else None
-    native.equip(
-        DisableTorchFunction, _current_graph_task_id, torch.is_grad_enabled, _get_tracing_state, _get_sequence_nr,
-        _current_autograd_node, operator, compiler if "_is_compiling_flag" in compiler else None, watching,
-        is_overriding,
-    )  # fmt: skip
+    """Tells the native part which operators do nothing but call `_op`, if torch has such, and how to ask classes."""
+    load().equip(OpOverload if OpOverload.__call__.__code__.co_names == ("_op",) else None, is_overriding)
 
 
-if native is not None:
-    _equip()
+_equip()
 
 
 def flattener(
@@ -104,46 +90,17 @@ class Taking:
     def __init__(self, engine: Engine, places: Places, gradients: LiveGradients | LastNodes | None = None) -> None:
         self._engine = engine
         self._places = places
-        self._gradients = gradients
         self.flat = flattener(spelled=isinstance(gradients, LastNodes))
-        self.native: Any = None  # does the same for plain calls, and hands over to us what is out of the ordinary
-        if native is not None:
-            self.native = native.Taking(
-                engine, self, places, places.outside, engine.tensors, self.flat.native, gradients, InputEdges,
-                places.infrastructure.is_machinery, places.origins,
-            )  # fmt: skip
+        self.native = load().Taking(
+            engine, self, places, places.outside, self.flat.native, gradients, InputEdges, is_machinery, places.origins
+        )
 
     def begin(
         self, callee: Callee, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> OpenCall | None:
         """A call starts: what the calls inside it need to know of it. None when it is not for us."""
-        engine, call = self._engine, None
-        try:
-            with DisableTorchFunction():  # what is done here is no part of the program
-                call = self._places.enter(callee, frame)
-                if call is None or not call.recorded:
-                    return call
-                has_row = call.seq != NOT_WRITTEN
-                watched = self._gradients is not None and call.phase == "forward"
-                watched = watched and engine.follows_gradients(call) and torch.is_grad_enabled()
-                if has_row or watched:
-                    plain = callee.is_plain and "out" not in kwargs
-                    found = self.flat.arguments(args, kwargs) if plain else callee.inputs(self.flat, args, kwargs)
-                    inputs, skeleton = found
-                    if has_row:
-                        engine.begin(call, skeleton)
-                        unread = _NOTHING if plain else callee.not_read(args, kwargs)
-                        engine.tensors.observe_inputs(call.seq, inputs, unread)
-                    if watched:
-                        call.adapter = InputEdges(inputs)
-                return call
-        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
-            try:
-                engine.failed(f"a call of {callee.type}", error)
-            finally:
-                if call is not None:
-                    engine.leave(call)  # or whatever follows would seem to be inside it
-            return None
+        call: OpenCall | None = self.native.begin(callee, args, kwargs, frame)
+        return call
 
     def end(
         self,
@@ -158,38 +115,8 @@ class Taking:
 
         Gives back what was taken; None when nobody asked for it.
         """
-        try:
-            if call.recorded:
-                with DisableTorchFunction():
-                    return (take or self._take_outputs)(call, callee, args, kwargs, result)
-        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
-            self._engine.failed(f"the result of {callee.type}", error)
-        finally:
-            call.adapter = None
-            self._engine.leave(call)
-        return None
-
-    def _take_outputs(
-        self, call: OpenCall, callee: Callee, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> Tensors | None:
-        tensors, seq, edges = self._engine.tensors, call.seq, call.adapter
-        plain = callee.is_plain and "out" not in kwargs
-        if not plain:
-            for tensor in callee.written(args, kwargs):
-                tensors.written(tensor)
-        if seq == NOT_WRITTEN and edges is None and not callee.makes_buffers:
-            return None
-        outputs = self.flat.result(result) if plain else callee.outputs(self.flat, args, kwargs, result)
-        if seq != NOT_WRITTEN:
-            bad = [tensors.observe_unread(seq, "output", path, tensor) for path, tensor in outputs]
-            if any(bad):
-                self.gave_bad(call, callee, args, kwargs, outputs)
-        if callee.makes_buffers:
-            for _, tensor in outputs:
-                tensors.changed(tensor)
-        if edges is not None and self._gradients is not None:
-            self._gradients.watch(self._engine, call, edges, outputs)
-        return outputs
+        taken: Tensors | None = self.native.end(call, callee, args, kwargs, result, take)
+        return taken
 
     def gave_bad(
         self, call: OpenCall, callee: Callee, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Tensors
@@ -210,7 +137,7 @@ class Taking:
 
     def made(self, result: Any, frame: FrameType | None) -> None:
         """Memory was made that nobody has filled yet. Who fills that of torch's machinery will not be seen."""
-        if self._places.infrastructure.calls(frame):
+        if self.native.is_machinery(frame):
             return
         try:
             with DisableTorchFunction():

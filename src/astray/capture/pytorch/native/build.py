@@ -30,7 +30,10 @@ NAME = "astray.capture.pytorch._torch"
 
 _SOURCES = Path(__file__).parent
 _PACKAGE = Path(__file__).parents[3]
-_HEADERS = (_PACKAGE / "device/_launch.h", _PACKAGE / "store/native/_columns.h")  # of the parts it works with
+_HEADERS = tuple(  # of the parts it works with
+    _PACKAGE / name
+    for name in ("device/_launch.h", "store/native/_columns.h", "store/native/ref.h", "stats/_measure.h")
+)
 _TORCH = Path(torch.__file__).parent
 _COMPILERS = ("cl",) if sys.platform == "win32" else ("c++", "g++", "clang++")
 _SHOWN = 6  # lines of what a compiler says: the first error, and where it is

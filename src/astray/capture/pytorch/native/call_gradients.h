@@ -12,8 +12,8 @@
 #include <atomic>
 #include <memory>
 
+#include "calls.h"
 #include "edges.h"
-#include "recording.h"
 
 namespace astray {
 
@@ -48,23 +48,22 @@ public:
     void guarded(Action action) {
         if (is_released()) return;
         const Ref engine = engine_, call = call_;  // `action` may end the recording
-        try {
-            if (!flag(engine, names->paused) && flag(engine, names->is_here)) action();
-        } catch (...) {
-            report(engine, attribute(call, names->site), "a gradient of %U");
-        }
+        Calls &calls = Calls::of(engine);
+        if (calls.paused || !calls.is_here) return;
+        calls.attempt(action, "a gradient of ", Calls::call_in(call).place().name);
     }
 
     static inline std::atomic<long> living{0};
 
 protected:
     // Records a gradient of the call `seq`, which begins with the first of them.
-    void see(Ref &seq, PyObject *role, PyObject *path, const at::Tensor &gradient) {
+    void see(std::optional<int64_t> &seq, Role role, PyObject *path, const at::Tensor &gradient) {
         if (is_released()) return;
         const Ref engine = engine_;
-        if (!seq) seq = call_method(engine, names->backward, call_.get());
-        const Ref number = seq;  // another thread may begin the next meanwhile
-        observe(engine, number, role, path, Ref::made(THPVariable_Wrap(gradient)));
+        Calls &calls = Calls::of(engine);
+        if (!seq) seq = calls.backward(Calls::call_in(call_));
+        const OutOfSight out_of_sight;
+        calls.tensors.observe({*seq, role, path}, gradient);
     }
 
     Ref engine_, call_;
@@ -85,14 +84,14 @@ public:
 
     void ran(const Tensors &computed, const Tensors &arrived) {
         guarded([&] {
-            Ref seq;
-            for (const Route &route : arrives_) see_route(seq, names->input, route, arrived);
-            for (const Route &route : sends_) see_route(seq, names->output, route, computed);
+            std::optional<int64_t> seq;
+            for (const Route &route : arrives_) see_route(seq, Role::input, route, arrived);
+            for (const Route &route : sends_) see_route(seq, Role::output, route, computed);
         });
     }
 
 private:
-    void see_route(Ref &seq, PyObject *role, const Route &route, const Tensors &gradients) {
+    void see_route(std::optional<int64_t> &seq, Role role, const Route &route, const Tensors &gradients) {
         if (route.index < gradients.size() && gradients[route.index].defined())  // else an output that nobody used
             see(seq, role, route.path, gradients[route.index]);
     }
@@ -153,8 +152,8 @@ public:
             Output &output = outputs[index];
             if (output.arrived) finish();  // a second backward through the same graph
             output.arrived = true;
-            see(seq_, names->input, output.path, gradient);
-            if (output.through) see(seq_, names->output, output.through, gradient);
+            see(seq_, Role::input, output.path, gradient);
+            if (output.through) see(seq_, Role::output, output.through, gradient);
         });
     }
 
@@ -163,7 +162,7 @@ public:
         guarded([&] {
             Target &target = targets[index];
             if (target.expected == 1) {
-                see(seq_, names->output, target.path, gradient);
+                see(seq_, Role::output, target.path, gradient);
                 return;
             }
             if (++target.terms == 1)
@@ -189,7 +188,7 @@ public:
 
     void release() override {
         Watched::release();
-        seq_ = Ref();
+        seq_.reset();
         for (Target &target : targets) target.total = at::Tensor();
     }
 
@@ -202,23 +201,23 @@ private:
         const at::Tensor total = std::exchange(target.total, at::Tensor());
         target.terms = 0;
         if (total.defined()) {
-            see(seq_, names->output, target.path, total);
+            see(seq_, Role::output, target.path, total);
             return;
         }
         const Ref why = Ref::made(PyUnicode_FromString(
             "its parts are distributed in different ways, and to add them takes communication"));
-        const Ref what = about("a gradient that %U sends", attribute(call_, names->site));
+        const Ref what = Ref::made(PyUnicode_FromFormat("a gradient that %U sends", Calls::call_in(call_).place().name.get()));
         call_method(Ref(engine_), names->missed, what.get(), why.get());
     }
 
     // Ends this pass through the graph.
     void finish() {
         for (Target &target : targets) complete_one(target);
-        seq_ = Ref();
+        seq_.reset();
         for (Output &output : outputs) output.arrived = false;
     }
 
-    Ref seq_;
+    std::optional<int64_t> seq_;  // of the backward that is under way
 };
 
 }  // namespace astray

@@ -17,7 +17,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "python.h"
+#include "structure.h"
 
 namespace astray {
 
@@ -36,23 +36,16 @@ struct Place {
     const at::TensorImpl *impl() const { return THPVariable_Unpack(tensor.get()).unsafeGetTensorImpl(); }
 };
 
-// Those of a list of (path, tensor) that take part in a graph.
-inline std::vector<Place> places_of(PyObject *given) {
+// Those that take part in a graph.
+inline std::vector<Place> places_of(const NamedTensors &given) {
     std::vector<Place> found;
-    const Ref pairs = Ref::made(PySequence_Fast(given, "Tensors come as a list of (path, tensor)."));
-    const Py_ssize_t count = PySequence_Fast_GET_SIZE(pairs.get());
-    for (Py_ssize_t i = 0; i < count; ++i) {
-        PyObject *pair = PySequence_Fast_GET_ITEM(pairs.get(), i);
-        PyObject *tensor = PyTuple_Check(pair) && PyTuple_Size(pair) == 2 ? PyTuple_GetItem(pair, 1) : nullptr;
-        if (!tensor || !THPVariable_Check(tensor)) {
-            PyErr_SetString(PyExc_TypeError, "Tensors come as a list of (path, tensor).");
-            throw PythonError();
-        }
-        const at::Tensor &value = THPVariable_Unpack(tensor);
+    found.reserve(given.size());
+    for (const NamedTensor &one : given) {
+        if (!THPVariable_Check(one.tensor)) raise(PyExc_TypeError, "Tensors come as a list of (path, tensor).");
+        const at::Tensor &value = THPVariable_Unpack(one.tensor);
         const NodePtr &node = value.grad_fn();
         if (node || value.requires_grad())
-            found.push_back({Ref::shared(PyTuple_GetItem(pair, 0)), Ref::shared(tensor), node,
-                             node ? static_cast<uint32_t>(value.output_nr()) : 0});
+            found.push_back({one.path, one.tensor, node, node ? static_cast<uint32_t>(value.output_nr()) : 0});
     }
     return found;
 }
@@ -60,7 +53,8 @@ inline std::vector<Place> places_of(PyObject *given) {
 // The inputs of a call, taken before it can change them in place.
 class InputEdges {
 public:
-    explicit InputEdges(PyObject *given) : born(at::sequence_number::peek()) {
+    explicit InputEdges(const NamedTensors &given) : born(at::sequence_number::peek()) {
+        inputs.reserve(given.size());
         for (Place &place : places_of(given)) {
             if (find(place) != kNowhere) continue;  // given twice: recorded under its first path
             has_leaves = has_leaves || !place.node;

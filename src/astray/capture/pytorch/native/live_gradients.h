@@ -9,7 +9,7 @@ namespace astray {
 class LiveGradients {
 public:
     // Sees the gradients of a call that has returned `outputs`.
-    void watch(PyObject *engine, PyObject *call, const InputEdges &edges, PyObject *given) {
+    void watch(PyObject *engine, PyObject *call, const InputEdges &edges, const NamedTensors &given) {
         const std::vector<Place> outputs = places_of(given);
         if (outputs.empty()) return;
         const uint64_t now = at::sequence_number::peek();

@@ -2,9 +2,9 @@
 //
 // One file to compile, for torch's headers take most of the time.
 
-#include "live_gradients.h"
+#include "ending.h"
+#include "modules.h"
 #include "parameter_hooks.h"
-#include "taker.h"
 
 namespace astray {
 namespace {
@@ -13,7 +13,7 @@ PyObject *make_edges(PyTypeObject *, PyObject *args, PyObject *) {
     return to_python([&] {
         PyObject *inputs;
         if (!PyArg_ParseTuple(args, "O", &inputs)) throw PythonError();
-        return Box<InputEdges>::make(inputs);
+        return Box<InputEdges>::make(named_tensors(inputs));
     });
 }
 
@@ -24,11 +24,10 @@ PyObject *make_live(PyTypeObject *, PyObject *, PyObject *) {
 // watch(engine, call, edges, outputs)
 PyObject *watch(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     return to_python([&] {
-        if (count != 4 || Py_TYPE(args[2]) != Box<InputEdges>::type) {
-            PyErr_SetString(PyExc_TypeError, "`watch` takes an engine, a call, InputEdges and the outputs.");
-            throw PythonError();
-        }
-        Box<LiveGradients>::in(self).watch(args[0], args[1], Box<InputEdges>::in(args[2]), args[3]);
+        if (count != 4 || !Object<Calls>::is(args[0]) || !Object<OpenCall>::is(args[1]) ||
+            Py_TYPE(args[2]) != Box<InputEdges>::type)
+            raise(PyExc_TypeError, "`watch` takes an engine, a call, InputEdges and the outputs.");
+        Box<LiveGradients>::in(self).watch(args[0], args[1], Box<InputEdges>::in(args[2]), named_tensors(args[3]));
         return none();
     });
 }
@@ -64,7 +63,7 @@ PyGetSetDef leaf_attributes[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-// use(add_up, apart, put_on_leaf, flags, callback): what is done in Python, and how to ask whether a compiler is at work
+// use(add_up, apart, put_on_leaf, flags, callback): what is done in Python, and how to tell whether a compiler is at work
 PyObject *use(PyObject *, PyObject *args) {
     return to_python([&] {
         PyObject *add_up, *apart, *put_on_leaf, *flags, *callback;
@@ -76,11 +75,22 @@ PyObject *use(PyObject *, PyObject *args) {
     });
 }
 
+// equip(op, overriding): the type of plain operators, and what tells whether a class of tensors is asked about functions
+PyObject *equip(PyObject *, PyObject *args) {
+    return to_python([&] {
+        PyObject *op, *overriding;
+        if (!PyArg_ParseTuple(args, "OO", &op, &overriding)) throw PythonError();
+        *facts = {Ref::shared(op), Ref::shared(overriding)};
+        return none();
+    });
+}
+
 // living(): of how many calls the gradients are still waited for, or lie in a graph that has outlived its recording
 PyObject *living(PyObject *, PyObject *) { return PyLong_FromLong(Watched::living); }
 
 PyMethodDef functions[] = {
     {"use", use, METH_VARARGS, nullptr},
+    {"equip", equip, METH_VARARGS, nullptr},
     {"shown_as", shown_as, METH_VARARGS, nullptr},
     {"living", living, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
@@ -94,6 +104,7 @@ Ref make_module() {
     names = new Names;
     helpers = new Helpers;
     compilers = new Compilers;
+    facts = new TorchFacts;
     Ref module = Ref::made(PyModule_Create(&definition));
     Box<InputEdges>::add_to(module, "astray.capture.pytorch._torch.InputEdges", {slot(Py_tp_new, make_edges)});
     Box<LiveGradients>::add_to(module, "astray.capture.pytorch._torch.LiveGradients",
@@ -107,7 +118,9 @@ Ref make_module() {
     Box<ArrivingHook>::add_to(module, "astray.capture.pytorch._torch.ArrivingHook",
                               {slot(Py_tp_new, ArrivingHook::make), slot(Py_tp_call, OnArrival::call),
                                slot(Py_tp_methods, arriving_methods)});
-    add_taker(module);
+    for (const auto add : {add_taker, add_sites, add_stacks, add_structures, add_origins, add_calls, add_functions,
+                           add_modules, add_endings})
+        add(module);
     return module;
 }
 

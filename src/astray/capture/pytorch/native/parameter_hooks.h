@@ -2,13 +2,14 @@
 
 #pragma once
 
-#include "recording.h"
+#include "calls.h"
 
 namespace astray {
 
 // Sees the gradient of a parameter each time something was added to it.
 struct AccumulatedHook {
-    Ref engine, site, seq{};
+    Ref engine, site;
+    std::optional<int64_t> seq{};  // of the event that is under way
     bool arrived = false;
     const at::TensorImpl *gradient = nullptr;  // the one it saw last, to be compared and not to be touched
     int64_t version = -1;                      // of that, or −1 where there is none
@@ -16,39 +17,44 @@ struct AccumulatedHook {
     static PyObject *make(PyTypeObject *, PyObject *args, PyObject *) {
         return to_python([&] {
             PyObject *engine, *site;
-            if (!PyArg_ParseTuple(args, "OO", &engine, &site)) throw PythonError();
+            if (!PyArg_ParseTuple(args, "O!O!", Object<Calls>::type, &engine, Object<Site>::type, &site)) throw PythonError();
             return Box<AccumulatedHook>::make(AccumulatedHook{Ref::shared(engine), Ref::shared(site)});
         });
     }
 
     static Ref run(AccumulatedHook &self, PyObject *parameter) {
         const bool arrived = std::exchange(self.arrived, false);
-        const Ref gradient = attribute(parameter, names->grad);
-        if (gradient.get() == Py_None && !arrived) return none();  // compiled code calls for those it has nothing for
-        const Ref before = std::exchange(self.seq, Ref());  // whatever happens, the next gradient is another event's
-        if (gradient.get() == Py_None) {
+        const at::Tensor gradient = grad_of(parameter);
+        if (!gradient.defined() && !arrived) return none();  // compiled code calls for those it has nothing for
+        const auto before = std::exchange(self.seq, {});  // whatever happens, the next gradient is another event's
+        if (!gradient.defined()) {
             const Ref why = Ref::made(PyUnicode_FromString("another hook took it away first"));
-            call_method(self.engine, names->missed, about("the gradient of %U", self.site).get(), why.get());
+            const Ref what = Ref::made(PyUnicode_FromFormat("the gradient of %U", Object<Site>::in(self.site).name.get()));
+            call_method(self.engine, names->missed, what.get(), why.get());
         } else {
             self.see(before, names->grad, gradient);
-            self.gradient = THPVariable_Unpack(gradient.get()).unsafeGetTensorImpl();
+            self.gradient = gradient.unsafeGetTensorImpl();
             self.version = version_of(gradient);
         }
         return none();
     }
 
     // Records a gradient of the event `number`, or of a new one where there is none; gives back its number.
-    Ref see(Ref number, PyObject *path, PyObject *seen) {
+    std::optional<int64_t> see(std::optional<int64_t> number, PyObject *path, const at::Tensor &seen) {
         const Ref to = engine, of = site;
-        if (!flag(to, names->listening) || !flag(to, names->is_here)) return number;
-        try {
-            if (!number) number = call_method(to, names->event, of.get(), names->backward.get());
-            observe(to, number, names->gradient, path, seen);
-        } catch (...) {
-            report(to, of, "the gradient of %U");
-        }
+        Calls &calls = Calls::of(to);
+        if (!calls.listening || !calls.is_here) return number;
+        const auto observe = [&] {
+            if (!number) number = calls.event(of, Phase::backward);
+            const OutOfSight out_of_sight;
+            calls.tensors.observe({*number, Role::gradient, path}, seen);
+        };
+        calls.attempt(observe, "the gradient of ", Object<Site>::in(of).name);
         return number;
     }
+
+    // What has accumulated in a parameter. Asked for as the program would be told of it, though not by its modes.
+    static at::Tensor grad_of(PyObject *parameter) { return THPVariable_Unpack(parameter).grad(); }
 
     // How often a gradient was written to since it was seen; −1 when it is another one, or not known.
     static PyObject *writes(PyObject *self, PyObject *given) {
@@ -56,13 +62,13 @@ struct AccumulatedHook {
             const auto &seen = Box<AccumulatedHook>::in(self);
             const bool known = THPVariable_Check(given) && seen.version >= 0 &&
                                THPVariable_Unpack(given).unsafeGetTensorImpl() == seen.gradient;
-            return Ref::made(PyLong_FromLongLong(known ? version_of(given) - seen.version : -1));
+            return to_object(known ? version_of(THPVariable_Unpack(given)) - seen.version : -1);
         });
     }
 
 private:
-    static int64_t version_of(PyObject *tensor) {
-        at::TensorImpl *impl = THPVariable_Unpack(tensor).unsafeGetTensorImpl();
+    static int64_t version_of(const at::Tensor &tensor) {
+        at::TensorImpl *impl = tensor.unsafeGetTensorImpl();
         return impl->is_inference() ? -1 : impl->version_counter().current_version();
     }
 };
@@ -84,10 +90,10 @@ struct ArrivingHook {
         const Ref alive = self.accumulated;
         AccumulatedHook &accumulated = Box<AccumulatedHook>::in(alive);
         accumulated.arrived = gradient != Py_None;
-        accumulated.seq = Ref();  // of one that a signal handler's exception has cut short
+        accumulated.seq.reset();  // of one that a signal handler's exception has cut short
         const Ref parameter = call(self.parameter);
-        if (gradient != Py_None && parameter.get() != Py_None && attribute(parameter, names->grad).get() != Py_None)
-            accumulated.seq = accumulated.see(Ref(), names->added, gradient);
+        if (gradient != Py_None && parameter.get() != Py_None && AccumulatedHook::grad_of(parameter).defined())
+            accumulated.seq = accumulated.see({}, names->added, THPVariable_Unpack(gradient));
         return none();
     }
 };

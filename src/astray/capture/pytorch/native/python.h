@@ -1,73 +1,17 @@
-// Python objects as C++ values: owned references, errors as exceptions, types around C++ objects.
-//
-// No other file counts references. An error of Python's is thrown as a `PythonError` while it stays set on the thread;
-// `to_python` ends the throwing where the interpreter has called us.
+// Calls into Python, the interpreter's lock, and Python types around C++ objects.
 
 #pragma once
 
-#include <Python.h>
+#include "../../../store/native/ref.h"
 
-#include <exception>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
-#include <new>
-#include <utility>
+#include <initializer_list>
+#include <optional>
+#include <vector>
 
 namespace astray {
-
-struct PythonError {};
-
-class Ref {
-public:
-    Ref() = default;
-    Ref(const Ref &other) : object_(other.object_) { Py_XINCREF(object_); }
-    Ref(Ref &&other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
-    Ref &operator=(Ref other) noexcept {
-        std::swap(object_, other.object_);
-        return *this;
-    }
-    ~Ref() { Py_XDECREF(object_); }
-
-    // Takes over what a function has just made; nullptr means that it has set an error.
-    static Ref made(PyObject *object) {
-        if (!object) throw PythonError();
-        return Ref(object);
-    }
-    // Shares an object that somebody else holds.
-    static Ref shared(PyObject *object) {
-        Py_XINCREF(object);
-        return Ref(object);
-    }
-
-    PyObject *get() const { return object_; }
-    operator PyObject *() const { return object_; }
-    explicit operator bool() const { return object_ != nullptr; }
-    PyObject *release() { return std::exchange(object_, nullptr); }
-
-private:
-    explicit Ref(PyObject *object) : object_(object) {}
-    PyObject *object_ = nullptr;
-};
-
-inline Ref none() { return Ref::shared(Py_None); }
-inline Ref interned(const char *text) { return Ref::made(PyUnicode_InternFromString(text)); }
-inline Ref attribute(PyObject *object, PyObject *name) { return Ref::made(PyObject_GetAttr(object, name)); }
-
-// What a function gives that says by a negative number that it has set an error.
-inline int check(int done) {
-    if (done < 0) throw PythonError();
-    return done;
-}
-
-[[noreturn]] inline void raise(PyObject *type, const char *sentence) {
-    PyErr_SetString(type, sentence);
-    throw PythonError();
-}
-
-inline bool is_true(const Ref &value) {
-    const int truth = PyObject_IsTrue(value);
-    if (truth < 0) throw PythonError();
-    return truth;
-}
 
 template <class... Given>
 Ref call(PyObject *function, Given... given) {
@@ -104,29 +48,51 @@ private:
     PyThreadState *state_;
 };
 
-// Sets the Python error that a C++ exception stands for. To be called in a `catch (...)`.
-inline void set_error() {
-    try {
-        throw;
-    } catch (const PythonError &) {  // it is set
-    } catch (const std::bad_alloc &) {
-        PyErr_NoMemory();
-    } catch (const std::exception &error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-    } catch (...) {
-        PyErr_SetString(PyExc_RuntimeError, "an unknown C++ exception");
+// The Python error that is set, taken off until it is put back or let go of.
+class SavedError {
+public:
+    SavedError() {
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        type_ = Ref::owned(type), value_ = Ref::owned(value), trace_ = Ref::owned(trace);
     }
+    void restore() { PyErr_Restore(type_.release(), value_.release(), trace_.release()); }
+
+    // The exception itself, with its traceback.
+    Ref exception() {
+        PyObject *type = type_.release(), *value = value_.release(), *trace = trace_.release();
+        PyErr_NormalizeException(&type, &value, &trace);
+        type_ = Ref::owned(type), value_ = Ref::owned(value), trace_ = Ref::owned(trace);
+        if (trace_) PyException_SetTraceback(value_, trace_);
+        return value_;
+    }
+
+private:
+    Ref type_, value_, trace_;
+};
+
+// ---- Python types around C++ objects -------------------------------------------------------------------------------
+
+template <class Function>
+PyType_Slot slot(int number, Function function) {
+    return {number, reinterpret_cast<void *>(function)};
 }
 
-// What the interpreter gets from `work`: a reference, or nullptr with an error set.
-template <class Work>
-PyObject *to_python(Work work) noexcept {
-    try {
-        return work().release();
-    } catch (...) {
-        set_error();
-        return nullptr;
-    }
+inline PyCFunction fast(PyObject *(*function)(PyObject *, PyObject *const *, Py_ssize_t)) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+inline PyCFunction with_names(PyObject *(*function)(PyObject *, PyObject *, PyObject *)) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+inline PyTypeObject *add_type(PyObject *module, const char *name, size_t size, unsigned flags,
+                              std::vector<PyType_Slot> slots) {
+    slots.push_back({0, nullptr});
+    PyType_Spec spec = {name, static_cast<int>(size), 0, static_cast<unsigned>(Py_TPFLAGS_DEFAULT) | flags, slots.data()};
+    auto *type = reinterpret_cast<PyTypeObject *>(Ref::made(PyType_FromSpec(&spec)).release());  // for good
+    check(PyModule_AddType(module, type));
+    return type;
 }
 
 // A Python object around a C++ one. The garbage collector does not look into it, so it must not be part of a circle
@@ -160,19 +126,106 @@ struct Box {
     }
 
     // Makes the type, and adds it to the module under the last part of its name.
-    static void add_to(PyObject *module, const char *name, std::initializer_list<PyType_Slot> slots) {
-        std::vector<PyType_Slot> all(slots);
-        all.push_back({Py_tp_dealloc, reinterpret_cast<void *>(dealloc)});
-        all.push_back({0, nullptr});
-        PyType_Spec spec = {name, static_cast<int>(sizeof(Box)), 0, Py_TPFLAGS_DEFAULT, all.data()};
-        type = reinterpret_cast<PyTypeObject *>(Ref::made(PyType_FromSpec(&spec)).release());  // for good
-        if (PyModule_AddType(module, type) < 0) throw PythonError();
+    static void add_to(PyObject *module, const char *name, std::vector<PyType_Slot> slots) {
+        slots.push_back(slot(Py_tp_dealloc, dealloc));
+        type = add_type(module, name, sizeof(Box), 0, std::move(slots));
     }
 };
 
-template <class Function>
-PyType_Slot slot(int number, Function function) {
-    return {number, reinterpret_cast<void *>(function)};
+// One that the garbage collector looks into, and that Python classes may be made of. `Value` can be made of nothing,
+// and has `each`, which shows a function all references that may be part of a circle.
+template <class Value>
+struct Object {
+    PyObject_HEAD
+    Value value;
+
+    static inline PyTypeObject *type = nullptr;
+
+    static Value &in(PyObject *object) { return reinterpret_cast<Object *>(object)->value; }
+    static Value &checked(PyObject *object) {
+        if (!is(object)) raise(PyExc_TypeError, "%R is no %s.", object, type->tp_name);
+        return in(object);
+    }
+    static bool is(PyObject *object) { return PyObject_TypeCheck(object, type); }
+    static PyObject *around(Value &value) {
+        return reinterpret_cast<PyObject *>(reinterpret_cast<char *>(&value) - offsetof(Object, value));
+    }
+
+    static Ref make() { return Ref::made(create(type, nullptr, nullptr)); }
+
+    static PyObject *create(PyTypeObject *kind, PyObject *, PyObject *) {
+        PyObject *self = kind->tp_alloc(kind, 0);
+        if (self) new (&in(self)) Value();
+        return self;
+    }
+
+    static int traverse(PyObject *self, visitproc visit, void *arg) {
+        Py_VISIT(Py_TYPE(self));
+        int stopped = 0;
+        in(self).each([&](Ref &one) {
+            if (!stopped && one) stopped = visit(one, arg);
+        });
+        return stopped;
+    }
+    static int clear(PyObject *self) {
+        in(self).each([](Ref &one) { const Ref gone = std::move(one); });
+        return 0;
+    }
+    static void dealloc(PyObject *self) {
+        PyTypeObject *kind = Py_TYPE(self);
+        PyObject_GC_UnTrack(self);
+        in(self).~Value();
+        kind->tp_free(self);
+        Ref::made(reinterpret_cast<PyObject *>(kind));  // the reference that it had
+    }
+
+    static void add_to(PyObject *module, const char *name, std::vector<PyType_Slot> slots) {
+        for (const PyType_Slot &own : {slot(Py_tp_new, create), slot(Py_tp_traverse, traverse), slot(Py_tp_clear, clear),
+                                       slot(Py_tp_dealloc, dealloc)})
+            slots.push_back(own);
+        type = add_type(module, name, sizeof(Object), Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, std::move(slots));
+    }
+};
+
+// ---- their attributes ----------------------------------------------------------------------------------------------
+
+inline Ref to_object(const Ref &value) { return value ? value : none(); }
+inline Ref to_object(bool value) { return Ref::shared(value ? Py_True : Py_False); }
+inline Ref to_object(int64_t value) { return Ref::made(PyLong_FromLongLong(value)); }
+inline Ref to_object(const std::optional<int64_t> &value) { return value ? to_object(*value) : none(); }
+
+inline void read_object(PyObject *given, Ref &value) { value = given == Py_None ? Ref() : Ref::shared(given); }
+inline void read_object(PyObject *given, bool &value) { value = is_true(given); }
+inline void read_object(PyObject *given, int64_t &value) { value = integer(given); }
+inline void read_object(PyObject *given, std::optional<int64_t> &value) {
+    if (given == Py_None) value.reset();
+    else value = integer(given);
+}
+
+template <class Work>
+int to_status(Work work) noexcept {
+    try {
+        work();
+        return 0;
+    } catch (...) {
+        set_error();
+        return -1;
+    }
+}
+
+// A member of what is in an `Object`, as an attribute of its name.
+template <class Value, auto member>
+PyGetSetDef member_of(const char *name) {
+    const getter get = [](PyObject *self, void *) {
+        return to_python([&] { return to_object(Object<Value>::in(self).*member); });
+    };
+    const setter set = [](PyObject *self, PyObject *given, void *) {
+        return to_status([&] {
+            if (!given) raise(PyExc_AttributeError, "It cannot be deleted.");
+            read_object(given, Object<Value>::in(self).*member);
+        });
+    };
+    return {name, get, set, nullptr, nullptr};
 }
 
 // A Python function that does `work` and must not be called once that has gone.

@@ -1,10 +1,9 @@
-// How gradients reach the recording: the engine in Python is asked and told, out of sight of the program's modes.
+// How our native code is kept apart from the program: out of sight of its modes, and of compilers.
 
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include "compilers.h"
 #include "python.h"
@@ -12,12 +11,11 @@
 namespace astray {
 
 struct Names {
-    Ref added = interned("added"), backward = interned("backward"),
-        event = interned("event"), failed = interned("failed"), grad = interned("grad"), gradient = interned("gradient"),
-        input = interned("input"), is_here = interned("is_here"), listening = interned("listening"),
-        missed = interned("missed"), name = interned("name"), observe = interned("observe"),
-        output = interned("output"), paused = interned("paused"), remove = interned("remove"), site = interned("site"),
-        tensors = interned("tensors");
+    Ref added = interned("added"), call_row = interned("call_row"), crowded = interned("crowded"),
+        failed = interned("failed"), follows = interned("_follows"), grad = interned("grad"),
+        is_in_scope = interned("_is_in_scope"), lanes = interned("lanes"), left = interned("left"),
+        missed = interned("missed"), outermost = interned("_outermost"), remove = interned("remove"),
+        wants = interned("wants");
 };
 inline Names *names;
 
@@ -28,8 +26,6 @@ struct Helpers {
     Ref put_on_leaf;  // puts a hook on a tensor that no graph takes along
 };
 inline Helpers *helpers;
-
-inline bool flag(PyObject *engine, PyObject *name) { return is_true(attribute(engine, name)); }
 
 // What is done meanwhile is no part of the program: neither modes nor tensor classes are told of it.
 class OutOfSight {
@@ -45,28 +41,6 @@ public:
 private:
     at::impl::TorchFunctionDisabledState before_;
 };
-
-inline void observe(PyObject *engine, PyObject *seq, PyObject *role, PyObject *path, PyObject *gradient) {
-    const OutOfSight out_of_sight;
-    call_method(attribute(engine, names->tensors), names->observe, seq, role, path, gradient);
-}
-
-inline Ref about(const char *format, PyObject *site) {
-    return Ref::made(PyUnicode_FromFormat(format, attribute(site, names->name).get()));
-}
-
-// Tells the engine of the exception that is being handled. What has to reach the program after all, such as an
-// interrupt, is thrown on; so is what the engine raises, which knows the exceptions of the program's signal handlers.
-inline void report(PyObject *engine, PyObject *site, const char *format) {
-    set_error();
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw PythonError();
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    const Ref kind = Ref::made(type), error = Ref::made(value), traceback = trace ? Ref::made(trace) : Ref();
-    if (traceback) PyException_SetTraceback(error, traceback);
-    call_method(engine, names->failed, about(format, site).get(), error.get());
-}
 
 // Runs what a hook does, on whatever thread of the backward pass it was called.
 template <class Work>

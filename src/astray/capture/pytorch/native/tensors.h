@@ -34,12 +34,31 @@ struct Layout;
 struct Way;
 
 // What is known of a memory once it has been measured; see `Sighting` in sightings.py.
-enum { kStatistics, kFingerprint, kValues, kPlacement, kNote, kKept };
-using Kept = std::array<Ref, kKept>;
+struct Kept {
+    int64_t ticket = -1;  // for what is measured later
+    bool is_measured = false, has_statistics = false;
+    Measurement measured{};
+    Ref values, placement, note;  // empty where there is none
+
+    static Kept of_ticket(int64_t ticket) {
+        Kept kept;
+        kept.ticket = ticket;
+        return kept;
+    }
+    static Kept of_python(PyObject *sighting);
+    Ref statistics() const;
+    bool is_bad() const {
+        return has_statistics && (measured.counts[kNanCount] || measured.counts[kInfCount]);
+    }
+};
+
+enum class Role : uint8_t { input, output, parameter, gradient, state };
 
 // The call, role and path of a tensor.
 struct Row {
-    PyObject *seq, *role, *path;
+    int64_t seq;
+    Role role;
+    PyObject *path;
 };
 
 class Layouts {
@@ -50,12 +69,19 @@ class Layouts {
     std::unordered_multimap<uint64_t, std::shared_ptr<Layout>> known_;
 };
 
+// A dtype that can be measured.
+struct Dtype {
+    Ref name;  // empty for one that cannot
+    Text text{};
+    int number = -1;  // of the kernels
+};
+
 // What a tensor is right now. Two hold the same numbers in the same order if all of it is the same; of contiguous ones
 // the shapes may differ.
 struct Identity {
     c10::Storage storage;
     std::shared_ptr<Layout> layout;
-    PyObject *dtype;  // of the taker's
+    const Dtype *dtype;  // of the taker's
     uint64_t address;
     int64_t version;
     c10::Device device;
@@ -64,11 +90,10 @@ struct Identity {
 struct Sighting {
     uint64_t address;
     int64_t version;
-    PyObject *dtype;
+    const Dtype *dtype;
     std::shared_ptr<Layout> layout;
     Kept kept;
-    Ref device;
-    Ref number;  // of the value; empty until there is a row of it
+    int64_t number = -1;  // of the value; −1 until there is a row of it
 
     bool is_of(const Identity &what) const;
 };
@@ -78,14 +103,14 @@ struct Memory {
     std::vector<Sighting> sightings;
     bool is_known = false;           // which value it is
     int64_t since = 0, until = 0;    // the versions in which it is this value; most often there is one
-    Ref number;                      // of the value; empty until there is a row of it
+    int64_t number = -1;             // of the value; −1 until there is a row of it
 };
 
 class Memories {
    public:
     Memory &of(const c10::Storage &storage);
     Sighting *find(const Identity &what);
-    Ref value(Memory &memory, int64_t version);
+    int64_t value(Memory &memory, int64_t version);
     // An op has written to a memory, and its version will say so when the op has returned.
     void written_ahead(const c10::Storage &storage, int64_t version);
     void forget(const c10::Storage &storage);
@@ -124,16 +149,19 @@ class Regulars {
 struct NamedDevice {
     c10::Device where;
     Ref device, name;  // as torch has it, and its name in rows
+    Text text;
 };
 
 class Taker {
    public:
-    Ref parameter_type, tensor_type, devices, rings, stream, together, measure, identity, unfilled, writer, lane, roles;
-    Ref twin_observe, twin_observe_unread, twin_written, twin_changed, first;
-    std::array<Ref, static_cast<size_t>(c10::ScalarType::NumOptions)> types;  // names; empty for what is not measured
-    const Appending *appending = nullptr;  // how rows get into the lane; NULL when the writer has to be asked
+    Ref parameter_type, tensor_type, devices, rings, stream, together, identity, unfilled, writer, lane;
+    Ref odd_observe, odd_observe_unread, odd_written, odd_changed, first;
+    std::array<Dtype, static_cast<size_t>(c10::ScalarType::NumOptions)> types;
+    const Appending *appending = nullptr;  // how rows get into the lane; NULL when the writer takes each
+    const Measuring *measuring = nullptr;  // NULL when memory of this process is measured in Python
     const Launching *launching = nullptr;  // NULL when kernels are not launched natively
     Py_ssize_t batch = 0;
+    uint8_t roles = 0;  // which are recorded: a bit each
     int64_t rows = 0;  // counted here, for the quota
     bool on = false, statistics = true, values = false;
     bool ops = false;       // calls are seen before the version counters know of their writes
@@ -144,12 +172,21 @@ class Taker {
 
     // Records one tensor as it is now. Gives whether it holds NaN or infinities, if that is known and asked for.
     bool observe(const Row &row, PyObject *tensor);
+    bool observe(const Row &row, const at::Tensor &tensor);
     // The same for one whose memory may not have been filled yet.
     bool observe_unread(const Row &row, PyObject *tensor);
-    void observe_inputs(PyObject *seq, PyObject *inputs, PyObject *unread);
-    void note_change(const Ref &twin, PyObject *tensor, bool more, bool ahead);
+    // A call has written into this tensor, perhaps without its version counter knowing; `written`: it may be filled now.
+    void changed(PyObject *tensor) { note_change(odd_changed, tensor, false, false); }
+    void written(PyObject *tensor) { note_change(odd_written, tensor, PyDict_Size(unfilled) != 0, ops); }
+
+    template <class Visit>
+    void each(Visit visit) {
+        for (Ref *one : {&odd_observe, &odd_observe_unread, &odd_written, &odd_changed, &first, &together, &writer, &rings})
+            visit(*one);
+    }
 
    private:
+    void note_change(const Ref &odd, PyObject *tensor, bool more, bool ahead);
     Layouts layouts;
     std::vector<NamedDevice> known_devices;
 
@@ -162,11 +199,11 @@ class Taker {
     std::shared_ptr<Way> learn_way(PyObject *ring, PyObject *slots, const Identity &what, long alignment);
     std::shared_ptr<Way> find_way(PyObject *ring, PyObject *slots, const Identity &what);
     int64_t launch_into(Slots *slots, const Way &way, uint64_t stream, uint64_t address) const;
-    Ref measure_far(PyObject *ring, const Identity &what);
+    int64_t measure_far(PyObject *ring, const Identity &what);
     Kept measure_first(const at::Tensor &tensor, const Identity &what, PyObject *device, const Row &row);
     void measure_group(const std::vector<std::pair<at::Tensor, Identity>> &group);
     void measure_regulars();
-    void write_row(PyObject *const *cells);
+    void write_row(const TensorRow &row, const Identity &what, const Row &of, const Kept &kept, PyObject *device);
     bool is_unfilled(const c10::Storage &storage) const;
     void note_filled(const c10::Storage &storage);
     bool take(const at::Tensor &tensor, const Identity &what, const Row &row, bool is_parameter);
@@ -174,14 +211,10 @@ class Taker {
 
 inline constexpr size_t kMostLayouts = 20000;  // shapes that are others in every call are forgotten
 inline constexpr size_t kEnough = 4096;        // memories that are remembered before the dead are looked for
-inline constexpr Py_ssize_t kCells = 14;       // of a row
 
 // What every kernel is given before its own arguments: the tensor, the partial rows and which of them are free, and the
 // slot in the table of measurements. See `CudaRing.measure`.
 enum { kAddress, kRows, kRowCount, kFirstRow, kTable, kSlot, kOwn };
-
-// Where in statistics they are counted.
-enum { kNan = 7, kInf = 8 };
 
 // Tensors that stand for others: of transforms, of a compiler, of classes in Python.
 inline const c10::DispatchKeySet kOdd({c10::DispatchKey::Functionalize, c10::DispatchKey::Python,
@@ -203,23 +236,13 @@ inline Ref tuple_of(c10::IntArrayRef numbers) {
     return tuple;
 }
 
-// For what cannot be a part of a cycle. Thousands of these live for a step: going through them again and again would cost
-// more than recording them.
-inline Ref untracked(Ref object) {
-    if (PyObject_GC_IsTracked(object.get())) PyObject_GC_UnTrack(object.get());
-    return object;
-}
-
-inline bool is_among(PyObject *list, PyObject *one) {
-    for (Py_ssize_t i = 0; i < PyList_Size(list); ++i)
-        if (PyList_GetItem(list, i) == one) return true;
-    return false;
-}
+constexpr std::array<const char *, 5> kRoleNames = {"input", "output", "parameter", "gradient", "state"};
 
 struct Words {
     Ref launches = interned("_launches"), index = interned("_index"), slots = interned("_slots");
-    Ref tensor_row = interned("tensor_row"), stale = interned("stale");
-    Ref input = interned("input"), parameter = interned("parameter");
+    Ref tensor_row = interned("tensor_row"), crowded = interned("crowded"), stale = interned("stale");
+    std::array<Ref, 5> roles = {interned(kRoleNames[0]), interned(kRoleNames[1]), interned(kRoleNames[2]),
+                                interned(kRoleNames[3]), interned(kRoleNames[4])};
 };
 
 inline const Words &word() {
@@ -227,12 +250,92 @@ inline const Words &word() {
     return *words;
 }
 
+inline PyObject *name_of(Role role) { return word().roles[static_cast<size_t>(role)]; }
+inline uint8_t bit_of(Role role) { return static_cast<uint8_t>(1 << static_cast<int>(role)); }
+
+inline Role role_of(PyObject *name) {
+    for (size_t i = 0; i < kRoleNames.size(); ++i)
+        if (word().roles[i].get() == name) return static_cast<Role>(i);
+    for (size_t i = 0; PyUnicode_Check(name) && i < kRoleNames.size(); ++i)
+        if (PyUnicode_CompareWithASCIIString(name, kRoleNames[i]) == 0) return static_cast<Role>(i);
+    raise(PyExc_ValueError, "%R is not a role.", name);
+}
+
+// A text as rows have it. `owned` keeps what had to be made for it.
+inline Text text_of(PyObject *object, Ref &owned) {
+    Py_ssize_t size;
+    const char *data = PyUnicode_AsUTF8AndSize(object, &size);
+    if (!data) {
+        if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) throw PythonError();
+        PyErr_Clear();  // names may hold what UTF-8 cannot
+        owned = Ref::made(PyUnicode_AsEncodedString(object, "utf-8", "backslashreplace"));
+        data = PyBytes_AsString(owned);
+        size = PyBytes_Size(owned);
+    }
+    return {data, size};
+}
+
+inline Text text_of(const Ref &object) {  // of one that is kept, and plain
+    Ref unused;
+    return object ? text_of(object, unused) : Text{};
+}
+
+// ---- what is known of a memory -------------------------------------------------------------------------------------
+
+constexpr Py_ssize_t kStatistics = 12;  // fields
+
+// From the five fields of a `Sighting`.
+inline Kept Kept::of_python(PyObject *sighting) {
+    if (!PyTuple_Check(sighting) || PyTuple_Size(sighting) != 5) raise(PyExc_TypeError, "A sighting has five fields.");
+    PyObject *fields = PyTuple_GetItem(sighting, 0), *fingerprint = PyTuple_GetItem(sighting, 1);
+    Kept kept;
+    if (PyLong_Check(fields)) kept.ticket = integer(fields);
+    if (PyTuple_Check(fields)) {
+        kept.has_statistics = true;
+        if (PyTuple_Size(fields) != kStatistics) raise(PyExc_TypeError, "Statistics have twelve fields.");
+        for (int i = 0; i < 6; ++i) {
+            PyObject *moment = PyTuple_GetItem(fields, i);
+            kept.measured.moments[i] = moment == Py_None ? NAN : PyFloat_AsDouble(moment);
+        }
+        for (int i = 0; i < 4; ++i) kept.measured.counts[i] = integer(PyTuple_GetItem(fields, 6 + i));
+        PyObject *first_bad = PyTuple_GetItem(fields, 10);
+        kept.measured.first_bad = first_bad == Py_None ? -1 : integer(first_bad);
+        if (first_bad != Py_None) kept.measured.first_bad_value = PyFloat_AsDouble(PyTuple_GetItem(fields, 11));
+    }
+    if (fingerprint != Py_None) {
+        kept.is_measured = true;
+        kept.measured.fingerprint = PyLong_AsUnsignedLongLong(fingerprint);
+    }
+    if (PyErr_Occurred()) throw PythonError();
+    Ref *others[] = {&kept.values, &kept.placement, &kept.note};
+    for (int i = 0; i < 3; ++i) {
+        PyObject *other = PyTuple_GetItem(sighting, 2 + i);
+        if (other != Py_None) *others[i] = Ref::shared(other);
+    }
+    return kept;
+}
+
+// As a row has them that is given to the writer as a tuple: a tuple, a ticket or None.
+inline Ref Kept::statistics() const {
+    if (!has_statistics) return ticket < 0 ? none() : Ref::made(PyLong_FromLongLong(ticket));
+    Ref tuple = Ref::made(PyTuple_New(kStatistics));
+    Py_ssize_t next = 0;
+    const auto add = [&](Ref field) { PyTuple_SetItem(tuple, next++, field.release()); };
+    for (const double moment : measured.moments)
+        add(std::isnan(moment) ? none() : Ref::made(PyFloat_FromDouble(moment)));
+    for (const int64_t number : measured.counts) add(Ref::made(PyLong_FromLongLong(number)));
+    const bool bad = measured.first_bad >= 0;
+    add(bad ? Ref::made(PyLong_FromLongLong(measured.first_bad)) : none());
+    add(bad ? Ref::made(PyFloat_FromDouble(measured.first_bad_value)) : none());
+    return tuple;
+}
+
 // ---- layouts: equal ones are one object ----------------------------------------------------------------------------
 
 // How a tensor of one layout is measured on one card.
 struct Way {
     Ref slots;  // which card: of these its ring has one
-    PyObject *dtype;
+    const Dtype *dtype;
     Ref kernel;
     long alignment;
     bool statistics;
@@ -242,19 +345,21 @@ struct Way {
 
 struct Layout {
     std::vector<int64_t> shape, stride;
-    Ref shape_tuple, stride_tuple;
     int64_t elements = 1;
     bool contiguous = true;
     std::vector<std::shared_ptr<Way>> ways;
 
     Layout(c10::IntArrayRef shape, c10::IntArrayRef stride)
-        : shape(shape.vec()), stride(stride.vec()), shape_tuple(tuple_of(shape)), stride_tuple(tuple_of(stride)) {
+        : shape(shape.vec()), stride(stride.vec()) {
         for (size_t i = shape.size(); i-- > 0;) {
             if (shape[i] != 1 && stride[i] != elements) contiguous = false;
             elements *= shape[i];
         }
         if (!elements) contiguous = true;
     }
+
+    Ref shape_tuple() const { return tuple_of(shape); }
+    Ref stride_tuple() const { return tuple_of(stride); }
 };
 
 inline std::shared_ptr<Layout> Layouts::find(const at::Tensor &tensor) {
@@ -294,13 +399,13 @@ inline Sighting *Memories::find(const Identity &what) {
 }
 
 // Which value a memory is in a version of it. A version of 0 tells nothing: `.data` has a counter of its own.
-inline Ref Memories::value(Memory &memory, int64_t version) {
+inline int64_t Memories::value(Memory &memory, int64_t version) {
     const bool same = memory.is_known && (!version || (memory.since <= version && version <= memory.until));
     if (!same) {
         memory.is_known = true;
         memory.since = memory.until = version;
     }
-    if (!same || !memory.number) memory.number = Ref::made(PyLong_FromLongLong(values_++));
+    if (!same || memory.number < 0) memory.number = values_++;
     return memory.number;
 }
 
@@ -389,10 +494,10 @@ inline std::optional<Identity> Taker::identify(const at::Tensor &tensor) {
         tensor.is_nested() || tensor.is_neg() || tensor.is_conj() || impl->has_symbolic_sizes_strides() ||
         impl->key_set().has_any(kOdd))
         return std::nullopt;
-    PyObject *dtype = types[static_cast<size_t>(tensor.scalar_type())].get();
-    const void *data = dtype ? tensor.const_data_ptr() : nullptr;
+    const Dtype &dtype = types[static_cast<size_t>(tensor.scalar_type())];
+    const void *data = dtype.name ? tensor.const_data_ptr() : nullptr;
     if (!data) return std::nullopt;
-    return Identity{tensor.storage(), layouts.find(tensor), dtype, reinterpret_cast<uint64_t>(data),
+    return Identity{tensor.storage(), layouts.find(tensor), &dtype, reinterpret_cast<uint64_t>(data),
                     static_cast<int64_t>(impl->version_counter().current_version()), tensor.device()};
 }
 
@@ -406,37 +511,35 @@ inline const NamedDevice &Taker::device_of(const at::Tensor &tensor) {
         name = Ref::made(PyObject_Str(device.get()));
         check(PyDict_SetItem(devices.get(), device.get(), name.get()));
     }
-    known_devices.push_back(NamedDevice{tensor.device(), device, name});
+    known_devices.push_back(NamedDevice{tensor.device(), device, name, text_of(name)});
     return known_devices.back();
 }
 
 // ---- measuring -----------------------------------------------------------------------------------------------------
 
-inline bool Taker::is_near(const Identity &what) const { return what.device.is_cpu() && measure.get() != Py_None; }
+inline bool Taker::is_near(const Identity &what) const { return what.device.is_cpu() && measuring; }
 
 inline Ref Taker::memory_of(const Identity &what) const {
-    return Ref::made(Py_BuildValue("KOOO", static_cast<unsigned long long>(what.address), what.dtype,
-                                   what.layout->shape_tuple.get(), what.layout->stride_tuple.get()));
+    return Ref::made(Py_BuildValue("KOOO", static_cast<unsigned long long>(what.address), what.dtype->name.get(),
+                                   what.layout->shape_tuple().get(), what.layout->stride_tuple().get()));
 }
 
-// Measures memory of this process: the plain fields of its statistics, or None, and its fingerprint.
+// Measures memory of this process.
 inline Kept Taker::measure_near(const Identity &what) {
-    const Ref memory = memory_of(what);
-    PyObject *args[] = {memory.get(), statistics ? Py_True : Py_False, Py_True, Py_None};
-    const Ref measured = Ref::made(PyObject_Vectorcall(measure.get(), args, 4, nullptr));
-    PyObject *found = PyTuple_GetItem(measured.get(), 0), *fingerprint = PyTuple_GetItem(measured.get(), 1);
-    if (!fingerprint) throw PythonError();
-    Kept kept{none(), Ref::shared(fingerprint), none(), none(), none()};
-    // A plain tuple is one that the garbage collector need not look into.
-    if (PyTuple_Check(found)) kept[kStatistics] = untracked(Ref::made(PyTuple_GetSlice(found, 0, PyTuple_Size(found))));
+    Kept kept;
+    kept.is_measured = true;
+    kept.has_statistics = statistics;
+    const Layout &layout = *what.layout;
+    check(measuring->measure(what.address, what.dtype->number, layout.shape.data(), layout.stride.data(),
+                             static_cast<int>(layout.shape.size()), statistics, &kept.measured));
     return kept;
 }
 
 // What the ring has found out about a layout: how it is launched. Empty when it does not know it yet, or launches it
 // otherwise.
 inline std::shared_ptr<Way> Taker::learn_way(PyObject *ring, PyObject *slots, const Identity &what, long alignment) {
-    const Ref key = Ref::made(Py_BuildValue("OOOlOO", what.dtype, what.layout->shape_tuple.get(),
-                                            what.layout->stride_tuple.get(), alignment, Py_None,
+    const Ref key = Ref::made(Py_BuildValue("OOOlOO", what.dtype->name.get(), what.layout->shape_tuple().get(),
+                                            what.layout->stride_tuple().get(), alignment, Py_None,
                                             statistics ? Py_True : Py_False));
     const Ref launches = Ref::made(PyObject_GetAttr(ring, word().launches.get()));
     const Ref found = Ref::shared(PyDict_GetItemWithError(launches.get(), key.get()));
@@ -498,42 +601,32 @@ inline int64_t Taker::launch_into(Slots *slots, const Way &way, uint64_t stream,
     return ticket;
 }
 
-// Has a tensor measured on its card: the ticket; empty when Python should see to it.
-inline Ref Taker::measure_far(PyObject *ring, const Identity &what) {
-    if (!launching) return Ref();
-    const Ref slots = Ref::made(PyObject_GetAttr(ring, word().slots.get()));
-    if (!launching->are_slots(slots.get())) return Ref();
-    const Ref index = Ref::made(PyObject_GetAttr(ring, word().index.get()));
-    const Ref current = Ref::made(PyObject_CallOneArg(stream.get(), index.get()));
-    const uint64_t raw = PyLong_AsUnsignedLongLongMask(current.get());
+// Has a tensor measured on its card: the ticket; −1 when Python should see to it.
+inline int64_t Taker::measure_far(PyObject *ring, const Identity &what) {
+    if (!launching) return -1;
+    const Ref slots = attribute(ring, word().slots);
+    if (!launching->are_slots(slots)) return -1;
+    const Ref current = Ref::made(PyObject_CallOneArg(stream, attribute(ring, word().index)));
+    const uint64_t raw = PyLong_AsUnsignedLongLongMask(current);
     if (PyErr_Occurred()) throw PythonError();
-    const std::shared_ptr<Way> way = find_way(ring, slots.get(), what);
-    const int64_t ticket = way ? launch_into(reinterpret_cast<Slots *>(slots.get()), *way, raw, what.address) : -1;
-    return ticket < 0 ? Ref() : Ref::made(PyLong_FromLongLong(ticket));
+    const std::shared_ptr<Way> way = find_way(ring, slots, what);
+    return way ? launch_into(reinterpret_cast<Slots *>(slots.get()), *way, raw, what.address) : -1;
 }
 
 // The first sight of a memory.
 inline Kept Taker::measure_first(const at::Tensor &tensor, const Identity &what, PyObject *device, const Row &row) {
     if (!values && is_near(what)) return measure_near(what);
     if (!values) {
-        const Ref ring = Ref::shared(PyDict_GetItemWithError(rings.get(), device));
+        const Ref ring = Ref::shared(PyDict_GetItemWithError(rings, device));
         if (!ring && PyErr_Occurred()) throw PythonError();
-        Ref ticket = ring ? measure_far(ring.get(), what) : Ref();
-        if (ticket) return Kept{std::move(ticket), none(), none(), none(), none()};
+        const int64_t ticket = ring ? measure_far(ring, what) : -1;
+        if (ticket >= 0) return Kept::of_ticket(ticket);
     }
     const Ref owner = Ref::made(THPStorage_Wrap(tensor.storage()));
-    const Ref address = Ref::made(PyLong_FromUnsignedLongLong(what.address));
-    const Ref known = Ref::made(PyObject_CallFunctionObjArgs(
-        identity.get(), owner.get(), Py_None, address.get(), what.dtype, what.layout->shape_tuple.get(),
-        what.layout->stride_tuple.get(), nullptr));
-    const Ref object = Ref::made(THPVariable_Wrap(tensor));
-    const Ref seen = Ref::made(
-        PyObject_CallFunctionObjArgs(first.get(), object.get(), known.get(), row.seq, row.role, row.path, nullptr));
-    if (!PyTuple_Check(seen.get()) || PyTuple_Size(seen.get()) != static_cast<Py_ssize_t>(std::tuple_size<Kept>()))
-        raise(PyExc_TypeError, "A sighting has five fields.");
-    Kept kept;
-    for (size_t i = 0; i < kept.size(); ++i) kept[i] = Ref::shared(PyTuple_GetItem(seen.get(), static_cast<Py_ssize_t>(i)));
-    return kept;
+    const Ref known = call(identity, owner.get(), Py_None, Ref::made(PyLong_FromUnsignedLongLong(what.address)).get(),
+                           what.dtype->name.get(), what.layout->shape_tuple().get(), what.layout->stride_tuple().get());
+    const Ref object = Ref::made(THPVariable_Wrap(tensor)), seq = Ref::made(PyLong_FromLongLong(row.seq));
+    return Kept::of_python(call(first, object.get(), known.get(), seq.get(), name_of(row.role), row.path));
 }
 
 // Measures those of one type and device by one launch, and remembers what comes of it.
@@ -550,8 +643,7 @@ inline void Taker::measure_group(const std::vector<std::pair<at::Tensor, Identit
         PyObject *ticket = PyList_GetItem(tickets.get(), taken++);
         if (!ticket) throw PythonError();
         memories.of(what.storage).sightings.push_back(
-            Sighting{what.address, what.version, what.dtype, what.layout,
-                     Kept{Ref::shared(ticket), none(), none(), none(), none()}, where.name, Ref()});
+            Sighting{what.address, what.version, what.dtype, what.layout, Kept::of_ticket(integer(ticket))});
         regulars.taken(tensor);
     }
 }
@@ -575,13 +667,22 @@ inline void Taker::measure_regulars() {
 
 // ---- observing -----------------------------------------------------------------------------------------------------
 
-inline void Taker::write_row(PyObject *const *cells) {
-    const int done = appending ? appending->append(lane.get(), cells, kCells, batch) : 0;
-    if (done < 0) throw PythonError();
-    if (done) return;
-    const Ref row = Ref::made(PyTuple_New(kCells));  // the lane is full, or it is not ours to append to
-    for (Py_ssize_t i = 0; i < kCells; ++i) PyTuple_SetItem(row.get(), i, Ref::shared(cells[i]).release());
-    Ref::made(PyObject_CallMethodOneArg(writer.get(), word().tensor_row.get(), row.get()));
+inline void Taker::write_row(const TensorRow &row, const Identity &what, const Row &of, const Kept &kept,
+                             PyObject *device) {
+    if (appending) {
+        const Py_ssize_t count = appending->append_tensor(lane, &row);
+        if (count < 0) throw PythonError();
+        if (count >= batch) call_method(writer, word().crowded, lane.get());
+        return;
+    }
+    const auto or_none = [](const Ref &object) { return object ? object.get() : Py_None; };
+    const Ref tuple = Ref::made(Py_BuildValue(
+        "LOOONNONNNOOON", static_cast<long long>(of.seq), name_of(of.role), of.path, what.dtype->name.get(),
+        what.layout->shape_tuple().release(), what.layout->stride_tuple().release(), device,
+        PyBool_FromLong(row.requires_grad), kept.statistics().release(),
+        kept.is_measured ? PyLong_FromUnsignedLongLong(kept.measured.fingerprint) : none().release(), or_none(kept.values),
+        or_none(kept.placement), or_none(kept.note), PyLong_FromLongLong(row.value)));
+    call_method(writer, word().tensor_row, tuple.get());
 }
 
 // Whether its memory is among those that nobody has filled yet.
@@ -600,16 +701,7 @@ inline void Taker::note_filled(const c10::Storage &storage) {
 }
 
 // Whether the bytes that were handed over of it are gone, so that they are to be read again.
-inline bool is_stale(const Kept &kept) {
-    if (kept[kValues].get() == Py_None) return false;
-    return is_true(attribute(kept[kValues], word().stale));
-}
-
-// Whether a measurement has counted NaN or infinities.
-inline bool is_bad(PyObject *statistics) {
-    if (!PyTuple_Check(statistics)) return false;  // it comes later, or was not asked for
-    return PyLong_AsLong(PyTuple_GetItem(statistics, kNan)) || PyLong_AsLong(PyTuple_GetItem(statistics, kInf));
-}
+inline bool is_stale(const Kept &kept) { return kept.values && is_true(attribute(kept.values, word().stale)); }
 
 // Records a tensor that has been identified. Gives whether it holds NaN or infinities, if that is asked for.
 inline bool Taker::take(const at::Tensor &tensor, const Identity &what, const Row &row, bool is_parameter) {
@@ -617,51 +709,58 @@ inline bool Taker::take(const at::Tensor &tensor, const Identity &what, const Ro
     const bool is_regular = is_parameter && !values && !is_near(what);
     if (is_regular && regulars.due) measure_regulars();
     Kept kept;
-    Ref name, number;
+    int64_t number = -1;
+    const NamedDevice where = device_of(tensor);
     const Sighting *known = memories.find(what);
     if (known) {
-        kept = known->kept, name = known->device, number = known->number;
-        if (is_stale(kept)) known = nullptr, number = Ref();
+        kept = known->kept, number = known->number;
+        if (is_stale(kept)) known = nullptr, number = -1;
     }
-    if (!known) {
-        const NamedDevice where = device_of(tensor);
-        kept = measure_first(tensor, what, where.device.get(), row);
-        name = where.name;
-    }
-    if (!number) {
+    if (!known) kept = measure_first(tensor, what, where.device, row);
+    if (number < 0) {
         Memory &memory = memories.of(what.storage);
         number = memories.value(memory, what.version);
         Sighting *there = memories.find(what);
         if (there) there->kept = kept, there->number = number;
-        else memory.sightings.push_back(Sighting{what.address, what.version, what.dtype, what.layout, kept, name, number});
+        else memory.sightings.push_back(Sighting{what.address, what.version, what.dtype, what.layout, kept, number});
     }
     if (is_regular) regulars.note(tensor, known != nullptr);
-    PyObject *cells[kCells] = {row.seq, row.role, row.path, what.dtype, what.layout->shape_tuple.get(),
-                               what.layout->stride_tuple.get(), name.get(), tensor.requires_grad() ? Py_True : Py_False};
-    for (size_t i = 0; i < kept.size(); ++i) cells[8 + i] = kept[i].get();
-    cells[kCells - 1] = number.get();
-    write_row(cells);
-    return catching && is_bad(kept[kStatistics].get());
+    Ref path, placement, note;  // keep texts that had to be made
+    const Layout &layout = *what.layout;
+    TensorRow written{};
+    written.seq = row.seq;
+    written.role = text_of(name_of(row.role), path);
+    written.path = text_of(row.path, path);
+    written.dtype = what.dtype->text;
+    written.shape = layout.shape.data(), written.stride = layout.stride.data();
+    written.dims = static_cast<int64_t>(layout.shape.size());
+    written.device = where.text;
+    written.requires_grad = tensor.requires_grad();
+    written.ticket = kept.ticket;
+    written.measured = kept.is_measured ? &kept.measured : nullptr;
+    written.has_statistics = kept.has_statistics;
+    written.values = kept.values ? kept.values.get() : Py_None;
+    if (kept.placement) written.placement = text_of(kept.placement, placement);
+    if (kept.note) written.note = text_of(kept.note, note);
+    written.value = number;
+    write_row(written, what, row, kept, where.name);
+    return catching && kept.is_bad();
 }
 
-inline bool hand_over(const Ref &twin, const Row &row, PyObject *tensor) {
-    return Ref::made(PyObject_CallFunctionObjArgs(twin.get(), row.seq, row.role, row.path, tensor, nullptr)).get() == Py_True;
+inline bool hand_over(const Ref &odd, const Row &row, PyObject *tensor) {
+    const Ref seq = Ref::made(PyLong_FromLongLong(row.seq));
+    return call(odd, seq.get(), name_of(row.role), row.path, tensor).get() == Py_True;
 }
 
 inline bool Taker::observe(const Row &row, PyObject *tensor) {
-    if (!on) return handed = true, hand_over(twin_observe, row, tensor);
-    const long seq = PyLong_AsLong(row.seq);
-    if (seq == -1) {  // a call that has no row
-        if (PyErr_Occurred()) throw PythonError();
-        return false;
-    }
-    if (!check(PySet_Contains(roles.get(), row.role))) return false;
+    if (!on) return handed = true, hand_over(odd_observe, row, tensor);
+    if (row.seq < 0 || !(roles & bit_of(row.role))) return false;  // a call that has no row, or a role not asked for
     const bool plain = is_plain(tensor);
     const std::optional<Identity> what = plain ? identify(THPVariable_Unpack(tensor)) : std::nullopt;
-    if (!what) return handed = true, hand_over(twin_observe, row, tensor);
+    if (!what) return handed = true, hand_over(odd_observe, row, tensor);
     ++rows;
     const bool is_parameter =
-        row.role == word().parameter.get() || reinterpret_cast<PyObject *>(Py_TYPE(tensor)) == parameter_type.get();
+        row.role == Role::parameter || reinterpret_cast<PyObject *>(Py_TYPE(tensor)) == parameter_type.get();
     return take(THPVariable_Unpack(tensor), *what, row, is_parameter);
 }
 
@@ -669,23 +768,40 @@ inline bool Taker::observe_unread(const Row &row, PyObject *tensor) {
     bool may_be_unfilled = PyDict_Size(unfilled.get()) != 0;
     if (may_be_unfilled && is_plain(tensor) && THPVariable_Unpack(tensor).has_storage())
         may_be_unfilled = is_unfilled(THPVariable_Unpack(tensor).storage());
-    return may_be_unfilled ? hand_over(twin_observe_unread, row, tensor) : observe(row, tensor);
+    return may_be_unfilled ? hand_over(odd_observe_unread, row, tensor) : observe(row, tensor);
 }
 
-inline void Taker::observe_inputs(PyObject *seq, PyObject *inputs, PyObject *unread) {
-    if (!PyList_Check(inputs) || !PyList_Check(unread)) raise(PyExc_TypeError, "The inputs and the unread are lists.");
-    for (Py_ssize_t i = 0; i < PyList_Size(inputs); ++i) {
-        const Ref pair = Ref::shared(PyList_GetItem(inputs, i));
-        PyObject *path, *tensor;
-        if (!PyArg_ParseTuple(pair.get(), "OO", &path, &tensor)) throw PythonError();
-        const Row row{seq, word().input.get(), path};
-        if (is_among(unread, tensor)) hand_over(twin_observe_unread, row, tensor);
-        else observe(row, tensor);
+// The Python object of a tensor, where it has one already, and whether that could be told.
+template <class Slot>
+auto object_in(const Slot &slot, int) -> decltype(slot.load_pyobj(), std::pair<PyObject *, bool>()) {
+    return {slot.load_pyobj(), true};
+}
+template <class Slot>
+auto object_in(const Slot &slot, long) -> decltype(slot.check_pyobj(false), std::pair<PyObject *, bool>()) {
+    return {slot.check_pyobj(false).value_or(nullptr), true};  // torch 2.11 and earlier
+}
+template <class Slot>
+std::pair<PyObject *, bool> object_in(const Slot &, ...) {
+    return {nullptr, false};
+}
+
+// Without making a Python object of it, unless it is out of the ordinary.
+inline bool Taker::observe(const Row &row, const at::Tensor &tensor) {
+    const auto [object, is_known] = object_in(*tensor.unsafeGetTensorImpl()->pyobj_slot(), 0);
+    if (on && is_known && (!object || is_plain(object))) {
+        if (row.seq < 0 || !(roles & bit_of(row.role))) return false;
+        if (const std::optional<Identity> what = identify(tensor)) {
+            ++rows;
+            const bool is_parameter = row.role == Role::parameter ||
+                                      (object && reinterpret_cast<PyObject *>(Py_TYPE(object)) == parameter_type.get());
+            return take(tensor, *what, row, is_parameter);
+        }
     }
+    return observe(row, Ref::made(THPVariable_Wrap(tensor)));
 }
 
 // Forgets what is known of a tensor's memory. Python, which calls `forget`, does so when more may have to be done.
-inline void Taker::note_change(const Ref &twin, PyObject *tensor, bool more, bool ahead) {
+inline void Taker::note_change(const Ref &odd, PyObject *tensor, bool more, bool ahead) {
     if (!more && !handed && is_plain(tensor) && THPVariable_Unpack(tensor).has_storage()) {
         const at::Tensor &changed = THPVariable_Unpack(tensor);
         memories.forget(changed.storage());
@@ -693,7 +809,7 @@ inline void Taker::note_change(const Ref &twin, PyObject *tensor, bool more, boo
             memories.written_ahead(changed.storage(), static_cast<int64_t>(changed._version()));
         return;
     }
-    Ref::made(PyObject_CallOneArg(twin.get(), tensor));
+    Ref::made(PyObject_CallOneArg(odd, tensor));
 }
 
 }  // namespace astray

@@ -18,12 +18,13 @@ from torch._C import DisableTorchFunction, _current_graph_task_id, _get_tracing_
 from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from astray.capture.engine import Engine, logger
+from astray.capture.engine import Engine
 from astray.capture.identity import IdentitySet
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.compiled.code import NoWarning, is_compiled_graph, never_compiled
 from astray.capture.pytorch.experiments.trips import mapped
 from astray.capture.pytorch.perturbing import ulps
+from astray.capture.telling import logger
 
 NOTHING_CHANGED = "no call was given floating-point tensors that could be changed, or made them of integers"
 

@@ -16,9 +16,9 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from astray.capture.engine import logger
 from astray.capture.pytorch.compiled.code import NoWarning, is_compiled_graph, never_compiled
 from astray.capture.ranks import rank_and_world_size
+from astray.capture.telling import logger
 from astray.interrupts import pass_interrupt
 
 

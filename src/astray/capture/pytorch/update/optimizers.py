@@ -22,12 +22,12 @@ from torch.compiler import is_compiling
 from torch.optim import optimizer as torchs
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from astray.capture.calls import native
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.backward.parameters import ParameterCapture
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.setup.watching import SetupCapture
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.pytorch.update.closures import closure_of, frames, is_inner
@@ -174,7 +174,7 @@ class OptimizerCapture:
         all parameters at once, and an op mode has them wrapped one by one.
         """
         settings = self._engine.settings
-        if not self._is_a_place() or self._takes_calls() or settings.scope is not None or native is None:
+        if not self._is_a_place() or self._takes_calls() or settings.scope is not None:
             return False
         if closure_of(args, kwargs) is not None or not _is_torchs(optimizer):
             return False
@@ -354,7 +354,7 @@ class _Away(tuple[Any, ...]):
 
     def __init__(self, capture: OptimizerCapture, step: _Step, _args: Any, _kwargs: Any) -> None:
         # Not in `__del__`, which would lose what a signal handler of the program raises.
-        self._ending = native.Ending(lambda: capture.step_ended(step))
+        self._ending = load().Ending(lambda: capture.step_ended(step))
         capture.suspend(step)
 
 

@@ -1,0 +1,63 @@
+// `Ending(callback)`: calls something when it goes, and loses no exception on the way.
+//
+// Python drops what is raised in a `__del__`. A signal handler of the program may raise in any line of Python, so also in
+// one that runs because an object goes: then the callback is run again, to the end, and the exception is raised in the
+// program at its next instruction.
+
+#pragma once
+
+#include "python.h"
+
+namespace astray {
+
+class Ending {
+public:
+    explicit Ending(PyObject *callback) : callback_(Ref::shared(callback)) {}
+
+    ~Ending() {
+        SavedError before;
+        try {
+            call(callback_);
+        } catch (const PythonError &) {
+            Ref first = SavedError().exception();
+            try {
+                call(callback_);
+            } catch (const PythonError &) {
+                PyErr_WriteUnraisable(callback_);
+            }
+            raise_later(std::move(first));  // last: it is raised in the next line of Python that runs
+        }
+        before.restore();
+    }
+
+    static PyObject *make(PyTypeObject *, PyObject *args, PyObject *) {
+        return to_python([&] {
+            PyObject *callback;
+            if (!PyArg_ParseTuple(args, "O:Ending", &callback)) throw PythonError();
+            return Box<Ending>::make(callback);
+        });
+    }
+
+private:
+    static int raise_now(void *given) {
+        const Ref error = Ref::made(static_cast<PyObject *>(given));
+        PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(error.get())), error);
+        return -1;
+    }
+
+    // Has an exception raised by the interpreter, as soon as it runs Python again.
+    static void raise_later(Ref error) {
+        PyObject *given = error.release();
+        if (!Py_AddPendingCall(raise_now, given)) return;
+        raise_now(given);  // there is no room for more of them
+        PyErr_WriteUnraisable(nullptr);
+    }
+
+    Ref callback_;
+};
+
+inline void add_endings(PyObject *module) {
+    Box<Ending>::add_to(module, "astray.capture.pytorch._torch.Ending", {slot(Py_tp_new, Ending::make)});
+}
+
+}  // namespace astray
