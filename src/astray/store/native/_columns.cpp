@@ -686,22 +686,10 @@ Py_ssize_t append_plain(PyObject *object, const Row *row) {
     }
 }
 
-int append_objects(PyObject *object, PyObject *const *cells, Py_ssize_t count, Py_ssize_t most) {
-    try {
-        if (!of(object).open) return 1;
-        if (rows_length(object) + 1 >= most) return 0;
-        of(object).append(cells, static_cast<size_t>(count));
-        return 1;
-    } catch (...) {
-        set_error();
-        return -1;
-    }
-}
-
 int are_calls(PyObject *object) { return Py_TYPE(object) == rows_type && object_of(object)->are_calls; }
 int are_tensors(PyObject *object) { return Py_TYPE(object) == rows_type && object_of(object)->are_tensors; }
 
-Appending appending = {are_calls, are_tensors, append_plain<CallRow>, append_plain<TensorRow>, append_objects};
+Appending appending = {are_calls, are_tensors, append_plain<CallRow>, append_plain<TensorRow>};
 
 PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "astray.store.native._columns", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr,

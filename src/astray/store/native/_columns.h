@@ -48,8 +48,6 @@ typedef struct Appending {
     // Append a row: how many there are then, 0 where no rows are taken any more, −1 with an error set.
     Py_ssize_t (*append_call)(PyObject *rows, const CallRow *row);
     Py_ssize_t (*append_tensor)(PyObject *rows, const TensorRow *row);
-    // A row given as its items: 1, 0 when that would make it `most` rows, −1 with an error set.
-    int (*append)(PyObject *rows, PyObject *const *cells, Py_ssize_t count, Py_ssize_t most);
 } Appending;
 
 // How to append to rows; NULL, without an error, where that was not built.
