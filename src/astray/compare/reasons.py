@@ -41,6 +41,7 @@ class Reason(IntFlag):
     REARRANGED = 1 << 28
     UNMOVED_REFERENCE = 1 << 29
     UNMOVED_CANDIDATE = 1 << 30
+    MASKS = 1 << 20
 
 
 SENTENCES = {
@@ -58,6 +59,7 @@ SENTENCES = {
     Reason.SCALED: "compared after dividing by the factor that all gradients have in common",
     Reason.UNMOVED_REFERENCE: "only the candidate has changed it since the step before",
     Reason.UNMOVED_CANDIDATE: "only the reference has changed it since the step before",
+    Reason.MASKS: "the same mask by its statistics: booleans in one run, numbers that are added to scores in the other",
     Reason.EMPTY: "no elements",
     Reason.NONFINITE_BOTH: "NaN or Inf on both sides; judged by the other elements",
     Reason.NONFINITE_ONE: "NaN or Inf where the other side has a number",

@@ -311,3 +311,33 @@ def test_a_table_in_a_coarse_dtype_is_rounded_once_in_each_run(runs: Any) -> Non
     for off, verdict in ((0.004, "rounding"), (0.012, "diverged")):
         sides = [[("state", "inv_freq", bfloat16(values * factor), "bfloat16")] for factor in (1, 1 + off)]
         assert pairs(runs, "stats,fingerprint", *sides)["verdict"].tolist() == [verdict]
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+CAUSAL = np.tril(np.ones((16, 16), np.bool_))
+
+
+@pytest.mark.parametrize("hidden", [-np.inf, float(np.finfo(np.float32).min), -1e4])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_mask_of_booleans_is_one_of_numbers(runs: Any, hidden: float, turned: bool) -> None:
+    added = np.where(CAUSAL, 0.0, hidden).astype(np.float32)
+    sides = [[("input", "kwargs.attention_mask", mask)] for mask in (added, CAUSAL)]
+    row = pairs(runs, "stats,fingerprint", *(sides[::-1] if turned else sides)).row(0)
+    assert (row["verdict"], row["error"], row["origin"]) == ("rounding", 0.0, False)
+    assert row["reason"].startswith("the same mask by its statistics")
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        np.where(np.tril(CAUSAL, -1), 0.0, -1e9),  # off by one
+        np.where(CAUSAL, 0.0, -0.5),  # a bias, which hides nothing
+        np.where(CAUSAL, 0.0, -1e9) + np.eye(16)[::-1] * -1e7 * ~CAUSAL,  # more than one number
+        np.where(CAUSAL, 1.0, -1e9),
+        np.where(CAUSAL, 0.0, np.nan),
+    ],
+)
+def test_other_numbers_are_no_mask(runs: Any, numbers: np.ndarray) -> None:
+    sides = [("input", "kwargs.attention_mask", mask) for mask in (numbers.astype(np.float32), CAUSAL)]
+    assert pairs(runs, "stats,fingerprint", *([one] for one in sides)).row(0)["verdict"] == "dtype"

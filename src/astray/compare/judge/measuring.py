@@ -16,6 +16,10 @@ from astray.compare.kept import Source, is_partial
 from astray.compare.reasons import UNDECIDED, Reason
 from astray.compare.rows import Bools, Ints
 from astray.compare.verdict import Judgement, Rule, Verdict
+from astray.stats.dtypes import DTYPES
+
+MASKED = 1e-3
+"""What hides a score is a thousand or more below zero, the same number everywhere, up to the rounding of its mean."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,13 @@ def _settle_form(evidence: Evidence, at: Ints, judged: Judgement) -> Ints:
     dtypes = evidence.sides("dtype", at)
     kinds_differ = evidence.kinds[dtypes[0]] != evidence.kinds[dtypes[1]]
     shapes_differ = np.not_equal(*evidence.sides("form", at))
+    masks = np.zeros(len(at), np.bool_)
+    others = np.flatnonzero(kinds_differ & ~shapes_differ)
+    masks[others] = _are_the_same_masks(evidence, at[others])
+    kinds_differ &= ~masks
     same_bits = evidence.bits[at] == 1
     judged.reason[at] |= (
-        np.where(dtypes[0] != dtypes[1], np.where(kinds_differ, Reason.KINDS, Reason.DTYPES), 0)
+        np.where((dtypes[0] != dtypes[1]) & ~masks, np.where(kinds_differ, Reason.KINDS, Reason.DTYPES), 0)
         | np.where(shapes_differ, Reason.SHAPES, 0)
         | np.where(shapes_differ & same_bits, Reason.RESHAPED, 0)
     )
@@ -75,11 +83,43 @@ def _settle_form(evidence: Evidence, at: Ints, judged: Judgement) -> Ints:
     judged.verdict[at[kinds_differ]] = Verdict.DTYPE
     judged.rule[at] = Rule.BITS
     identical = at[same_bits & ~shapes_differ]
+    judged.verdict[at[masks]], judged.error[at[masks]] = Verdict.ROUNDING, 0.0
+    judged.source[at[masks]] = Source.STATISTICS
+    judged.reason[at[masks]] |= Reason.MASKS
     judged.verdict[identical] = Verdict.IDENTICAL
     judged.error[identical] = 0.0
     judged.source[identical] = Source.FINGERPRINT
-    settled: Bools = kinds_differ | shapes_differ | same_bits
+    settled: Bools = kinds_differ | shapes_differ | same_bits | masks
     return at[~settled]
+
+
+def _are_the_same_masks(evidence: Evidence, at: Ints) -> Bools:
+    """Pairs of a mask of booleans and one of numbers, which are zero or one large negative number.
+
+    Attention takes both: scores stay where booleans are true, and where zero is added. By statistics, as many are true
+    as are zero, and nothing lies between zero and the smallest number. Code that means it the other way round is not
+    taken for the same: a causal mask that is off by one hides as many scores as a right one shows.
+    """
+    found = np.zeros(len(at), np.bool_)
+    if not len(at):
+        return found
+    known = np.array([DTYPES[name].kind if name in DTYPES else "" for name in evidence.dtypes])
+    kinds = [known[side] for side in evidence.sides("dtype", at)]
+    names = ("zeros", "inf", "nan", "count", "min", "max", "mean")
+    sides = {name: evidence.numbers(name, at) for name in names}
+    for booleans, numbers in ((0, 1), (1, 0)):
+        true = sides["count"][booleans] - sides["zeros"][booleans]
+        kept, hidden = sides["zeros"][numbers], sides["count"][numbers] - sides["zeros"][numbers]
+        finite = hidden - sides["inf"][numbers]
+        with np.errstate(invalid="ignore", over="ignore"):
+            # Statistics are over finite elements: all of them are zero, or as small as the smallest.
+            total = sides["mean"][numbers] * (kept + finite)
+            alike = (finite == 0) | (np.abs(total / finite - sides["min"][numbers]) <= MASKED * -sides["min"][numbers])
+            large = (finite == 0) | (sides["min"][numbers] <= -1 / MASKED)
+        here = (kinds[booleans] == "bool") & (kinds[numbers] == "float") & (sides["nan"][numbers] == 0)
+        here &= (np.nan_to_num(sides["max"][numbers]) <= 0) & (hidden > 0) & alike & large
+        found |= here & (true == kept)
+    return found
 
 
 def _measure(evidence: Evidence, remaining: Ints, judged: Judgement, facts: Facts, progress: Progress | None) -> None:
