@@ -50,7 +50,7 @@ def contradictions(numbers: Callable[[str], npt.NDArray[Any]], dtype: Coded[Any]
     yield from any_of(numbers("min") > numbers("max"), "min", "at most the largest element")
     ends = [DTYPES[name].max if name in DTYPES else np.inf for name in dtype.values]
     largest = np.array([*ends, np.inf])[dtype.codes]
-    with np.errstate(over="ignore"):  # of numbers near the largest, twice as much is any
+    with np.errstate(over="ignore", invalid="ignore"):  # of numbers near the largest, twice as much is any
         for name in EXTREMES:
             yield from any_of(np.abs(numbers(name)) > LOOSE * largest, name, "what its dtype can hold")
         extreme, absmax = np.fmax(np.abs(numbers("min")), np.abs(numbers("max"))), numbers("absmax")

@@ -123,3 +123,9 @@ def test_a_small_file_is_read_in_little_memory(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_dtype_without_an_end_and_a_tensor_without_elements_are_sound(small_run: Run) -> None:
+    nothing = {name: {5: None} for name in ("min", "max", "mean", "std", "l2", "absmax")}
+    run = change(small_run, "tensors", dtype={5: "float99"}, count={5: 0}, zeros={5: 0}, **nothing)
+    assert len(run.ranks[0].tensors) == 8
