@@ -6,8 +6,9 @@ and its `first_bad` count elements as the whole does; where it is none, or nobod
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+
+from astray.plain_json import read_plain
 
 Runs = Sequence[Sequence[int]]
 """The indices that a part holds along one dimension, in order: stretches of (first index, how many)."""
@@ -25,7 +26,7 @@ def period_of(runs: Runs, size: int) -> int | None:
     return period if alike and size % period == 0 and first % period + length <= period else None
 
 
-_OTHER = (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError, RecursionError)
+_OTHER = (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError)
 """What comes of reading what another version of the recorder wrote, or a damaged disk."""
 
 
@@ -36,7 +37,7 @@ def whole_shape(placement: str) -> tuple[int, ...] | None:
     ((10, 6), None)
     """
     try:
-        found = json.loads(placement)
+        found = read_plain(placement)
         shape = tuple(found["shape"])
         if found["offset"] is None:
             return None

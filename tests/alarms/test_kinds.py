@@ -144,3 +144,10 @@ def test_one_name_for_functions_ops_and_modules(type_: str, name: str) -> None:
 def test_ranges_are_those_of_the_formats() -> None:
     assert "3.38953e+38" in forward_of("mul", seen("0", 0, 1e38), seen("1", 0, 1e38), made=spoilt("bfloat16"))[1]
     assert math.isclose(Case("produced", "mul", "forward", [], [spoilt("float8_e4m3fn")]).limit, 448.0)
+
+
+@pytest.mark.parametrize("digits", [400, 4000])
+def test_an_argument_that_no_float_can_hold(digits: int) -> None:
+    case = Case("produced", "pow", "forward", [], [spoilt()], args=f'{{"args": ["<tensor>", {"9" * digits}]}}')
+    assert case.constant(1) is None
+    assert kind_of(case).word

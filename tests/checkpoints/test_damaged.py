@@ -513,3 +513,33 @@ def test_a_changed_form_is_refused(tmp_path: Path) -> None:
     next(iter(chunked.places.values())).transform_descriptors = ["zstd"]
     chunked.write()
     assert "in a form that an extension gave it, which astray does not read" in refused(chunked.folder)
+
+
+@pytest.mark.parametrize("key", [1 << 20_000, [[]], None, {}], ids=["digits", "list", "none", "dict"])
+def test_a_key_of_a_storage_that_cannot_be_written_out(tmp_path: Path, key: object) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"weight": torch.arange(8.0)}, path, _use_new_zipfile_serialization=False)
+    whole = path.read_bytes()
+    keys = pickle.dumps([next(iter(pickle_keys(whole)))], 2)
+    assert keys in whole
+    path.write_bytes(whole.replace(keys, pickle.dumps([key], 2)))
+    assert "a.pt" in refused(path)
+
+
+def pickle_keys(whole: bytes) -> list[str]:
+    """The keys of the storages, which the fifth pickle of an old file lists."""
+    stream = io.BytesIO(whole)
+    for _ in range(3):
+        pickle.load(stream)
+    from astray.checkpoints.pickles import read_pickle
+
+    _, place = read_pickle(whole, "a", stream.tell())
+    return pickle.loads(whole[place:])
+
+
+@pytest.mark.parametrize("shape", [[0, 1 << 59, 1 << 59], [1 << 59, 0]])
+def test_a_tensor_without_elements_of_a_shape_that_none_has(tmp_path: Path, shape: list[int]) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "has a shape that is none" in refused(path)

@@ -286,6 +286,7 @@ def read_columns(file: Path) -> tuple[Columns, Types] | None:
     try:
         with pa.ipc.open_stream(file.read_bytes()) as stream:
             table = stream.read_all()
+        table.validate(full=True)  # whose offsets may lead anywhere, which pyarrow follows
         columns = {name: table[name].to_pylist() for name in table.column_names}
     except (pa.ArrowException, OSError, ValueError, SystemError, MemoryError):
         return None

@@ -153,6 +153,12 @@ def test_numbers_are_saved_and_loaded(tmp_path: Path) -> None:
         astray.load_state(tmp_path / "nothing.pt")
 
 
+def test_a_dtype_that_safetensors_does_not_know_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"cannot hold tensors of torch\.complex128\. Save as \.pt instead\.$"):
+        StateDict({"w": torch.ones(2, dtype=torch.complex128)}).save(tmp_path / "a.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_failed_save_leaves_the_older_file(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     StateDict({"a": 1.0}).save(path)

@@ -82,3 +82,32 @@ def test_shapes_that_are_none() -> None:
     assert shape_of([0, 3]) == (0, 3)
     for bad in ([-1], [1.0], [True], "2", None, [1 << 40, 1 << 40], [1] * 65, {}):
         assert shape_of(bad) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"mean": 1e308}, "mean 1e+308 in place of no more than its largest element"),
+        ({"max": 1e308, "absmax": 1e308}, "max 1e+308 in place of what its dtype can hold"),
+        ({"l2": 1e300}, "l2 1e+300 in place of what so many elements add up to"),
+        ({"absmax": 9.0}, "absmax 9.0 in place of the larger of its extremes"),
+        ({"min": 3.0}, "min 3.0 in place of at most the largest element"),
+    ],
+)
+def test_statistics_that_no_tensor_has_are_told_and_left_out(told: dict[str, float], said: str) -> None:
+    rows = Gathering()
+    seq = rows.call("fc", "Linear")
+    sound = Statistics(-1.0, 2.0, 0.5, None, 3.0, 2.0, -1, -1, -1, 6)
+    for statistics in (None, sound, sound._replace(**told)):
+        rows.tensor(seq, "output", "out", "float32", (6,), statistics=statistics)
+    rank = GatheredRank(0, rows.source())
+    assert [rank.tensors.row(row)["max"] for row in range(3)] == [None, 2.0, None]
+    assert rank.problems == [
+        f"The dump says of 1 tensor what no tensor has, and that is left out. The first is tensor 2, with {said}."
+    ]
+    assert not rank.complete
+
+
+def test_shapes_of_more_bytes_than_can_be_counted() -> None:
+    for bad in ([1 << 59], [0, 1 << 61], [0, 1 << 58, 2], [1 << 61, 0]):
+        assert shape_of(bad) is None

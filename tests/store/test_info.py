@@ -54,3 +54,15 @@ def test_what_is_wrong_is_said(tmp_path: Path, content: bytes, message: str) -> 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"x cannot be read: No such file or directory\."):
         read_json(tmp_path / "x", End)
+
+
+def test_settings_nested_without_end(tmp_path: Path) -> None:
+    nested = "[" * 500 + "]" * 500
+    (tmp_path / "run.json").write_text(f'{{"astray": "0", "created": "", "settings": {{"keep": {nested}}}}}')
+    with pytest.raises(RunError, match=r"does not hold what it should: it is nested more than 100 levels deep\.$"):
+        read_json(tmp_path / "run.json", RunInfo)
+
+
+def test_words_of_a_setting() -> None:
+    for said, words in (("stats", ["stats"]), (["stats", 3, None], ["stats"]), (None, []), ({"a": 1}, []), (True, [])):
+        assert RunInfo(astray="", created="", settings={"keep": said}).words("keep") == words

@@ -248,3 +248,41 @@ def test_what_is_no_dump_is_not_taken_for_one(tmp_path: Path) -> None:
         open_dump(tmp_path)
     with pytest.raises(RunError, match="is no run"):
         astray.open(tmp_path)
+
+
+@pytest.mark.parametrize("said", ["-1", "+f", " f", "0x-5", "1_0", "d7f8\ud800", "", "zz", "-" * 16])
+def test_a_checksum_that_is_no_hexadecimal_number(dump: Path, said: str) -> None:
+    def change(data: dict[str, Any]) -> None:
+        leaf = data["Module.norm.LayerNorm.forward.0"]["output"][0]
+        del leaf["data_name"]
+        leaf["md5"] = said
+
+    edit(dump, change)
+    rank = open_dump(dump).ranks[0]
+    assert keyed(rank)[0, 0, "module", "norm", "LayerNorm", 0, "forward", "output", "out"]["fingerprint"] is None
+
+
+@pytest.mark.parametrize("depth", [100, 400, 880])
+def test_values_nested_without_end(dump: Path, depth: int) -> None:
+    def change(data: dict[str, Any]) -> None:
+        nested: list[Any] = []
+        for _ in range(depth):
+            nested = [nested]
+        entry = data["Module.norm.LayerNorm.forward.0"]
+        entry["input_args"] += [{"type": "torch.Size", "value": nested}, {"type": "list", "value": nested}]
+        entry["output"][0] |= {"device_mesh": nested, "placements": [{"Shard": {"dim": nested}}]}
+        data["Module.norm.LayerNorm.backward.0"]["output"][0]["shape"] = nested
+
+    edit(dump, change)
+    run = open_dump(dump)
+    values_of(run)
+    astray.compare(CASES / "L0-tensor", run, processes=1)
+    astray.convert(run, dump.parent / "again", to="msprobe")
+
+
+def test_a_shape_of_more_bytes_than_can_be_counted(dump: Path) -> None:
+    def change(data: dict[str, Any]) -> None:
+        data["Module.norm.LayerNorm.forward.0"]["output"][0] |= {"shape": [1 << 60], "dtype": "torch.float64"}
+
+    edit(dump, change)
+    assert any("the form of a tensor" in problem for problem in open_dump(dump).problems)

@@ -77,3 +77,35 @@ def test_a_name_of_a_file() -> None:
     assert file_name("x" * (MOST_BYTES - 3), ".npy") is None
     assert file_name("é" * (MOST_BYTES // 2), ".npy") is None
     assert file_name(".hidden", ".npy") is None
+
+
+@pytest.mark.parametrize("depth", [600, 800, 950])
+@pytest.mark.parametrize("format", ["msprobe", "hooktools"])
+def test_arguments_in_each_other_without_end(tmp_path: Path, format: str, depth: int) -> None:
+    run = Builder(keep="stats,tensors")
+    for opens, closes in (("[", "]"), ('{"a":', "}")):
+        args = f'{{"args": [{opens * depth}1{closes * depth}]}}'
+        seq = run.call("/relu", "torch.nn.functional.relu", kind="function", args=args)
+        run.tensor(seq, "output", "out", np.ones(4, np.float32))
+    convert(run.run, tmp_path / "dump", format)
+    assert len(open_run(tmp_path / "dump").ranks[0].tensors) == 2
+
+
+@pytest.mark.parametrize("path", ["out.9999999", f"out.{'9' * 18}", "out" + ".0" * 3000])
+def test_places_in_saved_values_that_nothing_has(tmp_path: Path, path: str) -> None:
+    run = Builder()
+    run.tensor(run.call("mine", "dict", kind="custom"), "output", path, np.ones(4, np.float32))
+    run.tensor(run.call("other", "dict", kind="custom"), "output", "out.x", np.ones(4, np.float32))
+    found = convert(run.run, tmp_path / "dump", "msprobe")
+    assert found.lost["a tensor at a place that no argument has"] == 1
+    assert len(open_run(tmp_path / "dump").ranks[0].tensors) == 1
+
+
+@pytest.mark.parametrize("said", [5, True, {"tensors": 1}, [["tensors"], {}], [None], 0.5])
+def test_settings_that_are_no_words(tmp_path: Path, said: object) -> None:
+    rows = Builder()
+    rows.tensor(rows.call("h"), "output", "out", np.ones(4, np.float32))
+    run = rows.run
+    run.info.settings.update(keep=said, level=said)
+    convert(run, tmp_path / "dump", "msprobe")
+    assert open_run(tmp_path / "dump").info.settings["task"] == "statistics"

@@ -84,3 +84,10 @@ def test_what_has_no_place_is_refused_and_leaves_nothing(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="bfloat16 is stored as uint16, not as float32"):
         write(tmp_path / "odd.pt", TorchTensor(np.ones(2, np.float32), "bfloat16"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_number_of_hundreds_of_bytes(tmp_path: Path) -> None:
+    numbers = {str(bits): sign << bits for bits in (31, 63, 2030, 2039, 2040, 9000) for sign in (1, -1)}
+    write(tmp_path / "numbers.pt", {**numbers, "tensor": TorchTensor(np.ones(1, np.float32), "float32")})
+    found = torch.load(tmp_path / "numbers.pt", weights_only=False)
+    assert {name: found[name] for name in numbers} == numbers

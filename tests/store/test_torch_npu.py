@@ -580,3 +580,26 @@ def test_files_of_which_the_values_cannot_be_had(tmp_path: Path) -> None:
         run.problems[2].partition("npy ")[2],
     ]
     assert run.problems[2].partition("npy ")[2].startswith("is no array of numpy's")
+
+
+def test_a_tensor_that_repeats_its_memory_without_end(tmp_path: Path) -> None:
+    name = "{}_Functional_relu_forward_input0_shape[{}]_stride[0,1]_offset[0]_format[2].npy"
+    np.save(tmp_path / name.format(0, "3,2"), np.ones(2, np.float32))
+    np.save(tmp_path / name.format(1, f"{1 << 40},2"), np.ones(2, np.float32))
+    run = astray.open(tmp_path)
+    assert [rank.values(0).tolist() for rank in run.ranks.values()] == [[[1, 1]] * 3]
+    assert run.ranks[0].values(1) is None
+    assert run.problems == [
+        f"{name.format(1, f'{1 << 40},2')} holds 2 elements, and by its name the tensor repeats them to "
+        "8,796,093,022,208 bytes. Its values are left out."
+    ]
+
+
+@pytest.mark.parametrize("shape", [(0, 1 << 61), (0, *[1] * 70), (0, 1 << 40, 1 << 40)])
+def test_an_array_without_elements_of_a_shape_that_none_has(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    header = str({"descr": "<f8", "fortran_order": False, "shape": shape}).encode()
+    file = tmp_path / "0_Functional_relu_forward_input0_shape[0]_stride[1]_offset[0]_format[2].npy"
+    file.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    run = astray.open(tmp_path)
+    assert run.ranks[0].values(0) is None
+    assert "is no array of numpy's" in run.problems[0]

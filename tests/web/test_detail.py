@@ -164,13 +164,15 @@ def test_the_line_the_stack_and_the_arguments():
 
 def test_arguments_that_go_too_far():
     builder = Builder()
-    for number, args in enumerate(("[" * 900 + "]" * 900, "[" * 99_000, '"' + "x" * 200_000 + '"')):
+    texts = ("[" * 90 + "]" * 90, "[" * 900 + "]" * 900, "[" * 99_000, '"' + "x" * 200_000 + '"')
+    for number, args in enumerate(texts):
         builder.tensor(builder.call(f"f{number}", args=args), "output", "out", LEFT)
     view = RunView(builder.run)
-    deep, broken, long = (json.loads(encode(detail_of(view, row)))["args"] for row in range(3))
+    deep, deeper, broken, long = (json.loads(encode(detail_of(view, row)))["args"] for row in range(4))
     for _ in range(50):
         (deep,) = deep
     assert deep == "…"
+    assert deeper == texts[1]
     assert broken == "[" * 99_000
     assert long == '"' + "x" * 99_999 + "…"
 

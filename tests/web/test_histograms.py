@@ -194,3 +194,16 @@ def test_one_tensor_alone():
     assert found.worst[1] == {"index": list(largest), "a": array[largest], "b": None, "difference": None}
     assert found.heat is not None
     assert found.heat["views"][0]["values"][3 * 11 + 4] == np.inf
+
+
+@pytest.mark.parametrize("value", [2**62, -(2**63), 2**53, 2**52 + 1])
+def test_whole_numbers_beyond_what_a_float_tells_apart(value: int) -> None:
+    found = describe(elements_of(np.full((3, 2), value, np.int64)))
+    assert found.histograms is not None
+    assert int(found.histograms["a"].sum()) == 6
+
+
+def test_a_map_of_numbers_near_the_largest() -> None:
+    found = describe(elements_of(np.full((4, 3, 5), 1.7e308)))
+    assert found.heat is not None
+    assert np.inf in found.heat["views"][0]["values"]

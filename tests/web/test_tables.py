@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 from astray.compare.comparison import compare
@@ -320,3 +321,12 @@ def test_what_was_set_differently_is_in_the_overview(tmp_path):
     assert (first["row"], first["subject"], first["name"]) == (0, "module norm (LayerNorm)", "eps")
     assert (first["reference"], first["candidate"], first["effect"]) == ("1e-05", "0.001", "changes results")
     assert (second["row"], second["reference"], second["candidate"]) == (None, "–", "Ring")
+
+
+@pytest.mark.parametrize(
+    "said", [["a", "b"], [[0, 0], [1, 1]], [[0, 0, 0], [1, 1 << 70, 0]], [[0, 0, 0.5], [1, 2, 3]], [[], []], [1, 2]]
+)
+def test_epochs_that_are_none(said: list[object]) -> None:
+    run = linear_program(Builder())
+    run.info.settings["epochs"] = said
+    assert "epoch" not in unpack(pack(RunView(run).table))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from astray.alarms.alarm import Seen
 from astray.alarms.flow import EventKind
+from astray.plain_json import read_plain
 from astray.stats import dtypes
 
 
@@ -59,8 +59,8 @@ class Case:
 def arguments(args: str | None) -> list[Any]:
     """The positional arguments of a call as they were recorded; tensors are `<tensor>`."""
     try:
-        found = json.loads(args or "{}").get("args", [])
-    except (ValueError, AttributeError, RecursionError):  # what another version of the recorder wrote
+        found = read_plain(args or "{}").get("args", [])
+    except (ValueError, AttributeError):  # what another version of the recorder wrote
         return []
     return found if isinstance(found, list) else []
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from astray.checkpoints.contents import Contents, Unread, printable
 from astray.checkpoints.files import Files
 from astray.checkpoints.pickles import Made, read_pickle
-from astray.checkpoints.stored import Piece, Spec, Stored
+from astray.checkpoints.stored import Piece, Spec, Stored, is_shape
 from astray.checkpoints.torch_files import Extent, open_embedded
 from astray.checkpoints.torch_objects import dtype_name, is_size, sizes
 from astray.errors import CheckpointError
@@ -137,6 +137,8 @@ def _tensor(name: str, entry: Any, places: Places, files: Files) -> Stored | Unr
         return Unread("a pickled object")
     properties, size, listed = _fields(entry, "TensorStorageMetadata", "properties", "size", "chunks")
     dtype, shape = _dtype(properties), sizes(size)
+    if not is_shape(shape):
+        raise ValueError
     if dtype not in DTYPES:
         return Unread(f"a tensor of {printable(dtype)} and shape {list(shape)}", "astray does not know this dtype", 1)
     chunks: list[Chunk] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 from astray.checkpoints.contents import Contents, Unread, printable
 from astray.checkpoints.files import Files
-from astray.checkpoints.stored import Spec, Stored
+from astray.checkpoints.stored import Spec, Stored, is_shape
 from astray.errors import CheckpointError
 from astray.stats.dtypes import DTYPES
 
@@ -87,7 +87,7 @@ def _offsets(path: Path, name: str, entry: Any, room: int) -> tuple[int, int]:
 
 def _tensor(path: Path, name: str, entry: Any, nbytes: int) -> Spec | Unread:
     dtype, shape = entry.get("dtype"), entry.get("shape")
-    if not isinstance(shape, list) or len(shape) > 64 or not all(type(n) is int and 0 <= n < 1 << 60 for n in shape):
+    if not isinstance(shape, list) or not is_shape(shape):
         raise CheckpointError(f"The header of {path} is damaged: {name!r} has a shape that is none. {_AGAIN}")
     if not isinstance(dtype, str) or dtype not in _NAMES:
         kind = printable(dtype) if isinstance(dtype, str) else "something"

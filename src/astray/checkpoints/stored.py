@@ -33,6 +33,26 @@ _SMALL = 1 << 18
 """What lies this close together is read at once, however sparse: a read costs about as much as these bytes do."""
 
 
+MOST_DIMENSIONS = 64  # of an array of numpy, and of most operations of torch
+MOST_ELEMENTS = 1 << 58  # so that their bytes, 16 for each at most, fit into 63 bits
+
+
+def is_shape(sizes: Sequence[object]) -> bool:
+    """Whether these are the sizes of a tensor that can be. One without elements has no larger sizes than others.
+
+    >>> is_shape((2, 3)), is_shape((2, -3)), is_shape((0, 1 << 60)), is_shape((True,))
+    (True, False, False, False)
+    """
+    if len(sizes) > MOST_DIMENSIONS:
+        return False
+    elements = 1
+    for size in sizes:
+        if type(size) is not int or not 0 <= size <= MOST_ELEMENTS:
+            return False
+        elements *= max(size, 1)
+    return elements <= MOST_ELEMENTS
+
+
 class Spec(NamedTuple):
     """What is known of a tensor without loading it."""
 

@@ -17,7 +17,7 @@ from astray.checkpoints.contents import Contents, Unread
 from astray.checkpoints.files import Files
 from astray.checkpoints.pickles import read_pickle
 from astray.checkpoints.stored import Piece, Spec, Stored
-from astray.checkpoints.torch_objects import Storage, View, find_tensors
+from astray.checkpoints.torch_objects import Storage, View, find_tensors, is_size
 from astray.errors import CheckpointError
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -158,7 +158,7 @@ def open_legacy(path: Path, files: Files, unwrap: Unwrap = _as_it_is) -> Content
     found = find_tensors(unwrap(said[3]), str(path))
     keys = said[4] if isinstance(said[4], list) else []
     storages = {view.storage.key: view.storage for view in found.tensors.values()}
-    extents = _extents(path, files, place, [str(key) for key in keys], storages)
+    extents = _extents(path, files, place, [str(key) for key in keys if isinstance(key, str) or is_size(key)], storages)
     return Contents(
         "torch (before 1.6)",
         (path,),

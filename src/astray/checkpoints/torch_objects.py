@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from astray.checkpoints.contents import LONGEST, Unread, printable
 from astray.checkpoints.pickles import Global, Made, Persistent
-from astray.checkpoints.stored import extent
+from astray.checkpoints.stored import MOST_DIMENSIONS, extent, is_shape
 from astray.errors import CheckpointError
 from astray.stats.dtypes import DTYPES
 from astray.wording import counted
@@ -27,7 +27,6 @@ MOST_TEXT = 1_000_000_000
 """Things that may be looked through to find those, and characters of all their names together. Small files reach them
 too, by going to the same list or the same name again and again."""
 
-MOST_DIMENSIONS = 64  # numpy has no arrays of more
 MOST_COUNTED = 100_000
 _MOST_ARGUMENTS = 16  # of what torch makes tensors by
 _OF_MODULE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
@@ -313,7 +312,7 @@ def _view(what: str, args: tuple[Any, ...]) -> View | Unread:
         return Unread(f"a tensor of {printable(dtype)}", "astray does not know this dtype", 1)
     if flags:  # the sign or the imaginary part is to be turned when it is read
         return Unread("a tensor", "it is a negated or conjugated view; save it with .resolve_neg().resolve_conj()", 1)
-    if not is_size(offset) or len(shape) != len(stride) or len(shape) > MOST_DIMENSIONS:
+    if not is_size(offset) or not is_shape(shape) or len(shape) != len(stride):
         raise ValueError
     return View(storage, dtype, offset, shape, stride)
 

@@ -15,6 +15,7 @@ from astray.compare.divergence import Place
 from astray.compare.reasons import SENTENCES, Reason
 from astray.compare.rows import Ints, Vocabulary
 from astray.compare.verdict import AGREEING, Verdict
+from astray.plain_json import read_plain
 from astray.store import RankRun, Table
 
 _MOST = 3
@@ -160,6 +161,6 @@ def _parsed(text: str | None) -> Any:
     if text is None:
         return _Absent
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return read_plain(text)
+    except ValueError:
         return text

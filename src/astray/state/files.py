@@ -41,9 +41,11 @@ def _save_safetensors(values: dict[str, torch.Tensor | float], path: Path) -> No
     if numbers:
         raise StateError(f"A .safetensors file holds tensors only; {numbers[0]!r} is a number. Save as .pt instead.")
     # Names that share memory, such as tied weights, are refused there: every tensor gets its own.
-    save_file(
-        {name: value.contiguous().clone() for name, value in values.items() if isinstance(value, torch.Tensor)}, path
-    )
+    own = {name: value.contiguous().clone() for name, value in values.items() if isinstance(value, torch.Tensor)}
+    try:
+        save_file(own, path)
+    except KeyError as error:  # which dtypes it knows depends on its version
+        raise StateError(f"A .safetensors file cannot hold tensors of {error}. Save as .pt instead.") from None
 
 
 def _compact(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,18 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.checkpoints.stored import row_major
+from astray.checkpoints.stored import is_shape, row_major
 from astray.errors import RunError
 from astray.part import Part
 from astray.record import Call, Frame, Kind, Phase, Role, Statistics, Tensor
 from astray.stats import DTYPES, Measurement, Strided, measure
+from astray.store.bounds import contradictions
 from astray.store.columns import Coded, Column, Table
 from astray.store.info import End
-from astray.store.measured import MeasuredTable
+from astray.store.measured import MEASURES, MeasuredTable
 from astray.store.run import RankRun
-
-LARGEST = 1 << 62
-"""No tensor has so many elements, whatever a dump says."""
+from astray.wording import counted
 
 Load = Callable[[], npt.NDArray[Any]]
 """Reads the values of a tensor, in its storage dtype (bfloat16 as uint16) and its shape. Raises RunError."""
@@ -193,15 +192,16 @@ class GatheredSource:
         }
         # a sample or a slice says nothing of the whole
         whole = (np.array(file) >= 0) & (np.array(sampled) < 0) & (part.codes < 0)
+        told, problems = _sound([row.statistics for row in self._tensors], columns["dtype"])
         table = MeasuredTable(
             columns,
             self._measure,
             waiting=whole,
-            statistics=[row.statistics for row in self._tensors],
+            statistics=told,
             notes=[row.note for row in self._tensors],
             fingerprints=[row.fingerprint for row in self._tensors],
         )
-        return table, []
+        return table, problems
 
     def stack(self, id: int) -> list[Frame]:
         """A Python stack, innermost frame first; empty when it is not there."""
@@ -247,14 +247,32 @@ def shape_of(value: object) -> tuple[int, ...] | None:
     >>> shape_of([2, 3]), shape_of([2, -1]), shape_of("2x3")
     ((2, 3), None, None)
     """
-    if not isinstance(value, (list, tuple)) or len(value) > 64:
-        return None
-    size = 1
-    for one in value:
-        if not isinstance(one, int) or isinstance(one, bool) or one < 0:
-            return None
-        size *= max(one, 1)
-    return tuple(value) if size < LARGEST else None
+    return tuple(value) if isinstance(value, (list, tuple)) and is_shape(value) else None
+
+
+def _sound(told: list[Statistics | None], dtype: Column) -> tuple[list[Statistics | None], list[str]]:
+    """What a dump says of its tensors without what no tensor can have, and a sentence about that."""
+    rows = [row for row, one in enumerate(told) if one is not None]
+    if not rows:
+        return told, []
+    known = zip(*(one for one in told if one is not None), strict=True)
+    columns = {
+        name: np.array([(np.nan if name in MEASURES else -1) if cell is None else cell for cell in column])
+        for name, column in zip(Statistics._fields, known, strict=True)
+    }
+    assert isinstance(dtype, Coded)
+    wrong = list(contradictions(columns.__getitem__, dtype.take(np.array(rows))))
+    if not wrong:
+        return told, []
+    bad = np.logical_or.reduce([one.rows for one in wrong])
+    at = int(np.argmax(bad))
+    first = next(one for one in wrong if one.rows[at])
+    left_out = {rows[place] for place in np.flatnonzero(bad).tolist()}
+    sentence = (
+        f"The dump says of {counted(len(left_out), 'tensor')} what no tensor has, and that is left out. The first is "
+        f"tensor {rows[at]}, with {first.column} {columns[first.column][at].item()!r} in place of {first.expected}."
+    )
+    return [None if row in left_out else one for row, one in enumerate(told)], [sentence]
 
 
 def _numbers(values: Sequence[int | None]) -> npt.NDArray[np.int64]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from astray.errors import RunError
+from astray.plain_json import check_depth
 from astray.record import Missed
 from astray.store import enclosure
 
@@ -56,6 +57,11 @@ class RunInfo(msgspec.Struct, kw_only=True):
         """The seed by which the inputs were changed by roundings; None when they were as the program made them."""
         seed = self.settings.get("perturb")
         return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
+
+    def words(self, setting: str) -> list[str]:
+        """The words of a setting that is one or a list of them, such as `keep`; a run may say anything in its place."""
+        said = self.settings.get(setting)
+        return [word for word in (said if isinstance(said, list) else [said]) if isinstance(word, str)]
 
     @classmethod
     def here(cls, **known: Any) -> RunInfo:
@@ -122,6 +128,10 @@ def read_json(path: Path, kind: type[Document], home: Path | None = None) -> Doc
         content = enclosure.content(path, home, MOST_JSON)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+    try:
+        check_depth(content.decode(errors="replace"))  # settings may hold anything, and are walked and written out
+    except ValueError as error:
+        raise RunError(f"{path} does not hold what it should: {error}.") from None
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:

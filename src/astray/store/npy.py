@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from astray.checkpoints.stored import Spec
+from astray.checkpoints.stored import Spec, is_shape
 from astray.errors import RunError
 from astray.stats.dtypes import DTYPES
 
@@ -88,7 +88,7 @@ def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if version not in _HEADERS:
         raise ValueError(f"version {version} of the format is not known")
     shape, column_major, dtype = _HEADERS[version](file)
-    if not all(isinstance(size, int) and 0 <= size < 1 << 62 for size in shape):
+    if not is_shape(shape):
         raise ValueError(f"the shape {shape} is none")
     return tuple(shape), column_major, dtype
 

@@ -155,7 +155,9 @@ def _scalar(value: Nest) -> bytes:
         if -(1 << 31) <= value < 1 << 31:
             return b"J" + struct.pack("<i", value)
         raw = value.to_bytes((value.bit_length() + 8) // 8, "little", signed=True)
-        return b"\x8a" + bytes([len(raw)]) + raw
+        if len(raw) < 256:
+            return b"\x8a" + bytes([len(raw)]) + raw
+        return b"\x8b" + struct.pack("<i", len(raw)) + raw
     if isinstance(value, float):
         return b"G" + struct.pack(">d", value)
     if isinstance(value, str):

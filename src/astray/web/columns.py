@@ -17,6 +17,7 @@ from astray.compare.rows import Vocabulary
 from astray.risk.formats import limits
 from astray.risk.levels import room_of
 from astray.store import Coded, RankRun, Run
+from astray.store.bounds import FARTHEST
 from astray.web.calls import Calls
 from astray.web.wire import Column
 
@@ -67,11 +68,17 @@ def _is_own(comparison: Comparison, name: str) -> bool:
 def _epochs(run: Run, steps: Ints) -> dict[str, Column]:
     """The epoch of each row, and its step in that epoch, where the program counted several epochs."""
     known = run.info.settings.get("epochs")
-    if not isinstance(known, list) or len(known) < 2:
+    if not isinstance(known, list) or len(known) < 2 or not all(map(_is_epoch, known)):
         return {}
     epochs, first, added = np.array(known, np.int64).T
     at = np.maximum(np.searchsorted(first, steps, side="right") - 1, 0)
     return {"epoch": epochs[at], "epoch_step": steps - added[at]}
+
+
+def _is_epoch(said: object) -> bool:
+    """Whether it is what a dump's reader says of an epoch; in a run's own file there may be anything."""
+    numbers = said if isinstance(said, list) and len(said) == 3 else [None]
+    return all(type(number) is int and abs(number) <= FARTHEST for number in numbers)
 
 
 def _sequence(run: Run, ranks: Ints, calls: Ints) -> Ints:

@@ -5,7 +5,6 @@ Reads a view, feeds the page. What is not there is said in `lacking`, with what 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from astray.compare.divergence import Place
 from astray.compare.explanation import explained, furthest_slice
 from astray.compare.metrics import BOUNDS, METRICS, SLICES
 from astray.graph import graph_of
+from astray.plain_json import read_plain
 from astray.record import Frame
 from astray.report import figures
 from astray.web.contrasting import Contrasted
@@ -160,8 +160,8 @@ def _arguments(tensor: Tensor) -> Any:
     if text is None:
         return None
     try:
-        return _shallow(json.loads(text), DEEPEST) if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-    except (ValueError, RecursionError):
+        return _shallow(read_plain(text), DEEPEST) if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    except ValueError:
         return text
 
 

@@ -77,7 +77,8 @@ class _View:
 
     def add(self, block: Block, sizes: Floats) -> None:
         kept = [axis for axis in self.axes if axis is not None]
-        summed = sizes.sum(axis=tuple(axis for axis in range(sizes.ndim) if axis not in kept))
+        with np.errstate(over="ignore"):  # numbers near the largest: the cell is as hot as can be
+            summed = sizes.sum(axis=tuple(axis for axis in range(sizes.ndim) if axis not in kept))
         if self.axes[0] is None:
             summed = summed[np.newaxis]
         begin = [0 if axis is None else block.origin[axis] for axis in self.axes]

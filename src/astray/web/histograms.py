@@ -17,6 +17,10 @@ _STEEP = 100
 """From here on between the fullest bin and the emptiest that is not empty, counts are best drawn on a log scale."""
 
 
+_HALVES = 2.0**52
+"""Below this a float64 lies half-way between any two whole numbers. Above, bins are as wide as floats are apart."""
+
+
 class Extent:
     """The least and the greatest finite number seen, and how many were not finite."""
 
@@ -56,7 +60,7 @@ def edges_of(low: float, high: float, whole: bool) -> Floats:
 
     Bins are never narrower than the numbers are apart: tensors that differ in a last bit have such a range.
     """
-    if whole and high - low < BINS:
+    if whole and high - low < BINS and max(abs(low), abs(high)) < _HALVES:
         return np.arange(low, high + 2) - 0.5
     middle, half = low / 2 + high / 2, high / 2 - low / 2
     least = BINS * float(np.spacing(max(abs(low), abs(high)) / 2)) * 2

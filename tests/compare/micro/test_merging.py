@@ -115,3 +115,14 @@ def test_numbers_beyond_float64_are_infinite_and_their_cosine_is_right():
     found = merge_contrasts([part, part])
     assert found.cosine == pytest.approx(-1)
     assert found.l2_error == math.inf
+
+
+def test_infinities_of_both_signs_add_up_to_no_number():
+    parts = [
+        contrast(Strided.from_numpy(one), Strided.from_numpy(one * sign)) for one, sign in ((BEYOND, 1), (BEYOND, -1))
+    ]
+    assert [part.dot for part in parts] == [math.inf, -math.inf]
+    assert math.isnan(merge_contrasts(parts).dot)
+
+
+BEYOND = np.full(3, 1e200)

@@ -53,6 +53,12 @@ def change(run: Run, table: str, **cells: dict[int, Any]) -> Run:
         ("tensors", "std", -1.0, "std -1.0 in place of a magnitude"),
         ("tensors", "absmax", float("inf"), "absmax inf in place of a finite number"),
         ("tensors", "min", 3.0, "min 3.0 in place of at most the largest element"),
+        ("tensors", "std", float("nan"), "std nan in place of a number"),
+        ("tensors", "mean", 1e308, "mean 1e+308 in place of no more than its largest element"),
+        ("tensors", "std", 5.0, "std 5.0 in place of no more than its largest element"),
+        ("tensors", "l2", float("inf"), "l2 inf in place of what so many elements add up to"),
+        ("tensors", "absmax", 0.0, "absmax 0.0 in place of the larger of its extremes"),
+        ("tensors", "min", -1e39, "min -1e+39 in place of what its dtype can hold"),
         ("tensors", "blob_offset", -9, "blob_offset -9 in place of a number that something can have"),
         ("tensors", "dtype", None, "dtype nothing in place of what every row has"),
     ],
@@ -117,3 +123,9 @@ def test_a_small_file_is_read_in_little_memory(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_a_dtype_without_an_end_and_a_tensor_without_elements_are_sound(small_run: Run) -> None:
+    nothing = {name: {5: None} for name in ("min", "max", "mean", "std", "l2", "absmax")}
+    run = change(small_run, "tensors", dtype={5: "float99"}, count={5: 0}, zeros={5: 0}, **nothing)
+    assert len(run.ranks[0].tensors) == 8

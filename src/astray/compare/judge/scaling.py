@@ -46,12 +46,14 @@ def find_scaling(evidence: Evidence, sources: Sources) -> Scaling:
 
 
 def _ratios(evidence: Evidence, rows: Bools) -> Floats:
+    """By how much the norms of some rows differ; NaN where they do not tell, or no float is that factor."""
     found = np.full(len(rows), np.nan)
     at = np.flatnonzero(rows)
     if len(at):
         reference, candidate = evidence.numbers("l2", at)
         told = (reference > 0) & (candidate > 0)
-        found[at[told]] = candidate[told] / reference[told]
+        ratio = candidate[told] / reference[told]
+        found[at[told]] = np.where((ratio > 0) & np.isfinite(ratio), ratio, np.nan)
     return found
 
 

@@ -37,6 +37,7 @@ BY_SURPRISE = (Rule.MODEL, Rule.SIBLINGS, Rule.NOISE)
 _BEYOND_FLOATS = np.errstate(over="ignore", invalid="ignore")  # what is too far off for a float is infinitely far off
 
 
+@_BEYOND_FLOATS
 def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = None, exact: bool = False) -> Judgement:
     """Judge every pair of one rank.
 

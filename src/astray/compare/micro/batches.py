@@ -184,8 +184,9 @@ def _mean_and_sum(side: Members, number: int, samples: Ints) -> tuple[float, flo
     if not len(rows):
         return np.nan, np.nan
     values, weights = side.rows.statistic("mean", rows), samples[rows].astype(np.float64)
-    mean = np.sum(values * weights) / np.sum(weights) if np.all(weights > 0) else np.mean(values)
-    return float(mean), float(np.sum(values))
+    with np.errstate(over="ignore", invalid="ignore"):  # a sum beyond float64 agrees with none
+        mean = np.sum(values * weights) / np.sum(weights) if np.all(weights > 0) else np.mean(values)
+        return float(mean), float(np.sum(values))
 
 
 def _samples(side: Members, groups: Groups) -> Ints:

@@ -38,7 +38,8 @@ def _where(reference: JoinedRank, candidate: JoinedRank, one: int, other: int, l
         here, there = reference.pieces(one), candidate.pieces(other)
     except RunError:
         return
-    if here is None or there is None or not here.fits(there._replace(dim=here.dim)):
+    kinds = [str(run.tensors["dtype"][row])[:7] == "complex" for run, row in ((reference, one), (candidate, other))]
+    if here is None or there is None or kinds[0] != kinds[1] or not here.fits(there._replace(dim=here.dim)):
         return
     finer = "candidate" if len(there.parts) > len(here.parts) else "reference"
     parts = there if finer == "candidate" else here

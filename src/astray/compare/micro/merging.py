@@ -92,6 +92,8 @@ def _total(total: Callable[[list[float]], float], parts: list[float]) -> float:
         return total(parts)
     except OverflowError:  # beyond float64
         return math.inf
+    except ValueError:  # what fsum has for infinities of both signs
+        return math.nan
 
 
 def _cosine(parts: list[Contrast], reference: float | None, candidate: float | None) -> float | None:

@@ -6,7 +6,6 @@ An argument that is another one in every call comes from the data, and is no set
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import numpy as np
 from astray.compare.matching import Matching
 from astray.compare.rows import Ints
 from astray.compare.setup.difference import ABSENT, Finding
+from astray.plain_json import read_plain
 from astray.store import RankRun
 
 MOST_SITES = 500
@@ -157,8 +157,8 @@ def flattened(text: str, function: str = "") -> dict[str, Any]:
     {'0': '<tensor>', '1': [8], '2': 1e-05, 'dim': -1}
     """
     try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
+        arguments = read_plain(text)
+    except ValueError:
         return {}
     if not isinstance(arguments, dict):
         return {}

@@ -6,7 +6,6 @@ taken for it: dtypes and devices of parameters, classes, and the settings of opt
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from astray.compare.keys import one_key
 from astray.compare.mapping import Mapping
 from astray.compare.rows import Ints
 from astray.compare.setup.difference import ABSENT
+from astray.plain_json import read_plain
 from astray.record import Setup
 from astray.store import RankRun
 
@@ -146,7 +146,7 @@ def _optimizers(rank: RankRun) -> Iterator[Setup]:
 
 def _groups(text: str) -> list[dict[str, Any]]:
     try:
-        groups = json.loads(text)["param_groups"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        groups = read_plain(text)["param_groups"]
+    except (ValueError, KeyError, TypeError):
         return []
     return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []

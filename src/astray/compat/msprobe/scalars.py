@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from astray.plain_json import read_plain
 from astray.store.msprobe.names import positional, short
 from astray.store.run import RankRun
 from astray.wording import as_utf8
@@ -48,7 +49,7 @@ class Arguments:
 @lru_cache(1 << 14)
 def _read(text: str, function: str) -> tuple[Argument, ...]:
     try:
-        said = json.loads(text)
+        said = read_plain(text)
     except ValueError:
         return ()
     if not isinstance(said, dict):

@@ -8,12 +8,12 @@ data.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from astray.checkpoints.torch_objects import attributes
 from astray.numerals import numeral
+from astray.plain_json import read_plain
 from astray.record import Role
 from astray.store.torch_file import Nest
 
@@ -110,8 +110,8 @@ def nest(leaves: Mapping[str, Nest], depth: int = 0) -> Nest:
 def plain_leaves(args: str | None) -> dict[str, dict[str, Nest]]:
     """The arguments of a call that are no tensors, of `input` and of `kwargs`, by their paths."""
     try:
-        found = json.loads(args) if args else {}
-    except (ValueError, RecursionError):
+        found = read_plain(args) if args else {}
+    except ValueError:
         return {}
     if not isinstance(found, dict):
         return {}

@@ -9,12 +9,12 @@ its arguments that are not among them under `gradients`, which msprobe passes ov
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from astray.numerals import numeral
+from astray.plain_json import read_plain
 from astray.record import ROOT, Frame, SpelledFrame, Spelling
 from astray.store.msprobe.arguments import arrangement
 from astray.store.msprobe.gradients import NODE, OWN, order_of
@@ -246,7 +246,11 @@ class StepEntries:
         if name is None or call["recompute"]:  # its call has been counted
             return None
         if call["kind"] == "custom":
-            return self._put_saved(name, row["path"], leaf)
+            parts = row["path"].split(".")[1:]
+            if _leads_nowhere(parts):
+                self._lost["a tensor at a place that no argument has"] += 1
+                return None
+            return self._put_saved(name, parts, leaf)
         if call["kind"] == "function" and call["phase"] == "backward":
             place = self._put_of_node(name, row, leaf)
             if place is not NOT_OF_NODE:
@@ -255,7 +259,7 @@ class StepEntries:
         if not parts:
             self._lost[category] += 1
             return None
-        if len(parts) > DEEPEST or any(map(_is_too_far, parts)):
+        if _leads_nowhere(parts):
             self._lost["a tensor at a place that no argument has"] += 1
             return None
         if self._only_names:
@@ -349,12 +353,11 @@ class StepEntries:
             self.told[name] = {"micro": call["micro"], "call": call["call"]}
         return Place(name, f"{name}.{parameter}")
 
-    def _put_saved(self, name: str, path: str, leaf: Leaf) -> Place:
-        rest = path.split(".")[1:]
+    def _put_saved(self, name: str, parts: list[str], leaf: Leaf) -> Place:
         holder = [self.debug[name]]
-        _put(holder, ["0", *rest], leaf)
+        _put(holder, ["0", *parts], leaf)
         self.debug[name] = holder[0]
-        return Place(name, ".".join([name, *rest]))
+        return Place(name, ".".join([name, *parts]))
 
     # -- the other files ---------------------------------------------------------------------------------------------
 
@@ -411,8 +414,8 @@ NO_ARGUMENTS = Arguments([], {})
 
 def _arguments(row: Row) -> Arguments:
     try:
-        said = json.loads(row["args"] or "{}")
-    except (ValueError, RecursionError):
+        said = read_plain(row["args"] or "{}")
+    except ValueError:
         said = {}
     said = said if isinstance(said, dict) else {}
     args, kwargs = said.get("args"), said.get("kwargs")
@@ -426,10 +429,11 @@ def _turned(name: str, back: bool = False) -> str:
     return f"{head}.{new}{tail}" if found else name
 
 
-def _is_too_far(part: str) -> bool:
-    """Whether a part of a path is a number, and of no place that a list is made for."""
-    place = numeral(part)
-    return part.isdecimal() if place is None else place >= MOST_ITEMS
+def _leads_nowhere(parts: Sequence[str]) -> bool:
+    """Whether a path is longer than any, or has a number in it of a place that no list is made for."""
+    places = [(part, numeral(part)) for part in parts]
+    too_far = (part.isdecimal() if place is None else place >= MOST_ITEMS for part, place in places)
+    return len(parts) > DEEPEST or any(too_far)
 
 
 def _put(into: Any, parts: Sequence[str], leaf: Leaf) -> None:

@@ -6,7 +6,6 @@ with the others counted beside them. Here one is told from the other.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import zlib
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from astray.plain_json import read_plain
 from astray.stats import DTYPES
 
 Leaf = dict[str, Any]
@@ -123,11 +123,11 @@ def _with_infinities(found: Leaf, signs: set[float]) -> Leaf:
 
 def _placement(text: str, lost: Counter[str]) -> Leaf:
     try:
-        told = json.loads(text)
+        told = read_plain(text)
         placements = [_PLACEMENT.fullmatch(one) for one in told["placements"]]
         found = [{"Shard": {"dim": int(one[2])}} if one[1] == "Shard" else
                  {one[1]: {"reduce_op": one[2]} if one[2] else {}} for one in placements if one]  # fmt: skip
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         lost["how a distributed tensor is placed"] += 1
         return {}
     lost["which part of a distributed tensor it is"] += 1  # msprobe names the ranks of the mesh, we its shape

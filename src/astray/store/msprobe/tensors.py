@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -31,6 +32,8 @@ from astray.wording import counted
 Leaf = dict[str, Any]
 DEEPEST = 32
 """Structures nested deeper than this are no arguments."""
+
+_HEXADECIMAL = re.compile(r"[0-9a-fA-F]+")
 
 
 class Found(NamedTuple):
@@ -55,7 +58,7 @@ def skeleton(value: Any, depth: int = 0) -> Any:
         return "<tensor>"
     if isinstance(value, dict):
         if _is_scalar(value):
-            said = value.get("value")
+            said = skeleton(value.get("value"), depth + 1) if depth < DEEPEST else "…"
             if value["type"] == "torch.Size":
                 return f"torch.Size({said})"
             return str(said) if isinstance(said, float) and not math.isfinite(said) else said
@@ -94,7 +97,7 @@ class Tensors:
         shape = shape_of(leaf["shape"])
         dtype = leaf["dtype"]
         if shape is None or not isinstance(dtype, str):
-            self._odd[f"the form of a tensor: {str([dtype, leaf['shape']])[:60]}"] += 1
+            self._odd[f"the form of a tensor: {str(skeleton([dtype, leaf['shape']]))[:60]}"] += 1
             return
         name = dtype.removeprefix("torch.").removeprefix("mindspore.").lower()
         statistics, note = _statistics(leaf, name, shape)
@@ -135,12 +138,12 @@ class Tensors:
         if not isinstance(said, str):
             return None
         digits = said.removeprefix("0x")
-        try:
-            found = int(digits[:16], 16)
-        except ValueError:
+        if not _HEXADECIMAL.fullmatch(
+            digits[:16]
+        ):  # which Python's own reading is not strict about: it takes signs and blanks
             return None
         self.checksums.add("xor" if said.startswith("0x") else "crc32" if len(digits) == 8 else "md5")
-        return found
+        return int(digits[:16], 16)
 
     def left(self) -> list[str]:
         """The files of tensors that no entry has told of, the oldest first."""
@@ -213,7 +216,7 @@ def _placement(leaf: Leaf) -> str | None:
     words = []
     for one in placements if isinstance(placements, list) else ():
         for kind, told in one.items() if isinstance(one, dict) else ():
-            inner = "".join(str(value) for value in told.values()) if isinstance(told, dict) else ""
+            inner = "".join(str(skeleton(value)) for value in told.values()) if isinstance(told, dict) else ""
             words.append(f"{kind}({inner})")
-    told = {"ranks": leaf.get("device_mesh"), "placements": words, "shape": None, "offset": None}
+    told = {"ranks": skeleton(leaf.get("device_mesh")), "placements": words, "shape": None, "offset": None}
     return json.dumps(told, separators=(",", ":"))

@@ -71,9 +71,7 @@ def translate(
             raise UsageError(
                 f"{given!r} is none of {', '.join(get_args(known))}.{did_you_mean(given, get_args(known))}"
             )
-    kept = info.settings.get("keep") or ()
-    keeps_values = "tensors" in ([kept] if isinstance(kept, str) else kept)
-    chosen: Task = task or ("tensor" if keeps_values else "statistics")
+    chosen: Task = task or ("tensor" if "tensors" in info.words("keep") else "statistics")
     folder = f"rank{rank}" if info.world_size > 1 else "rank"
     _make_room(path, folder, overwrite, again)
     choice = Choice(asked, with_values, most, extra_info)
@@ -82,8 +80,7 @@ def translate(
 
 
 def _level(info: RunInfo) -> Level:
-    said = info.settings.get("level") or "module"
-    levels = {said} if isinstance(said, str) else set(said)
+    levels = set(info.words("level")) or {"module"}
     if "module" not in levels:
         return "L1"
     return "L0" if levels == {"module"} else "mix"

@@ -6,7 +6,6 @@ was cut, a program that was killed: these are problems, and everything else is r
 
 from __future__ import annotations
 
-import json
 import os
 from functools import cached_property
 from itertools import islice
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.errors import RunError, RunVersionError
+from astray.plain_json import read_plain
 from astray.record import Blob, Frame, Setup
 from astray.store import enclosure
 from astray.store.columns import Table
@@ -239,9 +239,9 @@ def _read_stack(line: bytes) -> tuple[int, list[Frame]] | None:
 def _read_setup(line: bytes) -> Setup | None:
     """A row of what the program was set to; None where the line is damaged."""
     try:
-        entry = json.loads(line)
+        entry = read_plain(line.decode())
         row = Setup(entry["step"], entry["subject"], entry["site"], entry["values"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None
     sound = type(row.step) is int and isinstance(row.subject, str) and isinstance(row.site, str)
     return row if sound and isinstance(row.values, dict) else None

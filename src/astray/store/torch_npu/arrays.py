@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from astray.checkpoints.torch_files import MOST_EXPANDED
 from astray.errors import RunError
 from astray.stats import DTYPES
 from astray.stats.dtypes import widen
@@ -124,6 +125,12 @@ def _check(place: Place) -> None:
         raise RunError(
             f"{place.path.name} holds {held} elements, and by its name the tensor reaches to element {last}. Its "
             "values are left out."
+        )
+    nbytes = math.prod(place.shape) * DTYPES[npy.describe(place.path).dtype].itemsize
+    if math.prod(place.shape) > held and nbytes > MOST_EXPANDED:
+        raise RunError(
+            f"{place.path.name} holds {held} elements, and by its name the tensor repeats them to {nbytes:,} bytes. "
+            "Its values are left out."
         )
 
 

@@ -1,0 +1,55 @@
+"""JSON out of a file that may say anything: arguments of calls, settings, placements.
+
+Python reads lists in lists as deep as its stack goes, and whole numbers of thousands of digits. Whoever walks, compares
+or writes out the first needs more of the stack than reading took; the second are no floats, and cannot always be
+written out. Neither is in what astray records, so both are refused where the text is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+DEEPEST = 100
+"""Levels of lists and objects: several times as many as are recorded of arguments. Each may take two or three calls of
+whoever walks them, of the thousand that Python allows."""
+
+MOST_DIGITS = 300
+"""Of a whole number: those of 309 digits and more are beyond float64."""
+
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]', re.DOTALL)
+
+
+def read_plain(text: str) -> Any:
+    """What a text of JSON says. Raises ValueError where it is none, is nested too deep, or has numbers without end.
+
+    >>> read_plain('{"args": ["<tensor>", 0.5]}')
+    {'args': ['<tensor>', 0.5]}
+    """
+    check_depth(text)
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:  # of a caller that is deep in its own stack
+        raise ValueError("it is nested too deep to be read here") from None
+
+
+def check_depth(text: str) -> None:
+    """Raises ValueError where a text of JSON has lists and objects in each other beyond `DEEPEST` levels."""
+    if text.count("[") + text.count("{") <= DEEPEST:
+        return
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        sign = token[0]
+        depth += 1 if sign in ("[", "{") else -1 if sign in ("]", "}") else 0
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"it has a whole number of {len(digits):,} digits")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole)
