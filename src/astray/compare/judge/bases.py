@@ -87,12 +87,22 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     sums = _no_less_than_given(sums, sources)
     worst = np.where(real, np.nan_to_num(np.minimum(np.fmax(errors.worst, errors.extremes), t.LARGEST)), 0.0)
     summed = spread + shared_rounding(coarsest) + flipped_sums
+    # Where few elements are large they make the norm, and a slice with them is as many times larger than the others.
+    tail = np.maximum(errors.peak * errors.root / t.WORST, 1.0)
+    in_norm = summed + (tail - 1) * t.SUMS * np.maximum(rounding, elements) / errors.root
     single = t.WORST * rounding + flips
     cancelled = _cancellation(errors, sources)
     terms = np.flatnonzero(cancelled > 1)
     far, together = np.maximum(elements, given(worst)), given(sums)
-    of_itself = rounding + flips, single, t.SLICED * rounding + flips, rounding + few, summed
-    because = elements.copy(), far, np.maximum(elements, given(sliced)), np.maximum(given(typical), gated), together
+    of_itself = rounding + flips, single, t.SLICED * tail * rounding + flips, rounding + few, in_norm, summed
+    because = (
+        elements.copy(),
+        far,
+        np.maximum(tail * elements, given(sliced)),
+        np.maximum(given(typical), gated),
+        together,
+        together,
+    )
     for column in (*of_itself, *because):
         column[terms] *= cancelled[terms]
         np.minimum(column, t.LARGEST, out=column)
@@ -199,10 +209,12 @@ def _rounded_weights(errors: Errors, sources: Sources) -> Floats:
     return np.where(rounds, np.sqrt(count), np.inf)
 
 
-def _by_measure(values: Floats, single: Floats, slices: Floats, typical: Floats, sums: Floats) -> dict[str, Floats]:
+def _by_measure(
+    values: Floats, single: Floats, slices: Floats, typical: Floats, norm: Floats, mean: Floats
+) -> dict[str, Floats]:
     """For each measure its column: of all elements, of single ones, of slices, or of sums over all."""
     return {
-        "values": values, "worst": single, "slices": slices, "typical": typical, "norm": sums, "mean": sums,
+        "values": values, "worst": single, "slices": slices, "typical": typical, "norm": norm, "mean": mean,
         "extremes": single,
     }  # fmt: skip
 
