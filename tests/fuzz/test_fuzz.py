@@ -31,12 +31,13 @@ def test_some_seeds(home: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [2000249, 2001237, 3000298, 4000233, 4000478])
+@pytest.mark.parametrize("seed", [2000249, 2001237, 3000298, 4000233, 4000478, 12003645, 12003899, 14006473])
 def test_what_was_found_late(home: Path, seed: int) -> None:
     """What single seeds have found.
 
     Products beyond float64 in the search for the odd weight and in `risk --as`; settings in lists without end; the
-    fuzzer itself, when a column had become texts before calls lay in each other; a null in the name of a file.
+    fuzzer itself, when a column had become texts before calls lay in each other; a null in the name of a file; the
+    fuzzer again, when a table or its name had been damaged before; and a mean that no tensor has, in joined steps.
     """
     tried(home, seed, 1)
 
