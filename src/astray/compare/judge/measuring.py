@@ -18,9 +18,6 @@ from astray.compare.rows import Bools, Ints
 from astray.compare.verdict import Judgement, Rule, Verdict
 from astray.stats.dtypes import DTYPES
 
-MASKED = 1e-3
-"""What hides a score is a thousand or more below zero, the same number everywhere, up to the rounding of its mean."""
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -114,8 +111,10 @@ def _are_the_same_masks(evidence: Evidence, at: Ints) -> Bools:
         with np.errstate(invalid="ignore", over="ignore"):
             # Statistics are over finite elements: all of them are zero, or as small as the smallest.
             total = sides["mean"][numbers] * (kept + finite)
-            alike = (finite == 0) | (np.abs(total / finite - sides["min"][numbers]) <= MASKED * -sides["min"][numbers])
-            large = (finite == 0) | (sides["min"][numbers] <= -1 / MASKED)
+            alike = (finite == 0) | (
+                np.abs(total / finite - sides["min"][numbers]) <= t.MASKED * -sides["min"][numbers]
+            )
+            large = (finite == 0) | (sides["min"][numbers] <= -1 / t.MASKED)
         here = (kinds[booleans] == "bool") & (kinds[numbers] == "float") & (sides["nan"][numbers] == 0)
         here &= (np.nan_to_num(sides["max"][numbers]) <= 0) & (hidden > 0) & alike & large
         found |= here & (true == kept)

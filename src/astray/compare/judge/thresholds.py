@@ -166,6 +166,10 @@ each, where the weight passes a power of two."""
 CAST = 6.0
 """Sums over a tensor that was cast may be off by so many standard deviations; one element by one rounding."""
 
+MASKED = 1e-3
+"""What hides a score in a mask of numbers is a thousand or more below zero, and the same number everywhere: so closely
+their mean is told in the dtypes that masks have."""
+
 FACTOR_SPREAD = 0.02
 FACTOR_SHARE = 0.9
 """All gradients are scaled by one factor, if nine of ten have the same ratio of norms up to 2 %: a few small ones
