@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -121,3 +124,35 @@ def test_shapes(runs, shapes, verdicts, keep):
     found = compare(one.run, other.run, shapes=shapes)
     expected = {"identical": 1} | {name: count + (name == "identical") for name, count in verdicts.items()}
     assert {name: count for name, count in found.counts.items() if count} == expected
+
+
+# ---- calls of a module in another order ------------------------------------------------------------------------------
+
+
+def rotary(runs: Any, *kinds: str | None, off: float = 0.0) -> Any:
+    """A module that is called once for each kind of layer, with the kind as a plain argument."""
+    builder = runs.Builder()
+    sizes = {"full": 1.0, "sliding": 2.0, None: 3.0}
+    for number, kind in enumerate(kinds):
+        arguments = None if kind is None else json.dumps({"args": ["<tensor>", kind]})
+        seq = builder.call("rotary", call=number, args=arguments)
+        builder.tensor(seq, "input", "0", np.ones(8, np.float32))
+        builder.tensor(seq, "output", "out", np.full(8, sizes[kind] * (1 + off * (kind == "full")), np.float32))
+    return builder.run
+
+
+@pytest.mark.parametrize(
+    ("candidate", "agrees"),
+    [
+        (("full", "sliding"), True),
+        (("sliding", "full"), True),  # as a set of names has them in another process
+        (("sliding", "sliding"), False),  # arguments that do not tell one call from another
+        (("sliding",), False),
+    ],
+)
+def test_calls_of_a_module_are_told_by_their_arguments(runs: Any, candidate: tuple[str, ...], agrees: bool) -> None:
+    reference = rotary(runs, "full", "sliding")
+    assert (compare(reference, rotary(runs, *candidate)).first is None) == agrees
+    if agrees:
+        first = compare(reference, rotary(runs, *candidate, off=0.5)).first
+        assert (first.site, first.call) == ("rotary", 0)

@@ -4,8 +4,9 @@ Why were these two tensors paired? Because they have the same key: step, micro, 
 same rank, and both or neither are of a recomputed forward call. The backward of a recomputed call is the ordinary
 one, and is paired with that of a run without checkpointing. Nothing else counts: not time, not the order of execution,
 not the shape. When a run holds the same key several times, the first is paired with the first, the second with the
-second. Two things make an exception, for which `partners` finds out which call is which: functions of which one run has
-more calls, and runs whose names say nothing, if the user says so.
+second. Three things make an exception, for which `partners` finds out which call is which: functions of which one run
+has more calls, modules whose calls come in another order and have plain arguments that tell them apart, and runs whose
+names say nothing, if the user says so.
 
 The pairs come in the reference's order of observation. What only the candidate has comes right after the row that it
 followed there, so that the merged order reads like one execution.
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from astray.compare.keys import find, number_repeats, one_key, repeats
-from astray.compare.partners import Words, partners
+from astray.compare.partners import Words, numbered_alike, partners
 from astray.compare.rows import Bools, Ints, Rows
 
 KEY = ("step", "micro", "site", "call", "phase", "again", "role", "path")
@@ -46,6 +47,7 @@ def align(
     same_shape: tensors of different shapes are no pair.
     """
     partner: Ints
+    candidate = numbered_alike(reference, candidate, words)
     if _has_same_keys(reference, candidate):  # two runs of one program: each row has its partner at its own place
         partner = np.arange(len(reference))
     else:

@@ -4,16 +4,20 @@
 numbers of all that follow are off by one, and keys would pair what does not belong together. Where a module does not
 call the same in the same order, its calls are paired in order of execution instead, by `stream`, so that neighbours
 show what is additional. Asked to, all calls are paired that way, whatever they are called.
+
+Calls of one module may come in another order, too: some programs go through a set of names, whose order is another in
+each process. Where each call has plain arguments of its own, those tell which is which.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from astray.compare.keys import one_key
-from astray.compare.rows import Bools, Floats, Ints, Rows
+from astray.compare.rows import Bools, Floats, Ints, Rows, Vocabulary
 from astray.compare.stream import Stream, pair_streams
 
 SCOPE = ("step", "micro", "phase", "again")
@@ -48,6 +52,50 @@ class Calls(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.detail)
+
+
+def numbered_alike(reference: Rows, candidate: Rows, words: Words) -> Rows:
+    """The candidate, whose calls of a module have the numbers of the reference's with the same plain arguments.
+
+    It is as it was where all come in the same order, and where arguments do not tell one call from another.
+    """
+    module = words.kind.index("module") if "module" in words.kind else -1
+    again = [(rows.columns["kind"] == module) & (rows.columns["call"] > 0) for rows in (reference, candidate)]
+    if not all(side.any() for side in again):
+        return candidate
+    arguments = Vocabulary()
+    first, second = (_given(rows, module, arguments) for rows in (reference, candidate))
+    moved = {
+        (place, number): first[place].index(one)
+        for place in first.keys() & second.keys()
+        if first[place] != second[place] and len(set(first[place])) == len(first[place])
+        if sorted(first[place]) == sorted(second[place])
+        for number, one in enumerate(second[place])
+    }
+    if not moved:
+        return candidate
+    columns = candidate.columns
+    call = columns["call"].copy()
+    at = np.flatnonzero((columns["kind"] == module) & np.isin(columns["site"], [site for (*_, site), _ in moved]))
+    places = zip(*(columns[name][at].tolist() for name in ("step", "micro", "site", "call")), strict=True)
+    call[at] = [moved.get(((step, micro, site), number), number) for step, micro, site, number in places]
+    return replace(candidate, columns=columns | {"call": call})
+
+
+def _given(rows: Rows, module: int, arguments: Vocabulary) -> dict[tuple[int, int, int], list[int]]:
+    """By step, micro step and site the arguments of each call of a module that is called several times, in order."""
+    assert rows.run is not None, "there are rows"
+    told = arguments.encode(rows.run.calls.coded("args"))[rows.call_row]
+    columns = rows.columns
+    at = np.flatnonzero((columns["kind"] == module) & (told >= 0) & (columns["again"] == 0))
+    at = at[np.unique(rows.call_row[at], return_index=True)[1]]
+    found: dict[tuple[int, int, int], dict[int, int]] = {}
+    several = np.isin(columns["site"][at], np.unique(columns["site"][at][columns["call"][at] > 0]))
+    names = [columns[name][at[several]].tolist() for name in ("step", "micro", "site", "call")]
+    for step, micro, site, call, one in zip(*names, told[at[several]].tolist(), strict=True):
+        found.setdefault((step, micro, site), {}).setdefault(call, one)
+    whole = {place: calls for place, calls in found.items() if sorted(calls) == list(range(len(calls)))}
+    return {place: [calls[number] for number in range(len(calls))] for place, calls in whole.items()}
 
 
 def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -> tuple[Ints, Ints]:
