@@ -421,7 +421,7 @@ _declare(
     Model(
         "gemma",
         "Gemma 3 of 12 layers: norms before and after each part, windows of 16 in five of six layers",
-        "unseen",
+        "seen",
         _of(
             "Gemma3ForCausalLM", "Gemma3TextConfig", **DECODER, head_dim=WIDTH // HEADS, sliding_window=16,
             tie_word_embeddings=False,
