@@ -81,8 +81,10 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     spread = np.maximum(spread, t.SUMS * _shared_by_positions(np.where(real, element, 0.0), errors, sources))
     spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / errors.root, 0.0)))
     sliced = np.where(real, np.nan_to_num(np.minimum(errors.slices, t.LARGEST)), 0.0)
-    shown = np.where(np.isnan(errors.typical), element, np.minimum(errors.typical, t.LARGEST))
-    typical = np.where(real, np.maximum(shown, np.minimum(moved, errors.at_most)), 0.0)
+    typical = elements
+    if np.any(errors.typical > 0):  # else no values were kept, and nothing is judged by it
+        shown = np.where(np.isnan(errors.typical), element, np.minimum(errors.typical, t.LARGEST))
+        typical = given(np.where(real, np.maximum(shown, np.minimum(moved, errors.at_most)), 0.0))
     sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
     sums = _no_less_than_given(sums, sources)
     worst = np.where(real, np.nan_to_num(np.minimum(np.fmax(errors.worst, errors.extremes), t.LARGEST)), 0.0)
@@ -99,8 +101,8 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
         elements.copy(),
         far,
         np.maximum(tail * elements, given(sliced)),
-        np.maximum(given(typical), gated),
-        together,
+        np.maximum(typical, gated),
+        together.copy(),
         together,
     )
     for column in (*of_itself, *because):
