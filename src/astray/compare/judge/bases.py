@@ -58,8 +58,8 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     coarsest = _coarsest(errors, sources)
     rounding = np.where(coarsest <= t.FLOAT32, t.FINE_SUM * coarsest, coarsest)
     elements = given(element)
-    flips, flipped_sums = _gates(errors, sources, elements)
-    gated = _one_further(flips, sources)
+    flips, at_worst, flipped_sums = _gates(errors, sources, elements)
+    gated = _one_further(at_worst, sources)
     after_gates = _after_gates(flips, errors, sources)
     elements = np.maximum(elements, gated)
     chosen, shares = _choices(errors, sources, elements)
@@ -96,7 +96,14 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     cancelled = _cancellation(errors, sources)
     terms = np.flatnonzero(cancelled > 1)
     far, together = np.maximum(elements, given(worst)), given(sums)
-    of_itself = rounding + flips, single, t.SLICED * tail * rounding + flips, rounding + few, in_norm, summed
+    of_itself = (
+        rounding + flips,
+        single,
+        t.SLICED * tail * rounding + np.maximum(flips, at_worst),
+        rounding + few,
+        in_norm,
+        summed,
+    )
     because = (
         elements.copy(),
         far,
@@ -392,8 +399,8 @@ def _likely(mean: Floats, count: Floats) -> Floats:
     return np.asarray(np.minimum(count, mean + t.FLIPS_SPREAD * np.sqrt(mean) + 1))
 
 
-def _gates(errors: Errors, sources: Sources, elements: Floats) -> tuple[Floats, Floats]:
-    """What flipped gates may do to gradients, in elements and in sums.
+def _gates(errors: Errors, sources: Sources, elements: Floats) -> tuple[Floats, Floats, Floats]:
+    """What flipped gates may do to gradients, in elements, in the slice that has most of them, and in sums.
 
     A gradient that gained zeros has passed a gate. How many flip follows from the error of what the forward call saw,
     and from how many zeros there are more or less now. Each of k changes it by an element: a few of them by as much as
@@ -402,26 +409,27 @@ def _gates(errors: Errors, sources: Sources, elements: Floats) -> tuple[Floats, 
     """
     nothing = np.zeros(len(elements))
     if not np.any(sources.backward & (errors.sparse > t.GATED)):
-        return nothing, nothing
+        return nothing, nothing, nothing
     arrived = sources.largest(np.where(sources.backward & sources.known, errors.sparse, 0.0))
     at = np.flatnonzero(
         sources.backward & sources.known & (errors.unit > 0) & (errors.sparse > arrived + t.GATED) & (errors.size > 0)
         & sources.is_unit(Unit.CALL, Unit.CODE)
     )  # fmt: skip
     if not len(at):
-        return nothing, nothing
+        return nothing, nothing, nothing
     forward = sources.largest(np.where(sources.backward, 0.0, errors.element))[at]
     mean = errors.count[at] * np.minimum(1.0, t.FLIPPED * forward) + errors.flips[at]
     count = np.where(mean > 0, _likely(mean, errors.count[at]), 0.0)
     peak, root = errors.peak[at], np.sqrt(count)
     typical = 1 / np.sqrt(np.maximum(errors.count[at] * (1 - errors.sparse[at]), 1.0))  # of elements, beside the norm
     scatter = t.FLIPS_SPREAD * root * peak * typical  # of the squares of k elements, whose fourth power is at most this
-    elements, sums = nothing.copy(), nothing.copy()
-    elements[at] = np.minimum(root * peak, np.sqrt(count * typical**2 + scatter))
+    elements, at_worst, sums = nothing.copy(), nothing.copy(), nothing.copy()
+    at_worst[at] = root * peak
+    elements[at] = np.minimum(root * peak, np.sqrt(count * typical**2 + scatter + peak**2))  # one may be the largest
     in_norm = np.minimum(count * peak**2, errors.flips[at] * typical**2 + scatter) / 2
     in_mean = root * np.minimum(peak, t.FLIPS_SPREAD * typical) / np.sqrt(errors.count[at])
     sums[at] = in_norm + in_mean
-    return elements, sums
+    return elements, at_worst, sums
 
 
 def _at_least_typical(moves: Floats, steps: Ints) -> Floats:
