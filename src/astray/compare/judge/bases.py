@@ -85,6 +85,9 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     if np.any(errors.typical > 0):  # else no values were kept, and nothing is judged by it
         shown = np.where(np.isnan(errors.typical), element, np.minimum(errors.typical, t.LARGEST))
         typical = given(np.where(real, np.maximum(shown, np.minimum(moved, errors.at_most)), 0.0))
+        # A gradient of a weight is a sum over rows, so that one that is off is in all of its own; attention mixes them.
+        mixed = np.where(sources.unit == Unit.GRADIENT, elements, elements / t.MIXING)
+        typical = np.maximum(typical, mixed)
     sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
     sums = _no_less_than_given(sums, sources)
     worst = np.where(real, np.nan_to_num(np.minimum(np.fmax(errors.worst, errors.extremes), t.LARGEST)), 0.0)

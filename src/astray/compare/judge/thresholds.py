@@ -86,6 +86,10 @@ LEAST = {
 }
 """And siblings that were lucky count as if they had the gain of a plain rounding: one standard deviation."""
 
+MIXING = 32
+"""Calls mix rows, as attention does: of what all elements are off by, most of it in a few rows, a typical one may get a
+part. So large it is where a thousand rows share it, each for itself."""
+
 LEAST_SUMMED = 0.25
 """The same for gradients of parameters by their elements: each is a sum over all positions, in which what the terms are
 off by averages out, in all layers alike. The rounding of its own counts in full. Of 27 pairs of right runs (nine
