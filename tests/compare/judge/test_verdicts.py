@@ -341,3 +341,20 @@ def test_a_mask_of_booleans_is_one_of_numbers(runs: Any, hidden: float, turned: 
 def test_other_numbers_are_no_mask(runs: Any, numbers: np.ndarray) -> None:
     sides = [("input", "kwargs.attention_mask", mask) for mask in (numbers.astype(np.float32), CAUSAL)]
     assert pairs(runs, "stats,fingerprint", *([one] for one in sides)).row(0)["verdict"] == "dtype"
+
+
+@pytest.mark.parametrize(("off", "wrong"), [(0.0, False), (0.5, True)])
+def test_what_is_computed_with_such_a_mask_is_held_to_its_other_inputs(runs: Any, off: float, wrong: bool) -> None:
+    """By their statistics the masks are as far apart as numbers can be, which explained whatever came of them."""
+    sides = []
+    for mask, rounding in ((np.where(CAUSAL, 0.0, -1e9).astype(np.float32), 0.0), (CAUSAL, 2.0**-9)):
+        random, builder = np.random.default_rng(0), runs.Builder()
+        for layer in range(8):
+            seq = builder.call(f"h.{layer}", "Attention")
+            result, noise = random.normal(size=(2, 16, 64))
+            result = result * (1 + rounding * noise + (off if rounding and layer == 5 else 0))
+            builder.tensor(seq, "input", "kwargs.attention_mask", mask)
+            builder.tensor(seq, "output", "out", bfloat16(result), "bfloat16")
+        sides.append(builder.run)
+    first = compare(*sides).first
+    assert (first is not None and first.site == "h.5") == wrong

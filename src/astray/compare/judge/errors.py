@@ -28,6 +28,7 @@ from astray.compare.evidence import STATISTICS, Evidence
 from astray.compare.judge import thresholds as t
 from astray.compare.judge.sources import GIVEN
 from astray.compare.kept import Source, is_partial
+from astray.compare.reasons import Reason
 from astray.compare.rows import Bools, Floats, Ints
 from astray.compare.verdict import MEASURES, Judgement, Verdict
 from astray.stats.dtypes import DTYPES
@@ -128,8 +129,10 @@ def find_errors(evidence: Evidence, judged: Judgement, factor: Floats, multiplie
         _read_values(evidence, judged, by_values, columns, facts, count)
         _divide(judged, by_values[factor[by_values] != 1], factor, columns)
     identical = judged.verdict == Verdict.IDENTICAL
+    # The same mask, as booleans in one run and as numbers in the other, is no reason for what is computed with it.
+    agrees = identical | (judged.reason & Reason.MASKS != 0)
     for column in columns.values():
-        column[identical] = 0.0
+        column[agrees] = 0.0
     return Errors(**columns, **facts, count=count, identical=identical, by_values=judged.source == Source.VALUES)
 
 
