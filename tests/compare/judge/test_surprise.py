@@ -254,6 +254,84 @@ def test_a_halved_gradient_beside_gates_is_found(tmp_path: Path, keep: Any) -> N
     assert (found.first.site, found.first.phase) in [("h.3.act", "backward"), ("h.3", "backward")]
 
 
+Gates = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
+
+
+def close_one_and_open_another(entered: np.ndarray, noise: np.ndarray, gradient: np.ndarray, _: np.ndarray) -> None:
+    """Two of the largest gradients are at gates that are all but shut: the norm stays as it was."""
+    for place, sign in ((1, 1.0), (2, -1.0)):
+        at = (place,) * entered.ndim
+        entered[at], noise[at], gradient[at] = sign * 1e-9, sign * -2e-9, 60.0
+
+
+def flip_in_one_row(entered: np.ndarray, noise: np.ndarray, gradient: np.ndarray, _: np.ndarray) -> None:
+    """A token that the layer hardly answers to, and that much depends on."""
+    entered[5] *= noise.std() / 2
+    gradient[5] *= 4
+
+
+def flip_in_one_channel(entered: np.ndarray, noise: np.ndarray, _: np.ndarray, scale: np.ndarray) -> None:
+    """A channel of almost nothing, which the norm before it had divided by almost nothing."""
+    entered[:, 3] *= noise.std()
+    scale[3] = 1000
+
+
+def gated(runs: Any, shape: tuple[int, ...], spread: float, change: Gates, fault: float = 1.0) -> Any:
+    """Two runs of eight norms, each with a ReLU behind it. What enters the ReLUs is off by `spread`; one is changed."""
+    right, wrong = np.random.default_rng(0), np.random.default_rng(1)
+    layers = []
+    for number in range(8):
+        entered, gradient = (right.normal(size=shape) for _ in range(2))
+        noise, scale = spread * wrong.normal(size=shape), np.ones(shape[-1])
+        if number == 4:
+            change(entered, noise, gradient, scale)
+        layers.append((entered, noise, gradient, scale))
+    sides = []
+    for is_candidate in (False, True):
+        builder = runs.Builder(keep="stats,fingerprint,tensors")
+
+        def off(values: np.ndarray, is_candidate: bool = is_candidate) -> np.ndarray:
+            return (values + is_candidate * spread * wrong.normal(size=values.shape)).astype(np.float32)
+
+        calls = []
+        for number, (entered, noise, *_) in enumerate(layers):
+            normed = (entered + is_candidate * noise).astype(np.float32)
+            norm, act = builder.call(f"h.{number}.norm", "BatchNorm"), builder.call(f"h.{number}.act", "ReLU")
+            builder.tensor(norm, "input", "0", off(entered / 2))
+            builder.tensor(norm, "parameter", "weight", np.ones(8, np.float32))  # the same in both runs
+            builder.tensor(norm, "output", "out", normed)
+            builder.tensor(act, "input", "0", normed)
+            builder.tensor(act, "output", "out", np.maximum(normed, 0))
+            calls.append((norm, act, normed))
+        for number, (norm, act, normed) in reversed(list(enumerate(calls))):
+            arriving, scale = off(layers[number][2]), layers[number][3]
+            passed = arriving * (normed > 0) * np.float32(fault if is_candidate and number == 4 else 1)
+            back = builder.call(f"h.{number}.act", "ReLU", phase="backward", parent=act)
+            builder.tensor(back, "input", "out", arriving)
+            builder.tensor(back, "output", "0", passed)
+            back = builder.call(f"h.{number}.norm", "BatchNorm", phase="backward", parent=norm)
+            builder.tensor(back, "input", "out", passed)
+            builder.tensor(back, "output", "0", off(passed * scale))
+        sides.append(builder.run)
+    return compare(*sides, tolerances={"^h.0.norm$": 1.0}).first  # which is given what is off by more than rounding
+
+
+@pytest.mark.parametrize(
+    ("shape", "spread", "change"),
+    [
+        ((16, 16, 16), 1e-7, close_one_and_open_another),
+        ((64, 64), 1e-3, flip_in_one_row),
+        ((256, 64), 1e-3, flip_in_one_channel),
+    ],
+)
+def test_a_flipped_gate_may_be_the_largest_element_or_one_of_many_in_a_slice(
+    runs: Any, shape: tuple[int, ...], spread: float, change: Gates
+) -> None:
+    assert gated(runs, shape, spread, change) is None
+    first = gated(runs, shape, spread, change, fault=2.0)
+    assert (first.site, first.phase) == ("h.4.act", "backward")
+
+
 # ---- weights that an optimizer moves by rounding ---------------------------------------------------------------------
 
 
