@@ -53,6 +53,10 @@ def test_a_fault_stands_out_of_the_noise_of_bfloat16(tmp_path: Path, keep: Any, 
     assert found.first.surprise > 1
 
 
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    return ((values.astype(np.float32).view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
+
+
 def noisy(size: int, spread: float, seed: int) -> np.ndarray:
     values = np.random.default_rng(0).normal(size=size)
     return (values * (1 + np.random.default_rng(seed).normal(0, spread, size))).astype(np.float32)
@@ -70,7 +74,7 @@ def test_the_more_elements_the_smaller_a_factor_that_statistics_show(runs: Any, 
                 values = noisy(size, 4e-3 if candidate else 0, seed)
                 if candidate and (number, role) == (3, "output"):
                     values *= np.float32(1.005)
-                builder.tensor(seq, role, "0", ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16), "bfloat16")
+                builder.tensor(seq, role, "0", bfloat16(values), "bfloat16")
         sides.append(builder.run)
     first = compare(*sides).first
     assert (first is not None and (first.site, first.measure) == ("h.3", "norm")) == found
@@ -107,8 +111,7 @@ def layers(
                 values[:lost] += wrong.normal(size=(lost, 32))
             if (number, role) == (2, "output") and row is not None:
                 values[row] *= 2
-            bits = values.astype(np.float32).view(np.uint32)
-            builder.tensor(seq, role, "0", ((bits + 0x8000) >> 16).astype(np.uint16), "bfloat16")
+            builder.tensor(seq, role, "0", bfloat16(values), "bfloat16")
     return builder.run
 
 
@@ -124,6 +127,40 @@ def test_a_doubled_row_is_seen_in_its_slice(runs: Any) -> None:
     for keep in ("", "samples"):  # which know nothing of slices
         sides = (layers(runs, {}, keep=keep), layers(runs, {}, spread=0.02, row=5, keep=keep))
         assert "slices" not in compare(*sides).pairs["measure"]
+
+
+# ---- long tails ------------------------------------------------------------------------------------------------------
+
+
+def tailed(runs: Any, keep: str, is_candidate: bool, given: float = 0.0, fault: float = 1.0) -> Any:
+    """Eight layers, off by `given` and two roundings more. An element of the fifth's output is far larger than all."""
+    builder = runs.Builder(keep=keep)
+    right, wrong = np.random.default_rng(0), np.random.default_rng(1)
+    for number in range(8):
+        seq = builder.call(f"h.{number}")
+        builder.tensor(seq, "parameter", "weight", bfloat16(np.ones(32)), "bfloat16")  # the same in both runs
+        for role, off in (("input", given), ("output", given + 2.0**-7)):
+            values, noise = right.normal(size=(1024, 32)), off * wrong.normal(size=(1024, 32))
+            if (number, role) == (4, "output"):
+                values[5, 3], noise[5, 3] = 2.0**13, off
+                values *= fault
+            values *= 1 + is_candidate * noise
+            builder.tensor(seq, role, "0", bfloat16(values), "bfloat16")
+    return builder.run
+
+
+@pytest.mark.parametrize("keep", ["stats,fingerprint", "stats,fingerprint,tensors"])
+@pytest.mark.parametrize(("given", "fault"), [(0.0, 1.2), (2.0**-3, 8.0)])
+def test_norms_and_slices_of_a_long_tail_are_those_of_few_elements(
+    runs: Any, keep: str, given: float, fault: float
+) -> None:
+    """The norm is as far off as that element is, and its row is 32 times as large as rows are on average."""
+    reference = tailed(runs, keep, is_candidate=False)
+    tolerances = {"^h.0$": 1.0}  # which is given what is off
+    found = compare(reference, tailed(runs, keep, True, given), tolerances=tolerances)
+    assert [str(one.place) for one in (*found.firsts, *found.others)] == []
+    first = compare(reference, tailed(runs, keep, True, given, fault), tolerances=tolerances).first
+    assert (first.site, first.phase) == ("h.4", "forward")
 
 
 # ---- a typical row ---------------------------------------------------------------------------------------------------
@@ -170,7 +207,7 @@ def gradients(runs: Any, noise: float, fault: float) -> astray.Run:
     def tensor(seq: int, role: str, path: str, spread: float, factor: float = 1.0, size: float = 1.0) -> None:
         values = right.normal(size=(64, 32))
         values = (size * (values * factor + spread * wrong.normal(size=values.shape))).astype(np.float32)
-        builder.tensor(seq, role, path, ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16), "bfloat16")
+        builder.tensor(seq, role, path, bfloat16(values), "bfloat16")
 
     sites = [f"h.{number}" for number in range(8)]
     for site in sites:
