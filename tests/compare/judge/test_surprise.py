@@ -196,6 +196,71 @@ def test_a_typical_row_without_siblings_says_nothing(runs: Any) -> None:
     assert found["measure"][2] != "typical"
 
 
+def mixing(runs: Any, is_candidate: bool, share: float, fault: float = 1.0) -> Any:
+    """Eight layers. A few tokens go another way; the fifth layer mixes rows.
+
+    What it gives are its rows, and such a share of all others; so the tokens that are lost are a little of each row.
+    """
+    builder = runs.Builder(keep="stats,fingerprint,tensors")
+    right, wrong = np.random.default_rng(0), np.random.default_rng(1)
+    mixed = right.normal(size=(1024, 1024)) / 32
+    for number in range(8):
+        entered = right.normal(size=(1024, 32))
+        off = 0.004 * entered * wrong.normal(size=entered.shape)
+        off[:51] += 4 * wrong.normal(size=(51, 32))
+        entered += is_candidate * off
+        made = (entered + (share if number == 4 else 0.0) * mixed @ entered)[:, ::-1]
+        made = made * (fault if is_candidate and number == 4 else 1.0)
+        seq = builder.call(f"h.{number}")
+        builder.tensor(seq, "input", "0", bfloat16(entered), "bfloat16")
+        builder.tensor(seq, "parameter", "weight", bfloat16(np.ones(32)), "bfloat16")  # the same in both runs
+        builder.tensor(seq, "output", "out", bfloat16(made), "bfloat16")
+    return builder.run
+
+
+@pytest.mark.parametrize(("share", "fault", "wrong"), [(0.05, 1.0, False), (0.05, 1.3, True), (0.0, 1.0, False)])
+def test_a_call_that_mixes_rows_gives_a_part_of_the_lost_ones_to_each(
+    runs: Any, share: float, fault: float, wrong: bool
+) -> None:
+    sides = mixing(runs, False, share), mixing(runs, True, share, fault)
+    first = compare(*sides, tolerances={"^h.0$": 10.0}).first  # which is given tokens that are lost
+    assert (first is not None) == wrong
+    if first is not None:
+        assert (first.site, first.measure) == ("h.4", "typical")
+
+
+def summed(runs: Any, is_candidate: bool, fault: float = 1.0) -> Any:
+    """Eight layers and the gradients of their weights, which are sums over rows. One row of the fifth is another."""
+    builder = runs.Builder(keep="stats,fingerprint,tensors")
+    right, wrong = np.random.default_rng(0), np.random.default_rng(1)
+    entering, arriving = right.normal(size=(2, 8, 1024, 32))
+    for values in (entering, arriving):
+        values *= 1 + is_candidate * 0.004 * wrong.normal(size=values.shape)
+    entering[4, 7] += is_candidate * 4 * wrong.normal(size=32)
+    for number, values in enumerate(entering):
+        seq = builder.call(f"h.{number}")
+        builder.tensor(seq, "input", "0", bfloat16(values), "bfloat16")
+        builder.tensor(seq, "parameter", "weight", bfloat16(right.normal(size=(32, 32))), "bfloat16")
+    for number in range(7, -1, -1):
+        seq = builder.call(f"h.{number}", phase="backward", parent=number)
+        builder.tensor(seq, "input", "out", bfloat16(arriving[number]), "bfloat16")
+        seq = builder.call(f"h.{number}.weight", "Parameter", phase="backward", kind="parameter")
+        gradient = arriving[number].T @ entering[number]
+        gradient[:20] *= fault if is_candidate and number == 4 else 1
+        builder.tensor(seq, "gradient", "grad", bfloat16(gradient), "bfloat16")
+    return builder.run
+
+
+@pytest.mark.parametrize(("fault", "wrong"), [(1.0, False), (2.0, True)])
+def test_a_row_that_is_lost_is_in_each_of_a_weights_gradient(runs: Any, fault: float, wrong: bool) -> None:
+    """By a typical row it came of next to nothing, and is off as far as all elements of its input are."""
+    sides = summed(runs, False), summed(runs, True, fault)
+    first = compare(*sides, tolerances={r"^h.\d$": 10.0}).first  # to which the lost row is given
+    assert (first is not None) == wrong
+    if first is not None:
+        assert first.site == "h.4.weight"
+
+
 # ---- gradients of parameters -----------------------------------------------------------------------------------------
 
 
