@@ -570,6 +570,32 @@ def test_a_gradient_stops_in_the_code_around_calls_that_it_never_reaches(tmp_pat
     assert (found.first.site, found.first.phase) == ("h.2", "backward")
 
 
+@pytest.mark.parametrize(("sent", "site"), [("hidden_states", "net"), (None, "net.layer")])
+def test_a_gradient_by_another_name_was_not_stopped(runs: Any, sent: str | None, site: str) -> None:
+    """A call that is given its argument by keyword sends its gradient under that name; only one that sends less stops.
+
+    The gradient that the call around them sends is wrong in both cases.
+    """
+
+    def run(path: str | None, off: float) -> Any:
+        builder = runs.Builder()
+        outer = builder.call("net", "Net")
+        inner = builder.call("net.layer", parent=outer)
+        back_outer = builder.call("net", "Net", phase="backward", parent=outer)
+        builder.tensor(back_outer, "input", "out", ONES)
+        back_inner = builder.call("net.layer", phase="backward", parent=inner)
+        builder.tensor(back_inner, "input", "out", ONES)
+        if path is not None:
+            builder.tensor(back_inner, "output", path, 3 * ONES)
+        builder.tensor(back_outer, "output", "0", ONES * np.float32(off))
+        return builder.run
+
+    found = compare(run("0", 1), run(sent, 2))
+    assert "only in reference" in found.pairs["verdict"]
+    assert found.first is not None
+    assert (found.first.site, found.first.phase, found.first.cause) == (site, "backward", "computation")
+
+
 def test_weights_that_are_off_without_end_are_no_overflow() -> None:
     """As the statistics of a damaged run may have it."""
     sites = Coded.of([f"h.{number}" for number in range(4)])

@@ -53,6 +53,10 @@ def test_a_fault_stands_out_of_the_noise_of_bfloat16(tmp_path: Path, keep: Any, 
     assert found.first.surprise > 1
 
 
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    return ((values.astype(np.float32).view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
+
+
 def noisy(size: int, spread: float, seed: int) -> np.ndarray:
     values = np.random.default_rng(0).normal(size=size)
     return (values * (1 + np.random.default_rng(seed).normal(0, spread, size))).astype(np.float32)
@@ -70,7 +74,7 @@ def test_the_more_elements_the_smaller_a_factor_that_statistics_show(runs: Any, 
                 values = noisy(size, 4e-3 if candidate else 0, seed)
                 if candidate and (number, role) == (3, "output"):
                     values *= np.float32(1.005)
-                builder.tensor(seq, role, "0", ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16), "bfloat16")
+                builder.tensor(seq, role, "0", bfloat16(values), "bfloat16")
         sides.append(builder.run)
     first = compare(*sides).first
     assert (first is not None and (first.site, first.measure) == ("h.3", "norm")) == found
@@ -107,8 +111,7 @@ def layers(
                 values[:lost] += wrong.normal(size=(lost, 32))
             if (number, role) == (2, "output") and row is not None:
                 values[row] *= 2
-            bits = values.astype(np.float32).view(np.uint32)
-            builder.tensor(seq, role, "0", ((bits + 0x8000) >> 16).astype(np.uint16), "bfloat16")
+            builder.tensor(seq, role, "0", bfloat16(values), "bfloat16")
     return builder.run
 
 
@@ -124,6 +127,40 @@ def test_a_doubled_row_is_seen_in_its_slice(runs: Any) -> None:
     for keep in ("", "samples"):  # which know nothing of slices
         sides = (layers(runs, {}, keep=keep), layers(runs, {}, spread=0.02, row=5, keep=keep))
         assert "slices" not in compare(*sides).pairs["measure"]
+
+
+# ---- long tails ------------------------------------------------------------------------------------------------------
+
+
+def tailed(runs: Any, keep: str, is_candidate: bool, given: float = 0.0, fault: float = 1.0) -> Any:
+    """Eight layers, off by `given` and two roundings more. An element of the fifth's output is far larger than all."""
+    builder = runs.Builder(keep=keep)
+    right, wrong = np.random.default_rng(0), np.random.default_rng(1)
+    for number in range(8):
+        seq = builder.call(f"h.{number}")
+        builder.tensor(seq, "parameter", "weight", bfloat16(np.ones(32)), "bfloat16")  # the same in both runs
+        for role, off in (("input", given), ("output", given + 2.0**-7)):
+            values, noise = right.normal(size=(1024, 32)), off * wrong.normal(size=(1024, 32))
+            if (number, role) == (4, "output"):
+                values[5, 3], noise[5, 3] = 2.0**13, off
+                values *= fault
+            values *= 1 + is_candidate * noise
+            builder.tensor(seq, role, "0", bfloat16(values), "bfloat16")
+    return builder.run
+
+
+@pytest.mark.parametrize("keep", ["stats,fingerprint", "stats,fingerprint,tensors"])
+@pytest.mark.parametrize(("given", "fault"), [(0.0, 1.2), (2.0**-3, 8.0)])
+def test_norms_and_slices_of_a_long_tail_are_those_of_few_elements(
+    runs: Any, keep: str, given: float, fault: float
+) -> None:
+    """The norm is as far off as that element is, and its row is 32 times as large as rows are on average."""
+    reference = tailed(runs, keep, is_candidate=False)
+    tolerances = {"^h.0$": 1.0}  # which is given what is off
+    found = compare(reference, tailed(runs, keep, True, given), tolerances=tolerances)
+    assert [str(one.place) for one in (*found.firsts, *found.others)] == []
+    first = compare(reference, tailed(runs, keep, True, given, fault), tolerances=tolerances).first
+    assert (first.site, first.phase) == ("h.4", "forward")
 
 
 # ---- a typical row ---------------------------------------------------------------------------------------------------
@@ -159,6 +196,71 @@ def test_a_typical_row_without_siblings_says_nothing(runs: Any) -> None:
     assert found["measure"][2] != "typical"
 
 
+def mixing(runs: Any, is_candidate: bool, share: float, fault: float = 1.0) -> Any:
+    """Eight layers. A few tokens go another way; the fifth layer mixes rows.
+
+    What it gives are its rows, and such a share of all others; so the tokens that are lost are a little of each row.
+    """
+    builder = runs.Builder(keep="stats,fingerprint,tensors")
+    right, wrong = np.random.default_rng(0), np.random.default_rng(1)
+    mixed = right.normal(size=(1024, 1024)) / 32
+    for number in range(8):
+        entered = right.normal(size=(1024, 32))
+        off = 0.004 * entered * wrong.normal(size=entered.shape)
+        off[:51] += 4 * wrong.normal(size=(51, 32))
+        entered += is_candidate * off
+        made = (entered + (share if number == 4 else 0.0) * mixed @ entered)[:, ::-1]
+        made = made * (fault if is_candidate and number == 4 else 1.0)
+        seq = builder.call(f"h.{number}")
+        builder.tensor(seq, "input", "0", bfloat16(entered), "bfloat16")
+        builder.tensor(seq, "parameter", "weight", bfloat16(np.ones(32)), "bfloat16")  # the same in both runs
+        builder.tensor(seq, "output", "out", bfloat16(made), "bfloat16")
+    return builder.run
+
+
+@pytest.mark.parametrize(("share", "fault", "wrong"), [(0.05, 1.0, False), (0.05, 1.3, True), (0.0, 1.0, False)])
+def test_a_call_that_mixes_rows_gives_a_part_of_the_lost_ones_to_each(
+    runs: Any, share: float, fault: float, wrong: bool
+) -> None:
+    sides = mixing(runs, False, share), mixing(runs, True, share, fault)
+    first = compare(*sides, tolerances={"^h.0$": 10.0}).first  # which is given tokens that are lost
+    assert (first is not None) == wrong
+    if first is not None:
+        assert (first.site, first.measure) == ("h.4", "typical")
+
+
+def summed(runs: Any, is_candidate: bool, fault: float = 1.0) -> Any:
+    """Eight layers and the gradients of their weights, which are sums over rows. One row of the fifth is another."""
+    builder = runs.Builder(keep="stats,fingerprint,tensors")
+    right, wrong = np.random.default_rng(0), np.random.default_rng(1)
+    entering, arriving = right.normal(size=(2, 8, 1024, 32))
+    for values in (entering, arriving):
+        values *= 1 + is_candidate * 0.004 * wrong.normal(size=values.shape)
+    entering[4, 7] += is_candidate * 4 * wrong.normal(size=32)
+    for number, values in enumerate(entering):
+        seq = builder.call(f"h.{number}")
+        builder.tensor(seq, "input", "0", bfloat16(values), "bfloat16")
+        builder.tensor(seq, "parameter", "weight", bfloat16(right.normal(size=(32, 32))), "bfloat16")
+    for number in range(7, -1, -1):
+        seq = builder.call(f"h.{number}", phase="backward", parent=number)
+        builder.tensor(seq, "input", "out", bfloat16(arriving[number]), "bfloat16")
+        seq = builder.call(f"h.{number}.weight", "Parameter", phase="backward", kind="parameter")
+        gradient = arriving[number].T @ entering[number]
+        gradient[:20] *= fault if is_candidate and number == 4 else 1
+        builder.tensor(seq, "gradient", "grad", bfloat16(gradient), "bfloat16")
+    return builder.run
+
+
+@pytest.mark.parametrize(("fault", "wrong"), [(1.0, False), (2.0, True)])
+def test_a_row_that_is_lost_is_in_each_of_a_weights_gradient(runs: Any, fault: float, wrong: bool) -> None:
+    """By a typical row it came of next to nothing, and is off as far as all elements of its input are."""
+    sides = summed(runs, False), summed(runs, True, fault)
+    first = compare(*sides, tolerances={r"^h.\d$": 10.0}).first  # to which the lost row is given
+    assert (first is not None) == wrong
+    if first is not None:
+        assert first.site == "h.4.weight"
+
+
 # ---- gradients of parameters -----------------------------------------------------------------------------------------
 
 
@@ -170,7 +272,7 @@ def gradients(runs: Any, noise: float, fault: float) -> astray.Run:
     def tensor(seq: int, role: str, path: str, spread: float, factor: float = 1.0, size: float = 1.0) -> None:
         values = right.normal(size=(64, 32))
         values = (size * (values * factor + spread * wrong.normal(size=values.shape))).astype(np.float32)
-        builder.tensor(seq, role, path, ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16), "bfloat16")
+        builder.tensor(seq, role, path, bfloat16(values), "bfloat16")
 
     sites = [f"h.{number}" for number in range(8)]
     for site in sites:
@@ -252,6 +354,84 @@ def test_a_halved_gradient_beside_gates_is_found(tmp_path: Path, keep: Any) -> N
     reference = train(tmp_path / "a", model=rectified, keep=keep)
     found = astray.compare(reference, train(tmp_path / "b", plant, model=rectified, keep=keep, noise=1e-6))
     assert (found.first.site, found.first.phase) in [("h.3.act", "backward"), ("h.3", "backward")]
+
+
+Gates = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
+
+
+def close_one_and_open_another(entered: np.ndarray, noise: np.ndarray, gradient: np.ndarray, _: np.ndarray) -> None:
+    """Two of the largest gradients are at gates that are all but shut: the norm stays as it was."""
+    for place, sign in ((1, 1.0), (2, -1.0)):
+        at = (place,) * entered.ndim
+        entered[at], noise[at], gradient[at] = sign * 1e-9, sign * -2e-9, 60.0
+
+
+def flip_in_one_row(entered: np.ndarray, noise: np.ndarray, gradient: np.ndarray, _: np.ndarray) -> None:
+    """A token that the layer hardly answers to, and that much depends on."""
+    entered[5] *= noise.std() / 2
+    gradient[5] *= 4
+
+
+def flip_in_one_channel(entered: np.ndarray, noise: np.ndarray, _: np.ndarray, scale: np.ndarray) -> None:
+    """A channel of almost nothing, which the norm before it had divided by almost nothing."""
+    entered[:, 3] *= noise.std()
+    scale[3] = 1000
+
+
+def gated(runs: Any, shape: tuple[int, ...], spread: float, change: Gates, fault: float = 1.0) -> Any:
+    """Two runs of eight norms, each with a ReLU behind it. What enters the ReLUs is off by `spread`; one is changed."""
+    right, wrong = np.random.default_rng(0), np.random.default_rng(1)
+    layers = []
+    for number in range(8):
+        entered, gradient = (right.normal(size=shape) for _ in range(2))
+        noise, scale = spread * wrong.normal(size=shape), np.ones(shape[-1])
+        if number == 4:
+            change(entered, noise, gradient, scale)
+        layers.append((entered, noise, gradient, scale))
+    sides = []
+    for is_candidate in (False, True):
+        builder = runs.Builder(keep="stats,fingerprint,tensors")
+
+        def off(values: np.ndarray, is_candidate: bool = is_candidate) -> np.ndarray:
+            return (values + is_candidate * spread * wrong.normal(size=values.shape)).astype(np.float32)
+
+        calls = []
+        for number, (entered, noise, *_) in enumerate(layers):
+            normed = (entered + is_candidate * noise).astype(np.float32)
+            norm, act = builder.call(f"h.{number}.norm", "BatchNorm"), builder.call(f"h.{number}.act", "ReLU")
+            builder.tensor(norm, "input", "0", off(entered / 2))
+            builder.tensor(norm, "parameter", "weight", np.ones(8, np.float32))  # the same in both runs
+            builder.tensor(norm, "output", "out", normed)
+            builder.tensor(act, "input", "0", normed)
+            builder.tensor(act, "output", "out", np.maximum(normed, 0))
+            calls.append((norm, act, normed))
+        for number, (norm, act, normed) in reversed(list(enumerate(calls))):
+            arriving, scale = off(layers[number][2]), layers[number][3]
+            passed = arriving * (normed > 0) * np.float32(fault if is_candidate and number == 4 else 1)
+            back = builder.call(f"h.{number}.act", "ReLU", phase="backward", parent=act)
+            builder.tensor(back, "input", "out", arriving)
+            builder.tensor(back, "output", "0", passed)
+            back = builder.call(f"h.{number}.norm", "BatchNorm", phase="backward", parent=norm)
+            builder.tensor(back, "input", "out", passed)
+            builder.tensor(back, "output", "0", off(passed * scale))
+        sides.append(builder.run)
+    return compare(*sides, tolerances={"^h.0.norm$": 1.0}).first  # which is given what is off by more than rounding
+
+
+@pytest.mark.parametrize(
+    ("shape", "spread", "change"),
+    [
+        ((16, 16, 16), 1e-7, close_one_and_open_another),
+        ((64, 64), 1e-3, flip_in_one_row),
+        ((256, 64), 1e-3, flip_in_one_channel),
+    ],
+)
+def test_a_flipped_gate_may_be_the_largest_element_or_one_of_many_in_a_slice(
+    runs: Any, shape: tuple[int, ...], spread: float, change: Gates
+) -> None:
+    assert gated(runs, shape, spread, change) is None
+    first = gated(runs, shape, spread, change, fault=2.0)
+    assert (first.site, first.phase) == ("h.4.act", "backward")
 
 
 # ---- weights that an optimizer moves by rounding ---------------------------------------------------------------------
