@@ -20,6 +20,17 @@ def rows(run: Run, **wanted: Any) -> list[dict[str, Any]]:
     return found
 
 
+def different(ours: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
+    """What differs between two lists of rows, in a line for each row: a failure on another machine tells its cause."""
+    lines = [] if len(ours) == len(others) else [f"{len(ours)} rows and {len(others)}"]
+    for one, other in zip(ours, others, strict=False):
+        names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+        if names:
+            what = ", ".join(f"{name} {one.get(name)!r} and {other.get(name)!r}" for name in names)
+            lines.append(f"{one['site']} {one['phase']} {one['role']} {one['path']} of step {one['step']}: {what}")
+    return lines
+
+
 def outline(run: Run, **wanted: Any) -> list[str]:
     """The same in one line each."""
     return [f"{row['site']} {row['phase']} {row['role']} {row['path']}" for row in rows(run, **wanted)]

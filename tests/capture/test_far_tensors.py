@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import torch
 from torch import nn
 
 import astray
+import tensor_oracle
 from astray.capture.pytorch import adapter
 from astray.capture.pytorch.tensors import TorchReader
 from astray.capture.reading import Identity, Reading
-from recorded_rows import rows
+from recorded_rows import different, rows
 from small_models import InPlace, Residual
 
 MEASURED = ("min", "max", "mean", "std", "l2", "absmax", "zeros", "nan", "inf", "count", "fingerprint")
@@ -92,10 +94,13 @@ def test_two_recordings_are_identical(device: str, tmp_path: Path) -> None:
     assert [[row[name] for name in MEASURED] for row in a] == [[row[name] for name in MEASURED] for row in b]
 
 
-def test_a_program_without_steps_loses_nothing(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept", [4, 16])  # of the second, tickets of earlier segments are used for new rows
+def test_a_program_without_steps_loses_nothing(
+    kept: int, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for part in (*(["ring"] if device == "cuda" else []), "plain_ring", "tickets"):  # which the others import it from
         monkeypatch.setattr(f"astray.device.{part}.SLOTS", 8)
-    monkeypatch.setattr("astray.device.tickets._KEPT", 4)
+    monkeypatch.setattr("astray.device.tickets._KEPT", kept)
     model = nn.Linear(3, 3).to(device)
     data = torch.randn(2, 3).to(device)
     with astray.record(tmp_path / "run", model, phases="forward") as rec:
@@ -104,7 +109,9 @@ def test_a_program_without_steps_loses_nothing(device: str, tmp_path: Path, monk
         rec.flush()
         flushed = astray.open(tmp_path / "run").ranks[0].tensors
         assert len(flushed["count"]) > 200
-    outputs = rows(astray.open(tmp_path / "run"), role="output")
+    run = astray.open(tmp_path / "run")
+    assert all(row["fingerprint"] is not None for row in rows(run))
+    outputs = rows(run, role="output")
     assert len(outputs) == 100
     assert len({row["fingerprint"] for row in outputs}) == 1
     assert all(row["note"] is None for row in outputs)
@@ -203,6 +210,44 @@ def test_values_are_those_of_the_moment(keep: str, part: str | None, device: str
         else:
             assert set(values.ravel().tolist()) <= set(whole.ravel().tolist())
             assert values.size == min(7, whole.numel())
+
+
+@pytest.mark.parametrize("keep", ["tensors", "sample"])
+def test_what_is_stored_does_not_depend_on_when_measurements_are_sent_for(
+    keep: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer sends for them in the middle of a step if that takes long, as while kernels are being compiled."""
+
+    class Stuck(nn.Module):
+        def __init__(self, rec: list[Any]) -> None:
+            super().__init__()
+            self.first, self.second, self.rec = nn.Linear(6, 6), nn.Linear(6, 6), rec
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            for rec in self.rec:
+                late = rec._engine.tensors.reader.late
+                thread = threading.Thread(target=late.settle, kwargs={"own_thread": True})
+                thread.start()
+                thread.join()
+            return self.second(torch.relu(y)) + self.first(y) + x
+
+    found = []
+    for way in ("quick", "stuck", "oracle"):
+        if way == "oracle":
+            tensor_oracle.use(monkeypatch)
+        torch.manual_seed(0)
+        stuck: list[Any] = []
+        model = Stuck(stuck).to(device)
+        data = torch.randn(4, 6).to(device)
+        with astray.record(tmp_path / way, model, keep=keep, level=["module", "function"]) as rec:
+            stuck += [] if way == "quick" else [rec]
+            for _ in range(2):
+                model(data).square().mean().backward()
+                rec.step()
+        found.append(rows(astray.open(tmp_path / way), kind="module"))
+    assert len(found[0]) > 30
+    assert different(found[0], found[1]) == different(found[0], found[2]) == []
 
 
 def test_a_program_that_is_stuck_in_a_step_has_its_rows_written(

@@ -84,13 +84,41 @@ def test_fingerprints_alone() -> None:
     assert found.fingerprints[0] == found.fingerprints[1]
 
 
-def test_a_full_segment_is_sent_for_at_once_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_segment_is_sent_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("astray.device.plain_ring.SLOTS", 2)
-    devices, sent = Devices(), []
-    devices.tickets.sent = lambda: sent.append(1)
+    devices = Devices()
     held = [ticket_for(devices, tensor) for tensor in tensors(3)]
     assert [devices.tickets.is_due(ticket) for ticket in held] == [True, True, False]
-    assert len(sent) == 1
+
+
+def test_tickets_are_used_again_until_the_program_has_all_sent_for_or_many_segments_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("astray.device.plain_ring.SLOTS", 1)
+    monkeypatch.setattr(module, "_KEPT", 12)  # a quarter is shared
+    devices, forgotten = Devices(), []
+    devices.tickets.forget = lambda: forgotten.append(1)
+    (tensor,) = tensors(1)
+    for expected in (0, 0, 1, 1, 1, 2, 2):
+        ticket_for(devices, tensor)
+        devices.tickets.settle(own_thread=True)  # the writer's, which only the time decides
+        assert len(forgotten) == expected
+    devices.tickets.settle()
+    assert len(forgotten) == 3
+    devices.tickets.settle()  # nothing was measured since
+    assert len(forgotten) == 3
+
+
+def test_a_segment_that_is_lost_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("astray.device.plain_ring._send", fail)
+    devices, forgotten = Devices(), []
+    devices.tickets.forget = lambda: forgotten.append(1)
+    ticket_for(devices, tensors(1)[0])
+    devices.tickets.settle(own_thread=True)
+    assert len(forgotten) == 1
 
 
 def test_what_cannot_be_fetched_is_lost_with_a_reason() -> None:

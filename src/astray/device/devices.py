@@ -48,7 +48,7 @@ class Devices:
 
         Of those, no more than about `queue_bytes` are on their way.
         """
-        self.tickets.sent = forget
+        self.tickets.forget = forget
         self._waited = waited
         self._queue_bytes = queue_bytes
 

@@ -62,7 +62,7 @@ class PlainRing:
             interrupt = interrupt_of(error)
             segment.lose(f"the device failed: {str(error).partition(chr(10))[0]}")
         self._segment, self._rows = self._tickets.open(), []
-        self._tickets.sent()
+        self._tickets.sent(segment)
         if interrupt is not None:
             raise interrupt
 

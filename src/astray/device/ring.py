@@ -211,11 +211,12 @@ class CudaRing:
             raise interrupt
 
     def _next(self) -> None:
-        if not self._segment.is_due:
-            self._segment.lose(CAPTURED)
+        segment = self._segment
+        if not segment.is_due:
+            segment.lose(CAPTURED)
         self._segment = self._tickets.open()
         self._slots.open(self._segment.number)
-        self._tickets.sent()
+        self._tickets.sent(segment)
 
     def _merge(self, segment: Segment) -> bool:
         """Merges the partial rows of a segment and starts the copy of the results; False while a graph is captured."""

@@ -23,6 +23,7 @@ SLOTS = 4096
 """The most measurements in a segment."""
 
 _KEPT = 64  # segments that a row written late may still refer to
+_SHARED = 4  # the part of them (one in so many) whose tickets new rows may still be given; the rest is for rows on the way
 
 CAPTURED = "it is being captured into a CUDA graph, of which nothing of ours may become a part"
 UNSENT = "the recording ended before its measurement was sent for"
@@ -81,13 +82,17 @@ class Ring(Protocol):
 
 
 class Tickets:
-    """Gives segments to rings, and redeems tickets for the writer. `sent` is told whenever a segment is full.
+    """Gives segments to rings, and redeems tickets for the writer.
 
-    From then on nothing that was measured before should be used for new rows: it is not kept for ever.
+    `forget` is told when nothing that was measured before should be used for new rows: it is not kept for ever. That is
+    so when the program has everything sent for, and after many segments. It is not when a segment happens to be sent
+    early, because it is full or the program was slow: a tensor that is seen again then would have its values stored
+    again, so that what is stored would depend on the time.
     """
 
-    def __init__(self, sent: Callable[[], None] = lambda: None) -> None:
-        self.sent = sent
+    def __init__(self, forget: Callable[[], None] = lambda: None) -> None:
+        self.forget = forget
+        self._since = 0  # segments sent since it was told
         self._numbers = itertools.count()
         self._segments: dict[int, Segment] = {}
         self._rings: list[Ring] = []
@@ -111,6 +116,18 @@ class Tickets:
             relax()
         for ring in self._rings:
             ring.close()
+        if self._since and not own_thread:
+            self._forget()
+
+    def sent(self, segment: Segment) -> None:
+        """A ring has done with a segment and opened the next."""
+        self._since += 1
+        if segment.lost is not None or self._since >= _KEPT // _SHARED:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._since = 0
+        self.forget()
 
     def finish(self) -> None:
         """The same for the last time. What still cannot be sent for is lost."""
