@@ -1,0 +1,59 @@
+"""Between which calls NaN or infinity was born, in a backward pass of which only the gradients of parameters were read.
+
+autograd runs the backward of the last call first, and a parameter has its gradient as soon as its call's backward has
+run. So the gradients come in the reverse order of the calls: the first bad one and the finite one before it are bounds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from astray.alarms.step_rows import NO_ROW, StepRows
+
+
+class Bounds(NamedTuple):
+    """`candidates`: the forward calls of whose backward one did it, in the order in which a backward pass comes to them.
+
+    behind: the other forward calls that ran later; where a model branches, a gradient may have come from these.
+    before: the parameter whose gradient came last before it, and is finite; empty when it is the first of all.
+    """
+
+    candidates: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
+    before: str = ""
+
+
+def bounds_of(rows: StepRows, row: int) -> Bounds:
+    """Where the gradient of a parameter, the first that is bad in its backward pass, may have become so."""
+    call = rows.call_of[row]
+    before = _finite_before(rows, row)
+    forward = [
+        one
+        for one, kind in enumerate(rows.kinds)
+        if kind == "module" and rows.phases[one] == "forward" and rows.micros[one] == rows.micros[call]
+    ]
+    first = _first_of(rows, forward, call)
+    last = _first_of(rows, forward, before) if before != NO_ROW else NO_ROW
+    outer = {rows.parents[one] for one in forward}
+    later = [one for one in reversed(forward) if one == first or (one > first and one not in outer)]
+    if first == NO_ROW:  # the module was not recorded
+        later = []
+    candidates = tuple(one for one in later if last == NO_ROW or one <= last or rows.graph.is_inside(one, last))
+    behind = tuple(one for one in later if one not in candidates)
+    return Bounds(candidates, behind, "" if before == NO_ROW else rows.sites[before])
+
+
+def _finite_before(rows: StepRows, row: int) -> int:
+    """The call of the last gradient of a parameter that came before, in the same micro step, and is finite."""
+    call = rows.call_of[row]
+    for other in range(row - 1, -1, -1):
+        of = rows.call_of[other]
+        known = of >= 0 and of != call and rows.kinds[of] == "parameter" and rows.micros[of] == rows.micros[call]
+        if known and not rows.is_bad(other):
+            return of
+    return NO_ROW
+
+
+def _first_of(rows: StepRows, forward: list[int], parameter: int) -> int:
+    """The first call of the module that owns a parameter: its gradient is whole when that one's backward has run."""
+    return next((one for one in forward if rows.sites[one] == rows.module(parameter)), NO_ROW)
