@@ -27,20 +27,39 @@ def bounds_of(rows: StepRows, row: int) -> Bounds:
     """Where the gradient of a parameter, the first that is bad in its backward pass, may have become so."""
     call = rows.call_of[row]
     before = _finite_before(rows, row)
-    forward = [
-        one
-        for one, kind in enumerate(rows.kinds)
-        if kind == "module" and rows.phases[one] == "forward" and rows.micros[one] == rows.micros[call]
-    ]
+    forward = _forward_calls(rows, rows.micros[call])
     first = _first_of(rows, forward, call)
     last = _first_of(rows, forward, before) if before != NO_ROW else NO_ROW
-    outer = {rows.parents[one] for one in forward}
-    later = [one for one in reversed(forward) if one == first or (one > first and one not in outer)]
+    name = "" if before == NO_ROW else rows.sites[before]
     if first == NO_ROW:  # the module was not recorded
-        later = []
-    candidates = tuple(one for one in later if last == NO_ROW or one <= last or rows.graph.is_inside(one, last))
-    behind = tuple(one for one in later if one not in candidates)
-    return Bounds(candidates, behind, "" if before == NO_ROW else rows.sites[before])
+        return Bounds(before=name)
+    around = _around(rows, first, last)
+    later = [one for one in reversed(forward) if one >= first or one in around]
+    candidates = tuple(
+        one
+        for one in later
+        if one in around or last == NO_ROW or one <= last or rows.graph.is_inside(one, last)
+    )
+    return Bounds(candidates, tuple(one for one in later if one not in candidates), name)
+
+
+def _forward_calls(rows: StepRows, micro: int) -> list[int]:
+    """The calls of modules in a micro step, in order, without those that checkpointing made again."""
+    again = rows.calls.numbers("recompute")
+    return [
+        call
+        for call, kind in enumerate(rows.kinds)
+        if kind == "module" and rows.phases[call] == "forward" and rows.micros[call] == micro and not again[call]
+    ]
+
+
+def _around(rows: StepRows, first: int, last: int) -> set[int]:
+    """The calls around the first whose own code may have run up to the last: as far out as the one around both."""
+    around = [*rows.graph.around(first), first]
+    if last == NO_ROW:
+        return set(around)
+    common = set(around) & {*rows.graph.around(last), last}
+    return {one for one in around if one not in common} | set(around[len(common) - 1 : len(common)])
 
 
 def _finite_before(rows: StepRows, row: int) -> int:

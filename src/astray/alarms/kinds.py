@@ -77,7 +77,9 @@ def _outside(case: Case) -> Kind:
 
 
 def _unread(case: Case) -> Kind:
-    before = f"that of {case.before}, which came before it, is finite" if case.before else "none came before it"
+    before = f"that of {case.before}, which came before it, is finite"
+    if not case.before:
+        before = "none came before it, so that the loss may have brought it"
     return Kind(
         "unknown",
         f"It is the first gradient of this backward pass that is bad, with {counts(case.result)}; {before}. The gradients "
