@@ -1,4 +1,4 @@
-"""A guard of modules reads the gradients of parameters alone while nothing is wrong, and those of all calls behind it."""
+"""A guard of modules reads the gradients of parameters alone while nothing is wrong, then those of all calls."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Deep(nn.Module):
 
 
 def train(model: Deep, bad: tuple[int, ...], steps: int = 8, micros: int = 1) -> list[Tensor]:
-    """Trains, leaving out the updates of steps whose gradients are bad, as a careful program does. Gives the weights."""
+    """Trains, leaving out the updates of steps whose gradients are bad, as a careful program does."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(steps):
         optimizer.zero_grad()
@@ -133,7 +133,9 @@ def test_with_all_gradients_the_call_is_named_at_once(tmp_path: Path) -> None:
     assert end.missed == []
 
 
-@pytest.mark.parametrize("settings", [{"level": "function"}, {"level": ["module", "function"]}, {"exact": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"level": "function"}, {"level": ["module", "function"]}, {"exact": True}], ids=str
+)
 def test_who_asks_for_more_has_all_gradients_read(settings: dict[str, Any], tmp_path: Path) -> None:
     model = Deep()
     with tripped() as caught, astray.guard(model, path=tmp_path / "guard", **settings):

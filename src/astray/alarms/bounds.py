@@ -12,7 +12,7 @@ from astray.alarms.step_rows import NO_ROW, StepRows
 
 
 class Bounds(NamedTuple):
-    """`candidates`: the forward calls of whose backward one did it, in the order in which a backward pass comes to them.
+    """`candidates`: the forward calls of whose backward one did it, in the order of the backward pass.
 
     behind: the other forward calls that ran later; where a model branches, a gradient may have come from these.
     before: the parameter whose gradient came last before it, and is finite; empty when it is the first of all.
@@ -36,9 +36,7 @@ def bounds_of(rows: StepRows, row: int) -> Bounds:
     around = _around(rows, first, last)
     later = [one for one in reversed(forward) if one >= first or one in around]
     candidates = tuple(
-        one
-        for one in later
-        if one in around or last == NO_ROW or one <= last or rows.graph.is_inside(one, last)
+        one for one in later if one in around or last == NO_ROW or one <= last or rows.graph.is_inside(one, last)
     )
     return Bounds(candidates, tuple(one for one in later if one not in candidates), name)
 

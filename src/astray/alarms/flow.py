@@ -29,8 +29,8 @@ class Event(NamedTuple):
     produced: a call made them though all it took was finite. converted: a call made NaN of infinities, or let those
     that were meant to be there reach a result. intended: infinities that are there on purpose. input, weight, memory:
     they came with a tensor that no recorded call has made. inside: made by code of a module between the calls that were
-    recorded. outside: a gradient came so from code that was not recorded. unread: the gradient of a parameter came so from
-    a backward pass whose calls were not recorded.
+    recorded. outside: a gradient came so from code that was not recorded. unread: the gradient of a parameter came so
+    from a backward pass whose calls were not recorded.
     """
 
     kind: EventKind
@@ -231,7 +231,7 @@ class Flow:
         return self._last_backward(call) if nearest is None else [nearest]
 
     def _saved_for(self, row: int) -> list[int]:
-        """What the calls whose backward was not recorded saw in the forward pass, where it is bad and not meant to be."""
+        """What the calls whose backward was not recorded saw in the forward pass: what of it is bad and not meant so."""
         bounds = bounds_of(self.rows, row)
         for calls in (bounds.candidates, bounds.behind):
             bad = (seen for call in calls for seen in self._bad[call])

@@ -82,9 +82,9 @@ def _unread(case: Case) -> Kind:
         before = "none came before it, so that the loss may have brought it"
     return Kind(
         "unknown",
-        f"It is the first gradient of this backward pass that is bad, with {counts(case.result)}; {before}. The gradients "
-        "of calls were not read in this step, so that it is the backward of one of these calls, or of code between them; "
-        "where a model branches, of any call from there on.",
+        f"It is the first gradient of this backward pass that is bad, with {counts(case.result)}; {before}. The "
+        "gradients of calls were not read in this step, so that it is the backward of one of these calls, or of code "
+        "between them; where a model branches, of any call from there on.",
         "Read the gradients of all calls to see which: gradients='all' of a guard, or level='function' for the line.",
     )
 

@@ -48,9 +48,9 @@ class Guard:
     model: a module, or a dict of modules whose names come in front of their sites.
     on: what to do when something is wrong: "raise" `Tripped` at the end of the step, "warn" through the logger
         "astray", or a function that is given the `Trip`; what it raises ends the program.
-    gradients: which are read while nothing is wrong: those of "parameters", or "all", those of every call too. By default
-        those of parameters where modules alone are watched: that NaN or infinity was born in the backward pass is seen
-        in the same step, and between which calls; those of all calls are read in the steps behind it.
+    gradients: which are read while nothing is wrong: those of "parameters", or "all", those of every call too. By
+        default those of parameters, where modules alone are watched: NaN that is born in the backward pass is then
+        bounded in the step where it shows, and those of all calls are read in the steps behind.
     exact: stop at the very call, and keep the tensors. Slow, for looking closer. An infinity that a call makes of
         finite numbers stops it too, also where it is meant as a mask: `log(0)`, say.
     remember: how many steps are kept in memory, and written as a run when something is wrong.
