@@ -231,7 +231,7 @@ class Flow:
         return self._last_backward(call) if nearest is None else [nearest]
 
     def _saved_for(self, row: int) -> list[int]:
-        """What the calls whose backward was not recorded saw in the forward pass: what of it is bad and not meant so."""
+        """What the calls whose backward was not recorded saw in the forward pass that is bad, and not meant so."""
         bounds = bounds_of(self.rows, row)
         for calls in (bounds.candidates, bounds.behind):
             bad = (seen for call in calls for seen in self._bad[call])
