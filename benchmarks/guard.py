@@ -54,6 +54,7 @@ def main() -> None:
 def watches() -> dict[str, Watch]:
     found: dict[str, Watch] = {
         "astray.guard, modules": lambda training: guard(training, level="module"),
+        "astray.guard, modules, all gradients": lambda training: guard(training, level="module", gradients="all"),
         "astray.guard, modules, forward": lambda training: guard(training, level="module", phases=["forward"]),
         "astray.guard, functions": lambda training: guard(training, level="function"),
         "torch.autograd.detect_anomaly": lambda _: anomaly(),

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from astray.compare.divergence import Divergence
     from astray.compare.matching import Asked
     from astray.guard.acting import On
+    from astray.guard.asked import Gradients
     from astray.guard.guard import Guard
     from astray.guard.lookout import Condition
     from astray.guard.overseer import Guarding
@@ -165,6 +166,7 @@ def guard(
     model: Any,
     *,
     on: On = "raise",
+    gradients: Gradients | None = None,
     exact: bool = False,
     remember: int = 5,
     path: Path | None = None,
@@ -189,6 +191,7 @@ def guard(
     return Guard(
         model,
         on=on,
+        gradients=gradients,
         exact=exact,
         remember=remember,
         path=path,

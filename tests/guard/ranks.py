@@ -1,7 +1,8 @@
 """`ranks.py PATH HOW`: two ranks train under a guard, and rank 1 makes NaN in step 3.
 
-HOW is "alone": they have nothing to do with each other; "ddp": gradients are averaged; "waiting": rank 0 waits for
-rank 1 in a collective when that one trips; "warn": both go on.
+HOW is "alone": they have nothing to do with each other; "ddp": gradients are averaged; "backward": the same, with NaN
+that is born in the backward pass and modules alone; "waiting": rank 0 waits for rank 1 in a collective when that one
+trips; "warn": both go on.
 """
 
 import sys
@@ -18,7 +19,18 @@ import astray
 from guard.training import Net, batch, loss_of
 
 path, how = sys.argv[1:]
-LEVEL = ["module", "function"]
+LEVEL = ["module"] if how == "backward" else ["module", "function"]
+
+
+class Rooted(Net):
+    """Takes the root of zeros between its layers, which has no derivative."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        h = torch.sqrt(h * 0) if self.forwards in self.bad else h
+        self.forwards += 1
+        result: torch.Tensor = self.second(h)
+        return result
 
 
 def wait_for(file: str) -> None:
@@ -44,10 +56,11 @@ def train(model: nn.Module) -> None:
 
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=30))
-net: nn.Module = Net(bad=[3] if dist.get_rank() == 1 else [])
-if how == "ddp":
+net: nn.Module = (Rooted if how == "backward" else Net)(bad=[3] if dist.get_rank() == 1 else [])
+if how in ("ddp", "backward"):
     net = DistributedDataParallel(net)
-guard = astray.Guard(net, path=path, on="warn" if how == "warn" else "raise", level=LEVEL, optimizer="calls")
+seen = None if how == "backward" else "calls"  # by default the gradients that an optimizer is given
+guard = astray.Guard(net, path=path, on="warn" if how == "warn" else "raise", level=LEVEL, optimizer=seen)
 try:
     with guard:
         train(net)

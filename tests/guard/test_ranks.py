@@ -46,6 +46,14 @@ def test_nan_that_gradients_carry_over_trips_both_in_one_step(tmp_path: Path) ->
     assert (alarm.rank, alarm.ranks, alarm.step, alarm.origin.site) == (1, (0, 1), 3, "<root>/log")
 
 
+def test_what_is_born_in_the_backward_of_one_rank_is_bounded_there(tmp_path: Path) -> None:
+    output = torchrun(HERE / "ranks.py", tmp_path / "guard", "backward")
+    assert "rank 1 tripped in step 3: non-finite" in output
+    alarm = astray.open(tmp_path / "guard" / "step3-non-finite").alarms()[0]
+    assert (alarm.rank, alarm.step, alarm.origin.site) == (1, 3, "first.bias")
+    assert [one.site for one in alarm.candidates] == ["second", "first", "<root>"]
+
+
 def test_a_rank_that_waits_for_one_that_is_gone_joins_its_run(tmp_path: Path) -> None:
     output = torchrun(HERE / "ranks.py", tmp_path / "guard", "waiting")
     path = tmp_path / "guard" / "step3-non-finite"

@@ -109,6 +109,8 @@ class Alarm:
 
     ranks: all ranks on which the same call did the same, or which were reached by a collective.
     later: further steps of which the same is to blame.
+    candidates: where gradients of calls were not read, the calls of whose backward one did it; `origin` is then the
+        parameter whose gradient was the first to be bad.
     origin: the call; `enclosing` are the module calls around it, outermost first, as far as modules were recorded.
     offenders: its tensors that hold NaN or infinity; `given`, what it had to work with.
     chain: the calls from the origin to where it surfaced first; `skipped` of them in the middle are left out.
@@ -128,6 +130,7 @@ class Alarm:
     enclosing: tuple[tuple[str, str], ...] = ()
     ranks: tuple[int, ...] = ()
     later: tuple[int, ...] = ()
+    candidates: tuple[Caller, ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ class Case:
     """An origin. `forward` are the tensors of the forward call, where it is a backward one.
 
     flushed: a sentence about the call that rounded an input to zero, where one did. weight: the name of a bad weight.
+    before: of a gradient that was the first bad one, the parameter whose gradient came before.
     """
 
     event: EventKind
@@ -28,6 +29,7 @@ class Case:
     args: str | None = None
     flushed: str = ""
     weight: str = ""
+    before: str = ""
 
     @property
     def inputs(self) -> list[Seen]:

@@ -14,9 +14,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
+from astray.alarms.bounds import bounds_of
 from astray.alarms.step_rows import NO_ROW, StepRows
 
-EventKind = Literal["produced", "converted", "intended", "input", "weight", "memory", "inside", "outside"]
+EventKind = Literal["produced", "converted", "intended", "input", "weight", "memory", "inside", "outside", "unread"]
 
 _INFINITE_CONSTANT = re.compile(r'"-?inf"')
 _KEEPS_INFINITY = frozenset({"masked", "mask", "attn_mask", "attention_mask"})
@@ -28,7 +29,8 @@ class Event(NamedTuple):
     produced: a call made them though all it took was finite. converted: a call made NaN of infinities, or let those
     that were meant to be there reach a result. intended: infinities that are there on purpose. input, weight, memory:
     they came with a tensor that no recorded call has made. inside: made by code of a module between the calls that were
-    recorded. outside: a gradient came so from code that was not recorded.
+    recorded. outside: a gradient came so from code that was not recorded. unread: the gradient of a parameter came so
+    from a backward pass whose calls were not recorded.
     """
 
     kind: EventKind
@@ -187,6 +189,9 @@ class Flow:
         if inner:
             self._carry(row, inner)
             return None
+        if rows.kinds[call] == "parameter" and not rows.has_call_gradients:
+            saved = self._saved_for(row)
+            return self._passing(row, saved) if saved else Event("unread", call, row)
         written = not rows.nan[row] and _INFINITE_CONSTANT.search(rows.calls["args"][call] or "")
         return Event("intended" if written else "produced", call, row)
 
@@ -224,6 +229,16 @@ class Flow:
         known = (self._last_of.get(place) for place in module)
         nearest = next((one for one in (*told[-1:], *known) if one is not None), None)
         return self._last_backward(call) if nearest is None else [nearest]
+
+    def _saved_for(self, row: int) -> list[int]:
+        """What the calls whose backward was not recorded saw in the forward pass that is bad, and not meant so."""
+        bounds = bounds_of(self.rows, row)
+        for calls in (bounds.candidates, bounds.behind):
+            bad = (seen for call in calls for seen in self._bad[call])
+            found = [seen for seen in bad if any(event.kind != "intended" for event in self.events[seen])]
+            if found:
+                return found
+        return []
 
     def _passing(self, row: int, sources: list[int]) -> Event | None:
         """What a call gives that took infinities or NaN: the same, or something new."""

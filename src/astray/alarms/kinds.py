@@ -76,12 +76,26 @@ def _outside(case: Case) -> Kind:
     )
 
 
+def _unread(case: Case) -> Kind:
+    before = f"that of {case.before}, which came before it, is finite"
+    if not case.before:
+        before = "none came before it, so that the loss may have brought it"
+    return Kind(
+        "unknown",
+        f"It is the first gradient of this backward pass that is bad, with {counts(case.result)}; {before}. The "
+        "gradients of calls were not read in this step, so that it is the backward of one of these calls, or of code "
+        "between them; where a model branches, of any call from there on.",
+        "Read the gradients of all calls to see which: gradients='all' of a guard, or level='function' for the line.",
+    )
+
+
 _ELSEWHERE: dict[str, Callable[[Case], Kind]] = {
     "input": _bad_input,
     "weight": _bad_weight,
     "memory": _memory,
     "inside": _inside,
     "outside": _outside,
+    "unread": _unread,
 }
 """Events in which the call itself did nothing wrong."""
 

@@ -68,6 +68,11 @@ class StepRows:
             found.setdefault(call, []).append(row)
         return found
 
+    @cached_property
+    def has_call_gradients(self) -> bool:
+        """Whether the backward of any call was recorded; a guard may read the gradients of parameters alone."""
+        return any(phase == "backward" and kind in _LEVELS for phase, kind in zip(self.phases, self.kinds, strict=True))
+
     def goes_in(self, row: int) -> bool:
         """Whether the call takes this tensor; what it gives are outputs and gradients."""
         return self.roles[row] in ("input", "parameter", "state")

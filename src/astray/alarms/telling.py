@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from astray.alarms.alarm import Alarm, Caller, Seen
+from astray.alarms.bounds import Bounds, bounds_of
 from astray.alarms.case import Case, arguments
 from astray.alarms.elements import Values, first_bad
 from astray.alarms.flow import Event
@@ -20,6 +21,7 @@ Stacks = Callable[[int], list[Frame]]
 MOST_CALLS = 8
 """So many calls of a chain are told: those next to the origin and those next to where it surfaced."""
 
+_NO_BOUNDS = Bounds()
 _FLUSHING = frozenset({"mul", "pow", "square", "exp", "half", "to", "div", "softmax", "sigmoid", "type", "bfloat16"})
 
 
@@ -42,22 +44,24 @@ class _Teller:
         skipped = max(len(chain) - MOST_CALLS, 0)
         offenders = tuple(self._seen(row) for row in self._spoilt(event))
         given = tuple(self._given(event))
+        bounds = bounds_of(rows, event.row) if event.kind == "unread" else _NO_BOUNDS
         return Alarm(
             step=int(calls.numbers("step")[event.call]),
             micro=int(calls.numbers("micro")[event.call]),
             rank=rank,
             ranks=(rank,),
             origin=self._caller(event.call, self._line(event)),
-            kind=kind_of(self._case(event, offenders, given)),
+            kind=kind_of(self._case(event, offenders, given, bounds.before)),
             offenders=offenders,
             given=given,
             chain=tuple(self._caller(call) for call in (chain[:head] + chain[-tail:] if skipped else chain)),
             skipped=skipped,
             surfaced=tuple(dict.fromkeys(surfaced for _, surfaced in trace.surfaces)),
             enclosing=tuple(self._enclosing(event.call)),
+            candidates=tuple(self._caller(call) for call in bounds.candidates),
         )
 
-    def _case(self, event: Event, offenders: tuple[Seen, ...], given: tuple[Seen, ...]) -> Case:
+    def _case(self, event: Event, offenders: tuple[Seen, ...], given: tuple[Seen, ...], before: str) -> Case:
         rows, forward = self.rows, self._forward(event.call)
         return Case(
             event=event.kind,
@@ -69,6 +73,7 @@ class _Teller:
             args=rows.calls["args"][event.call if forward == NO_ROW else forward],
             flushed=self._flushed(event.call) if event.kind == "produced" else "",
             weight=self._weight(event) if event.kind == "weight" else "",
+            before=before,
         )
 
     def _weight(self, event: Event) -> str:

@@ -40,6 +40,11 @@ def add(commands: Any) -> None:
         "--on", choices=("raise", "warn"), default="raise", help="whether to stop there, or go on (default raise)"
     )
     parser.add_argument(
+        "--gradients",
+        choices=("parameters", "all"),
+        help="which are read while nothing is wrong: with modules alone those of parameters, else all (default)",
+    )
+    parser.add_argument(
         "--exact", action="store_true", help="stop at the very call, and keep the tensors; slow, for looking closer"
     )
     parser.add_argument(
@@ -84,7 +89,7 @@ def _refuse(options: argparse.Namespace, settings: Given) -> None:
     from astray.guard import asked
     from astray.guard.places import Places
 
-    asked.check(options.on, options.exact, options.remember, options.spike, None, options.max_memory)
+    asked.check(options.on, options.gradients, options.exact, options.remember, options.spike, None, options.max_memory)
     asked.check_settings(Settings.check(**settings))
     Places(options.output, *rank_and_world_size(os.environ))
 
@@ -108,6 +113,7 @@ class _Check:
         self._guard = Guard.of_program(
             discovering_adapter(FRAMEWORK),
             on="raise" if options.exact else self._found,
+            gradients=options.gradients,
             exact=options.exact,
             remember=options.remember,
             path=self._path,

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from astray.capture.checks import size, whole
 from astray.capture.settings import Settings
 from astray.errors import RecordError
 from astray.wording import did_you_mean
 
+Gradients = Literal["parameters", "all"]
+"""Which gradients a guard reads while nothing is wrong."""
+
 OF_RECORDING = ("on", "spike", "when")
-OF_GUARD = ("exact", "remember", "path", "max_memory")
+OF_GUARD = ("gradients", "exact", "remember", "path", "max_memory")
 
 
-def check(on: Any, exact: bool, remember: Any, spike: Any, when: Any, max_memory: Any) -> tuple[int, int]:
+def check(
+    on: Any, gradients: Any, exact: bool, remember: Any, spike: Any, when: Any, max_memory: Any
+) -> tuple[int, int]:
     """How many steps to remember, and in how many bytes. A RecordError says what is wrong, if anything is."""
     _check_on(on)
     if exact and on != "raise":
         raise RecordError(f"exact=True stops the program, and on={on!r} would let it go on. Leave out one of them.")
+    if gradients not in (None, *get_args(Gradients)):
+        raise RecordError(f"gradients={gradients!r} cannot be read. It is 'parameters' or 'all'.")
+    if exact and gradients == "parameters":
+        raise RecordError("exact=True looks at every tensor, and gradients='parameters' would leave some out.")
     _check_reasons(spike, when)
     return whole(1)("remember", remember), size(1)("max_memory", max_memory)
 

@@ -12,12 +12,13 @@ from astray.capture.ranks import rank_and_world_size
 from astray.capture.telling import logger
 from astray.guard import asked
 from astray.guard.acting import Acting, On
+from astray.guard.asked import Gradients
 from astray.guard.dumps import Dumps
 from astray.guard.ends import OnTermination
 from astray.guard.exact import ExactRecorder, Stop
 from astray.guard.lookout import Condition, Lookout
 from astray.guard.places import Places
-from astray.guard.recording import Chosen, Recording
+from astray.guard.recording import CALL_GRADIENTS, Chosen, Recording
 from astray.guard.trip import Trip, Tripped
 from astray.record import NOTHING, STOPPED
 from astray.store import FlightRecorder, Intake
@@ -47,6 +48,9 @@ class Guard:
     model: a module, or a dict of modules whose names come in front of their sites.
     on: what to do when something is wrong: "raise" `Tripped` at the end of the step, "warn" through the logger
         "astray", or a function that is given the `Trip`; what it raises ends the program.
+    gradients: which are read while nothing is wrong: those of "parameters", or "all", those of every call too. By
+        default those of parameters, where modules alone are watched: NaN that is born in the backward pass is then
+        bounded in the step where it shows, and those of all calls are read in the steps behind.
     exact: stop at the very call, and keep the tensors. Slow, for looking closer. An infinity that a call makes of
         finite numbers stops it too, also where it is meant as a mask: `log(0)`, say.
     remember: how many steps are kept in memory, and written as a run when something is wrong.
@@ -64,6 +68,7 @@ class Guard:
         model: Any,
         *,
         on: On = "raise",
+        gradients: Gradients | None = None,
         exact: bool = False,
         remember: int = REMEMBER,
         path: str | os.PathLike[str] | None = None,
@@ -72,7 +77,7 @@ class Guard:
         max_memory: int | str = 512 << 20,
         **settings: Unpack[Given],
     ) -> None:
-        remember, max_memory = asked.check(on, exact, remember, spike, when, max_memory)
+        remember, max_memory = asked.check(on, gradients, exact, remember, spike, when, max_memory)
         if exact and settings.get("keep") is None:
             settings["keep"] = ["stats", "tensors"]
         self._exact = exact
@@ -85,9 +90,12 @@ class Guard:
         places = Places(path, self.rank, world_size)
         self._dumps = Dumps(places)
         self._acting = Acting(on, self._dumps.write)
-        self._lookout = Lookout(self.rank, spike, when)
+        self._lookout = Lookout(self.rank, spike, when, may_read_more=on != "raise")
         self._recording = Recording.discovering(places.folder, self._adapter.it, writer=self._open, **settings)
         asked.check_settings(self._recording.settings)
+        # A condition is given all rows, and whoever asks for functions or ops asks for the line.
+        closely = exact or when is not None or self._recording.settings.level != ("module",)
+        self._gradients: Gradients = gradients or ("all" if closely else "parameters")
         self._recording.after_step = self._after_step
         self._writer: FlightRecorder | None = None
         self._termination: OnTermination | None = None
@@ -102,6 +110,7 @@ class Guard:
     def start(self) -> Guard:
         """Puts the hooks in place."""
         self._recording.start()
+        self._choose_gradients()
         self._termination = OnTermination(self._terminated)
         return self
 
@@ -176,6 +185,7 @@ class Guard:
     def _not_watched(self) -> str:
         """What was left out, to be put behind what was seen; empty when nothing was."""
         missed = self._writer.end.missed if self._writer is not None and self._writer.end is not None else []
+        missed = [one for one in missed if one.what != CALL_GRADIENTS]  # is no failure, but what was asked for
         if not missed:
             return ""
         more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
@@ -228,10 +238,16 @@ class Guard:
         over = self._step - writer.watch.is_late
         writer.watch.wait_until_seen(over - 1, PATIENCE)
         self._lookout.judge(over)
+        self._choose_gradients()
         trips = self._lookout.take()
         for run in self._dumps.join_others("another rank has tripped"):
             trips.append(Trip(self._step - 1, self.rank, "rank", "✗ Another rank has tripped.").at(run))
         self._acting.act(trips)
+
+    def _choose_gradients(self) -> None:
+        """Decides what of the next step is read: less while nothing is wrong."""
+        if self._gradients != "all":
+            self._recording.read_call_gradients(self._lookout.wants_call_gradients)
 
     def _terminated(self) -> None:
         self._was_terminated = True

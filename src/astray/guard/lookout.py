@@ -25,6 +25,9 @@ Condition = Callable[[RankRun], str | None]
 BAD_WEIGHT = "bad weight"
 MOST_SKIPPED = 20
 """So many updates in a row may a GradScaler leave out: by then it has halved its scale to a millionth."""
+SUSPICIOUS = MOST_SKIPPED // 2
+"""From so many on the gradients of all calls are read: a scale that is too large at the start takes two or three."""
+FROM_HERE_ON = "From here on the gradients of all calls are read: should it happen again, the call is named."
 
 
 @dataclass
@@ -50,19 +53,31 @@ class Counts:
 
 
 class Lookout:
-    """What is found is waiting in `take`."""
+    """What is found is waiting in `take`.
 
-    def __init__(self, rank: int, spike: float | None, condition: Condition | None) -> None:
+    may_read_more: gradients of calls are read once `wants_call_gradients`, and the program goes on behind an alarm.
+    """
+
+    def __init__(
+        self, rank: int, spike: float | None, condition: Condition | None, may_read_more: bool = False
+    ) -> None:
         self.counts = Counts()
         self.stopped = False  # the program was stopped in the middle of a step, at a call that had made NaN or infinity
         self.rank = rank
         self._followed = Followed(spike) if spike is not None else None
         self._condition = condition
+        self._may_read_more = may_read_more
+        self._backward_went_wrong = False
         self._in_a_row = 0  # updates that were skipped
         self._known: set[object] = set()
         self._found: deque[Trip] = deque()
         self._losses: list[tuple[int, float]] = []  # with their steps; the program's thread alone knows them
         self._trouble: deque[str] = deque()
+
+    @property
+    def wants_call_gradients(self) -> bool:
+        """Whether gradients went wrong by more than a scale that is too large, so that their origin is looked for."""
+        return self._backward_went_wrong or self._in_a_row >= SUSPICIOUS
 
     def look(self, rows: StepRows) -> None:
         """Looks at the rows of one step."""
@@ -121,6 +136,7 @@ class Lookout:
         self._in_a_row = self._in_a_row + 1 if skipped else 0
         if skipped and self._in_a_row < MOST_SKIPPED:
             return []
+        self._backward_went_wrong |= any(alarm.origin.phase == "backward" for alarm in found.alarms)
         return [self._trip(rows.step, alarm) for alarm in found.alarms if self._is_new(alarm)]
 
     def _is_new(self, alarm: Alarm) -> bool:
@@ -135,6 +151,8 @@ class Lookout:
         text = str(alarm)
         if self._in_a_row >= MOST_SKIPPED:
             text += f"\n\nA GradScaler has skipped {self._in_a_row} updates in a row: a smaller scale does not help."
+        if alarm.candidates and self._may_read_more:
+            text += f"\n\n{FROM_HERE_ON}"
         return Trip(step, self.rank, "non-finite", text, alarm)
 
     def _spike(self, rows: StepRows) -> list[Trip]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _MOST_TENSORS = 6
 _MOST_OTHERS = 8
 _MOST_SURFACED = 3
+_MOST_CANDIDATES = 6
 
 
 def render(findings: Findings, *, width: int = WIDTH, colour: bool = False) -> str:
@@ -59,6 +60,7 @@ def _alarm(page: Page, alarm: Alarm) -> None:
     _frame(page, alarm.origin)
     if alarm.enclosing:
         page.entry("inside", " › ".join(f"{site} ({type_})" if type_ else site for site, type_ in alarm.enclosing))
+    page.entry("one of", _candidates(alarm)) if alarm.candidates else None
     page.entry("kind", f"{alarm.kind.word}. {alarm.kind.text}")
     _tensors(page, alarm)
     page.entry("surfaced", _surfaced(alarm))
@@ -79,6 +81,8 @@ def place_of(alarm: Alarm) -> str:
     """The call it comes from."""
     micro = f", micro {alarm.micro}" if alarm.micro else ""
     rank = f", on rank {alarm.rank}" if alarm.rank else ""
+    if alarm.candidates:
+        return f"step {alarm.step}{micro}, backward, on the way to the gradient of {alarm.origin.site}{rank}"
     return f"step {alarm.step}{micro}, {alarm.origin.phase}, call {alarm.origin.call} of {alarm.origin.name}{rank}"
 
 
@@ -112,6 +116,13 @@ def _cells(one: Seen) -> tuple[str, ...]:
     numbers = (figures.statistic(statistics.min), figures.statistic(statistics.max), f"{statistics.zeros:,}")
     name, dtype = printable(one.name), printable(one.dtype)
     return (name, f"{dtype} {figures.shape(one.shape)}", *numbers, figures.non_finite(statistics))
+
+
+def _candidates(alarm: Alarm) -> str:
+    """The calls of whose backward one is the origin, those next to where it showed first."""
+    names = [call.name for call in alarm.candidates]
+    more = len(names) - _MOST_CANDIDATES
+    return f"{f'… {more:,} more, ' if more > 0 else ''}{', '.join(names[-_MOST_CANDIDATES:])}"
 
 
 def _surfaced(alarm: Alarm) -> str:

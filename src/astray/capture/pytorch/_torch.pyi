@@ -58,6 +58,7 @@ class Calls:
     listening: bool
     is_here: bool
     paused: bool
+    reads_call_gradients: bool
     _writer: Intake
     _micro: dict[str, int]
     _passing: dict[str, int]

@@ -50,6 +50,8 @@ public:
     // `recording` is false whenever a tap should cost nothing; `listening` stays true when only gradients and updates are
     // still taken. `is_here` is false in a forked child, such as a DataLoader's worker, which must not record.
     bool recording = false, listening = false, is_here = true, forward_ended = false, by_module = false, paused = false;
+    // Whether the gradients that pass through calls are read, or those of parameters alone. It may change between steps.
+    bool reads_call_gradients = true;
 
     template <class Visit>
     void each(Visit visit) {
@@ -142,14 +144,16 @@ public:
 
     // Whether the gradients that come to a forward call should be seen, where gradients are on.
     //
-    // If backward was not asked for, only an outermost call's: what checkpointing runs again inside that belongs to the
-    // micro step of the one through which the backward pass came last.
-    bool follows_gradients(const OpenCall &call) const { return !call.parent || phases.has(Phase::backward); }
+    // If none are read, only an outermost call's: what checkpointing runs again inside that, and what parameters are given,
+    // belongs to the micro step of the one through which the backward pass came last.
+    bool follows_gradients(const OpenCall &call) const {
+        return !call.parent || (phases.has(Phase::backward) && reads_call_gradients);
+    }
 
     // The backward of a forward call starts: its number.
     int64_t backward(const OpenCall &forward) {
         check(PyDict_SetItem(passing, forward.place().root, to_object(forward.micro)));
-        if (!phases.has(Phase::backward)) return -1;
+        if (!phases.has(Phase::backward) || !reads_call_gradients) return -1;
         CallRow row{};
         row.seq = next_seq(), row.step = forward.step;
         row.micro = static_cast<int32_t>(forward.micro), row.call = static_cast<int32_t>(forward.number);
@@ -443,6 +447,7 @@ inline void add_calls(PyObject *module) {
         member_of<Calls, &Calls::listening>("listening"),
         member_of<Calls, &Calls::is_here>("is_here"),
         member_of<Calls, &Calls::paused>("paused"),
+        member_of<Calls, &Calls::reads_call_gradients>("reads_call_gradients"),
         {},
     };
     Object<Calls>::add_to(module, "astray.capture.pytorch._torch.Calls",
