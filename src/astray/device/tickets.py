@@ -23,7 +23,7 @@ SLOTS = 4096
 """The most measurements in a segment."""
 
 _KEPT = 64  # segments that a row written late may still refer to
-_SHARED = 4  # the part of them (one in so many) whose tickets new rows may still be given; the rest is for rows on the way
+_SHARED = 4  # one in so many of them has tickets that new rows may still be given; the rest is for rows on the way
 
 CAPTURED = "it is being captured into a CUDA graph, of which nothing of ours may become a part"
 UNSENT = "the recording ended before its measurement was sent for"
