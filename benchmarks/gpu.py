@@ -16,24 +16,31 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 from gpu_sections import bits, defaults, kernels, memory, peers, steps, values
 from gpu_sections.work import Report, Work
+from programs import PROGRAMS
 from tables import provenance
 
 SECTIONS = ("defaults", "kernels", "steps", "memory", "bits", "values", "peers")
 """In this order: the profiler at the end of the steps may slow down launches after it, which the kernels count."""
 
-MODULES = {"defaults": defaults, "steps": steps, "kernels": kernels, "memory": memory, "bits": bits, "values": values}
+MODULES = {"steps": steps, "kernels": kernels, "memory": memory, "bits": bits, "values": values}
 PACKAGES = ("astray", "torch", "triton")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=chosen, default=SECTIONS, metavar="SECTION,…", help=", ".join(SECTIONS))
+    parser.add_argument(
+        "--only", type=chosen(SECTIONS, "section"), default=SECTIONS, metavar="SECTION,…", help=", ".join(SECTIONS)
+    )
+    parser.add_argument(
+        "--programs", type=chosen(PROGRAMS, "program"), metavar="NAME,…", help=f"of the defaults: {', '.join(PROGRAMS)}"
+    )
     parser.add_argument("--small", action="store_true", help="a tiny model and few steps")
     parser.add_argument("--out", type=Path, help="write the tables into this file too")
     parser.add_argument("--msprobe", type=Path, metavar="WHEEL", help="its wheel, or a folder of wheels or packages")
@@ -67,6 +74,8 @@ def attempt(name: str, work: Work, report: Report, options: argparse.Namespace) 
             peers.run(work, report, options.msprobe)
         elif name == "bits" and not options.untitled:
             report.say(in_own_process(name, options))
+        elif name == "defaults":
+            defaults.run(work, report, options.programs)
         else:
             MODULES[name].run(work, report)
     except Exception as error:  # noqa: BLE001 - whatever it is, the others are still wanted
@@ -88,12 +97,17 @@ def in_own_process(name: str, options: argparse.Namespace) -> str:
     return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
-def chosen(text: str) -> list[str]:
-    names = text.split(",")
-    unknown = [name for name in names if name not in SECTIONS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is no section; there are {', '.join(SECTIONS)}")
-    return [name for name in SECTIONS if name in names]
+def chosen(names: Iterable[str], what: str) -> Callable[[str], list[str]]:
+    """Reads some of these names, in this order, from a command line."""
+
+    def read(text: str) -> list[str]:
+        given = text.split(",")
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is no {what}; there are {', '.join(names)}")
+        return [name for name in names if name in given]
+
+    return read
 
 
 def version_of(package: str) -> str:
