@@ -299,6 +299,10 @@ class Tickets:
         self.sent = self.given = 0
         self.stuck = False
 
+    @property
+    def is_used(self) -> bool:
+        return self.given > 0
+
     def ticket(self) -> int:
         self.given += 1
         return self.given
@@ -319,6 +323,29 @@ class Tickets:
         first = np.zeros(len(tickets), np.int64), np.full(len(tickets), np.nan)
         found = Measurements(np.zeros((6, len(tickets))), counts, tickets.astype(np.uint64), *first)
         return Redeemed(found, here, here)
+
+
+def test_a_step_measured_by_a_device_rests_until_the_next_is_over(
+    info: RunInfo, tensor: MakeTensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("astray.store.native.cuts.STEP_SECONDS", 3600.0)
+    late, seen = Tickets(), []
+    with flying(info, late=late, on_step=lambda rows: seen.append(rows.step)) as flight:
+        for step in range(2):
+            flight.tensor_row(tuple(tensor(step, statistics=late.ticket(), fingerprint=None)))
+            flight.step_done()
+            assert not flight.watch.wait_until_seen(step, 0.05)
+            assert flight.watch.wait_until_seen(step - 1, 60)
+        flight.flush()  # somebody asks for it
+        assert seen == [0, 1]
+
+
+def test_a_step_measured_by_a_device_does_not_rest_for_long(info: RunInfo, tensor: MakeTensor) -> None:
+    late = Tickets()
+    with flying(info, late=late, on_step=lambda rows: None) as flight:
+        flight.tensor_row(tuple(tensor(0, statistics=late.ticket(), fingerprint=None)))
+        flight.step_done()
+        assert flight.watch.wait_until_seen(0, 60)
 
 
 @pytest.mark.usefixtures("rows_kept")

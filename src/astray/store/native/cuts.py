@@ -17,7 +17,7 @@ import numpy as np
 from astray.store.late import Late
 from astray.store.native import backlog
 from astray.store.native.backlog import Backlog, Taken
-from astray.store.native.intake import HELD_SECONDS
+from astray.store.native.intake import HELD_SECONDS, IDLE_SECONDS, STEP_SECONDS
 from astray.store.native.rows import TICKET, call_rows, tensor_rows
 from astray.store.native.values import Values
 
@@ -91,9 +91,21 @@ class Cuts:
             self._cutting.release()
         return True
 
+    @property
+    def patience(self) -> float:
+        """Seconds until `next` should be asked again, if nothing happens before."""
+        return max(0.0, self._waiting[0].time + STEP_SECONDS - time.monotonic()) if self._rests else IDLE_SECONDS
+
+    @property
+    def _rests(self) -> bool:
+        """Whether the only cut is of the step that has just ended, with measurements of a device: see STEP_SECONDS."""
+        if len(self._waiting) != 1 or self._late is None or not self._late.is_used:
+            return False
+        return self._waiting[0].ends and time.monotonic() - self._waiting[0].time < STEP_SECONDS
+
     def next(self, urgent: bool) -> Cut | None:
         """The first, if its measurements have been sent for. When it is `urgent`, or has waited long, that is done."""
-        if not self._waiting:
+        if not self._waiting or (self._rests and not urgent):
             return None
         cut = self._waiting[0]
         patient = not urgent and time.monotonic() - cut.time < HELD_SECONDS

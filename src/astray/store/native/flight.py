@@ -22,7 +22,7 @@ from astray.store.late import Late
 from astray.store.native.cuts import Cut, Cuts
 from astray.store.native.dump import Account, Dump, in_child, write_dump
 from astray.store.native.holding import Holding
-from astray.store.native.intake import IDLE_SECONDS, QUEUE_BYTES, Intake
+from astray.store.native.intake import QUEUE_BYTES, Intake
 from astray.store.native.memory import Attached, Piece
 from astray.store.native.values import Values
 from astray.store.native.wake import Wake
@@ -166,7 +166,7 @@ class FlightRecorder(Intake):
         try:
             closing = False
             while not closing or self._holding.is_growing:
-                self._backlog.wake.wait(IDLE_SECONDS)
+                self._backlog.wake.wait(self._cuts.patience)
                 closing = self._closed  # read before taking: what was handed over before closing is still taken
                 requests = [self._requests.popleft() for _ in range(len(self._requests))]
                 rows = closing or bool(requests) or self._backlog.wants_rows_taken

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 QUEUE_BYTES = 256 << 20
 IDLE_SECONDS = 0.5  # rows wait no longer than this
+STEP_SECONDS = 0.05  # nor those of a step that is over, than this
+"""But they do wait. A device's measurements come just when the program, which has waited for the device too, begins its
+next step: it would then wait for the interpreter, and the device for it. A little later the device has work enough. And
+a batch of rows for every step of a fast loop is too small."""
 HELD_SECONDS = 1.0  # nor than this for measurements that the program should have sent for: it may be stuck
 
 _BLOB = Tensor._fields.index("blob")

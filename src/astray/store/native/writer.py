@@ -22,12 +22,11 @@ from astray.store.native import backlog
 from astray.store.native.courses import Course, Stepwise, Straight
 from astray.store.native.files import RankFiles
 from astray.store.native.folder import claim, recordable, release
-from astray.store.native.intake import HELD_SECONDS, IDLE_SECONDS, QUEUE_BYTES, Intake
+from astray.store.native.intake import HELD_SECONDS, IDLE_SECONDS, QUEUE_BYTES, STEP_SECONDS, Intake
 from astray.store.native.values import Values, ValuesReader
 from astray.store.native.values_writer import SHARD_BYTES
 from astray.store.native.watch import Listener, Watch
 
-STEP_SECONDS = 0.05  # rows of a step that is done wait no longer; a batch for every step of a fast loop is too small
 WATCHED_BYTES = 128 << 20  # what a step that is watched may take until it is over; a larger one is shown in parts
 
 
@@ -65,7 +64,7 @@ class RunWriter(Intake):
         with recordable(self.path):
             self._files = RankFiles(folder, shard_bytes, late)
         self._files.values.connect(self._backlog.wake.set, self._backlog.written, self._lost)
-        self._step_ended = False
+        self._step_ended: float | None = None
         self.watch = self._watch(on_step) if on_step is not None else None
         self._course: Course = Straight(self._files, self._backlog)
         if self.watch is not None:
@@ -87,7 +86,7 @@ class RunWriter(Intake):
         if self._open:
             self._course.cut()
             self._settle()
-            self._step_ended = True
+            self._step_ended = self._step_ended or time.monotonic()
             self._backlog.wake.set()
             self._backlog.wait_for(self._course.has_room)
 
@@ -117,14 +116,14 @@ class RunWriter(Intake):
 
     def _write_until_closed(self) -> None:
         written = held = time.monotonic()
-        closing = False
+        closing = is_due = False
         while not closing:
-            self._backlog.wake.wait(STEP_SECONDS if self._step_ended else IDLE_SECONDS)
+            self._backlog.wake.wait(IDLE_SECONDS if is_due else self._due_at(written) - time.monotonic())
             closing = self._closed  # read before taking: what was handed over before closing is still written
-            patience = STEP_SECONDS if self._step_ended else IDLE_SECONDS
             self._files.values.collect()
-            wanted = closing or self._backlog.wants_rows_taken or time.monotonic() - written >= patience
-            self._course.take(wanted, closing)
+            if closing or time.monotonic() >= self._due_at(written):
+                is_due, self._step_ended = True, None
+            self._course.take(is_due or self._backlog.wants_rows_taken, closing)
             for group in self._backlog.take_values():
                 self._files.take_values(group)
             if self._course.waiting_rows >= backlog.BATCH_ROWS:
@@ -135,8 +134,8 @@ class RunWriter(Intake):
             if self._files.values.is_growing:  # the rest of a large tensor is coming
                 closing = False
                 continue
-            if self._backlog.flushes or closing or time.monotonic() - written >= patience:
-                self._step_ended = False
+            if self._backlog.flushes or is_due:
+                is_due = False
                 self._write()
                 self._backlog.answer()
                 written = time.monotonic()
@@ -145,6 +144,11 @@ class RunWriter(Intake):
                 elif written - held >= HELD_SECONDS and self._late is not None:
                     self._late.settle(own_thread=True)
                     held = written
+
+    def _due_at(self, written: float) -> float:
+        """When rows are written next, if nobody asks for it before."""
+        idle = written + IDLE_SECONDS
+        return idle if self._step_ended is None else min(idle, self._step_ended + STEP_SECONDS)
 
     def _write(self) -> None:
         """Write the rows that were taken, and before them what was said of the program until they were."""
