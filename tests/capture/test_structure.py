@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import weakref
 from typing import Any, ClassVar
 
 import torch
@@ -111,8 +112,8 @@ class Cache:
         self.offloading = False
 
 
-def objects(moment: Any = None) -> Objects:
-    return Objects(lambda value: isinstance(value, complex), moment)
+def objects() -> Objects:
+    return Objects(lambda value: isinstance(value, complex))
 
 
 def test_an_object_is_taken_apart_and_none_of_its_code_runs() -> None:
@@ -151,21 +152,12 @@ def test_what_is_too_large_or_too_deep_is_cut_and_told() -> None:
     assert flat.arguments((deep,), {})[0] == []
 
 
-class Array:
-    """A tensor that is written to."""
-
-    def __init__(self) -> None:
-        self.version = 0
-
-
 def test_of_an_object_that_goes_from_call_to_call_what_is_new_is_told() -> None:
-    one, other = Array(), Array()
+    one, other = torch.zeros(2), torch.zeros(2)
     cache: Any = Cache()
     cache.layers = [one]
-    flat = Flattener(
-        lambda value: isinstance(value, Array),
-        Objects(lambda value: isinstance(value, Array), lambda array: array.version),
-    )
+    step = 0
+    flat = Flattener(torch.is_tensor, Objects(epoch=lambda: (step, 0)))
 
     def told() -> list[str]:
         return [path for path, _ in flat.arguments((cache,), {})[0]]
@@ -174,21 +166,62 @@ def test_of_an_object_that_goes_from_call_to_call_what_is_new_is_told() -> None:
     assert told() == []
     cache.layers.append(other)
     assert told() == ["0.layers.1"]
-    one.version += 1
+    one.add_(1)
     assert told() == ["0.layers.0"]
-    cache.layers = [Array(), Array()]
-    del one, other
+    step = 1
     assert told() == ["0.layers.0", "0.layers.1"]
+    del one, other
+    for _ in range(3):  # in memory that was another's, perhaps
+        cache.layers = [torch.zeros(2), torch.zeros(2)]
+        assert told() == ["0.layers.0", "0.layers.1"]
+    with torch.inference_mode():
+        cache.layers = [torch.zeros(2)]
+    assert told() == ["0.layers.0"]
 
 
-def test_what_is_gone_is_forgotten() -> None:
-    known = Objects(lambda value: isinstance(value, Array), lambda array: array.version)
+def test_what_was_told_may_go() -> None:
+    known = Objects(epoch=lambda: 0)
     cache: Any = Cache()
-    cache.layers = [Array() for _ in range(10)]
-    known.tensors(cache, "past")
-    assert len(known._told) == 10
+    for _ in range(5_000):  # more than are remembered
+        cache.layers = [torch.zeros(1)]
+        gone = weakref.ref(cache.layers[0])
+        known.tensors(cache, "past")
     cache.layers = []
-    assert known._told == {}
+    assert gone() is None
+
+
+class Slots:
+    __slots__ = ("__dict__", "keys", "unset", "values")
+
+    def __init__(self, keys: Any, values: Any) -> None:
+        self.keys, self.values = keys, values
+
+
+class Odd(dict[Any, Any]):
+    """A container with attributes, and with ideas of its own about what it holds."""
+
+    __slots__ = ("more",)
+
+    def __iter__(self) -> Any:
+        raise AssertionError("code of the object ran")
+
+    items = values = keys = __len__ = __iter__
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise AssertionError("code of the object ran")
+
+
+def test_slots_and_containers_of_odd_classes_are_read_by_python_alone() -> None:
+    odd: Any = Odd({"a": 1j, 2: 2j, (3,): 3j})
+    odd.more = 4j
+    slots: Any = Slots([5j, (6j,)], odd)
+    slots.extra = 7j
+    found = objects().tensors(slots, "x")[0]
+    assert sorted(found, key=str) == [
+        ("x.extra", 7j), ("x.keys.0", 5j), ("x.keys.1.0", 6j),
+        ("x.values.2", 2j), ("x.values.a", 1j), ("x.values.more", 4j),
+    ]  # fmt: skip
 
 
 def test_lists_met_before_are_told_apart_by_kind_length_and_depth() -> None:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from astray.capture.objects import Objects, is_searched
+from astray.capture.objects import Objects
 from astray.capture.pytorch.native.build import load
 
 DEEPEST = 12
@@ -104,7 +104,7 @@ class Flattener:
                 field.name: self._walk(getattr(value, field.name, None), f"{path}.{field.name}", found, depth + 1)
                 for field in dataclasses.fields(value)
             }
-        if self._objects is not None and is_searched(value):
+        if self._objects is not None:
             inside, cut_short = self._objects.tensors(value, path)
             found += inside
             if cut_short:

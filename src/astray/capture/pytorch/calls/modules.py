@@ -44,7 +44,6 @@ from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCode, 
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.setup.watching import SetupCapture
 from astray.capture.pytorch.shards import is_distributed
-from astray.capture.pytorch.tensors import is_tensor
 from astray.interrupts import pass_interrupt
 from astray.record import ROOT
 
@@ -60,7 +59,7 @@ class ModuleCapture:
 
     def __init__(self, engine: Engine, gradients: LiveGradients, modes: Modes, origins: Origins) -> None:
         self._engine = engine
-        self._flat = flattener(Objects(is_tensor, self._moment), self._note_too_large)
+        self._flat = flattener(Objects(epoch=self._moment), self._note_too_large)
         self._gradients = gradients
         self._modes = modes
         self._origins = origins
@@ -187,10 +186,9 @@ class ModuleCapture:
         for handle in self._hooks.pop(module, ()):
             handle.remove()
 
-    def _moment(self, tensor: Any) -> tuple[int, int, int]:
-        """When a tensor in an object is another one to tell of."""
-        version = -1 if tensor.is_inference() else tensor._version  # which such tensors do not have
-        return self._engine.step, self._engine.latest_micro, version
+    def _moment(self) -> tuple[int, int]:
+        """When it changes, tensors in an object are told of once more."""
+        return self._engine.step, self._engine.latest_micro
 
     def _note_too_large(self, kind: str) -> None:
         self._engine.missed(

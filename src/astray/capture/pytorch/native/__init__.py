@@ -8,6 +8,7 @@ sites.h              where calls happen, and calls that have started
 stacks.h             Python stacks, each known again
 calls.h              numbers calls, and writes their rows
 structure.h          tensors among arguments and results
+objects.h            tensors in the attributes of an object
 functions.h          the calls of functions and ops, and the modes that are told of them
 modules.h            the calls of modules, and the hooks on them
 origins.h            in which call the backward pass is

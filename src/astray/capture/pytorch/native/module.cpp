@@ -4,6 +4,7 @@
 
 #include "ending.h"
 #include "modules.h"
+#include "objects.h"
 #include "parameter_hooks.h"
 
 namespace astray {
@@ -118,7 +119,7 @@ Ref make_module() {
     Box<ArrivingHook>::add_to(module, "astray.capture.pytorch._torch.ArrivingHook",
                               {slot(Py_tp_new, ArrivingHook::make), slot(Py_tp_call, OnArrival::call),
                                slot(Py_tp_methods, arriving_methods)});
-    for (const auto add : {add_taker, add_sites, add_stacks, add_structures, add_origins, add_calls, add_functions,
+    for (const auto add : {add_taker, add_sites, add_stacks, add_structures, add_objects, add_origins, add_calls, add_functions,
                            add_modules, add_endings})
         add(module);
     return module;
