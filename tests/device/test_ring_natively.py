@@ -124,7 +124,7 @@ class Bench:
             examples, nn.Parameter, {}, {DEVICE: ring}, lambda index: STREAM, self.together, None, Identity, {}, writer,
             None, 1 << 20, refuse, refuse, refuse, refuse, self.first,
         )  # fmt: skip
-        self.taker.apply(True, frozenset({"output", "parameter"}), True, False, False)
+        self.taker.apply(True, frozenset({"output", "parameter", "state"}), True, False, False)
 
     def together(self, device: torch.device, memories: list[Any], statistics: bool) -> list[int] | None:
         assert device == DEVICE
@@ -334,6 +334,22 @@ def test_those_that_are_handed_to_functions_are_measured_together_too(driver: Dr
     assert bench.groups == [4]
     assert len(set(tickets)) == 4
     assert len(driver.launches()) == 4 + 1
+
+
+@pytest.mark.usefixtures("one_stream")
+def test_buffers_are_measured_together_though_each_call_writes_to_its_own(driver: Driver) -> None:
+    """As batch norms do: what each finds is what the call of the step before has left."""
+    bench, buffers = Bench(Ring()), parameters(6)
+    seen = []
+    for _ in range(3):
+        for one in buffers:
+            seen.append(bench.see(one, "state"))
+            one.add_(1)
+        bench.ring.close()
+        bench.taker.next_step()
+    assert bench.groups == [6, 6]
+    assert len(driver.launches()) == 6 + 1 + 1
+    assert len(set(seen)) == 18
 
 
 @pytest.mark.usefixtures("one_stream")

@@ -125,7 +125,7 @@ class Memories {
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-// A parameter that is measured in every step, and so together with the others.
+// A parameter, buffer or state that is measured in every step, and so together with the others.
 struct Regular {
     WeakTensor living{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
     bool seen = false;       // since they were last measured together
@@ -191,6 +191,8 @@ class Taker {
     std::vector<NamedDevice> known_devices;
 
     bool is_plain(PyObject *tensor) const;
+    // Whether it is there in every step: a parameter, a buffer, an optimizer's state. `object` may be empty.
+    bool is_lasting(const Row &row, PyObject *object) const;
     std::optional<Identity> identify(const at::Tensor &tensor);
     const NamedDevice &device_of(const at::Tensor &tensor);
     bool is_near(const Identity &what) const;
@@ -206,7 +208,7 @@ class Taker {
     void write_row(const TensorRow &row, const Identity &what, const Row &of, const Kept &kept, PyObject *device);
     bool is_unfilled(const c10::Storage &storage) const;
     void note_filled(const c10::Storage &storage);
-    bool take(const at::Tensor &tensor, const Identity &what, const Row &row, bool is_parameter);
+    bool take(const at::Tensor &tensor, const Identity &what, const Row &row, bool is_lasting);
 };
 
 inline constexpr size_t kMostLayouts = 20000;  // shapes that are others in every call are forgotten
@@ -439,7 +441,7 @@ inline void Memories::clear() {
     known_.clear();
 }
 
-// ---- parameters: all of them together ------------------------------------------------------------------------------
+// ---- parameters and buffers: all of them together ------------------------------------------------------------------
 
 // They are the same tensors in every step, at the same places, so one launch measures them all when the first of them is
 // seen. It reads the others before their modules run; what changes until then has another version, and is measured again.
@@ -484,6 +486,11 @@ inline void Regulars::expire() {
 inline bool Taker::is_plain(PyObject *tensor) const {
     const PyObject *type = reinterpret_cast<PyObject *>(Py_TYPE(tensor));
     return type == tensor_type.get() || type == parameter_type.get();
+}
+
+inline bool Taker::is_lasting(const Row &row, PyObject *object) const {
+    return row.role == Role::parameter || row.role == Role::state ||
+           (object && reinterpret_cast<PyObject *>(Py_TYPE(object)) == parameter_type.get());
 }
 
 inline std::optional<Identity> Taker::identify(const at::Tensor &tensor) {
@@ -704,9 +711,9 @@ inline void Taker::note_filled(const c10::Storage &storage) {
 inline bool is_stale(const Kept &kept) { return kept.values && is_true(attribute(kept.values, word().stale)); }
 
 // Records a tensor that has been identified. Gives whether it holds NaN or infinities, if that is asked for.
-inline bool Taker::take(const at::Tensor &tensor, const Identity &what, const Row &row, bool is_parameter) {
+inline bool Taker::take(const at::Tensor &tensor, const Identity &what, const Row &row, bool is_lasting) {
     note_filled(what.storage);
-    const bool is_regular = is_parameter && !values && !is_near(what);
+    const bool is_regular = is_lasting && !values && !is_near(what);
     if (is_regular && regulars.due) measure_regulars();
     Kept kept;
     int64_t number = -1;
@@ -759,9 +766,7 @@ inline bool Taker::observe(const Row &row, PyObject *tensor) {
     const std::optional<Identity> what = plain ? identify(THPVariable_Unpack(tensor)) : std::nullopt;
     if (!what) return handed = true, hand_over(odd_observe, row, tensor);
     ++rows;
-    const bool is_parameter =
-        row.role == Role::parameter || reinterpret_cast<PyObject *>(Py_TYPE(tensor)) == parameter_type.get();
-    return take(THPVariable_Unpack(tensor), *what, row, is_parameter);
+    return take(THPVariable_Unpack(tensor), *what, row, is_lasting(row, tensor));
 }
 
 inline bool Taker::observe_unread(const Row &row, PyObject *tensor) {
@@ -792,9 +797,7 @@ inline bool Taker::observe(const Row &row, const at::Tensor &tensor) {
         if (row.seq < 0 || !(roles & bit_of(row.role))) return false;
         if (const std::optional<Identity> what = identify(tensor)) {
             ++rows;
-            const bool is_parameter = row.role == Role::parameter ||
-                                      (object && reinterpret_cast<PyObject *>(Py_TYPE(object)) == parameter_type.get());
-            return take(tensor, *what, row, is_parameter);
+            return take(tensor, *what, row, is_lasting(row, object));
         }
     }
     return observe(row, Ref::made(THPVariable_Wrap(tensor)));
