@@ -15,7 +15,7 @@ BENCHMARKS := $(filter-out benchmarks/gpt.py benchmarks/tables.py,$(wildcard ben
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-NATIVE := $(wildcard src/astray/stats/native/*) $(wildcard src/astray/stats/*.h src/astray/device/_launch.* src/astray/store/native/*.h src/astray/store/native/*.cpp) \
+NATIVE := $(wildcard src/astray/stats/native/*) $(wildcard src/astray/stats/*.h src/astray/device/_launch.* src/astray/store/run_format/*.h src/astray/store/run_format/*.cpp) \
 	$(wildcard src/astray/capture/pytorch/native/*)
 
 $(READY): pyproject.toml setup.py constraints.txt $(NATIVE)
@@ -56,7 +56,7 @@ check: $(READY)  ## Lint, check the format and the types, of the page too
 # anything else, with the one of C++ whose exceptions they look after. Leaks: Python itself leaves too much behind.
 SANITIZED := $(CURDIR)/$(VENV)/sanitized
 SANITIZERS := -g -fno-omit-frame-pointer -fsanitize=address,undefined
-SANITIZED_TESTS := $(addprefix tests/,store/native/test_rows.py store/native/test_batches.py device/test_ring_natively.py \
+SANITIZED_TESTS := $(addprefix tests/,store/run_format/test_rows.py store/run_format/test_encoder.py device/test_ring_natively.py \
 	$(addprefix capture/test_,taker.py native_calls.py native_hooks.py call_gradients.py function_gradients.py one_node.py \
 	values.py endings.py signals.py structure.py hard_programs.py modules.py functions.py odd_modules.py copies.py))
 

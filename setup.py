@@ -36,7 +36,7 @@ kernels = Extension(
 )
 
 LAUNCHES = "device/_launch.h"  # how native parts launch kernels
-ROWS = "store/native/_columns.h"  # how native parts append rows
+ROWS = "store/run_format/_columns.h"  # how native parts append rows
 
 
 def part(name: str, *sources: str, headers: tuple[str, ...] = (), libraries: tuple[str, ...] = ()) -> Extension:
@@ -55,9 +55,9 @@ def part(name: str, *sources: str, headers: tuple[str, ...] = (), libraries: tup
 # The CUDA driver is opened at run time: neither its headers nor its library are needed here.
 launch = part("device._launch", "device/_launch.c", headers=(LAUNCHES,), libraries=("dl",) * (sys.platform == "linux"))
 columns = Extension(
-    "astray.store.native._columns",
-    sources=["src/astray/store/native/_columns.cpp"],
-    depends=[f"src/astray/{header}" for header in (ROWS, "store/native/ref.h", "stats/_measure.h")],
+    "astray.store.run_format._columns",
+    sources=["src/astray/store/run_format/_columns.cpp"],
+    depends=[f"src/astray/{header}" for header in (ROWS, "store/run_format/ref.h", "stats/_measure.h")],
     language="c++",
     optional=True,
     **ABI,

@@ -21,8 +21,8 @@ from compare_rows import write_run
 from tables import markdown, provenance
 
 import astray
-from astray.compare.ranks.schedule import cores
-from astray.record import Call, Tensor
+from astray.comparison.ranks.schedule import cores
+from astray.records import Call, Tensor
 from astray.stats.kernels import Strided, measure
 from astray.store import RunInfo, RunWriter
 

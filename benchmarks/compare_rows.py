@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from astray.compare import comparison
-from astray.compare.comparison import compare
-from astray.compare.ranks import rank
-from astray.record import Call, Statistics, Tensor
+from astray.comparison import comparison
+from astray.comparison.comparison import compare
+from astray.comparison.ranks import rank
+from astray.records import Call, Statistics, Tensor
 from astray.store import RunInfo, RunWriter, open_run
 
 STEPS = 100

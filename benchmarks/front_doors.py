@@ -21,7 +21,7 @@ from peers.tools import front_door, msprobe
 from tables import markdown, provenance
 
 from astray.compat.msprobe import compare
-from astray.store import torch_file
+from astray.foreign import torch_file
 
 CASES = {
     "L0 statistics": ("L0", "statistics"),

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from astray.record import Call, Statistics, Tensor
+from astray.records import Call, Statistics, Tensor
 from astray.store import RunInfo, RunWriter, open_run
 
 ROUNDS = 3

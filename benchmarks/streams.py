@@ -12,7 +12,7 @@ import time
 import numpy as np
 from tables import markdown, provenance
 
-from astray.compare.stream import Stream, pair_streams
+from astray.comparison.pair.sequence_alignment import Stream, pair_streams
 
 PER_LAYER, KINDS, SHAPES, LAYERS = 40, 18, 8, 24
 KNOWN = ("kinds and shapes", "and names", "and sizes")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from astray.compare.ranks.schedule import cores
+from astray.comparison.ranks.schedule import cores
 from record_builders import Builder, linear_program
 
 GOLDEN = Path(__file__).parent / "golden"

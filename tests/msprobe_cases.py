@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import astray
+from astray.foreign.msprobe.translator import MsprobeTranslator, translate
 from astray.store import RankRun, Run
 from astray.store.convert import Steps
-from astray.store.info import End
-from astray.store.msprobe.translator import MsprobeTranslator, translate
+from astray.store.run_info import End
 
 CASES = Path(__file__).parent / "cases" / "msprobe"
 ENVIRONMENT = Path(__file__).parents[1] / ".venv-msprobe" / "bin"

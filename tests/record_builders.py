@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from astray.part import Part
-from astray.record import Blob, Call, Frame, Tensor
+from astray.records import Blob, Call, Frame, Tensor
 from astray.stats.kernels import Strided, measure, sample_positions
 from astray.store import Coded, End, RankRun, Run, RunInfo, Table
 

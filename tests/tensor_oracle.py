@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.reading import OddTensors
+from astray.capture.tensor_reader import OddTensors
 
 
 class _Numbered(weakref.ref[Any]):

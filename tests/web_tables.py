@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from astray.compare.verdict import LABELS
+from astray.comparison.verdict import LABELS
 from astray.store import Coded
 from astray.web.wire import Column, encode, pack
 

@@ -16,7 +16,7 @@ from peers.turns import timed
 from tables import markdown
 
 import astray
-from astray.store.info import End
+from astray.store.run_info import End
 
 LIKE_PEERS = {"phases": ["forward", "backward"]}
 """The peers record no optimizer."""

@@ -19,12 +19,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-# Loaded now, because loading a submodule binds its name here: later, that would hide the functions of the same names.
-import astray.compare as _compare_package  # noqa: F401
-import astray.guard as _guard_package  # noqa: F401
-import astray.record as _record_module  # noqa: F401
 from astray.errors import AstrayError, CompareError, RecordError, RunError, RunExists
-from astray.record import Key
+from astray.records import Key
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,16 +29,15 @@ if TYPE_CHECKING:
     from astray.capture.recorder import Recorder
     from astray.capture.seeding import seed_all
     from astray.capture.settings import Given
-    from astray.compare.comparison import Comparison
-    from astray.compare.divergence import Divergence
-    from astray.compare.matching import Asked
-    from astray.guard.acting import On
-    from astray.guard.asked import Gradients
-    from astray.guard.guard import Guard
-    from astray.guard.lookout import Condition
-    from astray.guard.overseer import Guarding
-    from astray.guard.trip import Trip, Tripped
-    from astray.monitor import Monitor
+    from astray.comparison.comparison import Comparison
+    from astray.comparison.divergence import Divergence
+    from astray.comparison.pair.matching import Asked
+    from astray.guarding.actions import On
+    from astray.guarding.guard import Guard
+    from astray.guarding.options import Gradients
+    from astray.guarding.recording_guard import Guarding
+    from astray.guarding.step_monitor import Condition
+    from astray.guarding.trip import Trip, Tripped
     from astray.state import (
         StateDict,
         cosine,
@@ -59,9 +54,10 @@ if TYPE_CHECKING:
         register_reduction,
         trust_ratio,
     )
+    from astray.state.monitor_package import Monitor
+    from astray.state.updates import check_updates
     from astray.store import Run
     from astray.store.convert import convert
-    from astray.updates import check_updates
 
 __all__ = [
     "AstrayError",
@@ -104,16 +100,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Comparison": "astray.compare.comparison",
-    "Divergence": "astray.compare.divergence",
-    "Guard": "astray.guard.guard",
-    "Monitor": "astray.monitor",
+    "Comparison": "astray.comparison.comparison",
+    "Divergence": "astray.comparison.divergence",
+    "Guard": "astray.guarding.guard",
+    "Monitor": "astray.state.monitor_package",
     "Recorder": "astray.capture.recorder",
     "Run": "astray.store",
     "StateDict": "astray.state",
-    "Trip": "astray.guard.trip",
-    "Tripped": "astray.guard.trip",
-    "check_updates": "astray.updates",
+    "Trip": "astray.guarding.trip",
+    "Tripped": "astray.guarding.trip",
+    "check_updates": "astray.state.updates",
     "convert": "astray.store.convert",
     "cosine": "astray.state",
     "diff": "astray.state",
@@ -186,7 +182,7 @@ def guard(
     `Guard` explains what can be given; `astray help guard` has examples. The last steps stay in memory and are written
     as a run only when something is wrong.
     """
-    from astray.guard.guard import Guard
+    from astray.guarding.guard import Guard
 
     return Guard(
         model,
@@ -245,7 +241,7 @@ def compare(
     progress: called now and then with (done, total) while values are read.
     processes: how many ranks to compare at once; one for each core by default, where that saves time.
     """
-    from astray.compare.comparison import compare
+    from astray.comparison.comparison import compare
 
     return compare(
         reference,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from astray.plain_json import read_plain
+from astray.safe_text import read_plain
 
 Runs = Sequence[Sequence[int]]
 """The indices that a part holds along one dimension, in order: stretches of (first index, how many)."""

@@ -8,6 +8,6 @@
 Importing this module imports transformers. Nothing else in astray does.
 """
 
-from astray.capture.pytorch.program.trainer import AstrayCallback
+from astray.trainer import AstrayCallback
 
 __all__ = ["AstrayCallback"]

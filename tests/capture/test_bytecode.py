@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from astray.capture import bytecode
-from astray.capture.bytecode import UNKNOWN, Waiting
+from astray.capture.pytorch.calls import bytecode
+from astray.capture.pytorch.calls.bytecode import UNKNOWN, Waiting
 
 CHECK = """
 import importlib.util, sys

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import astray
 import gradient_oracle
 from astray.capture.engine import Site
-from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients, living
+from astray.capture.pytorch.gradients import InputEdges, LiveGradients, living
 from astray.capture.pytorch.native.build import load
 from recorded_rows import outline, rows
 

@@ -19,7 +19,7 @@ import astray
 import tensor_oracle
 from astray.capture.pytorch import adapter
 from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.reading import Identity, Reading
+from astray.capture.tensor_reader import Identity, Reading
 from recorded_rows import different, rows
 from small_models import InPlace, Residual
 
@@ -98,7 +98,11 @@ def test_two_recordings_are_identical(device: str, tmp_path: Path) -> None:
 def test_a_program_without_steps_loses_nothing(
     kept: int, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for part in (*(["ring"] if device == "cuda" else []), "plain_ring", "tickets"):  # which the others import it from
+    for part in (
+        *(["cuda_ring"] if device == "cuda" else []),
+        "plain_ring",
+        "tickets",
+    ):  # which the others import it from
         monkeypatch.setattr(f"astray.device.{part}.SLOTS", 8)
     monkeypatch.setattr("astray.device.tickets._KEPT", kept)
     model = nn.Linear(3, 3).to(device)
@@ -253,8 +257,8 @@ def test_what_is_stored_does_not_depend_on_when_measurements_are_sent_for(
 def test_a_program_that_is_stuck_in_a_step_has_its_rows_written(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("astray.store.native.writer.HELD_SECONDS", 0.1)
-    monkeypatch.setattr("astray.store.native.writer.IDLE_SECONDS", 0.05)
+    monkeypatch.setattr("astray.store.writing.run_writer.HELD_SECONDS", 0.1)
+    monkeypatch.setattr("astray.store.writing.run_writer.IDLE_SECONDS", 0.05)
     model = nn.Linear(3, 3).to(device)
     with astray.record(tmp_path / "run", model):
         model(torch.randn(2, 3).to(device))

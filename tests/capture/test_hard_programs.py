@@ -380,7 +380,7 @@ def test_a_failure_at_the_end_of_a_step_does_not_reach_the_program(
 ) -> None:
     model = build(Residual)
     with astray.record(tmp_path / "run", model) as rec:
-        monkeypatch.setattr("astray.capture.pytorch.backward.gradients.LiveGradients.finish", lambda _: 1 / 0)
+        monkeypatch.setattr("astray.capture.pytorch.gradients.LiveGradients.finish", lambda _: 1 / 0)
         train(model, steps=2, after_step=rec.step)
     assert hooks_of(model) == 0
     run = astray.open(tmp_path / "run")

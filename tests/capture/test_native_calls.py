@@ -26,7 +26,7 @@ import astray
 from astray.capture.engine import Site
 from astray.capture.pytorch.native.build import load
 from astray.store import open_run
-from astray.store.native.rows import call_rows
+from astray.store.run_format.rows import call_rows
 
 PROGRAM = """
 import sys

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import astray
-from astray.capture.pytorch.backward import gradients
+from astray.capture.pytorch import gradients
 from astray.capture.pytorch.calls import modules
 from recorded_rows import rows
 

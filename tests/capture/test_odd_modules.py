@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import astray
-from astray.capture.identity import IdentityMap, IdentitySet, same
+from astray.capture.identity_map import IdentityMap, IdentitySet, same
 from astray.cli import main
-from astray.record import Missed
+from astray.records import Missed
 from astray.store import Run, open_run
 from recorded_rows import rows
 

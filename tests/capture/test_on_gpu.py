@@ -229,7 +229,7 @@ def test_a_compiled_model(tmp_path: Path) -> None:
 def test_the_first_recording_of_a_process_launches_natively(tmp_path: Path) -> None:
     program = """if True:
         import sys, astray, torch
-        from astray.device.ring import CudaRing
+        from astray.device.cuda_ring import CudaRing
         model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(40))).cuda()
         slowly, measure = [], CudaRing.measure
         CudaRing.measure = lambda *given: slowly.append(1) or measure(*given)

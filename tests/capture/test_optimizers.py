@@ -658,7 +658,7 @@ def test_a_failure_of_ours_does_not_reach_the_program(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     start = model.weight.detach().clone()
     with recorded(tmp_path / "run", model):
-        monkeypatch.setattr("astray.capture.pytorch.update.updates.difference", lambda *_: 1 / 0)
+        monkeypatch.setattr("astray.capture.pytorch.parameter_update.difference", lambda *_: 1 / 0)
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     assert torch.equal(model.weight, start - 0.1)

@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import astray
-from astray.capture.pytorch.perturbing import ulps
+from astray.capture.pytorch.experiments import ulps
 from recorded_rows import hooks_of, rows
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

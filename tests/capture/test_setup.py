@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 import astray
-from astray.capture.pytorch.setup import flags
-from astray.capture.setup import NOT_PLAIN, RESTLESS, SetupLog, environment, plain
-from astray.record import Setup
+from astray.capture.pytorch.setup import torch_flags as flags
+from astray.capture.setup_log import NOT_PLAIN, RESTLESS, SetupLog, environment, plain
+from astray.records import Setup
 
 
 class Asked(nn.Module):

@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import astray
 from astray.capture.pytorch.shards import add_up
 from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.reading import Reading
+from astray.capture.tensor_reader import Reading
 from astray.stats import Strided, measure, merge_fingerprints
 
 

@@ -21,10 +21,10 @@ import astray
 import tensor_oracle
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import NAMES
-from astray.capture.reading import Identity
 from astray.capture.settings import Settings
-from astray.store.native import rows as store_rows
-from astray.store.native.rows import TICKET, PythonRows, tensor_rows
+from astray.capture.tensor_reader import Identity
+from astray.store.run_format import rows as store_rows
+from astray.store.run_format.rows import TICKET, PythonRows, tensor_rows
 from recorded_rows import different, rows
 from small_models import MODELS, build
 
@@ -123,7 +123,7 @@ def test_it_launches_from_the_first_recording_of_a_process_on(tmp_path: Path) ->
         import sys, astray
         from torch import nn
         with astray.record(sys.argv[1], nn.Linear(2, 2)) as rec:
-            assert "astray.device.ring" not in sys.modules  # nothing has lain on a card yet
+            assert "astray.device.cuda_ring" not in sys.modules  # nothing has lain on a card yet
             print(rec._engine.tensors.observe.__self__.launches)
         """
     command = [sys.executable, "-c", program, tmp_path / "run"]

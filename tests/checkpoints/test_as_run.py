@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import astray
 from astray.cli import main
 from astray.errors import CheckpointError, RunError
-from astray.record import Key
+from astray.records import Key
 from astray.stats import Strided, measure
 from astray.store import CheckpointRun, open_run
 

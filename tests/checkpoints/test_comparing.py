@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 import astray
 from astray.cli import main
-from astray.compare.checkpoints import find_renaming
-from astray.compare.renamed import Named, pair_renamed
+from astray.comparison.pair.checkpoints import find_renaming
+from astray.comparison.pair.renamed import Named, pair_renamed
 from astray.errors import CompareError
 from saved_checkpoints import save_distributed
 
@@ -135,7 +135,7 @@ def test_tensors_are_compared_block_by_block(two: Tensors, monkeypatch: pytest.M
         {name: tensor.t() if tensor.ndim == 2 else tensor for name, tensor in load("a.safetensors").items()}, "a.pt"
     )
     whole = astray.compare("a.pt", "b.pt")
-    import astray.store.checkpoint as checkpoint
+    import astray.store.checkpoint_run as checkpoint
 
     original = checkpoint.Checkpoint.blocks
     monkeypatch.setattr(checkpoint.Checkpoint, "blocks", lambda self, name: original(self, name, 40))

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from astray.checkpoints.measuring import measure_blocks, merge_statistics
-from astray.checkpoints.stored import Spec, boxes
-from astray.record import Statistics
+from astray.checkpoints.stored_tensor import Spec, boxes
+from astray.records import Statistics
 from astray.stats import Strided, measure
 
 MEGABYTE = 1 << 20

@@ -91,8 +91,8 @@ def test_views_are_read_as_they_are_seen(tmp_path: Path) -> None:
 
 
 def test_sparse_views_of_a_large_storage_are_read_in_short_pieces(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("astray.checkpoints.stored._SMALL", 64)
-    monkeypatch.setattr("astray.checkpoints.stored.BLOCK_BYTES", 512)
+    monkeypatch.setattr("astray.checkpoints.stored_tensor._SMALL", 64)
+    monkeypatch.setattr("astray.checkpoints.stored_tensor.BLOCK_BYTES", 512)
     base = torch.arange(40 * 50.0).reshape(40, 50)
     state = {"transposed": base.t(), "column": base[:, 7], "corner": base[30:, 40:], "steps": base[::7, ::9]}
     torch.save(state, tmp_path / "a.pt")
@@ -219,7 +219,7 @@ def test_no_file_stays_open(tmp_path: Path, tensors: Tensors) -> None:
 
 
 def test_more_files_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astray.checkpoints.files.MOST_OPEN", 2)
+    monkeypatch.setattr("astray.checkpoints.open_files.MOST_OPEN", 2)
     names = {f"t{i}": f"model-{i}.safetensors" for i in range(6)}
     for i, (name, file) in enumerate(names.items()):
         save_file({name: torch.full((2,), float(i))}, tmp_path / file)

@@ -13,7 +13,7 @@ import openpyxl
 import pytest
 
 from astray.cli import main
-from astray.record import Call, Tensor
+from astray.records import Call, Tensor
 from astray.stats.kernels import Strided, measure
 from astray.store import RunInfo, RunWriter
 

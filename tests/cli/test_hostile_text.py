@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from astray.cli import main
-from astray.compare.mapping import read_mapping
-from astray.record import Call, Frame, Setup, Tensor
+from astray.comparison.pair.mapping import read_mapping
+from astray.records import Call, Frame, Setup, Tensor
 from astray.stats.kernels import Strided, measure
 from astray.store import RunInfo, RunWriter, open_run
 

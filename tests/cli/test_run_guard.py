@@ -82,7 +82,7 @@ def test_an_error_that_it_causes_is_shown_without_our_frames(
     done = command(*words, "script.py")
     assert done.returncode == 1
     assert "RuntimeError: wrapped" in done.stderr
-    assert "astray.guard.trip.Tripped: ✗" in done.stderr
+    assert "astray.guarding.trip.Tripped: ✗" in done.stderr
     frames = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
     assert frames
     assert not [frame for frame in frames if "/astray/" in frame]

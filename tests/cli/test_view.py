@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from astray.cli import main, parser, view
-from astray.record import Call, Tensor
+from astray.records import Call, Tensor
 from astray.stats.kernels import Strided, measure
 from astray.store import RunInfo, RunWriter
 from astray.web import assets

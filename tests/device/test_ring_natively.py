@@ -24,14 +24,14 @@ from torch import nn
 
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import NAMES
-from astray.capture.reading import Identity
+from astray.capture.tensor_reader import Identity
 from astray.device.slots import Slots
 from astray.device.tickets import CAPTURED, SLOTS, Tickets
 from astray.stats import Strided
 
 _launch = pytest.importorskip("astray.device._launch", reason="The native launcher was not built: no C compiler?")
 Taker = load().Taker
-device_ring = pytest.importorskip("astray.device.ring", reason="There is no Triton here.")
+device_ring = pytest.importorskip("astray.device.cuda_ring", reason="There is no Triton here.")
 
 DEVICE = torch.device("cpu")
 STREAM = 0xABC

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from astray.device.staging import NotStagedError, Staged, Staging, boxes  # noqa: E402
 from astray.device.streams import Plain  # noqa: E402
-from astray.record import Missed, Tensor  # noqa: E402
+from astray.records import Missed, Tensor  # noqa: E402
 from astray.store import RunInfo, RunWriter, open_run  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 
 from astray.device import tickets as module
 from astray.device.devices import Devices
-from astray.device.rows import FIELDS, NONE, WIDTH, measurements
+from astray.device.result_row import FIELDS, NONE, WIDTH, measurements
 from astray.device.tickets import FORGOTTEN, UNSENT, Tickets
 from astray.stats import Strided, measure
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from astray.device import torch_kernels
-from astray.device.rows import NONE
-from astray.record import Statistics
+from astray.device.result_row import NONE
+from astray.records import Statistics
 from astray.stats import DTYPES, Shard, Strided, merge_fingerprints, numpy_kernels
 
 DTYPE_NAMES = [name for name in DTYPES if hasattr(torch, name)]

@@ -17,8 +17,8 @@ import torch
 
 from astray.device import launcher, layout
 from astray.device.layout import Tuning
-from astray.device.rows import NONE, measurements
-from astray.record import Statistics
+from astray.device.result_row import NONE, measurements
+from astray.records import Statistics
 from astray.stats import DTYPES, Shard, Strided, merge_fingerprints, numpy_kernels
 
 from .interpreted import WIDTH, Card, Interpreter, Machine, Part, address, aligned

@@ -156,7 +156,7 @@ def graph(scene: Scene) -> None:
 
 
 def series(scene: Scene) -> None:
-    from astray.monitor.series import points
+    from astray.state.series import points
 
     for rank in astray.open(scene.damaged).ranks.values():
         list(points(rank, ("mean", "l2")))
@@ -223,7 +223,7 @@ def other_doors(scene: Scene) -> None:
 
         compare_torch_npu(str(scene.damaged), str(scene.whole), str(scene.out / "table.csv"))
     elif name == "saving_hook":
-        from astray.compat.saving_hook.checking import check, plan
+        from astray.foreign.saving_hook.checker import check, plan
 
         for job in plan(scene.damaged, scene.whole)[0]:
             check(job, scene.out, lambda _, __: None)
@@ -251,9 +251,9 @@ def state_of_two(scene: Scene) -> None:
 
 def page(scene: Scene) -> None:
     """What somebody does in the page: two runs or one, every document, and the rows to take away."""
-    from astray.web.desk import Desk
-    from astray.web.shelf import Shelf
+    from astray.web.run_list import Shelf
     from astray.web.wire import encode
+    from astray.web.workspace import Desk
 
     desk = Desk(Shelf([scene.damaged, scene.whole]), {"processes": 1})
     chosen = scene.chance.choice((("0", None), ("0", "1"), ("1", "0")))
@@ -274,7 +274,7 @@ def page(scene: Scene) -> None:
 
 def page_of_a_folder(scene: Scene) -> None:
     """The runs in a folder, to choose from."""
-    from astray.web.shelf import Shelf
+    from astray.web.run_list import Shelf
     from astray.web.wire import encode
 
     shelf = Shelf([scene.damaged.parent])

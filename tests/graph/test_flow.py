@@ -321,7 +321,7 @@ def test_runs_under_inference_mode_flow_by_their_bits(tmp_path: Path) -> None:
 
 
 def test_a_run_of_format_3_has_the_flow_that_it_would_have_today(tmp_path: Path) -> None:
-    old = graph_of(astray.open(Path(__file__).parents[1] / "store" / "native" / "format3").ranks[0])
+    old = graph_of(astray.open(Path(__file__).parents[1] / "store" / "run_format" / "format3").ranks[0])
     torch.manual_seed(0)
 
     class Net(nn.Module):

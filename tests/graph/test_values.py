@@ -15,7 +15,7 @@ from astray.graph.values import contents
 from astray.store.convert import convert
 from record_builders import Builder
 
-FORMAT_3 = Path(__file__).parents[1] / "store" / "native" / "format3"
+FORMAT_3 = Path(__file__).parents[1] / "store" / "run_format" / "format3"
 
 
 def values(builder: Builder) -> list[int]:

@@ -14,7 +14,7 @@ from torch import nn
 
 import astray
 from astray.cli import main as run_command
-from astray.compare import evidence
+from astray.comparison.measure import evidence
 
 BATCH, TIME, WORDS, WIDTH = 8, 6, 13, 16
 Fault = Callable[[nn.Module, int, int], None]

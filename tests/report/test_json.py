@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from astray.compare.comparison import compare
-from astray.compare.verdict import LABELS
+from astray.comparison.comparison import compare
+from astray.comparison.verdict import LABELS
 from astray.report import json as report
 
 ONES = np.ones(4, np.float32)

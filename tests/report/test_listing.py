@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from astray.errors import UsageError
-from astray.record import Missed
+from astray.records import Missed
 from astray.report.listing import Wanted, render
 from astray.steps import Steps
 from astray.store import End
-from astray.store.info import Flight
+from astray.store.run_info import Flight
 
 ONES = np.ones(8, np.float32)
 

@@ -14,7 +14,7 @@ import pyarrow
 import pytest
 
 from astray.cli import main
-from astray.compare.comparison import Comparison, compare
+from astray.comparison.comparison import Comparison, compare
 from astray.store.convert import convert
 from record_builders import Builder
 

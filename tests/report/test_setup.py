@@ -9,8 +9,8 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from astray.cli import main
-from astray.compare.comparison import Comparison, compare
-from astray.record import Call, Setup, Statistics, Tensor
+from astray.comparison.comparison import Comparison, compare
+from astray.records import Call, Setup, Statistics, Tensor
 from astray.report.html import comparison_as_html
 from astray.report.listing import Wanted
 from astray.report.listing import render as listing

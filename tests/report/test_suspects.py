@@ -11,8 +11,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from astray.cli import main
-from astray.compare.comparison import Comparison, compare
-from astray.record import Call, Setup, Tensor
+from astray.comparison.comparison import Comparison, compare
+from astray.records import Call, Setup, Tensor
 from astray.report.json import document
 from astray.report.text import render, wrong_besides
 from astray.stats.kernels import Strided, measure

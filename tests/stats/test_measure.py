@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from astray.record import Statistics
+from astray.records import Statistics
 from astray.stats import DTYPES, Shard, Strided, kernels
 
 from .conftest import decoded, encode

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import astray.store
-from astray.record import Call, Statistics, Tensor
+from astray.records import Call, Statistics, Tensor
 from astray.store import Run, RunInfo, RunWriter, open_run
 
 SOURCE = Path(astray.store.__file__).parents[2]
-PROGRAMS = Path(__file__).parent / "native" / "programs"
+PROGRAMS = Path(__file__).parent / "writing" / "programs"
 
 
 def make_call(seq: int = 0, **fields: Any) -> Call:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from astray.cli import main
-from astray.compare.comparison import compare
+from astray.comparison.comparison import compare
 from astray.errors import RunError, RunExists
 from astray.store import End, RankRun, Run, RunInfo, open_run
 from astray.store.convert import convert, write_as

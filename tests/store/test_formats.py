@@ -10,9 +10,9 @@ import pyarrow
 import pytest
 
 from astray.errors import RunError, RunVersionError
-from astray.record import Key
+from astray.records import Key
 from astray.store import Run, RunInfo, RunWriter, open_run
-from astray.store.info import FORMAT
+from astray.store.run_info import FORMAT
 
 
 def test_the_path_must_be_a_folder_that_holds_a_run(tmp_path: Path, small_run: Run) -> None:
@@ -101,7 +101,7 @@ def test_a_rank_left_over_from_an_earlier_launch_is_a_problem(tmp_path: Path) ->
 
 def test_a_run_of_format_3_opens_without_values() -> None:
     """The run was written by the last astray that did not know the column."""
-    run = open_run(Path(__file__).parent / "native" / "format3")
+    run = open_run(Path(__file__).parent / "run_format" / "format3")
     assert (run.info.format, run.problems, len(run.ranks[0].tensors)) == (3, [], 212)
     assert not run.ranks[0].tensors.valid("value").any()
     assert set(run.ranks[0].tensors.numbers("value").tolist()) == {-1}

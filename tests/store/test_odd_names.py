@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from astray.compare.comparison import compare
+from astray.comparison.comparison import compare
 from astray.store import open_run
 from astray.store.convert import convert
 from astray.store.file_names import MOST_BYTES, file_name

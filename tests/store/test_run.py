@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 
 from astray.errors import RunError
-from astray.record import Call, Key, Tensor
+from astray.records import Call, Key, Tensor
 from astray.store import Run, RunInfo, RunWriter, open_run
 from astray.web.detail import detail_of
 from astray.web.views import RunView

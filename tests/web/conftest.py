@@ -152,10 +152,10 @@ class Served(NamedTuple):
 def serve(*runs: Path) -> Iterator[Served]:
     """A server that shows runs, as `astray view` starts it."""
     from astray.web.assets import read_page
-    from astray.web.desk import Desk
+    from astray.web.run_list import Shelf
     from astray.web.safety import Keyring
     from astray.web.server import address, application, listen, server_of
-    from astray.web.shelf import Shelf
+    from astray.web.workspace import Desk
 
     desk, keyring = Desk(Shelf(runs)), Keyring()
     with listen("127.0.0.1", 0) as bound:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astray.compare.comparison import Comparison, compare
-from astray.record import Frame
+from astray.comparison.comparison import Comparison, compare
+from astray.records import Frame
 from astray.web.detail import detail_of
 from astray.web.views import ComparisonView, RunView
 from astray.web.wire import encode

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from astray.compare.kept import ALL, Selection
+from astray.comparison.measure.kept_values import ALL, Selection
 from astray.errors import RunError
 from astray.stats import dtypes
 from astray.store import open_run

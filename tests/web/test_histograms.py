@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from astray.compare.kept import ALL
+from astray.comparison.measure.kept_values import ALL
 from astray.web import elements
 from astray.web.contrasting import contrast, describe, difference_of
 from astray.web.elements import Elements, blocks

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astray.compare.comparison import compare
+from astray.comparison.comparison import compare
 from astray.errors import UsageError
 from astray.web import assets, onefile
 from astray.web.assets import Page, read_page

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from astray.compare.verdict import BAD
+from astray.comparison.verdict import BAD
 
 pytestmark = pytest.mark.browser
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astray.compare.comparison import compare
+from astray.comparison.comparison import compare
 from astray.web.assets import read_page
 from astray.web.index import file_html
 from record_builders import Builder

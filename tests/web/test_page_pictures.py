@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from astray.compare.comparison import compare
+from astray.comparison.comparison import compare
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -17,23 +17,23 @@ import numpy as np
 import openpyxl
 import pytest
 
-from astray.compare import comparison as comparing
-from astray.compare.comparison import compare
+from astray.comparison import comparison as comparing
+from astray.comparison.comparison import compare
 from astray.errors import UsageError
-from astray.record import Call, Tensor
+from astray.records import Call, Tensor
 from astray.stats.kernels import Strided, measure
 from astray.store import RunInfo, RunWriter, open_run
 from astray.web import connections
-from astray.web import desk as desks
+from astray.web import workspace as desks
 from astray.web.assets import Page
-from astray.web.desk import Desk
 from astray.web.detail import detail_of
 from astray.web.overview import overview_of
+from astray.web.run_list import Shelf
 from astray.web.safety import HEADERS, MOST_BODY, Keyring, names_of
 from astray.web.server import address, application, listen, server_of
-from astray.web.shelf import Shelf
 from astray.web.views import ComparisonView
 from astray.web.wire import encode, pack
+from astray.web.workspace import Desk
 from page_documents import HOSTILE
 
 PAGE = Page("let page = '<script>';\n", "body { margin: 0 }\n")

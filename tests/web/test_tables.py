@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from astray.compare.comparison import compare
+from astray.comparison.comparison import compare
 from astray.store import Coded, End, RankRun, Run, RunInfo, Table
 from astray.web.columns import headroom, states
 from astray.web.detail import detail_of
@@ -306,7 +306,7 @@ def _large(rows: int, gap: float) -> Run:
 
 
 def test_what_was_set_differently_is_in_the_overview(tmp_path):
-    from astray.record import Call, Setup, Statistics, Tensor
+    from astray.records import Call, Setup, Statistics, Tensor
     from astray.store import RunInfo, RunWriter
 
     for name, eps in (("a", 1e-5), ("b", 1e-3)):

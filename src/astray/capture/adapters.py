@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from astray.capture.reading import TensorReader
 from astray.capture.settings import Settings
+from astray.capture.tensor_reader import TensorReader
 from astray.errors import RecordError
-from astray.record import Spelling
+from astray.records import Spelling
 
 if TYPE_CHECKING:
     from astray.capture.engine import Engine  # which loads what is built for the framework

@@ -1,10 +1,11 @@
 """The processes that a program under `astray run` starts: ranks among them are recorded, and the others are told of.
 
 `Children` is the side of `astray run`: it leaves word in the environment, and gathers what the ranks have recorded into
-the run. `reach` is the side of the child, where Python runs it at the start by `reaching/sitecustomize.py`. A child is
-a rank when torch.distributed says so at the first call of a module; until then nothing is done but to wait for that.
-Ranks record beside the run, for the process that starts them has its own recording in it. A child that is forked has
-the recording of its parent, and none of its own: it says so (`tell_of_fork`).
+the run. `reach` is the side of the child, where Python runs it at the start by
+`capture/child_startup/sitecustomize.py`. A child is a rank when torch.distributed says so at the first call of a
+module; until then nothing is done but to wait for that. Ranks record beside the run, for the process that starts them
+has its own recording in it. A child that is forked has the recording of its parent, and none of its own: it says so
+(`tell_of_fork`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ VARIABLE = "ASTRAY_RUN"
 PATIENCE = 60.0  # seconds that a rank is waited for which has not ended its recording yet, while its process lives
 
 _FRAMEWORK = "torch"
-_SITE = str(Path(__file__).parent / "reaching")
+_SITE = str(Path(__file__).parent / "child_startup")
 _NOTE = "process-{}.json"
 _FORKED = "it was forked, where no recording follows; start it by the method `spawn`, or by torchrun"
 _waiting: list[OnImport] = []
@@ -56,7 +57,10 @@ class Children:
         """Says before the program runs that ranks of an earlier one are there, or removes them."""
         if not self.place.exists():
             return
-        from astray.store.native.folder import discard, refuse  # and not before: the script is to import numpy itself
+        from astray.store.run_format.folder import (  # and not before: the script is to import numpy itself
+            discard,
+            refuse,
+        )
 
         if not overwrite:
             refuse(self.place, 0, overwrite=False)
@@ -98,7 +102,7 @@ class Children:
 
         Says whether it could: where both this process and a child are rank 0, the children stay where they are.
         """
-        from astray.store.native.folder import adopt
+        from astray.store.run_format.folder import adopt
 
         ranks = {note.rank: note.world_size for note in notes if note.why is None}
         for note in notes:
@@ -181,7 +185,7 @@ def stand_down() -> None:
 
 
 def _await_call(word: Mapping[str, Any]) -> None:
-    from astray.capture.pytorch.program.first_call import FirstCall
+    from astray.capture.pytorch.first_call import FirstCall
 
     FirstCall(lambda ranks: _begin(word, ranks))
 

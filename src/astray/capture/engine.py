@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from astray.capture.observer import Observer
 from astray.capture.pytorch.native.build import load
-from astray.capture.reading import TensorReader
 from astray.capture.selection import Scope, Selection
 from astray.capture.settings import Settings
-from astray.capture.setup import SetupLog
+from astray.capture.setup_log import SetupLog
 from astray.capture.stacks import Stacks
-from astray.capture.telling import logger
+from astray.capture.tensor_reader import TensorReader
 from astray.interrupts import interrupt_of
-from astray.record import NOTHING, Call, Kind, Spelling
+from astray.log import logger
+from astray.records import NOTHING, Call, Kind, Spelling
 from astray.registry import WeakRegistry
 from astray.store import Intake
 

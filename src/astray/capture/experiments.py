@@ -25,7 +25,7 @@ def without_dropout() -> Iterator[None]:
     layers, however they were imported; not dropout that somebody wrote with random numbers of their own, and not
     kernels outside of torch. Also decorates a function.
     """
-    from astray.capture.pytorch.experiments.dropout import WithoutDropout
+    from astray.capture.pytorch.experiments.determinism import WithoutDropout
 
     with WithoutDropout():
         yield

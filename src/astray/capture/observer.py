@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.capture.catching import Catcher, Found, is_bad
 from astray.capture.footprint import Taken
-from astray.capture.reading import Identity, OddTensors, Reading, TensorReader
+from astray.capture.measurement_cache import Sighting, Sightings, Unfilled
+from astray.capture.nonfinite_values import Catcher, Found, is_bad
 from astray.capture.selection import Quota
 from astray.capture.settings import Settings
-from astray.capture.sightings import Sighting, Sightings, Unfilled
+from astray.capture.tensor_reader import Identity, OddTensors, Reading, TensorReader
 from astray.interrupts import pass_interrupt
 from astray.part import Part
-from astray.record import Role
+from astray.records import Role
 from astray.stats import Strided, gather, measure, pack
 from astray.stats.dtypes import DTYPES
 from astray.store import Intake, Values

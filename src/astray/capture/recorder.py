@@ -20,12 +20,12 @@ from astray import stats
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.config_file import LiveConfig
 from astray.capture.footprint import forecast
-from astray.capture.ranks import rank_and_world_size
 from astray.capture.settings import Given, Settings
-from astray.capture.telling import logger
 from astray.errors import RecordError
+from astray.log import logger
 from astray.paths import absolute, shown
-from astray.record import NOTHING
+from astray.ranks import rank_and_world_size
+from astray.records import NOTHING
 from astray.store import Intake, Late, RunInfo, RunWriter
 from astray.wording import counted, sized
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from astray.capture.engine import Engine
-    from astray.guard.overseer import Guarding, Overseer
+    from astray.guarding.recording_guard import Guarding, Overseer
 
 
 class Opens(Protocol):
@@ -402,7 +402,7 @@ class Recorder:
 
 def overseer(guard: Guarding, settings: Settings) -> Overseer:
     """Who looks at a recording by these settings. Raises a RecordError where it cannot do what it is asked for."""
-    from astray.guard.overseer import Overseer  # which stands on this package, and is wanted by few
+    from astray.guarding.recording_guard import Overseer  # which stands on this package, and is wanted by few
 
     return Overseer(guard, settings)
 

@@ -12,7 +12,7 @@ from collections import Counter
 
 from astray.capture.footprint import Taken
 from astray.capture.settings import Settings
-from astray.record import Kind, Missed
+from astray.records import Kind, Missed
 
 _UNTYPED = ("parameter", "optimizer")  # their class says nothing about what they are
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 from astray.capture.pytorch.native.build import load
-from astray.record import Frame, SpelledFrame, Spelling
+from astray.records import Frame, SpelledFrame, Spelling
 
 _ASTRAY = (f"{Path(__file__).parents[1]}{os.sep}", str(Path(sysconfig.get_path("scripts"), "astray")))
 

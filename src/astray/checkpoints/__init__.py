@@ -12,8 +12,8 @@ reads what one says as data, and `torch_objects` knows which parts of that are t
 from __future__ import annotations
 
 from astray.checkpoints.checkpoint import Checkpoint
-from astray.checkpoints.recognition import ENDINGS, recognises
-from astray.checkpoints.recognition import open_checkpoint as open
-from astray.checkpoints.stored import Spec
+from astray.checkpoints.opening import ENDINGS, recognises
+from astray.checkpoints.opening import open_checkpoint as open
+from astray.checkpoints.stored_tensor import Spec
 
 __all__ = ["ENDINGS", "Checkpoint", "Spec", "open", "recognises"]

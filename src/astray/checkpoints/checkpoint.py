@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from astray.checkpoints.as_torch import to_torch
 from astray.checkpoints.contents import Contents, Unread
-from astray.checkpoints.files import Files
 from astray.checkpoints.measuring import measure_blocks
-from astray.checkpoints.stored import BLOCK_BYTES, Spec, Stored, read_blocks, read_whole
+from astray.checkpoints.open_files import Files
+from astray.checkpoints.stored_tensor import BLOCK_BYTES, Spec, Stored, read_blocks, read_whole
 from astray.stats import Measurement
 from astray.wording import counted, did_you_mean, sized
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from astray import wording
-from astray.checkpoints.stored import Stored
+from astray.checkpoints.stored_tensor import Stored
 
 LONGEST = 200
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.checkpoints.stored import Spec
-from astray.record import Statistics
+from astray.checkpoints.stored_tensor import Spec
+from astray.records import Statistics
 from astray.stats import DTYPES, Measurement, Shard, Strided, measure, merge_fingerprints
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from astray.checkpoints.contents import Contents, Unread, printable
-from astray.checkpoints.files import Files
-from astray.checkpoints.stored import Spec, Stored, is_shape
+from astray.checkpoints.open_files import Files
+from astray.checkpoints.stored_tensor import Spec, Stored, is_shape
 from astray.errors import CheckpointError
 from astray.stats.dtypes import DTYPES
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from astray.checkpoints.contents import Contents, printable
-from astray.checkpoints.files import Files
-from astray.checkpoints.stored import Stored
+from astray.checkpoints.open_files import Files
+from astray.checkpoints.stored_tensor import Stored
 from astray.errors import CheckpointError
 from astray.wording import counted
 

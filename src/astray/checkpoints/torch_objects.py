@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from astray.checkpoints.contents import LONGEST, Unread, printable
 from astray.checkpoints.pickles import Global, Made, Persistent
-from astray.checkpoints.stored import MOST_DIMENSIONS, extent, is_shape
+from astray.checkpoints.stored_tensor import MOST_DIMENSIONS, extent, is_shape
 from astray.errors import CheckpointError
 from astray.stats.dtypes import DTYPES
 from astray.wording import counted

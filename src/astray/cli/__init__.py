@@ -14,9 +14,9 @@ import traceback
 from collections.abc import Mapping, Sequence
 
 from astray.cli import check, compare, convert, help, map, run, show, view
-from astray.cli.terminal import tell
 from astray.errors import AstrayError
-from astray.limits import reason
+from astray.formatting.terminal import tell
+from astray.process import reason
 from astray.wording import printable
 
 _NO_THREAD = "can't start new thread"  # as Python says it

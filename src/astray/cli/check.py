@@ -8,16 +8,16 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.config_file import settings_in
-from astray.capture.ranks import rank_and_world_size
 from astray.capture.settings import Given, Settings, placed
 from astray.cli.found import Found, look_closer
 from astray.cli.program import FRAMEWORK, Outcome, add_program, load_program, run_program
 from astray.cli.settings import add_what, add_which, settings_of
-from astray.cli.terminal import tell
+from astray.formatting.terminal import tell
 from astray.paths import absolute
+from astray.ranks import rank_and_world_size
 
 if TYPE_CHECKING:
-    from astray.guard.guard import Guard
+    from astray.guarding.guard import Guard
 
 LEVEL = "function"
 """The level that names the line. Modules alone are cheaper, and name the module in whose code it is."""
@@ -86,8 +86,8 @@ def _settings(options: argparse.Namespace) -> Given:
 
 def _refuse(options: argparse.Namespace, settings: Given) -> None:
     """Says before the script runs, not in the middle of it, that something is wrong with what was asked for."""
-    from astray.guard import asked
-    from astray.guard.places import Places
+    from astray.guarding import options as asked
+    from astray.guarding.places import Places
 
     asked.check(options.on, options.gradients, options.exact, options.remember, options.spike, None, options.max_memory)
     asked.check_settings(Settings.check(**settings))
@@ -107,7 +107,7 @@ class _Check:
 
     def start(self) -> None:
         from astray.capture.adapters import discovering_adapter
-        from astray.guard.guard import Guard
+        from astray.guarding.guard import Guard
 
         options = self._options
         self._guard = Guard.of_program(
@@ -126,8 +126,8 @@ class _Check:
         """Whether it was us who stopped the script; a guard of its own may do so too."""
         if self._guard is None:
             return False
-        from astray.guard.exact import Stop
-        from astray.guard.trip import Tripped
+        from astray.guarding.exact import Stop
+        from astray.guarding.trip import Tripped
 
         return isinstance(error, Stop) or (isinstance(error, Tripped) and error.trip in self._guard.trips)
 
@@ -149,7 +149,7 @@ class _Check:
         return outcome.code or (COULD_NOT if is_blind else 0)
 
     def _end(self, guard: Guard, error: BaseException | None) -> None:
-        from astray.guard.trip import Tripped
+        from astray.guarding.trip import Tripped
 
         with contextlib.suppress(Tripped):  # raised by an exact guard, whose script has caught its first attempt
             guard.stop() if error is None else guard.stop_after(error)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from astray.compare.comparison import Comparison
-    from astray.compare.matching import Asked
+    from astray.comparison.comparison import Comparison
+    from astray.comparison.pair.matching import Asked
 
 TOP = 25
 
@@ -119,9 +119,9 @@ def with_descending_sort(argv: Sequence[str]) -> list[str]:
 
 
 def main(options: argparse.Namespace) -> int:
-    from astray.cli.terminal import Progress, say, table_width, wants_colour, width
-    from astray.compare.comparison import compare
+    from astray.comparison.comparison import compare
     from astray.errors import AstrayError
+    from astray.formatting.terminal import Progress, say, table_width, wants_colour, width
     from astray.report.setup import render as render_setup
     from astray.report.text import render
 
@@ -156,9 +156,9 @@ def main(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """What cannot be understood or is not installed is said before the work, not after."""
-    from astray.compare.comparison import check_selection
-    from astray.compare.pairs import check_top
-    from astray.report.draft import check_place
+    from astray.comparison.comparison import check_selection
+    from astray.comparison.select.pairs import check_top
+    from astray.report.atomic_files import check_place
     from astray.report.xlsx import writer
     from astray.web.assets import read_page
 
@@ -174,10 +174,10 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _replicas(options: argparse.Namespace) -> int:
-    from astray.cli.terminal import say, width
-    from astray.compare.replicas import compare_replicas
+    from astray.comparison.ranks.replicas import compare_replicas
+    from astray.comparison.ranks.replicas_replicas import render
     from astray.errors import CompareError
-    from astray.report.replicas import render
+    from astray.formatting.terminal import say, width
 
     if not options.replicas or options.candidate is not None:
         raise CompareError("It takes two runs, REFERENCE and CANDIDATE, or one run and --replicas.")
@@ -225,8 +225,8 @@ def _asked(options: argparse.Namespace) -> Asked:
 
 
 def _rows(comparison: Comparison, options: argparse.Namespace) -> str:
-    from astray.cli.terminal import table_width, wants_colour
-    from astray.report.rows import render
+    from astray.comparison.select.row_table import render
+    from astray.formatting.terminal import table_width, wants_colour
 
     top = TOP if options.top is None else options.top or None
     pairs = comparison.select(options.filter, options.sort, top)
@@ -235,7 +235,7 @@ def _rows(comparison: Comparison, options: argparse.Namespace) -> str:
 
 
 def _write_rows(comparison: Comparison, options: argparse.Namespace) -> None:
-    from astray.cli.terminal import Progress
+    from astray.formatting.terminal import Progress
 
     asked = {"filter": options.filter, "sort": options.sort}
     some = ""
@@ -251,6 +251,6 @@ def _write_rows(comparison: Comparison, options: argparse.Namespace) -> None:
 
 
 def _written(what: str) -> None:
-    from astray.cli.terminal import tell
+    from astray.formatting.terminal import tell
 
     tell(f"written   {what}")

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    from astray.cli.terminal import Progress, say, tell
+    from astray.formatting.terminal import Progress, say, tell
     from astray.steps import Steps
     from astray.store import open_run
     from astray.store.convert import convert

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from astray.cli.terminal import tell
+from astray.formatting.terminal import tell
 
 if TYPE_CHECKING:
-    from astray.guard.trip import Trip
+    from astray.guarding.trip import Trip
 
 _SETTING = re.compile(r"\b(level|keep)='(\w+)'")
 
@@ -23,7 +23,7 @@ class Found:
 
     def __call__(self, trip: Trip) -> None:
         """Says it at once, as the script may take its time to end."""
-        from astray.guard.trip import Tripped
+        from astray.guarding.trip import Tripped
 
         self._told.append(trip)
         if self.may_stop and trip.what != "signal":  # which ends it anyway

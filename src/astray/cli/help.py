@@ -15,8 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
-from astray.cli.terminal import say, wants_colour, width
 from astray.errors import UsageError
+from astray.formatting.terminal import say, wants_colour, width
 from astray.wording import did_you_mean
 
 PAGER = "less -FRX"  # which ends by itself when the page fits on the screen
@@ -50,7 +50,7 @@ def main(options: argparse.Namespace) -> int:
 
     topic = Path(options.topic).name.removesuffix(".md")
     if topic in pages:
-        from astray.report.markdown import as_text
+        from astray.cli.markdown import as_text
 
         _show(as_text(pages[topic], width(), wants_colour(sys.stdout)))
         return 0
@@ -79,7 +79,7 @@ def read_pages() -> dict[str, str]:
 
 
 def _listed(pages: dict[str, str]) -> str:
-    from astray.report.markdown import title_of
+    from astray.cli.markdown import title_of
 
     room = max(map(len, pages), default=0) + 2
     lines = [f"  {topic:{room}}{title_of(text)}" for topic, text in pages.items()]

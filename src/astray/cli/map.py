@@ -21,8 +21,8 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    from astray.cli.terminal import say, tell
-    from astray.compare.draft import draft
+    from astray.comparison.pair.mapping_draft import draft
+    from astray.formatting.terminal import say, tell
     from astray.store import open_run
     from astray.wording import as_utf8
 

@@ -14,8 +14,8 @@ from astray.capture.settings import Settings, placed
 from astray.cli.found import Found, look_closer
 from astray.cli.program import FRAMEWORK, Outcome, add_program, load_program, run_program
 from astray.cli.settings import add_limits, add_what, add_which, settings_of
-from astray.cli.terminal import tell
 from astray.errors import UsageError
+from astray.formatting.terminal import tell
 from astray.paths import absolute, shown
 from astray.wording import counted
 
@@ -96,7 +96,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _choose_folder(options: argparse.Namespace) -> None:
     """Records into the first of runs/SCRIPT-1, runs/SCRIPT-2, … that is not there, and says so."""
-    from astray.capture.ranks import rank_and_world_size
+    from astray.ranks import rank_and_world_size
 
     if rank_and_world_size(os.environ)[1] > 1:
         raise UsageError("Give -o RUN: the ranks of a distributed program all record into one folder.")
@@ -126,11 +126,11 @@ def _tell_misplaced(options: argparse.Namespace) -> None:
 
 def _refuse(options: argparse.Namespace) -> None:
     """Says before the script runs, not in the middle of it, that a setting is wrong or the folder is taken."""
-    from astray.capture.ranks import rank_and_world_size
+    from astray.ranks import rank_and_world_size
 
     settings = Settings.check(**settings_of(options))
     if options.guard is not None:
-        from astray.guard import asked
+        from astray.guarding import options as asked
 
         asked.of_recording({"spike": options.spike})
         asked.check_settings(settings)
@@ -140,7 +140,7 @@ def _refuse(options: argparse.Namespace) -> None:
     # something is there, and leave the other ranks, which may find what rank 0 has just made, to the recorder.
     folder = Path(options.output)
     if folder.exists() and rank_and_world_size(os.environ)[0] == 0 and (folder.is_file() or any(folder.iterdir())):
-        from astray.store.native.folder import refuse
+        from astray.store.run_format.folder import refuse
 
         refuse(folder, 0, overwrite=options.force)
 
@@ -161,7 +161,7 @@ class _Recording:
     def reaching_children(self) -> Iterator[None]:
         """Has the processes that the script starts recorded too, if they are ranks."""
         from astray.capture.children import Children, stand_down
-        from astray.capture.ranks import rank_and_world_size
+        from astray.ranks import rank_and_world_size
 
         stand_down()
         if rank_and_world_size(os.environ)[1] > 1:  # a launcher has started one of these for each rank
@@ -212,7 +212,7 @@ class _Recording:
         self._recorder.stop(by_guard or outcome.ended, self._why_nothing(outcome, notes))
         if guard is not None:
             self._found.tell_rest(guard.trips)
-        from astray.capture.ranks import rank_and_world_size
+        from astray.ranks import rank_and_world_size
 
         gathered = self._gather(notes)
         if not gathered and (rank_and_world_size(os.environ)[0] == 0 or self._recorder.in_trouble):

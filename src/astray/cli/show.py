@@ -62,7 +62,7 @@ def main(options: argparse.Namespace) -> int:
         return _risk(options)
     if options.sort is not None and options.sort not in SORTABLE:
         raise UsageError(f"--sort {options.sort} goes with --risk. Tensors are sorted by {', '.join(SORTABLE)}.")
-    from astray.cli.terminal import say, table_width, wants_colour, width
+    from astray.formatting.terminal import say, table_width, wants_colour, width
     from astray.report.listing import Wanted, render
     from astray.steps import Steps
     from astray.store import open_run
@@ -82,8 +82,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _alarms(options: argparse.Namespace) -> int:
-    from astray.cli.terminal import say, wants_colour, width
-    from astray.report.alarms import render
+    from astray.formatting.terminal import say, wants_colour, width
+    from astray.nonfinite.report import render
     from astray.store import CheckpointRun, open_run
 
     run = open_run(options.run)
@@ -98,9 +98,9 @@ def _alarms(options: argparse.Namespace) -> int:
 
 
 def _risk(options: argparse.Namespace) -> int:
-    from astray.cli.terminal import say, table_width, wants_colour, width
-    from astray.report.risk import Wanted, render
-    from astray.risk.risk import risk
+    from astray.formatting.terminal import say, table_width, wants_colour, width
+    from astray.headroom.report import Wanted, render
+    from astray.headroom.risk import risk
     from astray.steps import Steps
     from astray.store import open_run
 

@@ -41,9 +41,9 @@ def main(options: argparse.Namespace) -> int:
 
     page = read_page()
     server = _server()
-    from astray.web.desk import Desk
+    from astray.web.run_list import Shelf
     from astray.web.safety import Keyring
-    from astray.web.shelf import Shelf
+    from astray.web.workspace import Desk
 
     shelf = Shelf(options.runs)
     desk = Desk(shelf, _fixed(options))

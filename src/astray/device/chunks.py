@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from astray.device.streams import Device
-from astray.store.source import PAGE, Piece
+from astray.store.deferred import PAGE, Piece
 
 ALIGNMENT = 64
 LARGE = 64 << 10  # from here on a tensor begins on a page, so that the disk can read it from where it is

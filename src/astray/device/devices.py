@@ -24,7 +24,7 @@ from astray.stats import Shard, Strided
 from astray.store import Source
 
 if TYPE_CHECKING:
-    from astray.device.ring import CudaRing
+    from astray.device.cuda_ring import CudaRing
 
 logger = logging.getLogger("astray")
 
@@ -116,7 +116,7 @@ class Devices:
                 return
             if kernels and device.type == "cuda":
                 try:
-                    from astray.device.ring import CudaRing
+                    from astray.device.cuda_ring import CudaRing
 
                     self.rings[device] = CudaRing(device, self.tickets)
                     return

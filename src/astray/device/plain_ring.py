@@ -11,9 +11,9 @@ import threading
 import torch
 
 from astray.device import torch_kernels
-from astray.device.quiet import quietly
-from astray.device.rows import WIDTH, Rows
+from astray.device.result_row import WIDTH, Rows
 from astray.device.tickets import SLOTS, Segment, Tickets
+from astray.device.unobserved import quietly
 from astray.interrupts import interrupt_of, pass_interrupt
 from astray.stats import Shard
 

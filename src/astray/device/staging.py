@@ -18,11 +18,11 @@ import numpy.typing as npt
 import torch
 
 from astray.device.chunks import ALIGNMENT, LARGE, Chunks
-from astray.device.quiet import quietly
 from astray.device.streams import Device, device_for
 from astray.device.tickets import CAPTURED
+from astray.device.unobserved import quietly
 from astray.interrupts import pass_interrupt
-from astray.store.source import PAGE, Piece
+from astray.store.deferred import PAGE, Piece
 
 HOST_BYTES = 512 << 20
 DEVICE_BYTES = 256 << 20

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from astray.device.launcher import relax
-from astray.store.source import PAGE
+from astray.store.deferred import PAGE
 
 
 class Device(Protocol):

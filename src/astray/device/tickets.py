@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.device.launcher import relax
-from astray.device.rows import WIDTH, Rows, measurements
+from astray.device.result_row import WIDTH, Rows, measurements
 from astray.interrupts import pass_interrupt
 from astray.store.late import Redeemed
 

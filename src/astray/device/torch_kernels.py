@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from astray.device.rows import NONE, WIDTH
+from astray.device.result_row import NONE, WIDTH
 from astray.interrupts import pass_interrupt
 from astray.stats.dtypes import DTYPES, DType, decode_table
 from astray.stats.fingerprint import FLIP, SPREAD, STEP, STEP_HIGH

@@ -25,7 +25,7 @@ import triton.language as tl
 
 from astray.device.launcher import Source
 from astray.device.layout import MOST_DIMENSIONS
-from astray.device.rows import NONE
+from astray.device.result_row import NONE
 from astray.stats import dtypes, fingerprint
 
 _STEP = tl.constexpr(fingerprint.STEP)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.graph.keys import find, one_key
-from astray.record import ROOT
+from astray.records import ROOT
 from astray.store import Table
 
 Ints = npt.NDArray[np.integer[Any]]

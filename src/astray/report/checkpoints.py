@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from astray.checkpoints import Checkpoint
-from astray.compare.divergence import Divergence
-from astray.report import figures
-from astray.report.grid import Grid
-from astray.report.page import DIM, MARGIN, Page
+from astray.comparison.divergence import Divergence
+from astray.formatting import figures
+from astray.formatting.grid import Grid
+from astray.formatting.page import DIM, MARGIN, Page
 from astray.store import CheckpointRun
 from astray.wording import sized
 

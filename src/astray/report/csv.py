@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from astray.compare.columns import Cells
-from astray.compare.comparison import Comparison
-from astray.compare.evidence import Progress
-from astray.compare.pairs import Pairs
-from astray.report.draft import drafted
+from astray.comparison.comparison import Comparison
+from astray.comparison.measure.evidence import Progress
+from astray.comparison.select.columns import Cells
+from astray.comparison.select.pairs import Pairs
+from astray.report.atomic_files import drafted
 from astray.report.summary import HEAD, summary
 from astray.store import Coded
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from astray.compare.divergence import Divergence, Side
-from astray.report import figures
+from astray.comparison.divergence import Divergence, Side
+from astray.formatting import figures
 
 Fact = tuple[str, str | int | float | None]
 

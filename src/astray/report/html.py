@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator
 from html import escape
 
-from astray.compare.comparison import Comparison
-from astray.compare.pairs import Pairs
-from astray.report.page import BOLD, DIM, GREEN, RED, YELLOW
-from astray.report.rows import MOST, cells, texts
+from astray.comparison.comparison import Comparison
+from astray.comparison.select.pairs import Pairs
+from astray.comparison.select.row_table import MOST, cells, texts
+from astray.formatting.page import BOLD, DIM, GREEN, RED, YELLOW
 from astray.report.text import render
 
 WIDTH = 100

@@ -37,13 +37,13 @@ from typing import Any
 
 import numpy as np
 
-from astray.compare.comparison import Comparison
-from astray.compare.divergence import Divergence, Place
-from astray.compare.setup.difference import SetupDifference
-from astray.compare.suspects import Suspect
-from astray.compare.verdict import AGREEING
-from astray.record import Statistics
-from astray.report.draft import drafted
+from astray.comparison.blame.suspects import Suspect
+from astray.comparison.comparison import Comparison
+from astray.comparison.divergence import Divergence, Place
+from astray.comparison.setup.setup_difference import SetupDifference
+from astray.comparison.verdict import AGREEING
+from astray.records import Statistics
+from astray.report.atomic_files import drafted
 from astray.wording import as_utf8
 
 SCHEMA = 1

@@ -15,12 +15,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from astray.compare.comparison import Comparison
-from astray.compare.divergence import Divergence, Place
-from astray.compare.rows import Ints
-from astray.compare.verdict import BAD, Verdict
-from astray.report import figures
-from astray.report.draft import drafted
+from astray.comparison.comparison import Comparison
+from astray.comparison.divergence import Divergence, Place
+from astray.comparison.rows import Ints
+from astray.comparison.verdict import BAD, Verdict
+from astray.formatting import figures
+from astray.report.atomic_files import drafted
 from astray.report.text import render, wrong_besides
 
 MOST_CASES = 300

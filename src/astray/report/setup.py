@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from astray.compare.comparison import Comparison
-from astray.compare.pairs import natural
-from astray.compare.setup.difference import SetupDifference
-from astray.compare.setup.wording import shown
-from astray.record import ROOT
-from astray.report.grid import Grid
-from astray.report.page import BOLD, DIM, MARGIN, WIDTH, YELLOW, Page
+from astray.comparison.comparison import Comparison
+from astray.comparison.select.pairs import natural
+from astray.comparison.setup.setup_difference import SetupDifference
+from astray.comparison.setup.wording import shown
+from astray.formatting.grid import Grid
+from astray.formatting.page import BOLD, DIM, MARGIN, WIDTH, YELLOW, Page
+from astray.records import ROOT
 from astray.store import Run
 from astray.wording import counted
 

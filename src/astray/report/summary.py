@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from astray.compare.verdict import LABELS
+from astray.comparison.verdict import LABELS
 from astray.store import Table
 
 HEAD = ["step", "phase", "tensors", *LABELS, "largest_error"]

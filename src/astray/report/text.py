@@ -13,19 +13,20 @@ from pathlib import PurePath
 
 import numpy as np
 
-from astray.compare.clues import NEGLIGIBLE, is_negligible
-from astray.compare.comparison import Comparison
-from astray.compare.divergence import Divergence, Place, Side
-from astray.compare.explanation import CERTAIN, UNKNOWN, times
-from astray.compare.first import related
-from astray.compare.metrics import SUMMING
-from astray.compare.problems import different_settings, span
-from astray.compare.reasons import SENTENCES, Reason
-from astray.compare.suspects import Suspect
-from astray.compare.verdict import AGREEING, BAD, Verdict
-from astray.record import Statistics
-from astray.report import checkpoints, figures
-from astray.report.page import BOLD, DIM, GREEN, LABEL, MARGIN, RED, WIDTH, YELLOW, Page
+from astray.comparison.blame.clues import NEGLIGIBLE, is_negligible
+from astray.comparison.blame.explanation import CERTAIN, UNKNOWN, times
+from astray.comparison.blame.first import related
+from astray.comparison.blame.suspects import Suspect
+from astray.comparison.comparison import Comparison
+from astray.comparison.divergence import Divergence, Place, Side
+from astray.comparison.measure.metrics import SUMMING
+from astray.comparison.problems import different_settings, span
+from astray.comparison.reasons import SENTENCES, Reason
+from astray.comparison.verdict import AGREEING, BAD, Verdict
+from astray.formatting import figures
+from astray.formatting.page import BOLD, DIM, GREEN, LABEL, MARGIN, RED, WIDTH, YELLOW, Page
+from astray.records import Statistics
+from astray.report import checkpoints
 from astray.report.setup import say_setup
 from astray.wording import printable
 

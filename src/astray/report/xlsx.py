@@ -17,15 +17,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from astray.compare.columns import Cells
-from astray.compare.comparison import Comparison
-from astray.compare.divergence import Divergence
-from astray.compare.evidence import Progress
-from astray.compare.pairs import Pairs
-from astray.compare.verdict import AGREEING, BAD, LABELS, Verdict
+from astray.comparison.comparison import Comparison
+from astray.comparison.divergence import Divergence
+from astray.comparison.measure.evidence import Progress
+from astray.comparison.select.columns import Cells
+from astray.comparison.select.pairs import Pairs
+from astray.comparison.verdict import AGREEING, BAD, LABELS, Verdict
 from astray.errors import UsageError
+from astray.report.atomic_files import drafted
 from astray.report.csv import word
-from astray.report.draft import drafted
 from astray.report.facts import facts_of
 from astray.report.summary import HEAD, summary
 from astray.report.text import suspect_line

@@ -12,8 +12,8 @@ from collections.abc import Collection
 import torch
 
 from astray.device import moments as kernel
-from astray.device.quiet import quietly
 from astray.device.torch_kernels import widest_float
+from astray.device.unobserved import quietly
 from astray.state.blocks import blocks
 from astray.state.measurement import Measurement, moments_from, powers_from, unite
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.limits import threads_asked
+from astray.process import threads_asked
 from astray.stats import _native, dtypes
 from astray.stats._native import contrast, measure, measuring, slices_apart
 from astray.stats.types import Strided

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.record import Statistics
+from astray.records import Statistics
 from astray.stats import dtypes
 from astray.stats.fingerprint import MASK, mix
 from astray.stats.types import Contrast, Measurement, Shard, Strided

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.record import Statistics
+from astray.records import Statistics
 from astray.stats import dtypes
 
 

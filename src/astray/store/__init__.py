@@ -6,19 +6,19 @@ The tables of a run are made of `Table` and `Coded`, whatever format it lies in.
 
 from __future__ import annotations
 
-from astray.store.checkpoint import CheckpointRank, CheckpointRun
+from astray.store.checkpoint_run import CheckpointRank, CheckpointRun
 from astray.store.columns import Coded, Table
+from astray.store.deferred import Source
 from astray.store.formats import open_run
-from astray.store.info import End, Flight, RunInfo
 from astray.store.late import Late
-from astray.store.native.dump import Dump
-from astray.store.native.flight import FlightRecorder
-from astray.store.native.intake import Intake
-from astray.store.native.memory import StepRows
-from astray.store.native.values import Values
-from astray.store.native.writer import RunWriter
 from astray.store.run import RankRun, Run
-from astray.store.source import Source
+from astray.store.run_format.tensor_values import Values
+from astray.store.run_info import End, Flight, RunInfo
+from astray.store.writing.background_writer import Intake
+from astray.store.writing.flight_recorder import FlightRecorder
+from astray.store.writing.run_writer import RunWriter
+from astray.store.writing.snapshot import Dump
+from astray.store.writing.step_buffer import StepRows
 
 __all__ = [
     "CheckpointRank",

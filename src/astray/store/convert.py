@@ -17,9 +17,9 @@ import numpy.typing as npt
 from astray.errors import RunError, RunExists, UsageError
 from astray.store.columns import Table
 from astray.store.formats import WRITABLE, open_run
-from astray.store.info import End
 from astray.store.retold import Retold
 from astray.store.run import RankRun, Run
+from astray.store.run_info import End
 from astray.store.translator import MakesTranslator
 
 Progress = Callable[[int, int], None]

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from astray import checkpoints
 from astray.errors import RunError
-from astray.store.checkpoint import open_as_run
-from astray.store.enclosure import entries
-from astray.store.info import RunInfo
-from astray.store.native import reader as native
-from astray.store.native.folder import listing
+from astray.store.checkpoint_run import open_as_run
 from astray.store.run import Run
+from astray.store.run_format import reader as native
+from astray.store.run_format.folder import listing
+from astray.store.run_info import RunInfo
+from astray.store.safe_paths import entries
 from astray.store.translator import MakesTranslator, Translator
 
 
@@ -44,11 +44,11 @@ def formats() -> Iterator[Format]:
 
 
 def _foreign(name: str) -> Any:
-    return importlib.import_module(f"astray.store.{name}")
+    return importlib.import_module(f"astray.foreign.{name}")
 
 
 def _write_native(path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> Translator:
-    from astray.store.native.translator import NativeTranslator
+    from astray.store.writing.run_translator import NativeTranslator
 
     return NativeTranslator(path, rank, info, overwrite=overwrite)
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from astray.store.arrow import PIECE_ROWS, batch_of, stream_of
 from astray.store.columns import BoolArray, Coded, Column, Table
-from astray.store.native.batches import arrow_schema
-from astray.store.native.schema import CALLS, TENSORS
-from astray.store.native.schema import Column as ColumnType
+from astray.store.run_format.encoder import arrow_schema
+from astray.store.run_format.schema import CALLS, TENSORS
+from astray.store.run_format.schema import Column as ColumnType
 
 if TYPE_CHECKING:
     from astray.store.run import RankRun

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.errors import RunError
-from astray.record import Key
+from astray.records import Key
 from astray.store.columns import Coded, Column
 
 if TYPE_CHECKING:

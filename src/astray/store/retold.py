@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from astray.record import Frame, Setup
+from astray.records import Frame, Setup
 from astray.store.columns import Table
-from astray.store.info import End
 from astray.store.run import RankRun
+from astray.store.run_info import End
 
 
 class Retold:

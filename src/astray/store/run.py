@@ -17,17 +17,17 @@ import numpy.typing as npt
 
 from astray.errors import RunError, UsageError
 from astray.part import Part
-from astray.record import Frame, Key, Setup
+from astray.records import Frame, Key, Setup
 from astray.stats import dtypes
 from astray.store.columns import Table
-from astray.store.info import End, RunInfo
 from astray.store.joined import Joined
 from astray.store.lookup import describe, find
+from astray.store.run_info import End, RunInfo
 from astray.wording import counted
 
 if TYPE_CHECKING:
-    from astray.alarms.findings import Findings
-    from astray.risk.risk import Risk
+    from astray.headroom.risk import Risk
+    from astray.nonfinite.findings import Findings
 
 
 class RankSource(Protocol):
@@ -305,7 +305,7 @@ class Run:
         steps, ranks: look only at these: steps="0:10:2", ranks=[0, 3].
         what_if: other dtypes to imagine the tensors in.
         """
-        from astray.risk.risk import risk  # what is made of runs stands on them, so it is fetched only here
+        from astray.headroom.risk import risk  # what is made of runs stands on them, so it is fetched only here
 
         return risk(self, steps=steps, ranks=ranks, what_if=what_if)
 
@@ -318,7 +318,7 @@ class Run:
 
         rank, steps: look only at these.
         """
-        from astray.alarms.findings import alarms
+        from astray.nonfinite.findings import alarms
 
         return alarms(self, rank, steps)
 

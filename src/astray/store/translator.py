@@ -1,7 +1,7 @@
 """What writes the rows of a recording as another tool's files: while a program runs, and when a run is converted.
 
-Each foreign format has one. `live.py` feeds it from a running program, `convert.py` from a run on disk; both hand over
-the same rows in the same order, so a format is written in one place.
+Each foreign format has one. `foreign/live_writer.py` feeds it from a running program, `convert.py` from a run on
+disk; both hand over the same rows in the same order, so a format is written in one place.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Protocol
 
-from astray.record import Missed
-from astray.store.info import End, RunInfo
+from astray.records import Missed
 from astray.store.run import RankRun
+from astray.store.run_info import End, RunInfo
 
 
 class Translator(Protocol):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.compare.comparison import Comparison
+from astray.comparison.comparison import Comparison
 from astray.graph import graph_of
 from astray.store import RankRun, Run
 

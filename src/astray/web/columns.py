@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.compare.columns import JUDGED, KEY
-from astray.compare.comparison import Comparison
-from astray.compare.metrics import BOUNDS, METRICS, SLICES
-from astray.compare.rows import Vocabulary
-from astray.risk.formats import limits
-from astray.risk.levels import room_of
+from astray.comparison.comparison import Comparison
+from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
+from astray.comparison.rows import Vocabulary
+from astray.comparison.select.columns import JUDGED, KEY
+from astray.headroom.dtype_limits import limits
+from astray.headroom.levels import room_of
 from astray.store import Coded, RankRun, Run
-from astray.store.bounds import FARTHEST
+from astray.store.statistics_checks import FARTHEST
 from astray.web.calls import Calls
 from astray.web.wire import Column
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from astray.compare.columns import STATISTICS
-from astray.compare.comparison import COLUMNS
-from astray.compare.divergence import Place
-from astray.compare.explanation import explained, furthest_slice
-from astray.compare.metrics import BOUNDS, METRICS, SLICES
+from astray.comparison.blame.explanation import explained, furthest_slice
+from astray.comparison.comparison import COLUMNS
+from astray.comparison.divergence import Place
+from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
+from astray.comparison.select.columns import STATISTICS
+from astray.formatting import figures
 from astray.graph import graph_of
-from astray.plain_json import read_plain
-from astray.record import Frame
-from astray.report import figures
+from astray.records import Frame
+from astray.safe_text import read_plain
 from astray.web.contrasting import Contrasted
 from astray.web.overview import frame_of
 from astray.web.values import values_of

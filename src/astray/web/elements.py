@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.compare.kept import ALL, Selection
+from astray.comparison.measure.kept_values import ALL, Selection
 from astray.errors import RunError
 from astray.part import Part, Span
 from astray.stats import dtypes

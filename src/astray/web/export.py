@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from astray.compare.comparison import Comparison
-from astray.compare.metrics import METRICS
-from astray.compare.pairs import Pairs
-from astray.compare.verdict import Verdict
+from astray.comparison.comparison import Comparison
+from astray.comparison.measure.metrics import METRICS
+from astray.comparison.select.pairs import Pairs
+from astray.comparison.verdict import Verdict
 from astray.errors import UsageError
 from astray.report.csv import write_csv
 from astray.report.xlsx import write_xlsx

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Literal
 
-from astray.compare.evidence import Progress
+from astray.comparison.measure.evidence import Progress
 from astray.errors import AstrayError, UsageError
 from astray.web.wire import Document
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.compare.comparison import Comparison
-from astray.report.draft import drafted
+from astray.comparison.comparison import Comparison
+from astray.report.atomic_files import drafted
 from astray.web.assets import Page, read_page
 from astray.web.detail import detail_of, links_of, neighbour
 from astray.web.index import file_html

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from astray.alarms.alarm import Alarm
-from astray.compare.comparison import Comparison
-from astray.compare.divergence import Divergence, Place
-from astray.compare.setup.difference import SetupDifference
-from astray.compare.setup.wording import shown
-from astray.compare.suspects import Suspect
-from astray.compare.verdict import AGREEING
-from astray.record import Frame
-from astray.report import figures
-from astray.report.alarms import place_of, what_of
+from astray.comparison.blame.suspects import Suspect
+from astray.comparison.comparison import Comparison
+from astray.comparison.divergence import Divergence, Place
+from astray.comparison.setup.setup_difference import SetupDifference
+from astray.comparison.setup.wording import shown
+from astray.comparison.verdict import AGREEING
+from astray.formatting import figures
+from astray.nonfinite.alarm import Alarm
+from astray.nonfinite.report import place_of, what_of
+from astray.records import Frame
 from astray.report.setup import with_ranks
 from astray.report.text import (
     after,

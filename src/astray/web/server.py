@@ -25,12 +25,12 @@ from starlette.types import ASGIApp
 from astray.errors import AstrayError, UsageError
 from astray.web.assets import Page
 from astray.web.connections import Connection, most_open
-from astray.web.desk import Busy, Desk
 from astray.web.export import MEDIA, Exported
 from astray.web.index import live_html
 from astray.web.safety import Guarded, Keyring
 from astray.web.views import ComparisonView
 from astray.web.wire import Document, encode
+from astray.web.workspace import Busy, Desk
 
 LAST_PORT = 65535
 WAITING = 128

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
-from astray.report import checkpoints, figures
+from astray.formatting import figures
+from astray.report import checkpoints
 from astray.store import CheckpointRun, Run
 from astray.web.views import View
 from astray.web.wire import Document

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from astray.errors import RunError
-from astray.record import Statistics
-from astray.report import figures
+from astray.formatting import figures
+from astray.records import Statistics
 from astray.web.contrasting import Contrasted, contrast, describe
 from astray.web.elements import Elements
 from astray.web.views import Tensor

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.alarms.alarm import Alarm
-from astray.compare.comparison import Comparison
-from astray.compare.verdict import AGREEING
+from astray.comparison.comparison import Comparison
+from astray.comparison.verdict import AGREEING
 from astray.errors import AstrayError
-from astray.report.alarms import besides
+from astray.nonfinite.alarm import Alarm
+from astray.nonfinite.report import besides
 from astray.store import CheckpointRun, Coded, RankRun, Run, Table
 from astray.web.calls import Calls, calls_of_pairs, calls_of_rows
 from astray.web.columns import Places, comparison_columns, run_columns

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from astray.cli import main
-from astray.compare.replicas import compare_replicas
+from astray.comparison.ranks.replicas import compare_replicas
 
 from .launching import HERE, torchrun
 

@@ -4,7 +4,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from astray.capture.selection import Scope, Selection
-from astray.record import Kind, Phase, Role
+from astray.records import Kind, Phase, Role
 from astray.store import Intake
 
 class Site:
@@ -132,7 +132,7 @@ class ArrivingHook:
     def run(self, gradient: Any, /) -> None: ...
 
 class Taker:
-    """Observes the plain tensors of one recording. See `astray.capture.reading.Taker` and `TorchReader.taker`.
+    """Observes the plain tensors of one recording. See `astray.capture.tensor_reader.Taker` and `TorchReader.taker`.
 
     `examples` has a tensor of every dtype with the name of it, `devices` the names of devices, `rings` the rings of
     CUDA devices. `stream` says which stream of a device is current, `together` measures tensors of a device by one

@@ -17,29 +17,29 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.engine import Engine
-from astray.capture.pytorch.backward.gradients import LiveGradients, Origins
-from astray.capture.pytorch.backward.last_nodes import LastNodes
 from astray.capture.pytorch.calls.catalogue import Catalogue
 from astray.capture.pytorch.calls.collectives import Underway, unseen
 from astray.capture.pytorch.calls.functions import FunctionMode
-from astray.capture.pytorch.calls.graphs import GraphReplays
 from astray.capture.pytorch.calls.losses import Losses
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.calls.ops import OpMode
 from astray.capture.pytorch.calls.places import Places
-from astray.capture.pytorch.calls.saved import SavedValues
 from astray.capture.pytorch.calls.spelling import spelling_of
 from astray.capture.pytorch.calls.wrappers import raw_names
+from astray.capture.pytorch.experiments.perturbation import PerturbedInputs
 from astray.capture.pytorch.files import TORCH
-from astray.capture.pytorch.perturbing.inputs import PerturbedInputs
-from astray.capture.pytorch.program.discovery import Discovery
-from astray.capture.pytorch.program.pace import Pace
+from astray.capture.pytorch.gradients import LiveGradients, Origins
+from astray.capture.pytorch.graphs import GraphReplays
+from astray.capture.pytorch.last_nodes import LastNodes
+from astray.capture.pytorch.model_discovery import Discovery
+from astray.capture.pytorch.optimizer_steps import OptimizerCapture
+from astray.capture.pytorch.saved import SavedValues
+from astray.capture.pytorch.step_detection import Pace
 from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.pytorch.update.optimizers import OptimizerCapture
-from astray.capture.reading import TensorReader
 from astray.capture.settings import Settings
-from astray.record import Spelling
+from astray.capture.tensor_reader import TensorReader
+from astray.records import Spelling
 
 
 class PyTorchAdapter:

@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.shards import Location, arrived, is_awaited, is_distributed, locate, signature, wraps_others
-from astray.capture.reading import Identity, OddTensors, Reading, Taker
+from astray.capture.tensor_reader import Identity, OddTensors, Reading, Taker
 from astray.device.devices import Devices
-from astray.device.quiet import quietly
+from astray.device.unobserved import quietly
 from astray.interrupts import pass_interrupt
 from astray.stats import Strided, kernels
 from astray.stats.dtypes import DTYPES

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from astray.cli import COULD_NOT
-from astray.cli.terminal import say, tell
-from astray.compat.hooktools.comparer import Comparer
-from astray.compat.hooktools.demo import DEMOS
 from astray.errors import AstrayError, UsageError
+from astray.foreign.hooktools.comparer import Comparer
+from astray.foreign.hooktools.demo import DEMOS
+from astray.formatting.terminal import say, tell
 
 
 def main(argv: Sequence[str] | None = None) -> int:

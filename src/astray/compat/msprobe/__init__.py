@@ -9,8 +9,8 @@ The files, names and columns are msprobe's; `astray help moving-from-msprobe` te
 
 from __future__ import annotations
 
-from astray.compat.msprobe.comparing import compare, compare_distributed
-from astray.compat.msprobe.debugger import PrecisionDebugger
-from astray.compat.msprobe.seeding import seed_all
+from astray.foreign.msprobe.comparing import compare, compare_distributed
+from astray.foreign.msprobe.debugger import PrecisionDebugger
+from astray.foreign.msprobe.seeding import seed_all
 
 __all__ = ["PrecisionDebugger", "compare", "compare_distributed", "seed_all"]

@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from astray.cli.terminal import say, tell
-from astray.compat.msprobe.comparing import compare
 from astray.errors import AstrayError
+from astray.foreign.msprobe.comparing import compare
+from astray.formatting.terminal import say, tell
 
 
 def main(argv: Sequence[str] | None = None) -> int:

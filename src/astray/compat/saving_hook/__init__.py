@@ -2,8 +2,8 @@
 
     model = register_saving_hook(model, path="./tmp_tensors", target_class_names=["Linear", "LayerNorm"])
 
-registering.py    puts the hooks in place: two recordings, one of outputs and one of gradients
-checking.py       `python -m astray.compat.saving_hook --pathA A --pathB B`
+foreign/saving_hook/hook.py    puts the hooks in place: two recordings, one of outputs and one of gradients
+foreign/saving_hook/checker.py       `python -m astray.compat.saving_hook --pathA A --pathB B`
 
 `astray help moving-from-saving-hook` tells what behaves differently, and why.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from astray.errors import RecordError
-from astray.store.saving_hook import Limit
+from astray.foreign.saving_hook import Limit
 
 __all__ = ["register_hook", "register_saving_hook", "remove_saving_hook"]
 
@@ -52,7 +52,7 @@ def register_saving_hook(
     It goes on until there is enough, the interpreter ends, or `remove_saving_hook` is called.
     """
     _check(model)
-    from astray.compat.saving_hook.registering import save  # which needs torch
+    from astray.foreign.saving_hook.hook import save  # which needs torch
 
     save(
         model,
@@ -72,7 +72,7 @@ register_hook = register_saving_hook
 def remove_saving_hook(model: Any) -> None:
     """End what was registered for this model: no hook is left on it, and all files are written."""
     _check(model)
-    from astray.compat.saving_hook.registering import remove
+    from astray.foreign.saving_hook.hook import remove
 
     remove(model)
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from astray.cli import COULD_NOT
-from astray.cli.terminal import Progress, say, tell
-from astray.compat.saving_hook.checking import check, describe, plan
 from astray.errors import AstrayError
-from astray.store.saving_hook.names import RESULTS
+from astray.foreign.saving_hook.checker import check, describe, plan
+from astray.foreign.saving_hook.files import RESULTS
+from astray.formatting.terminal import Progress, say, tell
 
 
 def main(argv: Sequence[str] | None = None) -> int:

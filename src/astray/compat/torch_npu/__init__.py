@@ -3,8 +3,8 @@
     from astray.compat.torch_npu import register_hook, seed_all, set_dump_path, wrap_acc_cmp_hook
     from astray.compat.torch_npu.tools import compare
 
-dumping.py    the recordings behind the hooks      overflow.py   the guard behind wrap_checkoverflow_hook
-schedule.py   which steps                          tools.py      compare
+foreign/torch_npu/dumping.py    the recordings behind the hooks      foreign/torch_npu/overflow.py   the guard behind
+wrap_checkoverflow_hook foreign/torch_npu/dumping.py   which steps                          tools.py      compare
 
 `astray help moving-from-torch-npu` tells what is different, and why.
 """
@@ -16,11 +16,11 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from astray.capture.seeding import seed_all
-from astray.compat.torch_npu.dumping import Dumping, dump_path
-from astray.compat.torch_npu.overflow import Overflow, OverflowCheck
-from astray.compat.torch_npu.schedule import Schedule, schedule, step_schedule
 from astray.compat.torch_npu.tools import compare
 from astray.errors import UsageError
+from astray.foreign.torch_npu.dumping import Dumping, dump_path
+from astray.foreign.torch_npu.overflow import Overflow, OverflowCheck
+from astray.foreign.torch_npu.schedule import Schedule, schedule, step_schedule
 from astray.paths import absolute
 
 if TYPE_CHECKING:

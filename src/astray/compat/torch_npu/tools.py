@@ -14,20 +14,20 @@ from pathlib import Path
 
 import numpy as np
 
-from astray.capture.ranks import rank_and_world_size
-from astray.compare import metrics
-from astray.compare.align import merge
-from astray.compare.rows import Ints
-from astray.compare.stream import Stream, pair_streams
-from astray.compat.torch_npu.dumping import settle
+from astray.comparison.measure import metrics
+from astray.comparison.pair.alignment import merge
+from astray.comparison.pair.sequence_alignment import Stream, pair_streams
+from astray.comparison.rows import Ints
 from astray.errors import CompareError, RunError
-from astray.report.draft import drafted
+from astray.foreign import torch_npu
+from astray.foreign.torch_npu import numbers
+from astray.foreign.torch_npu.calls import calls
+from astray.foreign.torch_npu.dumped import SAMPLE, Dumped, Floats
+from astray.foreign.torch_npu.dumping import settle
+from astray.foreign.torch_npu.forms import place_of
+from astray.ranks import rank_and_world_size
+from astray.report.atomic_files import drafted
 from astray.stats import Contrast, Strided, contrast
-from astray.store import torch_npu
-from astray.store.torch_npu import numbers
-from astray.store.torch_npu.calls import calls
-from astray.store.torch_npu.dumped import SAMPLE, Dumped, Floats
-from astray.store.torch_npu.forms import place_of
 from astray.wording import counted
 
 COLUMNS = (

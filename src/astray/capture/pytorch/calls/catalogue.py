@@ -14,7 +14,7 @@ from torch.overrides import resolve_name
 from astray.capture.function_list import FunctionList, place
 from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, describe
 from astray.capture.structure import Flattener
-from astray.record import Kind
+from astray.records import Kind
 
 _TELLING = frozenset(
     """

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from astray.capture.engine import Engine, OpenCall
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.structure import Flattener
-from astray.record import Kind
+from astray.records import Kind
 
 Tensors = list[tuple[str, torch.Tensor]]
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from astray.capture.engine import Engine
-from astray.capture.identity import IdentitySet
+from astray.capture.identity_map import IdentitySet
 
 Source = tuple[int, ...]
 

@@ -15,14 +15,14 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from astray.capture.engine import Engine, OpenCall
-from astray.capture.pytorch.backward.gradients import LiveGradients
-from astray.capture.pytorch.backward.last_nodes import LastNodes
-from astray.capture.pytorch.backward.roots import BACKWARDS, backward_roots
+from astray.capture.pytorch.calls.call_capture import Mode, Taking
 from astray.capture.pytorch.calls.catalogue import Catalogue, Function, Unfilled
 from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, Underway
 from astray.capture.pytorch.calls.places import Places
-from astray.capture.pytorch.calls.taking import Mode, Taking
+from astray.capture.pytorch.calls.roots import BACKWARDS, backward_roots
 from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.gradients import LiveGradients
+from astray.capture.pytorch.last_nodes import LastNodes
 
 _UNKNOWN, _BACKWARD = object(), object()
 

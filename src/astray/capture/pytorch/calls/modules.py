@@ -16,20 +16,17 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from astray.capture.catching import Found
 from astray.capture.engine import Engine, OpenCall, Site
-from astray.capture.identity import IdentityMap
+from astray.capture.identity_map import IdentityMap
+from astray.capture.nonfinite_values import Found
 from astray.capture.objects import DEEPEST, MOST_TENSORS, Objects
-from astray.capture.pytorch.backward.gradients import InputEdges, LiveGradients, Origins
-from astray.capture.pytorch.backward.parameters import ParameterCapture
+from astray.capture.pytorch.calls.call_capture import Tensors, flattener
 from astray.capture.pytorch.calls.catalogue import RUNNING
-from astray.capture.pytorch.calls.copies import CleanCopies
 from astray.capture.pytorch.calls.fast_paths import FastPaths
 from astray.capture.pytorch.calls.fsdp import Gathered, Gatherings
-from astray.capture.pytorch.calls.hooks import Hook
+from astray.capture.pytorch.calls.model_copies import CleanCopies
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.sites import Sites
-from astray.capture.pytorch.calls.taking import Tensors, flattener
 from astray.capture.pytorch.calls.wrappers import (
     Chain,
     Children,
@@ -41,11 +38,14 @@ from astray.capture.pytorch.calls.wrappers import (
 )
 from astray.capture.pytorch.calls.wrappers import state as state_of
 from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCode, never_compiled
+from astray.capture.pytorch.gradients import InputEdges, LiveGradients, Origins
+from astray.capture.pytorch.hooks import Hook
 from astray.capture.pytorch.native.build import load
-from astray.capture.pytorch.setup.watching import SetupCapture
+from astray.capture.pytorch.parameters import ParameterCapture
+from astray.capture.pytorch.setup.setup_capture import SetupCapture
 from astray.capture.pytorch.shards import is_distributed
 from astray.interrupts import pass_interrupt
-from astray.record import ROOT
+from astray.records import ROOT
 
 if TYPE_CHECKING:
     from astray.capture.pytorch._torch import WatchedPlace

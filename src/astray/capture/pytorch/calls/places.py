@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from astray.capture.engine import Engine, OpenCall, Site
-from astray.capture.pytorch.backward.gradients import Origins
-from astray.record import Kind
+from astray.capture.pytorch.gradients import Origins
+from astray.records import Kind
 from astray.registry import WeakRegistry
 
 

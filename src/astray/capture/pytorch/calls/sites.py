@@ -12,7 +12,7 @@ from collections.abc import Callable
 from torch import nn
 
 from astray.capture.engine import Site
-from astray.capture.identity import IdentityMap
+from astray.capture.identity_map import IdentityMap
 from astray.capture.pytorch.calls.wrappers import Chain, chains, site_name, type_name
 from astray.errors import RecordError
 

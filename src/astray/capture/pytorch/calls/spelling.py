@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function
 
-from astray.capture.bytecode import UNKNOWN, Invocation, Waiting
-from astray.record import Spelling
+from astray.capture.pytorch.calls.bytecode import UNKNOWN, Invocation, Waiting
+from astray.records import Spelling
 
 OURS = f"{Path(__file__).parents[3]}{os.sep}"
 _HANDS_ON: CodeType = handle_torch_function.__code__

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from astray.capture.engine import Engine, Site
-from astray.capture.identity import IdentityMap, same
-from astray.record import ROOT, Role
+from astray.capture.identity_map import IdentityMap, same
+from astray.records import ROOT, Role
 
 _OPTIMIZED = "torch._dynamo.eval_frame.OptimizedModule"
 _FULLY_SHARDED = "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel"

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from astray.capture.pytorch.experiments.trips import Trip
+from astray.capture.pytorch.experiments.round_trip import Trip
 from astray.errors import UsageError
-from astray.record import ROOT
+from astray.records import ROOT
 
 Sites = str | re.Pattern[str] | Sequence[str | re.Pattern[str]]
 

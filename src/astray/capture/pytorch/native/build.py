@@ -32,7 +32,7 @@ _SOURCES = Path(__file__).parent
 _PACKAGE = Path(__file__).parents[3]
 _HEADERS = tuple(  # of the parts it works with
     _PACKAGE / name
-    for name in ("device/_launch.h", "store/native/_columns.h", "store/native/ref.h", "stats/_measure.h")
+    for name in ("device/_launch.h", "store/run_format/_columns.h", "store/run_format/ref.h", "stats/_measure.h")
 )
 _TORCH = Path(torch.__file__).parent
 _COMPILERS = ("cl",) if sys.platform == "win32" else ("c++", "g++", "clang++")

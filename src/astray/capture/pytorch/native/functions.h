@@ -1,7 +1,7 @@
 // Takes the calls of functions and ops into a recording, and is what torch calls of the two modes that are told of them.
 //
 // A call is opened, its inputs taken, and then its outputs. What is out of the ordinary is asked of Python: `Taking` in
-// calls/taking.py, `Places` in places.py, and the callee itself. Whatever goes wrong stays out of the program.
+// capture/pytorch/calls/call_capture.py, `Places` in places.py, and the callee itself. Whatever goes wrong stays out of the program.
 
 #pragma once
 

@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "../../../device/_launch.h"
-#include "../../../store/native/_columns.h"
+#include "../../../store/run_format/_columns.h"
 
 namespace astray {
 

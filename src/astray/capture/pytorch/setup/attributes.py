@@ -14,7 +14,7 @@ from torch import nn
 
 from astray.capture.pytorch.calls.wrappers import Chain, type_name
 from astray.capture.pytorch.shards import is_distributed
-from astray.capture.setup import NOT_PLAIN, plain
+from astray.capture.setup_log import NOT_PLAIN, plain
 
 MOST_ATTRIBUTES = 64
 MOST_FIELDS = 256

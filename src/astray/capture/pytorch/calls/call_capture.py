@@ -1,0 +1,147 @@
+"""What the function and the op level have in common: a call is opened, its inputs taken, and then its outputs.
+
+Whatever goes wrong in here stays out of the user's program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch._C import DisableTorchFunction
+from torch._ops import OpOverload
+
+from astray.capture.engine import Engine, OpenCall
+from astray.capture.nonfinite_values import Found
+from astray.capture.objects import Objects
+from astray.capture.pytorch.calls.places import Named, Places, is_overriding
+from astray.capture.pytorch.gradients import InputEdges, LiveGradients
+from astray.capture.pytorch.last_nodes import LastNodes
+from astray.capture.pytorch.native.build import load
+from astray.capture.pytorch.tensors import PLAIN, is_tensor
+from astray.capture.pytorch.torch_code import is_machinery
+from astray.capture.structure import Flattener
+
+Tensors = list[tuple[str, torch.Tensor]]
+Take = Callable[..., Tensors | None]
+
+_SPELLED: dict[type, Callable[[Any], str]] = {torch.Size: str} | {
+    kind: lambda value: f"<torch.{type(value).__name__} {value}>"
+    for kind in (torch.dtype, torch.device, torch.layout, torch.memory_format)
+}
+_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+
+
+Mode: Any = load().Mode
+"""The other base of the modes: torch gets their method from it, without a line of Python."""
+
+
+def _equip() -> None:
+    """Tells the native part which operators do nothing but call `_op`, if torch has such, and how to ask classes."""
+    load().equip(OpOverload if OpOverload.__call__.__code__.co_names == ("_op",) else None, is_overriding)
+
+
+_equip()
+
+
+def flattener(
+    objects: Objects | None = None, too_large: Callable[[str], None] = lambda _: None, spelled: bool = False
+) -> Flattener:
+    """Finds the tensors among arguments and results of torch.
+
+    spelled: it tells a torch.Size from a list, and a dtype or a device from the text that is its name.
+    """
+    return Flattener(is_tensor, objects, too_large, PLAIN, _VALUES, _SPELLED if spelled else None)
+
+
+class Callee(Named, Protocol):
+    """A function or op, as its calls are recorded."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all it does, unless it is given `out`, is to read its arguments and to return its result."""
+
+    @property
+    def is_only_view(self) -> bool:
+        """Whether all it does, unless it is given `out`, is to look at its first argument in another way."""
+
+    @property
+    def makes_buffers(self) -> bool:
+        """Whether its result is often filled by a kernel that no version counter knows of."""
+
+    def inputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensors, str]:
+        """The tensors a call gets, with their paths, and the structure of its arguments."""
+
+    def outputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Tensors:
+        """The tensors a call gives."""
+
+    def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors a call writes into."""
+
+    def not_read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors that a call does not read: it writes into them, or only looks at them in another way."""
+
+
+class Taking:
+    """Takes the calls of functions or ops into a recording; their gradients too when `gradients` is given."""
+
+    def __init__(self, engine: Engine, places: Places, gradients: LiveGradients | LastNodes | None = None) -> None:
+        self._engine = engine
+        self._places = places
+        self.flat = flattener(spelled=isinstance(gradients, LastNodes))
+        self.native = load().Taking(
+            engine, self, places, places.outside, self.flat.native, gradients, InputEdges, is_machinery, places.origins
+        )
+
+    def begin(
+        self, callee: Callee, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
+    ) -> OpenCall | None:
+        """A call starts: what the calls inside it need to know of it. None when it is not for us."""
+        call: OpenCall | None = self.native.begin(callee, args, kwargs, frame)
+        return call
+
+    def end(
+        self,
+        call: OpenCall,
+        callee: Callee,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        take: Take | None = None,
+    ) -> Tensors | None:
+        """A call has returned. Its results are taken by `take`, if that is not to be done as it always is.
+
+        Gives back what was taken; None when nobody asked for it.
+        """
+        taken: Tensors | None = self.native.end(call, callee, args, kwargs, result, take)
+        return taken
+
+    def gave_bad(
+        self, call: OpenCall, callee: Callee, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Tensors
+    ) -> None:
+        """A call has given NaN or infinities, and somebody wants to know: its tensors are still there."""
+        plain = callee.is_plain and "out" not in kwargs
+        inputs, skeleton = self.flat.arguments(args, kwargs) if plain else callee.inputs(self.flat, args, kwargs)
+        found: list[Found] = [("input", *one) for one in inputs]
+        found += [("output", *one) for one in outputs]
+        self._engine.tensors.gave_bad(call.seq, found, skeleton)
+
+    def abandon(self, call: OpenCall, error: BaseException) -> None:
+        """A call has raised. Checkpointing stops work done again by an exception of its own."""
+        if call.recorded and not call.recompute:
+            self._engine.missed(f"the output of {call.site.name}", f"it raised {type(error).__name__}")
+        call.adapter = None
+        self._engine.leave(call)
+
+    def made(self, result: Any, frame: FrameType | None) -> None:
+        """Memory was made that nobody has filled yet. Who fills that of torch's machinery will not be seen."""
+        if self.native.is_machinery(frame):
+            return
+        try:
+            with DisableTorchFunction():
+                for _, tensor in self.flat.result(result):
+                    self._engine.tensors.made(tensor)
+        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
+            self._engine.failed("memory that is not filled yet", error)

@@ -1,0 +1,221 @@
+"""Changes the inputs of a program that is being recorded: what `perturb` asks for. `ulps` changes one tensor.
+
+Two things are inputs: floating-point tensors given to an outermost module, and those that a module makes of integers
+alone (an embedding). Hooks of all modules at once are called before those on single modules, so the recording's own
+see what is changed here. The program's tensors are never written to: a call gets others in their place.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import DisableTorchFunction, _current_graph_task_id, _get_tracing_state
+from torch.compiler import is_compiling
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from astray.capture.engine import Engine
+from astray.capture.identity_map import IdentitySet
+from astray.capture.pytorch.calls.modules import ModuleCapture
+from astray.capture.pytorch.compiled.code import NoWarning, is_compiled_graph, never_compiled
+from astray.capture.pytorch.experiments import ulps
+from astray.capture.pytorch.experiments.round_trip import mapped
+from astray.log import logger
+
+NOTHING_CHANGED = "no call was given floating-point tensors that could be changed, or made them of integers"
+
+
+class PerturbedInputs:
+    """Changes the inputs of every call until `remove`, in steps that are not recorded too: weights remember them.
+
+    everything: all modules are watched; else those that `capture` knows.
+    """
+
+    def __init__(self, engine: Engine, capture: ModuleCapture, seed: int, *, everything: bool) -> None:
+        self._engine = engine
+        self._capture = capture
+        self._seed = seed
+        self._everything = everything
+        self._local = threading.local()
+        self._given: IdentitySet[nn.Module] = IdentitySet()  # whose inputs were changed in this step
+        self._changed = False  # whether any bit was
+        self._handles: list[Any] = [
+            register_module_forward_pre_hook(self._before),  # type: ignore[arg-type]
+            register_module_forward_hook(self._after, always_call=True),
+            NoWarning(),
+        ]
+
+    def next_step(self) -> None:
+        self._given.clear()
+
+    def remove(self) -> None:
+        """Takes the hooks off, and says so when there was nothing to change."""
+        for handle in self._handles:
+            handle.remove()
+        if not self._changed:
+            self._engine.missed("any perturbation", NOTHING_CHANGED)
+            logger.warning(
+                "astray perturbed nothing: %s. As --noise this run shows no more than a second recording of the same.",
+                NOTHING_CHANGED,
+            )
+
+    # -- hooks ---------------------------------------------------------------------------------------------------
+
+    @never_compiled
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if is_compiling() or not self._watches(module):
+            return None
+        try:
+            frame = sys._getframe(1)
+            if is_compiled_graph(module, frame):
+                return None
+            # A hook of all modules is not given the keyword arguments. Torch's function that calls it has them, in a
+            # dict of this call's own, which it goes on to use.
+            with DisableTorchFunction():  # what is done here is no part of the program
+                return self._enter(module, args, frame.f_locals.get("kwargs") or {})
+        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
+            self._engine.failed(f"the perturbation of what {type(module).__name__} is given", error)
+            return None
+
+    @never_compiled
+    def _after(self, module: nn.Module, _args: Any, result: Any) -> Any:
+        if is_compiling() or not any(call.module is module for call in self._open):
+            return None
+        try:
+            with DisableTorchFunction():
+                return self._leave(module, result)
+        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
+            self._engine.failed(f"the perturbation of what {type(module).__name__} gives", error)
+            return None
+
+    def _watches(self, module: nn.Module) -> bool:
+        if _get_tracing_state() is not None or not self._engine.belongs_here():
+            return False
+        return self._everything or self._capture.site(module) is not None
+
+    # -- what is an input ----------------------------------------------------------------------------------------
+
+    @property
+    def _open(self) -> list[_Call]:
+        """The calls that this thread is in, outermost first."""
+        calls: list[_Call] = self._local.__dict__.setdefault("calls", [])
+        return calls
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        around = self._open[-1] if self._open else None
+        given = [_is_floating(tensor) for tensor in _tensors((args, kwargs))]
+        call = _Call(module, any(given) or (around is not None and around.fed), bool(given) and not any(given))
+        self._open.append(call)
+        if not any(given) or not self._is_first_to_be_fed(module, around):
+            return None
+        changes = _Changes(self, call)
+        new_args, new_kwargs = mapped(args, changes.of), mapped(kwargs, changes.of)
+        if changes:
+            self._given.add(module)
+            kwargs.update(new_kwargs)
+            self._mark()
+        return new_args if new_args is not args else None
+
+    def _is_first_to_be_fed(self, module: nn.Module, around: _Call | None) -> bool:
+        """Whether floating-point tensors come in here: at an outermost call, or inside of calls that were given none,
+        where code outside of every module has made them."""
+        if around is not None:
+            return not around.fed and not around.perturbed
+        # A forward that is computed again for its backward starts somewhere inside, and must get what it got before.
+        return _current_graph_task_id() < 0 or module in self._given
+
+    def _leave(self, module: nn.Module, result: Any) -> Any:
+        call = self._open.pop()
+        while call.module is not module:  # one that never told its end
+            call = self._open.pop()
+        _write_back(call)
+        if not call.integers_only or call.perturbed:
+            return None
+        changes = _Changes(self, call=None)
+        changed = mapped(result, changes.of)
+        if not changes:
+            return None
+        self._mark()
+        return changed
+
+    def _mark(self) -> None:
+        for call in self._open:
+            call.perturbed = True
+
+    def change(self, tensor: Tensor) -> Tensor:
+        """The tensor as it is to be; itself when it is no input, or cannot be changed."""
+        if not _is_floating(tensor) or isinstance(tensor, nn.Parameter) or not tensor.numel():
+            return tensor
+        why = ulps.why_not(tensor)
+        if why is not None:
+            self._engine.missed("the perturbation of an input", why)
+            return tensor
+        changed, added = ulps.perturbed(tensor, ulps.key(self._seed, self._engine.step))
+        if not self._changed and not _is_being_captured(tensor):  # this waits for a device, once
+            with torch.no_grad(), ulps.aside(tensor):
+                self._changed = bool((added != 0).any())
+        return changed
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call under way."""
+
+    module: nn.Module
+    fed: bool  # it, or one around it, was given floating-point tensors
+    integers_only: bool  # it was given tensors, and all of integers
+    perturbed: bool = False  # something inside it was
+    copies: list[tuple[Tensor, Tensor, int]] = field(default_factory=list)  # original, copy, its version
+
+
+class _Changes:
+    """The tensors that one walk through arguments or a result has changed. The same tensor in two places stays one."""
+
+    def __init__(self, inputs: PerturbedInputs, call: _Call | None) -> None:
+        self._inputs = inputs
+        self._call = call
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of the original, which is held
+
+    def __bool__(self) -> bool:
+        return any(changed is not original for original, changed in self._made.values())
+
+    def of(self, tensor: Tensor) -> Tensor:
+        known = self._made.get(id(tensor))
+        if known is None:
+            known = self._made[id(tensor)] = tensor, self._inputs.change(tensor)
+            if self._call is not None and known[1] is not tensor and not known[1].is_inference():
+                self._call.copies.append((*known, known[1]._version))
+        return known[1]
+
+
+def _write_back(call: _Call) -> None:
+    """What the call wrote to its inputs is in copies of ours; the program looks for it in its own."""
+    for original, copy, version in call.copies:
+        if copy._version != version:
+            differentiably = torch.is_grad_enabled() and not (original.is_leaf and original.requires_grad)
+            with torch.set_grad_enabled(differentiably), ulps.aside(original):
+                original.copy_(copy)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(values, note)
+    return found
+
+
+def _is_floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _is_being_captured(tensor: Tensor) -> bool:
+    """Whether a CUDA graph is being made, in which nobody may wait."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

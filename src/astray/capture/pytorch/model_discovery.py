@@ -1,0 +1,129 @@
+"""Finds the outermost modules of a program that knows nothing of astray, and with `pace` its steps.
+
+A module that nobody has attached yet is outermost when it is first called. The first one with parameters is the model,
+and its sites carry plain names; any other (a loss, a second network) is named by its class: `CrossEntropyLoss`, then
+`CrossEntropyLoss#2`. Trainers such as Lightning's call `training_step` of a model and never the model itself: what is
+called in there is named as a part of that model, `net.5`.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from types import FrameType, MappingProxyType
+from typing import Any
+
+from torch import nn
+from torch.compiler import is_compiling
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.data import get_worker_info
+
+from astray.capture.children import tell_of_fork
+from astray.capture.engine import Engine
+from astray.capture.pytorch.calls.modules import ModuleCapture
+from astray.capture.pytorch.calls.wrappers import chains, has_parameters, type_name
+from astray.capture.pytorch.compiled.code import NoWarning, is_compiled_graph, never_compiled
+from astray.capture.pytorch.step_detection import Pace
+
+STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+"""Methods of a model that a trainer calls in place of the model."""
+
+
+class Discovery:
+    """Attaches `capture` to every outermost module as it is first called, and calls `end_step` as steps end.
+
+    `found` is called at the first of them: what a program computes before, to make its weights, is no step of it.
+    `known` are those that are attached already, by their names.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        capture: ModuleCapture,
+        end_step: Callable[[], None],
+        found: Callable[[], None],
+        known: Mapping[str, nn.Module] = MappingProxyType({}),
+    ) -> None:
+        self._engine = engine
+        self._found = found
+        self._capture = capture
+        self._roots = {label: weakref.ref(module) for label, module in known.items()}
+        self._has_model = "" in self._roots
+        self._pace = Pace(engine, end_step)
+        self._handle = register_module_forward_pre_hook(self._before_any_module)
+        self._no_warning = NoWarning()
+
+    @property
+    def has_found(self) -> bool:
+        """Whether the program has called a module yet."""
+        return bool(self._roots)
+
+    def let_program_pace(self) -> None:
+        self._pace.let_program_pace()
+
+    def remove(self) -> None:
+        self._handle.remove()
+        self._no_warning.remove()
+        self._pace.remove()
+
+    @never_compiled
+    def _before_any_module(self, module: nn.Module, args: Any) -> None:
+        if not is_compiling():
+            self.meet(module, args, sys._getframe(1))
+
+    def meet(self, module: nn.Module, args: Any, frame: FrameType) -> None:
+        """A module is called, from this frame of torch's."""
+        if not self._engine.belongs_here():
+            if get_worker_info() is None:
+                tell_of_fork()
+            return
+        if self._capture.site(module) is not None:
+            return
+        try:
+            if is_compiled_graph(module, frame):
+                return
+            label = self._label(module, _name_in_step(frame, module))
+            self._roots[label] = weakref.ref(module)
+            self._capture.attach(module, label)
+            if len(self._roots) == 1:
+                self._found()
+            if self._engine.recording:
+                # torch has collected the hooks of this call already, so the new one has to be called by hand. A global
+                # hook is not given the keyword arguments: they are read from the frame of torch's that calls it.
+                self._capture.enter_first(module, args, frame.f_locals.get("kwargs") or {}, frame)
+        except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
+            self._engine.failed(f"the first call of {type(module).__name__}", error)
+
+    def _label(self, module: nn.Module, own: str | None) -> str:
+        """A name that the same module gets again in the next run. The place of one that is gone is taken anew.
+
+        own: what it is called in the model of a trainer's step.
+        """
+        self._has_model = self._has_model or own is not None
+        if own is None and not self._has_model and has_parameters(module):
+            self._has_model = True
+            return ""
+        name = type_name(module) if own is None else own
+        for number in range(1, len(self._roots) + 2):
+            label = name if number == 1 else f"{name or type_name(module)}#{number}"
+            if label not in self._roots or self._roots[label]() is None:
+                return label
+        return name
+
+
+def _name_in_step(frame: FrameType | None, module: nn.Module) -> str | None:
+    """What a module is called in the model whose step calls it, empty for that model; None where there is no such step.
+
+    Only the frames of such steps are looked into: before Python 3.13 a look keeps what the frame holds until it ends.
+    """
+    found = None
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in STEPS and code.co_argcount:
+            model = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(model, nn.Module):
+                named = (chain.name for chain in chains(model) if any(one is module for one in chain.modules))
+                found = next(named, found)
+        frame = frame.f_back
+    return found

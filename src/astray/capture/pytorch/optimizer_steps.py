@@ -1,0 +1,377 @@
+"""Records what an optimizer does to each parameter: the gradient it was given, its state, the update and the weight.
+
+Each `step()` is a call of the optimizer (`AdamW`, a second one `AdamW#2`, in the order of their first steps), and in it
+each parameter is a call at its own site. What goes in is seen last before the step, after whatever clips, unscales or
+reduces gradients; what comes out first after it. Only gradients that a closure computes are seen when it is done.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import weakref
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch._C import DisableTorchFunction
+from torch.compiler import is_compiling
+from torch.optim import optimizer as torchs
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from astray.capture.engine import Engine, OpenCall, Site
+from astray.capture.observer import NOT_WRITTEN
+from astray.capture.pytorch.calls.modes import Modes
+from astray.capture.pytorch.closures import closure_of, frames, is_inner
+from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.native.build import load
+from astray.capture.pytorch.parameter_update import Known, ParameterUpdate, observe_common_state
+from astray.capture.pytorch.parameters import ParameterCapture
+from astray.capture.pytorch.setup.setup_capture import SetupCapture
+from astray.capture.pytorch.tensors import is_tensor
+from astray.capture.structure import Flattener
+
+_POST_HOOKS: dict[int, Any] = getattr(torchs, "_global_optimizer_post_hooks", {})
+_WITHIN = frozenset({"function", "op"})
+_NO_SETTINGS = frozenset({"params", "param_names"})
+
+
+class _Step:
+    """A step that is under way. An exception may end it without a word: its frame tells.
+
+    One during which the modes are off has no frame here: `_Away` tells, and lives as long as the frame.
+    """
+
+    def __init__(self, frame: FrameType | None, optimizer: Any, wanted: frozenset[str]) -> None:
+        self.frame = frame
+        self.thread = threading.get_ident()
+        self.optimizer = optimizer
+        self.wanted = wanted
+        self.call: OpenCall | None = None
+        self.parameters: list[ParameterUpdate] = []
+        self.gradients_come = False  # from a closure, inside the step
+        self.hook: Any = None
+
+
+class OptimizerCapture:
+    """Records the steps of every optimizer that has a parameter of the recorded models, until `remove`.
+
+    everything: also of optimizers that have none, for a program whose models are found as it runs.
+    """
+
+    def __init__(
+        self, engine: Engine, parameters: ParameterCapture, modes: Modes, setup: SetupCapture, *, everything: bool
+    ) -> None:
+        self._engine = engine
+        self._setup = setup
+        self._parameters = parameters
+        self._modes = modes
+        self._everything = everything
+        self._flat = Flattener(is_tensor)
+        self._labels: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._counts: Counter[str] = Counter()
+        self._sites: dict[tuple[str, str], Site] = {}
+        self._states: Known = {}
+        self._under_way: list[_Step] = []
+        self._away: dict[int, _Step] = {}  # by threads, the step for which the modes are off
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for step in self._under_way:
+            self._release(step)
+        self._under_way = []
+        self._come_back_late()
+
+    # -- what the hooks do ---------------------------------------------------------------------------------------
+
+    @never_compiled
+    def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        engine = self._engine
+        engine.tensors.forget()  # weights will change, those of distributed tensors without a trace
+        self._note_setup(optimizer)
+        if is_compiling() or not (engine.settings.optimizer or self._is_a_place()) or not engine.belongs_here():
+            return None
+        try:
+            with DisableTorchFunction(), torch.no_grad():  # what is done here is no part of the program
+                frame = sys._getframe(1)
+                self._drop_interrupted(frame)
+                self._come_back_late()
+                if not self._is_wanted(optimizer) or is_inner(frame, optimizer):
+                    return None
+                if self._is_unseen(optimizer, args, kwargs):
+                    return self._open_unseen(optimizer, frame, args, kwargs)
+                step = _Step(frame, optimizer, engine.settings.optimizer - {"calls"})
+                self._under_way.append(step)
+                if optimizer._optimizer_step_pre_hooks:
+                    # Hooks of the optimizer's own come after ours and may change gradients: go behind the last of them.
+                    step.hook = optimizer.register_step_pre_hook(_LastHook(self, step))
+                else:
+                    self._begin(step, frame, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
+            engine.failed(f"a step of {type(optimizer).__name__}", error)
+        return None
+
+    def _open_unseen(self, optimizer: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Opens a step during which the modes are off. What it gives is for torch to hold until the step ends."""
+        step = _Step(None, optimizer, self._engine.settings.optimizer - {"calls"})
+        away = _Away(self, step, args, kwargs)
+        try:
+            if step.wanted:
+                self._under_way.append(step)
+                self._begin(step, frame, args, kwargs)
+        except BaseException:  # `away` may live for long: an exception holds the frames that it went through
+            self.step_ended(step)
+            raise
+        return away
+
+    @never_compiled
+    def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._engine.tensors.forget()
+        if is_compiling() or not self._engine.belongs_here():
+            return
+        self._come_back()
+        if not self._under_way:
+            return
+        frame, here = sys._getframe(1), threading.get_ident()
+        for step in self._under_way:
+            if step.frame is frame or (step.frame is None and step.thread == here and step.optimizer is optimizer):
+                break
+        else:
+            return
+        self._under_way.remove(step)
+        try:
+            with DisableTorchFunction(), torch.no_grad():
+                self._end(step)
+        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
+            self._engine.failed(f"a step of {type(optimizer).__name__}", error)
+        finally:
+            self._release(step)
+
+    def begin_last(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """All hooks of the optimizer's own have run."""
+        try:
+            with DisableTorchFunction(), torch.no_grad():
+                self._begin(step, step.frame, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
+            self._engine.failed(f"a step of {type(step.optimizer).__name__}", error)
+
+    def _is_a_place(self) -> bool:
+        """Whether functions and ops are recorded: those inside a step should be found there."""
+        return not _WITHIN.isdisjoint(self._engine.settings.level)
+
+    def _is_unseen(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the modes can be off during a step: calls inside it are not asked for, and all of it is torch's code.
+
+        It asks a handful of questions about every parameter, and the function mode would be told of each; ops get
+        all parameters at once, and an op mode has them wrapped one by one.
+        """
+        settings = self._engine.settings
+        if not self._is_a_place() or self._takes_calls() or settings.scope is not None:
+            return False
+        if closure_of(args, kwargs) is not None or not _is_torchs(optimizer):
+            return False
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return False
+        first = next(iter(_POST_HOOKS.values()), None)  # somebody else's would be called before ours
+        return first == self._after and not (dist.is_available() and dist.is_initialized())
+
+    def _takes_calls(self) -> bool:
+        """Whether the calls that an optimizer makes in its step are recorded."""
+        settings = self._engine.settings
+        return "calls" in settings.optimizer and "update" in settings.phases
+
+    def _come_back(self) -> bool:
+        """Puts the modes on again; False when no step of this thread keeps them off."""
+        thread = threading.get_ident()
+        step = self._away.get(thread)
+        if step is not None:
+            self._modes.resume(step)
+            self._away.pop(thread, None)
+        return step is not None
+
+    def suspend(self, step: _Step) -> None:
+        """Takes the modes off for a step of this thread."""
+        self._away[step.thread] = step
+        self._modes.suspend(step, ops=True)
+
+    def step_ended(self, step: _Step) -> None:
+        """Nothing runs any more of a step during which the modes were off; most often all of this has been done."""
+        if self._away.get(step.thread) is step and threading.get_ident() == step.thread:
+            self._come_back()
+        if step in self._under_way:
+            self._under_way.remove(step)
+            self._release(step)
+
+    def _come_back_late(self) -> None:
+        """The same for a step that is long over, should there be one."""
+        if self._come_back():
+            why = "an exception ended it and was kept, and with it what keeps the modes off"
+            self._engine.missed("functions and ops that were called after a step of an optimizer", why)
+
+    def _drop_interrupted(self, frame: FrameType) -> None:
+        """Forgets steps of this thread that are on its stack no more, with the copies they hold."""
+        if self._under_way:
+            running = set(frames(frame))
+            here = threading.get_ident()
+            ended = [step for step in self._under_way if step.thread == here and step.frame not in running]
+            for step in ended:
+                self._under_way.remove(step)
+                self._release(step)
+
+    def _release(self, step: _Step) -> None:
+        if step.call is not None:
+            self._engine.leave(step.call)
+        step.parameters.clear()
+        if step.hook is not None:
+            step.hook.remove()
+
+    # -- which optimizers and parameters -------------------------------------------------------------------------
+
+    def _site(self, name: str, kind: str, owner: Site | None = None) -> Site:
+        """Where an optimizer of this kind is recorded, or what it does to a parameter; `owner` has its gradients."""
+        site = self._sites.get((name, kind))
+        if site is None:
+            root, module = ("", None) if owner is None else (owner.root, owner.module)
+            site = self._sites[name, kind] = Site(name, kind, root, "optimizer", module)
+        return site
+
+    def _is_wanted(self, optimizer: Any) -> bool:
+        """Whether to record this step. An optimizer gets its name at its first step, be that recorded or not."""
+        kind = type(optimizer).__name__
+        if not self._everything and not self._has_known_parameters(optimizer):
+            if self._engine.listening:
+                self._engine.missed(f"a step of {kind}", "none of its parameters belongs to a recorded model")
+            return False
+        self._label(optimizer)
+        if not self._engine.listening:
+            return False
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            self._engine.missed(f"a step of {kind}", "it was captured into a CUDA graph")
+            return False
+        return True
+
+    def _label(self, optimizer: Any) -> str:
+        """What this optimizer is called; it gets its name when it is first asked for."""
+        known = self._labels.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:
+            kind = type(optimizer).__name__
+            self._counts[kind] += 1
+            number = self._counts[kind]
+            known = weakref.ref(optimizer), kind if number == 1 else f"{kind}#{number}"
+            self._labels[id(optimizer)] = known
+        return known[1]
+
+    def _note_setup(self, optimizer: Any) -> None:
+        """What an optimizer is set to, in steps that are recorded."""
+        engine = self._engine
+        if is_compiling() or not engine.listening or not engine.belongs_here():
+            return
+        try:
+            if self._everything or self._has_known_parameters(optimizer):
+                with DisableTorchFunction():
+                    self._setup.optimizer(optimizer, self._label(optimizer), self._name)
+        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
+            engine.failed(f"the settings of {type(optimizer).__name__}", error)
+
+    def _name(self, parameter: torch.Tensor) -> str | None:
+        site = self._parameters.site(parameter)
+        return None if site is None else site.name
+
+    def _has_known_parameters(self, optimizer: Any) -> bool:
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        return any(self._parameters.site(parameter) is not None for parameter in parameters)
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def _begin(self, step: _Step, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        engine, optimizer, kind = self._engine, step.optimizer, type(step.optimizer).__name__
+        label = self._label(optimizer)
+        step.gradients_come = closure_of(args, kwargs) is not None
+        step.call = engine.enter(self._site(label, kind), frame, phase="update", micro=0, row=bool(step.wanted))
+        if step.frame is None:
+            step.call.frame = None
+        step.call.inside = step.gradients_come  # what a closure calls is the program's, and not the optimizer's
+        if self._is_a_place():
+            engine.tensors.forget()  # gradients were summed over ranks, perhaps, which no version counter tells
+        if not step.wanted:
+            return
+        stack, seq = step.call.stack, step.call.seq
+        groups = [self._settings(group) for group in optimizer.param_groups]
+        if seq != NOT_WRITTEN:
+            engine.begin(step.call, f'{{"param_groups":[{",".join(text for _, text in groups)}]}}')
+        parent = None if seq == NOT_WRITTEN else seq
+        for number, (tensors, _) in enumerate(groups):
+            for path, tensor in tensors:
+                engine.tensors.observe(seq, "input", f"param_groups.{number}.{path}", tensor)
+        for number, (group, (_, text)) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+            for place, tensor in enumerate(group["params"]):
+                if not tensor.requires_grad and tensor.grad is None:
+                    continue  # frozen: no optimizer touches it
+                owner = self._parameters.site(tensor)
+                name = owner.name if owner is not None else f"{label}/param_groups.{number}.{place}"
+                site = self._site(name, kind, owner)
+                seq = engine.event(site, "update", parent, stack=stack, args=text)
+                if seq != NOT_WRITTEN:
+                    step.parameters.append(ParameterUpdate(engine, optimizer, tensor, site.name, seq, step.wanted))
+        for parameter in step.parameters:
+            if not step.gradients_come:
+                parameter.observe_gradient(scaled=True)
+            parameter.observe_entry(self._states)
+
+    def _settings(self, group: dict[str, Any]) -> tuple[list[tuple[str, torch.Tensor]], str]:
+        """The settings of a parameter group: those that are tensors, and all of them as text."""
+        given = {name: value for name, value in group.items() if name not in _NO_SETTINGS}
+        tensors, text = self._flat.arguments((), given)
+        plain = json.dumps(json.loads(text).get("kwargs", {}), separators=(",", ":"), ensure_ascii=False)
+        return [(path.removeprefix("kwargs."), tensor) for path, tensor in tensors], plain
+
+    def _end(self, step: _Step) -> None:
+        if step.gradients_come:
+            for parameter in step.parameters:
+                parameter.observe_gradient(scaled=False)
+        for parameter in step.parameters:
+            parameter.observe_results(self._states)
+        if "state" in step.wanted and step.call is not None:
+            observe_common_state(self._engine, step.optimizer, step.call.seq)
+
+
+class _Away(tuple[Any, ...]):
+    """Keeps the modes off for as long as it lives. It is what our hook returns: the arguments as they were.
+
+    The frame of torch's that has called the hook holds on to it until the step ends, be it by an exception.
+    """
+
+    def __new__(cls, _capture: OptimizerCapture, _step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Away:
+        return super().__new__(cls, (args, kwargs))
+
+    def __init__(self, capture: OptimizerCapture, step: _Step, _args: Any, _kwargs: Any) -> None:
+        # Not in `__del__`, which would lose what a signal handler of the program raises.
+        self._ending = load().Ending(lambda: capture.step_ended(step))
+        capture.suspend(step)
+
+
+def _is_torchs(optimizer: Any) -> bool:
+    """Whether a step of this optimizer is torch's own code."""
+    kind = type(optimizer)
+    return kind.__module__.startswith("torch.optim.") and getattr(torch.optim, kind.__name__, None) is kind
+
+
+class _LastHook:
+    """Sits behind the hooks of the optimizer's own for the length of one step."""
+
+    def __init__(self, capture: OptimizerCapture, step: _Step) -> None:
+        self._capture = capture
+        self._step = step
+
+    @never_compiled
+    def __call__(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not is_compiling():
+            self._capture.begin_last(self._step, args, kwargs)

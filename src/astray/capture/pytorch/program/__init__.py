@@ -1,1 +1,0 @@
-"""A program that knows nothing of astray: its outermost modules, its steps, and transformers' Trainer."""

@@ -1,0 +1,209 @@
+"""A tensor as it lies in files: one box of it or several, each with strides; and how its values are read from there.
+
+Whatever the format, a tensor is `Stored`. Values come whole, or in blocks of bounded size in row-major order, so that
+one of any size can be measured: what is in memory at a time is one block, and once more as much to pick it from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.checkpoints.open_files import Files
+from astray.errors import CheckpointError
+from astray.stats import dtypes
+
+Array = npt.NDArray[Any]
+Index = tuple[int, ...]
+
+BLOCK_BYTES = 1 << 24
+"""Large enough for the kernels, and small enough that the allocator hands out the same memory again: what is larger
+than 32 MB it takes from the system each time, page by page, at half the speed."""
+
+SPARSE = 4
+"""Elements that lie far apart are picked from all that is between them, if that is at most so many times larger."""
+
+_SMALL = 1 << 18
+"""What lies this close together is read at once, however sparse: a read costs about as much as these bytes do."""
+
+
+MOST_DIMENSIONS = 64  # of an array of numpy, and of most operations of torch
+MOST_ELEMENTS = 1 << 58  # so that their bytes, 16 for each at most, fit into 63 bits
+
+
+def is_shape(sizes: Sequence[object]) -> bool:
+    """Whether these are the sizes of a tensor that can be. One without elements has no larger sizes than others.
+
+    >>> is_shape((2, 3)), is_shape((2, -3)), is_shape((0, 1 << 60)), is_shape((True,))
+    (True, False, False, False)
+    """
+    if len(sizes) > MOST_DIMENSIONS:
+        return False
+    elements = 1
+    for size in sizes:
+        if type(size) is not int or not 0 <= size <= MOST_ELEMENTS:
+            return False
+        elements *= max(size, 1)
+    return elements <= MOST_ELEMENTS
+
+
+class Spec(NamedTuple):
+    """What is known of a tensor without loading it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes its elements take."""
+        return self.size * dtypes.find(self.dtype).itemsize
+
+
+class Piece(NamedTuple):
+    """A box of a tensor in a file.
+
+    start: the byte of its first element. offset: the index of that element in the tensor. stride: in elements.
+    """
+
+    file: Path
+    start: int
+    offset: Index
+    shape: Index
+    stride: Index
+
+
+class Stored(NamedTuple):
+    """A tensor in files. `locate` gives its pieces, which cover it; some formats tell only then where they lie.
+
+    place: what two names of one tensor have in common.
+    """
+
+    spec: Spec
+    locate: Callable[[], Sequence[Piece]]
+    place: object
+
+    @classmethod
+    def contiguous(cls, spec: Spec, file: Path, start: int) -> Stored:
+        """A tensor that lies in one file in row-major order."""
+        return cls.of(spec, Piece(file, start, (0,) * len(spec.shape), spec.shape, row_major(spec.shape)))
+
+    @classmethod
+    def of(cls, spec: Spec, piece: Piece) -> Stored:
+        """A tensor that is one piece."""
+        return cls(spec, lambda: (piece,), (spec, piece))
+
+
+def row_major(shape: Sequence[int]) -> Index:
+    """The strides of a contiguous tensor, in elements.
+
+    >>> row_major((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """How many elements of storage lie between the first and the last of a tensor, both included."""
+    return 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def read_whole(stored: Stored, files: Files) -> Array:
+    """All values, in the storage type of their dtype: bfloat16 as uint16, 8-bit floats as uint8."""
+    found = _empty(stored.spec.dtype, stored.spec.shape)
+    _fill(found, (0,) * found.ndim, stored.locate(), files)
+    return found
+
+
+def read_blocks(stored: Stored, files: Files, nbytes: int = BLOCK_BYTES) -> Iterator[Array]:
+    """The values in row-major order, in arrays of one dimension and about so many bytes at most."""
+    pieces = stored.locate()
+    itemsize = dtypes.find(stored.spec.dtype).itemsize
+    for offset, shape in boxes(stored.spec.shape, max(nbytes // itemsize, 1)):
+        block = _empty(stored.spec.dtype, shape)
+        _fill(block, offset, pieces, files)
+        yield block.reshape(-1)
+
+
+def boxes(shape: Index, most: int) -> Iterator[tuple[Index, Index]]:
+    """Cut a shape into boxes of at most so many elements that follow each other in row-major order.
+
+    >>> list(boxes((2, 3), 4)), list(boxes((2, 3), 2))
+    ([((0, 0), (1, 3)), ((1, 0), (1, 3))], [((0, 0), (1, 2)), ((0, 2), (1, 1)), ((1, 0), (1, 2)), ((1, 2), (1, 1))])
+    """
+    if 0 in shape:
+        return
+    if math.prod(shape) <= most:
+        yield (0,) * len(shape), shape
+        return
+    # The first dimension of which one index fits is cut into slabs, and those before it into single indices.
+    cut = next(dim for dim in range(len(shape)) if math.prod(shape[dim + 1 :]) <= most)
+    rest = shape[cut + 1 :]
+    slab = most // math.prod(rest)
+    for outer in product(*map(range, shape[:cut])):
+        for begin in range(0, shape[cut], slab):
+            size = min(slab, shape[cut] - begin)
+            yield (*outer, begin, *(0,) * len(rest)), (*(1,) * cut, size, *rest)
+
+
+def _empty(dtype: str, shape: Index) -> Array:
+    try:
+        return np.empty(shape, dtypes.find(dtype).storage)
+    except (MemoryError, ValueError):
+        raise CheckpointError(f"There is not enough memory for a tensor of {dtype} and shape {list(shape)}.") from None
+
+
+def _fill(into: Array, offset: Index, pieces: Sequence[Piece], files: Files) -> None:
+    """Fill an array, which begins at this index of the tensor, with what the pieces have of it."""
+    for piece in pieces:
+        low = [max(here, there) for here, there in zip(offset, piece.offset, strict=True)]
+        high = [
+            min(here + size, there + length)
+            for here, size, there, length in zip(offset, into.shape, piece.offset, piece.shape, strict=True)
+        ]
+        if all(begin < end for begin, end in zip(low, high, strict=True)):
+            index: Any = (*(slice(b - o, e - o) for b, e, o in zip(low, high, offset, strict=True)), ...)
+            target = into[index]
+            moved = sum((b - o) * step for b, o, step in zip(low, piece.offset, piece.stride, strict=True))
+            _copy(target, piece.file, piece.start + moved * into.itemsize, piece.stride, files)
+
+
+def _copy(target: Array, file: Path, start: int, stride: Index, files: Files) -> None:
+    """Copy elements that lie in a file with strides into an array of the same shape."""
+    if target.flags.c_contiguous and _is_dense(target.shape, stride):
+        files.read_into(file, start, target)
+        return
+    span = extent(target.shape, stride) * target.itemsize
+    if span <= _SMALL or (span <= BLOCK_BYTES and span <= SPARSE * target.nbytes) or target.size == 1:
+        raw = np.empty(span // target.itemsize, target.dtype)
+        files.read_into(file, start, raw)
+        steps = [step * target.itemsize for step in stride]
+        target[...] = np.lib.stride_tricks.as_strided(raw, target.shape, steps, writeable=False)
+        return
+    # Halves along the dimension that makes it so long, until what is to be read at once is short or dense.
+    dim = max(range(target.ndim), key=lambda dim: (target.shape[dim] - 1) * stride[dim])
+    half = target.shape[dim] // 2
+    before = (slice(None),) * dim
+    _copy(target[(*before, slice(half))], file, start, stride, files)
+    _copy(target[(*before, slice(half, None))], file, start + half * stride[dim] * target.itemsize, stride, files)
+
+
+def _is_dense(shape: Index, stride: Index) -> bool:
+    """Whether elements follow each other in row-major order without a gap; dimensions of size 1 do not count."""
+    wanted = row_major(shape)
+    return all(size == 1 or step == right for size, step, right in zip(shape, stride, wanted, strict=True))

@@ -1,7 +1,0 @@
-"""All ranks of two runs.
-
-schedule.py    one after another, or in processes of their own where that saves time
-rank.py        one rank: pair, judge and blame
-workers.py     the side that asks processes; worker.py: the process
-table.py       the pairs of all ranks in one table
-"""

@@ -1,0 +1,1 @@
+"""The first call that is wrong by itself, and what explains it."""

@@ -1,0 +1,144 @@
+"""Finds tensors that only one run has because it computed the same in another way, as eager attention beside SDPA does.
+
+Reads the judged pairs and the graphs of both runs, feeds `Comparison.same`. A tensor lies on such a detour when what
+was computed with it has been compared and agrees: the result of the call around it, or the input of a call that took
+it. A parameter that the other run does not know is never one: it may well be zero today and matter tomorrow.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from astray.comparison.blame.weights import has_role
+from astray.comparison.rows import Bools, Ints
+from astray.comparison.verdict import AGREEING, BAD, Verdict
+from astray.graph import Graph, graph_of
+from astray.graph.keys_keys import one_key
+from astray.records import ROOT
+from astray.store import Run, Table
+
+_OPEN, _AGREES, _WRONG = 0, 1, 2
+"""What is known of a call by its results: not compared, agreeing, and not."""
+
+
+def find_detours(pairs: Table, reference: Run, candidate: Run) -> Bools:
+    """Which pairs are of one run only, and on another way to results that agree."""
+    found = np.zeros(len(pairs), np.bool_)
+    sides = (("reference", reference, Verdict.ONLY_IN_REFERENCE), ("candidate", candidate, Verdict.ONLY_IN_CANDIDATE))
+    verdict, rank = pairs.coded("verdict").codes, pairs.numbers("rank")
+    for side, run, only in sides:
+        for number, rows in run.ranks.items():
+            of_rank = rank == number
+            lone = np.flatnonzero(of_rank & (verdict == only))
+            if not len(lone):
+                continue
+            compared = np.flatnonzero(of_rank & np.isin(verdict, (*AGREEING, *BAD)))
+            at = pairs.numbers(f"row_{side}")
+            agrees = np.isin(verdict[compared], AGREEING)
+            on_detour = _Side(graph_of(rows), at[compared], agrees).on_detour(at[lone])
+            found[lone] = on_detour & ~_unknown_weights(pairs, lone, verdict != only)
+    return found
+
+
+def _is_weight(pairs: Table) -> Bools:
+    """Rows of parameters, of buffers and of gradients."""
+    return has_role(pairs, "parameter", "gradient", "state")
+
+
+def _unknown_weights(pairs: Table, lone: Ints, elsewhere: Bools) -> Bools:
+    """Which of some rows are of a parameter that the other run, whose rows are `elsewhere`, does not have at all."""
+    weight = _is_weight(pairs)
+    found = weight[lone]
+    if found.any():
+        known = set(_names(pairs, np.flatnonzero(elsewhere & weight)))
+        found[found] = [name not in known for name in _names(pairs, lone[found])]
+    return found
+
+
+def _names(pairs: Table, rows: Ints) -> list[str]:
+    """The full names of parameters, whichever call has shown them: a compiled module shows all those inside."""
+    site, path = pairs.coded("site"), pairs.coded("path")
+    code, which = np.unique(one_key([site.codes[rows], path.codes[rows]]), return_index=True, return_inverse=True)[1:]
+    names = []
+    for row in rows[code].tolist():
+        module, name = str(site[row]), str(path[row])
+        names.append(name if module == ROOT else f"{module}.{name}")
+    return [names[one] for one in which.reshape(-1).tolist()]
+
+
+class _Side(NamedTuple):
+    """One run: its graph, the rows that were compared, and which of those agree."""
+
+    graph: Graph
+    compared: Ints
+    agrees: Bools
+
+    def on_detour(self, lone: Ints) -> Bools:
+        """Which of some rows that the other run does not have led to what agrees."""
+        graph, state = self.graph, self._states()
+        call = graph.call_rows[lone]
+        around = np.append(graph.enclosings, -1)
+        begin = np.where(graph.takes[lone], call, around[call])
+        found = _walk(begin, state, around) == _AGREES
+        left = np.flatnonzero(~found & np.append(graph.is_backward, False)[call])
+        if len(left):  # of a model that is given integers nothing is sent back, and its weights tell
+            forward = graph.parent[call[left]]
+            settled = _walk(forward, state, np.append(graph.outer, -1)) == _AGREES
+            found[left] = settled & self._followed_by_gradients(lone[left])
+        return self._with_makers(lone, found)
+
+    def _states(self) -> Ints:
+        """What is known of each call by its results; one more for no call."""
+        graph = self.graph
+        state = np.zeros(len(graph.calls) + 1, np.int8)
+        results = ~graph.takes[self.compared]
+        call = graph.call_rows[self.compared]
+        state[call[results & self.agrees]] = _AGREES
+        state[call[results & ~self.agrees]] = _WRONG
+        state[-1] = _OPEN
+        return state
+
+    def _followed_by_gradients(self, rows: Ints) -> Bools:
+        """Whether later rows of the same backward pass agree."""
+        graph = self.graph
+        rows_that_agree = self.compared[self.agrees]
+        back = np.append(graph.is_backward | graph.is_gradient, False)
+        rows_that_agree = rows_that_agree[back[graph.call_rows[rows_that_agree]]]
+        step = np.append(graph.calls.numbers("step"), -1)
+        last: dict[int, int] = {}
+        for row in np.sort(rows_that_agree).tolist():
+            last[int(step[graph.call_rows[row]])] = row
+        steps = step[graph.call_rows[rows]].tolist()
+        return np.array([last.get(one, -1) > row for one, row in zip(steps, rows.tolist(), strict=True)], np.bool_)
+
+    def _with_makers(self, lone: Ints, found: Bools) -> Bools:
+        """And those whose results were taken, directly or through others, by what agrees."""
+        graph = self.graph
+        fine = np.zeros(len(graph.takes), np.bool_)
+        fine[self.compared[self.agrees]] = True
+        fine[lone[found]] = True
+        is_lone = np.zeros(len(graph.takes), np.bool_)
+        is_lone[lone] = True
+        calls = np.append(np.zeros(len(graph.calls), np.bool_), False)
+        taken = np.flatnonzero(fine & graph.takes & (graph.producer >= 0))
+        while len(taken):
+            made = graph.producer[taken]
+            call = np.unique(graph.call_rows[made[is_lone[made] & ~fine[made]]])
+            call = call[call >= 0]
+            calls[call] = True
+            new = np.flatnonzero(is_lone & ~fine & calls[graph.call_rows])
+            fine[new] = True
+            taken = new[graph.takes[new] & (graph.producer[new] >= 0)]
+        return fine[lone]
+
+
+def _walk(begin: Ints, state: Ints, around: Ints) -> Ints:
+    """The state of the nearest call from `begin` outward of which anything was compared."""
+    at = begin.copy()
+    going = np.flatnonzero((at >= 0) & (state[at] == _OPEN))
+    while len(going):
+        at[going] = around[at[going]]
+        going = going[(at[going] >= 0) & (state[at[going]] == _OPEN)]
+    return np.where(at >= 0, state[at], _OPEN)

@@ -1,0 +1,114 @@
+"""Names what was set differently as the cause: of a divergence that it explains, or of one too small to be seen.
+
+Reads what `setup` found of one rank, feeds `first`. A setting that is known to change results is a divergence where it
+first takes effect, if the tensors there differ at all, however little: a learning rate is not rounding.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from astray.comparison.blame.causes import causes_of
+from astray.comparison.blame.weights import has_role
+from astray.comparison.rows import Bools, Ints
+from astray.comparison.setup.setup_difference import SetupDifference
+from astray.comparison.verdict import BAD, Verdict
+from astray.graph.keys_keys import one_key
+from astray.records import ROOT
+from astray.store import Table
+
+NUMERICAL = (
+    "class", "*eps*", "p", "*dropout*", "momentum", "*scale*", "scaling", "*heads*", "*groups*", "normalized_shape",
+    "*stride*", "*padding*", "dilation", "kernel_size", "approximate", "negative_slope", "alpha", "beta", "*theta*",
+    "training", "*top_k*", "norm_topk_prob", "*causal*", "*window*", "affine", "track_running_stats", "temperature",
+    "label_smoothing", "reduction", "ignore_index", "*activation*", "hidden_act", "act_fn",
+)  # fmt: skip
+"""Attributes and arguments that models compute with. A program may keep anything else in its modules, so that other
+names count only where the results of their module are wrong."""
+
+
+class Effect(NamedTuple):
+    """Where a setting takes effect first: a row of the pairs."""
+
+    row: int
+    setting: SetupDifference
+
+
+def explaining(
+    setup: Sequence[SetupDifference], *, site: str, phase: str, step: int, parameter: str | None
+) -> tuple[SetupDifference, ...]:
+    """Those that change the results of a call, or of what moved its parameter: set at the site itself."""
+    found = causes_of(
+        [one for one in setup if changes_results(one)], site=site, phase=phase, step=step, parameter=parameter
+    )
+    module = site.partition("/")[0]
+    return tuple(one for one in found if one.kind == "optimizer" or {site, module} & set(one.sites or (one.site,)))
+
+
+def changes_results(one: SetupDifference) -> bool:
+    """Whether it changes more than roundings: a number, a flag or a class that both runs have, or what is optimized."""
+    is_optimized = one.kind == "optimizer" and one.name == "parameters"  # absent means that nothing steps it
+    absent = (one.reference is None or one.candidate is None) and not is_optimized
+    tensors = any(isinstance(value, str) and value.startswith("<") for value in (one.reference, one.candidate))
+    return one.expected_effect == "changes results" and not absent and not tensors
+
+
+def effects(pairs: Table, setup: Sequence[SetupDifference]) -> list[Effect]:
+    """Where settings that are known to change results take effect, the earliest first; `pairs` are of one rank."""
+    differs = (pairs.coded("verdict").codes != Verdict.IDENTICAL) & (pairs.numbers("row_candidate") >= 0)
+    differs &= pairs.numbers("row_reference") >= 0
+    found = []
+    for one in setup:
+        if not changes_results(one):
+            continue
+        if one.kind == "optimizer":
+            rows = _moved(pairs, differs, one)
+        elif one.kind in ("module", "argument") and any(fnmatch.fnmatch(one.name, name) for name in NUMERICAL):
+            rows = _results(pairs, differs, one)
+        else:
+            continue
+        if len(rows):
+            found.append(Effect(_first_that_shows(pairs, rows), one))
+    return sorted(found, key=lambda effect: effect.row)
+
+
+def _first_that_shows(pairs: Table, rows: Ints) -> int:
+    """The first of some rows; if that is off by rounding alone, the first that is wrong there or a step later.
+
+    The first update of Adam is the same for all its betas, but for rounding.
+    """
+    step, verdict = pairs.numbers("step"), pairs.coded("verdict").codes
+    wrong = rows[np.isin(verdict[rows], BAD) & (step[rows] <= step[rows[0]] + 1)]
+    return int(wrong[0] if len(wrong) else rows[0])
+
+
+def _results(pairs: Table, differs: Bools, one: SetupDifference) -> Ints:
+    """What the calls of its sites give."""
+    site = pairs.coded("site")
+    codes = [site.code(place) for place in one.sites or (one.site,) if place and place != ROOT]
+    here = differs & np.isin(site.codes, codes) & has_role(pairs, "output")
+    return np.flatnonzero(here & (pairs.numbers("step") >= (one.step or 0)))
+
+
+def _moved(pairs: Table, differs: Bools, one: SetupDifference) -> Ints:
+    """What its step makes: updates where they were recorded, and the weights of the next step."""
+    phase, step = pairs.coded("phase"), pairs.numbers("step")
+    since = one.step if one.step is not None else int(step.min(initial=0))
+    updated = (phase.codes == phase.code("update")) & has_role(pairs, "output") & (step >= since)
+    used = (phase.codes == phase.code("forward")) & has_role(pairs, "parameter") & (step > since)
+    rows = np.flatnonzero(differs & (updated | used))
+    if one.name == "class" or not one.sites:
+        return rows
+    site, path, wanted = pairs.coded("site"), pairs.coded("path"), set(one.sites)
+    distinct, which = np.unique(one_key([site.codes[rows], path.codes[rows]]), return_index=True, return_inverse=True)[
+        1:
+    ]
+    is_its = []
+    for row in rows[distinct].tolist():
+        module, name = str(site[row]), str(path[row])
+        is_its.append(bool({module, name if module == ROOT else f"{module}.{name}"} & wanted))
+    return rows[np.array(is_its, np.bool_)[which.ravel()]]

@@ -1,0 +1,135 @@
+"""The calls that are most surprising, whether or not they pass a limit: where to look first.
+
+Reads the judged pairs, feeds `comparison` and the reports. A suspect's score is its surprise: how many times further
+off it is than what it came from explains. Above 1 it counts as wrong by itself; below, it is what two right runs show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from astray.comparison.blame.explanation import explained, furthest_slice, sureness
+from astray.comparison.divergence import Divergence, Place
+from astray.store import Table
+
+MOST = 10
+"""So many suspects are told."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A call that may be wrong by itself.
+
+    place: its most surprising tensor. score: how many times further off than can be explained; ∞ where nothing may
+    differ. measure: by what (`astray help verdict`). error: how far off by that measure. limit: how far it may be.
+    given: how far off what it came from is. rule: who says so. siblings: how many others it was compared with.
+    of: whose numbers these are, in words, where they are not those of the place. furthest: of which slice of it.
+    """
+
+    rank: int
+    place: Place
+    score: float
+    measure: str
+    error: float
+    limit: float
+    given: float
+    rule: str
+    siblings: int
+    of: str = ""
+    furthest: str = ""
+
+    @property
+    def step(self) -> int:
+        return self.place.step
+
+    @property
+    def site(self) -> str:
+        return self.place.site
+
+    @property
+    def phase(self) -> str:
+        return self.place.phase
+
+    @property
+    def sureness(self) -> str:
+        """The score in a word."""
+        return sureness(self.score)
+
+    def __str__(self) -> str:
+        """Why it is suspected: "its extremes are off by 0.062; rounding explains at most 9.8e-04"."""
+        if math.isnan(self.error):  # another shape, NaN, integers: what has no size
+            return self.place.reason or self.place.verdict
+        return explained(
+            measure=self.measure,
+            deviation=self.error,
+            limit=self.limit,
+            given=self.given,
+            rule=self.rule,
+            siblings=self.siblings,
+            of=self.of,
+            furthest=self.furthest,
+        )
+
+
+def find_suspects(pairs: Table, firsts: Sequence[Divergence] = ()) -> tuple[Suspect, ...]:
+    """The most surprising tensor of each site and phase, the most surprising first.
+
+    firsts: the first divergences, which come before all others: one may be known by more than its numbers.
+    """
+    known = {(one.rank, one.site, one.phase): _of_divergence(one) for one in firsts[:MOST]}
+    found = _by_surprise(pairs)
+    rest = [one for one in found if (one.rank, one.site, one.phase) not in known]
+    return (*known.values(), *rest)[:MOST]
+
+
+def _of_divergence(one: Divergence) -> Suspect:
+    sure = one.settings or one.parameter is not None or math.isnan(one.surprise)
+    score = math.inf if sure else one.surprise
+    return Suspect(
+        rank=one.rank,
+        place=one.place,
+        score=score,
+        measure=one.measure,
+        error=one.deviation,
+        limit=one.limit,
+        given=one.given,
+        rule=one.rule,
+        siblings=one.siblings,
+        of=one.whose,
+        furthest=one.furthest,
+    )
+
+
+def _by_surprise(pairs: Table) -> tuple[Suspect, ...]:
+    score = pairs.numbers("surprise")
+    at = np.flatnonzero(score > 0)
+    order = at[np.lexsort((at, -score[at]))]
+    found: dict[tuple[object, ...], Suspect] = {}
+    sites, phases, ranks = pairs.coded("site").codes, pairs.coded("phase").codes, pairs.numbers("rank")
+    for row in order.tolist():
+        key = (int(ranks[row]), int(sites[row]), int(phases[row]))
+        if key not in found:
+            found[key] = _suspect(pairs, row)
+        if len(found) == MOST:
+            break
+    return tuple(found.values())
+
+
+def _suspect(pairs: Table, row: int) -> Suspect:
+    numbers = {name: float(pairs.numbers(name)[row]) for name in ("surprise", "deviation", "limit", "given")}
+    return Suspect(
+        rank=int(pairs.numbers("rank")[row]),
+        place=Place.of(pairs, row),
+        score=numbers["surprise"],
+        measure=pairs["measure"][row] or "",
+        error=numbers["deviation"],
+        limit=numbers["limit"],
+        given=numbers["given"],
+        rule=pairs["rule"][row] or "",
+        siblings=int(pairs.numbers("siblings")[row]),
+        furthest=furthest_slice(pairs, row),
+    )

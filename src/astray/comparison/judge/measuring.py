@@ -1,0 +1,206 @@
+"""Measures every pair by the best that both sides kept; first what dtype, shape and fingerprint decide.
+
+Reads `evidence`, feeds `errors` and `verdicts`. Whole columns are measured at once; only kept values are looked at
+pair by pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from astray.comparison.judge import thresholds as t
+from astray.comparison.measure.evidence import Evidence, Measured, Progress, measure_statistics, measure_values
+from astray.comparison.measure.kept_values import Source, is_partial
+from astray.comparison.reasons import UNDECIDED, Reason
+from astray.comparison.rows import Bools, Ints
+from astray.comparison.verdict import Judgement, Rule, Verdict
+from astray.stats.dtypes import DTYPES
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One entry per pair.
+
+    measured: its error is known. differs: values surely do. hidden: they surely do, and no statistic shows how much.
+    nonfinite: NaN or infinity where the other side has none. bits_only: fingerprints differ, and nothing else is known.
+    rearranged: a gradient that has another shape and as many elements, which is measured by its statistics alone.
+    """
+
+    measured: Bools
+    differs: Bools
+    hidden: Bools
+    nonfinite: Bools
+    bits_only: Bools
+    rearranged: Bools
+
+    @classmethod
+    def of_nothing(cls, pairs: int) -> Facts:
+        return cls(**{one.name: np.zeros(pairs, np.bool_) for one in fields(cls)})
+
+    def taken(self, at: Ints) -> Facts:
+        """Those of some pairs."""
+        return Facts(**{one.name: getattr(self, one.name)[at] for one in fields(self)})
+
+
+def measure(evidence: Evidence, judged: Judgement, progress: Progress | None) -> Facts:
+    """Fill in what can be said of a pair by itself: error, source, metrics, and what bits and shapes decide."""
+    pairs = evidence.pairs
+    facts = Facts.of_nothing(len(pairs.reference))
+    judged.verdict[pairs.candidate < 0] = Verdict.ONLY_IN_REFERENCE
+    judged.verdict[pairs.reference < 0] = Verdict.ONLY_IN_CANDIDATE
+    judged.reason |= evidence.remarks
+    decided = (evidence.remarks & UNDECIDED) == 0
+    remaining = _settle_form(evidence, np.flatnonzero(pairs.matched & decided), judged)
+    if len(remaining):
+        _measure(evidence, remaining, judged, facts, progress)
+    _measure_rearranged(evidence, np.flatnonzero(judged.verdict == Verdict.SHAPE), judged, facts)
+    return facts
+
+
+def _settle_form(evidence: Evidence, at: Ints, judged: Judgement) -> Ints:
+    """Settle what dtype, shape and fingerprint decide; give back the pairs that must be measured."""
+    if not len(at):
+        return at
+    dtypes = evidence.sides("dtype", at)
+    kinds_differ = evidence.kinds[dtypes[0]] != evidence.kinds[dtypes[1]]
+    shapes_differ = np.not_equal(*evidence.sides("form", at))
+    masks = np.zeros(len(at), np.bool_)
+    others = np.flatnonzero(kinds_differ & ~shapes_differ)
+    masks[others] = _are_the_same_masks(evidence, at[others])
+    kinds_differ &= ~masks
+    same_bits = evidence.bits[at] == 1
+    judged.reason[at] |= (
+        np.where((dtypes[0] != dtypes[1]) & ~masks, np.where(kinds_differ, Reason.KINDS, Reason.DTYPES), 0)
+        | np.where(shapes_differ, Reason.SHAPES, 0)
+        | np.where(shapes_differ & same_bits, Reason.RESHAPED, 0)
+    )
+    judged.verdict[at[shapes_differ]] = Verdict.SHAPE
+    judged.verdict[at[kinds_differ]] = Verdict.DTYPE
+    judged.rule[at] = Rule.BITS
+    identical = at[same_bits & ~shapes_differ]
+    judged.verdict[at[masks]], judged.error[at[masks]] = Verdict.ROUNDING, 0.0
+    judged.source[at[masks]] = Source.STATISTICS
+    judged.reason[at[masks]] |= Reason.MASKS
+    judged.verdict[identical] = Verdict.IDENTICAL
+    judged.error[identical] = 0.0
+    judged.source[identical] = Source.FINGERPRINT
+    settled: Bools = kinds_differ | shapes_differ | same_bits | masks
+    return at[~settled]
+
+
+def _are_the_same_masks(evidence: Evidence, at: Ints) -> Bools:
+    """Pairs of a mask of booleans and one of numbers, which are zero or one large negative number.
+
+    Attention takes both: scores stay where booleans are true, and where zero is added. By statistics, as many are true
+    as are zero, and nothing lies between zero and the smallest number. Code that means it the other way round is not
+    taken for the same: a causal mask that is off by one hides as many scores as a right one shows.
+    """
+    found = np.zeros(len(at), np.bool_)
+    if not len(at):
+        return found
+    known = np.array([DTYPES[name].kind if name in DTYPES else "" for name in evidence.dtypes])
+    kinds = [known[side] for side in evidence.sides("dtype", at)]
+    names = ("zeros", "inf", "nan", "count", "min", "max", "mean")
+    sides = {name: evidence.numbers(name, at) for name in names}
+    for booleans, numbers in ((0, 1), (1, 0)):
+        true = sides["count"][booleans] - sides["zeros"][booleans]
+        kept, hidden = sides["zeros"][numbers], sides["count"][numbers] - sides["zeros"][numbers]
+        finite = hidden - sides["inf"][numbers]
+        with np.errstate(invalid="ignore", over="ignore"):
+            # Statistics are over finite elements: all of them are zero, or as small as the smallest.
+            total = sides["mean"][numbers] * (kept + finite)
+            alike = (finite == 0) | (
+                np.abs(total / finite - sides["min"][numbers]) <= t.MASKED * -sides["min"][numbers]
+            )
+            large = (finite == 0) | (sides["min"][numbers] <= -1 / t.MASKED)
+        here = (kinds[booleans] == "bool") & (kinds[numbers] == "float") & (sides["nan"][numbers] == 0)
+        here &= (np.nan_to_num(sides["max"][numbers]) <= 0) & (hidden > 0) & alike & large
+        found |= here & (true == kept)
+    return found
+
+
+def _measure(evidence: Evidence, remaining: Ints, judged: Judgement, facts: Facts, progress: Progress | None) -> None:
+    """Measure what dtype, shape and fingerprint leave open, by the best that both sides kept."""
+    kept, apart = evidence.kept_values(remaining)
+    besides = evidence.source_without_values(remaining)
+    judged.source[remaining] = source = np.maximum(kept, besides)
+    judged.reason[remaining[apart]] |= Reason.ELSEWHERE
+    _by_bits(remaining[source <= Source.FINGERPRINT], judged, facts)
+    # Some of the values may miss what the statistics of the whole tensor show, so such a pair is measured by both.
+    _by_statistics(evidence, remaining[(source < Source.VALUES) & (besides == Source.STATISTICS)], judged, facts)
+    _by_values(evidence, remaining[source >= Source.SAMPLE], judged, facts, progress)
+
+
+def _by_bits(at: Ints, judged: Judgement, facts: Facts) -> None:
+    """Pairs that have different fingerprints and nothing else, or nothing at all."""
+    known = judged.source[at] == Source.FINGERPRINT
+    facts.bits_only[at] = known
+    judged.reason[at] |= np.where(known, Reason.BITS_ONLY, Reason.NOTHING_KEPT)
+
+
+def _by_statistics(evidence: Evidence, at: Ints, judged: Judgement, facts: Facts) -> None:
+    for rows in np.split(at, range(t.ROWS, len(at), t.ROWS)):  # as many at a time as fit into the cache
+        _keep(rows, measure_statistics(evidence, rows), judged, facts)
+
+
+def _by_values(evidence: Evidence, at: Ints, judged: Judgement, facts: Facts, progress: Progress | None) -> None:
+    """Measure by kept values, all or some. What cannot be read falls back on what else is known."""
+    if not len(at):
+        return
+    read, found = measure_values(evidence, at, progress)
+    unread = np.setdiff1d(at, read)
+    judged.reason[unread] |= Reason.UNREADABLE
+    judged.source[unread] = source = evidence.source_without_values(unread)
+    _by_statistics(evidence, unread[source == Source.STATISTICS], judged, facts)
+    _by_bits(unread[source < Source.STATISTICS], judged, facts)
+    some = is_partial(judged.source[read])
+    if some.any():
+        found = _with_statistics(found, read, some, judged, facts)
+    _keep(read, found, judged, facts)
+
+
+def _with_statistics(found: Measured, at: Ints, some: Bools, judged: Judgement, facts: Facts) -> Measured:
+    """Add to what some values say what the statistics have said before. Equal values of a part prove nothing alone."""
+    same = np.where(judged.source[at] == Source.SAMPLE, Reason.SAMPLED, Reason.SLICED)
+    before = some & facts.measured[at]
+    return found._replace(
+        error=np.where(before, np.fmax(found.error, judged.error[at]), found.error),
+        hidden=before & facts.hidden[at],
+        equal=found.equal & (~some | (judged.verdict[at] == Verdict.IDENTICAL)),
+        differs=found.differs | (before & facts.differs[at]),
+        nonfinite=found.nonfinite | (before & facts.nonfinite[at]),
+        reason=found.reason | np.where(some & ~found.differs, same, 0),
+    )
+
+
+def _measure_rearranged(evidence: Evidence, at: Ints, judged: Judgement, facts: Facts) -> None:
+    """Gradients of as many elements as the other side's.
+
+    Views hand gradients through in shapes of their own, and two ways to one result seldom use the same views. That the
+    elements are in the right order shows in the forward, or where the gradient goes.
+    """
+    if not len(at) or "backward" not in evidence.phases:
+        return
+    at = at[evidence.sides("phase", at)[0] == evidence.phases.index("backward")]
+    left, right = evidence.numbers("count", at)
+    at = at[(left == right) & (left > 0) & (evidence.eps(at) > 0)]
+    if not len(at):
+        return
+    nothing = np.zeros(len(at), np.bool_)
+    facts.rearranged[at] = True
+    judged.verdict[at], judged.source[at] = Verdict.UNKNOWN, Source.STATISTICS
+    _keep(at, measure_statistics(evidence, at)._replace(equal=nothing, hidden=nothing), judged, facts)
+
+
+def _keep(at: Ints, found: Measured, judged: Judgement, facts: Facts) -> None:
+    facts.measured[at] = True
+    facts.differs[at] = found.differs
+    facts.hidden[at] = found.hidden & ~found.equal
+    facts.nonfinite[at] = found.nonfinite
+    judged.error[at] = found.error
+    judged.reason[at] |= found.reason | np.where(found.nonfinite, Reason.NONFINITE_ONE, 0)
+    judged.verdict[at[found.equal]] = Verdict.IDENTICAL
+    judged.rule[at[found.equal]] = Rule.BITS
+    judged.keep_metrics(at, found.metrics)

@@ -1,0 +1,76 @@
+"""In which precision float32 is multiplied: TF32 and its kind round inputs to fewer digits than their dtype has.
+
+Reads what both runs were set to, feeds `errors`. It holds for whatever may multiply matrices: the results of linear
+layers, convolutions and of code that was not recorded, and not of norms, activations and pooling.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from astray.comparison.judge import thresholds as t
+from astray.comparison.judge.sources import Sources
+from astray.comparison.measure.evidence import Evidence
+from astray.comparison.rows import Floats
+from astray.comparison.setup.effects import unit_of
+from astray.store import RankRun
+
+PLAIN = re.compile(
+    r"norm|relu|gelu|silu|tanh|sigmoid|softmax|act|drop|embed|pool|identity|flatten|rotary", re.IGNORECASE
+)
+"""Classes that multiply no matrices. Functions are asked the other way around: few of them do."""
+
+MULTIPLIES = re.compile(r"linear|matmul|mm$|bmm|conv|einsum|attention|lstm|gru|rnn|dot", re.IGNORECASE)
+CONVOLVES = re.compile(r"conv", re.IGNORECASE)
+
+FLAGS = {
+    "cuda": {"matmul": ("cuda.matmul.fp32_precision",), "conv": ("cudnn.conv.fp32_precision",)},
+    "cpu": {"matmul": ("mkldnn.matmul.fp32_precision",), "conv": ("mkldnn.conv.fp32_precision",)},
+}
+
+
+class Units(NamedTuple):
+    """The unit roundoffs of products in float32, in whichever run is coarser; 0 where nothing is said."""
+
+    matmul: float
+    conv: float
+
+
+def find_units(evidence: Evidence) -> Units:
+    """Those that both runs were set to."""
+    units = [_units(rows.run) for rows in (evidence.reference, evidence.candidate) if rows.run is not None]
+    return Units(*(max((unit[name] for unit in units), default=0.0) for name in Units._fields))
+
+
+def multiplied_units(sources: Sources, units: Units) -> Floats:
+    """For each row the unit roundoff of the products it is made of, 0 where that is its dtype's."""
+    found = np.zeros(len(sources.call))
+    matmul, conv = units
+    if max(units) <= t.FLOAT32:
+        return found
+    calls = sources.calls
+    by_type = []
+    for word in sources.run.calls.coded("type").values:
+        of_module = 0.0 if PLAIN.search(word) else conv if CONVOLVES.search(word) else matmul
+        of_function = 0.0 if not MULTIPLIES.search(word) else conv if CONVOLVES.search(word) else matmul
+        by_type.append((of_module, of_function))
+    table = np.array([*by_type, (matmul, 0.0)])
+    types = np.where(calls.is_parameter | calls.is_optimizer, calls.owner_type, calls.type)
+    of_call = np.where(calls.plane == 1, table[types, 1], table[types, 0])
+    made = sources.is_result | (sources.has_role("input") & (sources.plane == 0))
+    return np.where(made & sources.known, np.append(of_call, 0.0)[sources.call], found)
+
+
+def _units(run: RankRun) -> dict[str, float]:
+    """In which precision a run multiplies float32, on the device where most of its tensors are."""
+    device = run.tensors.coded("device")
+    counts = np.bincount(device.codes[device.codes >= 0], minlength=1)
+    kind = str(device.values[int(counts.argmax())]).partition(":")[0] if len(device.values) else "cpu"
+    said = [row.values for row in run.setup if row.subject == "torch"]
+    return {
+        name: max((unit_of(values.get(flag)) or 0.0 for values in said for flag in flags), default=0.0)
+        for name, flags in FLAGS.get(kind, FLAGS["cpu"]).items()
+    }

@@ -1,0 +1,1 @@
+"""How far apart the two sides of a pair are, by the best that both sides kept."""

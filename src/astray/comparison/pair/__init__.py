@@ -1,0 +1,1 @@
+"""Which tensor of one run is which of the other."""

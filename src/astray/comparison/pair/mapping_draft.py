@@ -1,0 +1,216 @@
+"""Drafts a mapping for two runs whose module trees differ: `astray map`.
+
+The modules of the first step are taken in order of execution, and paired by the shapes of their own parameters, what
+they give, and the last part of their names. From the pairs come rules, as few as will do: a module stands for all that
+is inside it and has the same name there, and names that differ only in their numbers become one pattern.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from astray.comparison.pair.mapping import Mapping
+from astray.comparison.pair.renamed import Named, pair_renamed
+from astray.comparison.pair.sequence_alignment import Stream, pair_streams
+from astray.errors import CompareError
+from astray.records import ROOT
+from astray.store import CheckpointRun, RankRun, Run
+from astray.wording import printable
+
+
+class Module(NamedTuple):
+    """A module that was called."""
+
+    site: str
+    type: str
+    parameters: tuple[tuple[int, ...], ...]  # the shapes of its own, each sorted: a transposed weight is the same one
+    output: tuple[int, ...]
+    size: float  # the logarithm of the norm of what it gave
+
+    @property
+    def named(self) -> str:
+        """The site with its class; the tensor of a checkpoint has none."""
+        return f"{self.site} ({self.type})" if self.type else self.site
+
+
+class Draft(NamedTuple):
+    """A mapping, and what it is silent about."""
+
+    mapping: Mapping
+    pairs: list[tuple[Module, Module]]  # of the reference and of the candidate
+    only_reference: list[Module]
+    only_candidate: list[Module]
+
+    @property
+    def of_modules(self) -> bool:
+        """Whether names are of modules; those of tensors have no class."""
+        return any(module.type for module in (*self.only_reference, *self.only_candidate, *sum(self.pairs, ())))
+
+    def __str__(self) -> str:
+        """The mapping as a file, with what it is silent about in comments."""
+        lines = [
+            f"# {'Modules' if self.of_modules else 'Tensors'} of the candidate that have a partner: "
+            f"{len(self.pairs)} of {len(self.pairs) + len(self.only_candidate)}.",
+            "# Each line is a name of the candidate and what the reference calls it.",
+            *_section("sites", self.mapping.sites.items()),
+            *_section("patterns", self.mapping.patterns),
+        ]
+        if not self.mapping.sites and not self.mapping.patterns:
+            lines += ["", "# All names are the same."]
+        for side, lone in (("reference", self.only_reference), ("candidate", self.only_candidate)):
+            if lone:
+                lines += ["", f"# Only in the {side}:", *(f"#   {printable(module.named)}" for module in lone)]
+        return "\n".join(lines)
+
+
+def draft(reference: Run, candidate: Run) -> Draft:
+    """Find out which module is which. Raises CompareError when a run has no modules."""
+    if isinstance(reference, CheckpointRun) != isinstance(candidate, CheckpointRun):
+        raise CompareError("A checkpoint and a recording have no names to map: give two of a kind.")
+    left, right = modules(reference), modules(candidate)
+    if isinstance(reference, CheckpointRun) and isinstance(candidate, CheckpointRun):
+        found = pair_renamed(_tensors(reference), _tensors(candidate))
+    else:
+        first, second = pair_streams(*_streams(left, right))
+        found = list(zip(first.tolist(), second.tolist(), strict=True))
+    pairs = [(left[i], right[j]) for i, j in found]
+    return Draft(
+        _rules([(there.site, here.site) for here, there in pairs]),
+        pairs,
+        [module for place, module in enumerate(left) if place not in {one for one, _ in found}],
+        [module for place, module in enumerate(right) if place not in {other for _, other in found}],
+    )
+
+
+def modules(run: Run) -> list[Module]:
+    """The modules of a run's first step, in the order in which they were first called."""
+    rank = run.ranks[min(run.ranks)] if run.ranks else None
+    if rank is None or not len(rank.calls):
+        raise CompareError(f"{run.path} holds no calls, so there is nothing to map.")
+    if isinstance(run, CheckpointRun):
+        return [Module(tensor.name, "", (), tensor.shape, np.nan) for tensor in _tensors(run)]
+    calls = rank.calls
+    wanted = (calls.coded("kind").codes == calls.coded("kind").code("module")) & (
+        calls.coded("phase").codes == calls.coded("phase").code("forward")
+    )
+    wanted &= calls.numbers("step") == calls.numbers("step").min()
+    rows = np.flatnonzero(wanted)
+    if not len(rows):
+        raise CompareError(
+            f"{run.path} holds no module calls, so there is nothing to map. Record it with level='module'."
+        )
+    found: dict[str, Module] = {}
+    tensors = _tensors_of(rank)
+    for row in rows.tolist():
+        site = calls["site"][row]
+        if site not in found:
+            found[site] = _module(rank, site, calls["type"][row] or "", tensors.get(row, []))
+    return list(found.values())
+
+
+def _tensors(run: CheckpointRun) -> list[Named]:
+    """The tensors of a checkpoint, which has no modules. One of a single repeated value is like many others."""
+    tensors, sites = run.ranks[0].tensors, run.ranks[0].calls["site"]
+    telling = tensors.valid("fingerprint") & (tensors.numbers("min") < tensors.numbers("max"))
+    bits = [int(one) if tells else None for one, tells in zip(tensors.numbers("fingerprint"), telling, strict=True)]
+    return [Named(sites[row], shape, bits[row]) for row, shape in enumerate(tensors["shape"])]
+
+
+def _tensors_of(rank: RankRun) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for tensor, call in enumerate(rank.call_rows.tolist()):
+        found[call].append(tensor)
+    return found
+
+
+def _module(rank: RankRun, site: str, type: str, tensors: list[int]) -> Module:
+    roles, shapes = rank.tensors["role"], rank.tensors["shape"]
+    parameters = [tuple(sorted(shapes[row])) for row in tensors if roles[row] == "parameter"]
+    outputs = [row for row in tensors if roles[row] == "output"]
+    norm = float(rank.tensors.numbers("l2")[outputs[0]]) if outputs else np.nan
+    size = float(np.log(norm)) if norm > 0 else np.nan
+    return Module(site, type, tuple(sorted(parameters)), shapes[outputs[0]] if outputs else (), size)
+
+
+def _streams(left: list[Module], right: list[Module]) -> tuple[Stream, Stream]:
+    """Modules of other parameters are never paired, nor one that holds modules with one that holds none."""
+    numbers: dict[object, int] = {}
+
+    def stream(side: str, modules: list[Module]) -> Stream:
+        sites = {module.site for module in modules}
+        outer = {site.rpartition(".")[0] for site in sites}
+        columns: list[list[object]] = [
+            [(module.parameters, module.site in outer or module.site == ROOT) for module in modules],
+            [("output", module.output) for module in modules],
+            # That both are outermost says nothing: one model may have been wrapped.
+            [("name", side if module.site == ROOT else module.site.rpartition(".")[2]) for module in modules],
+        ]
+        kind, detail, name = (
+            np.array([numbers.setdefault(key, len(numbers)) for key in column], np.int64) for column in columns
+        )
+        return Stream(kind, detail, name, np.array([module.size for module in modules]))
+
+    return stream("<reference>", left), stream("<candidate>", right)
+
+
+def _section(name: str, rules: Iterable[tuple[str, str]]) -> list[str]:
+    written = [f"  {_quoted(old)}: {_quoted(new)}" for old, new in rules]
+    return ["", f"{name}:", *written] if written else []
+
+
+def _quoted(name: str) -> str:
+    """In single quotes, in which YAML takes a backslash for a backslash; in double ones where signs need escapes."""
+    if not name.isprintable():
+        return '"' + printable(name.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+    return "'" + name.replace("'", "''") + "'"
+
+
+# ---- rules ---------------------------------------------------------------------------------------------------------
+
+
+def _rules(pairs: list[tuple[str, str]]) -> Mapping:
+    """As few rules as map each first name to its second."""
+    patterns = _patterns([(old, new) for old, new in pairs if old != new and ROOT not in (old, new)])
+    sites: dict[str, str] = {}
+    # Outer modules first, for they may do for what is inside them.
+    for old, new in sorted(pairs, key=lambda pair: pair[0].count(".")):
+        if Mapping(sites, patterns).site(old) != new:
+            sites[old] = new
+    return Mapping(sites, [pattern for pattern in patterns if _is_needed(pattern, patterns, sites, pairs)])
+
+
+def _patterns(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """One pattern for names that differ in their numbers only. The outermost come first: they may do for the inner."""
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    for old, new in pairs:
+        if _numbers(old) == _numbers(new) and _numbers(old):
+            groups[re.sub(r"\b\d+\b", "#", old), re.sub(r"\b\d+\b", "#", new)].append((old, new))
+    found: list[tuple[str, str]] = []
+    for (old, new), members in sorted(groups.items(), key=lambda group: group[0][0].count(".")):
+        example = members[0]
+        if len(members) > 1 and Mapping(patterns=found).site(example[0]) != example[1]:
+            pattern = re.escape(old).replace(r"\#", "#").replace("#", r"(\d+)")
+            found.append((pattern, _numbered(new)))
+    return found
+
+
+def _numbers(name: str) -> list[str]:
+    return re.findall(r"\b\d+\b", name)
+
+
+def _numbered(name: str) -> str:
+    """With \\1, \\2 … for the numbers."""
+    parts = name.split("#")
+    return parts[0] + "".join(rf"\{place}{part}" for place, part in enumerate(parts[1:], 1))
+
+
+def _is_needed(
+    pattern: tuple[str, str], patterns: list[tuple[str, str]], sites: dict[str, str], pairs: list[tuple[str, str]]
+) -> bool:
+    without = Mapping(sites, [other for other in patterns if other != pattern])
+    return any(without.site(old) != new for old, new in pairs)

@@ -1,0 +1,290 @@
+"""Compares one rank of two runs: rows → align → evidence → verdict → first.
+
+Feeds `table`, which puts ranks together. A rank depends on no other, not even for the numbers of its words: so it does
+not matter which process compares it, or after which. What comes of it is a few columns that are quickly sent about.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.comparison.blame.first import find_divergences
+from astray.comparison.divergence import Divergence
+from astray.comparison.judge import Gains, judge, noise_gains
+from astray.comparison.judge.tolerances import Tolerances
+from astray.comparison.measure.custom_metrics import Failures, OwnMetrics
+from astray.comparison.measure.evidence import Evidence, Progress, ReadBlocks, ReadPieces, ReadValues
+from astray.comparison.measure.kept_values import is_partial
+from astray.comparison.measure.pieces import Pieces
+from astray.comparison.pair.alignment import Alignment, align
+from astray.comparison.pair.checkpoints import find_worst
+from astray.comparison.pair.joined_rank import JoinedRank
+from astray.comparison.pair.joined_runs import join_ranks
+from astray.comparison.pair.matching import Matching
+from astray.comparison.pair.partners import Words
+from astray.comparison.ranks.table import RankPairs, table
+from astray.comparison.rows import CALL_COLUMNS, Floats, Ints, Rows, Vocabularies, Vocabulary, read_rows
+from astray.comparison.setup.differences import of_rank
+from astray.comparison.setup.setup_difference import SetupDifference
+from astray.comparison.verdict import MEASURES, Judgement, Verdict
+from astray.errors import RunError
+from astray.store import CheckpointRank, RankRun
+from astray.store.run import Account
+
+
+class Sides(NamedTuple):
+    """One rank as each run has it; None where it has not."""
+
+    reference: RankRun | None
+    candidate: RankRun | None
+    noise: tuple[RankRun | None, ...] = ()  # of further recordings of the reference
+
+
+class Judging(NamedTuple):
+    """What all ranks are judged with."""
+
+    own: OwnMetrics
+    allowed: Tolerances = Tolerances()
+    exact: bool = False
+
+
+class Tally(NamedTuple):
+    """How many rows either side has, how many pairs they make, and how many of those could be compared."""
+
+    reference: int
+    candidate: int
+    matched: int
+    comparable: int
+
+
+class Compared(NamedTuple):
+    """One rank, compared.
+
+    noise: how much could be compared of the further recordings of the reference.
+    accounts: what the tables of reference and candidate say of themselves.
+    setup: what was set differently.
+    """
+
+    rank: int
+    pairs: RankPairs
+    tally: Tally
+    noise: tuple[Tally, ...]
+    divergences: list[Divergence]
+    failures: Failures
+    accounts: tuple[Account | None, Account | None]
+    setup: list[SetupDifference]
+
+
+def compare_rank(
+    rank: int, sides: Sides, matching: Matching, judging: Judging, progress: Progress | None = None
+) -> Compared:
+    """Pair, judge and blame. `progress` is called with (done, total) after each pair whose values had to be read."""
+    judging = judging._replace(own=judging.own.anew())
+    recorded = _recorded(sides.reference)
+    setup = of_rank(rank, recorded, _recorded(sides.candidate), matching)
+    if matching.micro == "joined":
+        left, right = join_ranks(sides.reference, sides.candidate, matching)
+        sides = sides._replace(reference=left, candidate=right)
+    plain = Matching(steps=matching.steps)  # their names and steps are those of the reference, whatever the candidate's
+    again = [
+        _judge(rank, recorded, run, plain, Judging(OwnMetrics({})), None) for run in sides.noise if run is not None
+    ]
+    seen = [_gains(one, recorded, sides.reference) for one in again]
+    found = _judge(rank, sides.reference, sides.candidate, matching, judging, progress, seen)
+    words = {name: vocabulary.words for name, vocabulary in found.vocabularies.items()}
+    pairs = RankPairs(len(found.pairs.reference), _columns(found), words)
+    divergences = []
+    if sides.reference is not None and sides.candidate is not None:
+        own = table([pairs._replace(columns=dict(pairs.columns))])
+        if isinstance(sides.reference, CheckpointRank):
+            divergences = find_worst(own, rank, sides.reference, sides.candidate)
+        else:
+            divergences = find_divergences(own, rank, sides.reference, sides.candidate, setup)
+    return Compared(
+        rank,
+        pairs,
+        _tally(found),
+        tuple(_tally(one) for one in again),
+        divergences,
+        judging.own.failures,
+        (_account(sides.reference), _account(sides.candidate)),
+        setup,
+    )
+
+
+def _recorded(run: RankRun | None) -> RankRun | None:
+    """A rank as it was recorded, before its micro steps were joined."""
+    return run.recorded if isinstance(run, JoinedRank) else run
+
+
+class _Judged(NamedTuple):
+    rank: int
+    reference: Rows
+    candidate: Rows
+    vocabularies: Vocabularies
+    pairs: Alignment
+    evidence: Evidence
+    judgement: Judgement
+
+
+def _judge(
+    rank: int,
+    left: RankRun | None,
+    right: RankRun | None,
+    matching: Matching,
+    judging: Judging,
+    progress: Progress | None,
+    noise: Sequence[Gains] = (),
+) -> _Judged:
+    """Two sides of a rank, judged; `noise` has the gains that further recordings of the reference showed."""
+    vocabularies: Vocabularies = defaultdict(Vocabulary)
+    reference = read_rows(left, vocabularies, matching.of_reference())
+    candidate = read_rows(right, vocabularies, matching.of_candidate())
+    words = Words(vocabularies["kind"].words, vocabularies["site"].words)
+    pairs = align(reference, candidate, words, in_order=matching.by == "order", same_shape=matching.shapes == "same")
+    evidence = Evidence(
+        reference,
+        candidate,
+        pairs,
+        dtypes=vocabularies["dtype"].words,
+        roles=vocabularies["role"].words,
+        phases=vocabularies["phase"].words,
+        parts=vocabularies["part"].words,
+        paths=vocabularies["path"].words,
+        read_reference=_reader(left),
+        read_candidate=_reader(right),
+        own=judging.own,
+        tolerance=judging.allowed.column(reference, pairs.reference, words.site, vocabularies["dtype"].words),
+        pieces=None if not isinstance(left, JoinedRank) else (_pieces(left), _pieces(right)),
+        blocks=_blocks(left, right),
+        same_prints=left is None or right is None or left.fingerprints == right.fingerprints,
+    )
+    rows = np.append(reference.tensor, -1)[pairs.reference]
+    judgement = judge(evidence, [gains._replace(rows=rows) for gains in noise], progress, judging.exact)
+    return _Judged(rank, reference, candidate, vocabularies, pairs, evidence, judgement)
+
+
+def _reader(run: RankRun | None) -> ReadValues:
+    """Reads kept values, or gives None for those that should be there and are not."""
+
+    def read(row: int) -> npt.NDArray[Any] | None:
+        try:
+            return None if run is None else run.verified(row)
+        except RunError:
+            return None
+
+    return read
+
+
+def _pieces(run: RankRun | None) -> ReadPieces:
+    """Reads the values of joined micro steps one by one, or gives None for those that are not there."""
+
+    def read(row: int) -> Pieces | None:
+        try:
+            return run.pieces(row) if isinstance(run, JoinedRank) else None
+        except RunError:
+            return None
+
+    return read
+
+
+def _blocks(left: RankRun | None, right: RankRun | None) -> tuple[ReadBlocks, ReadBlocks] | None:
+    """Reads the values of two checkpoints block by block."""
+    if not isinstance(left, CheckpointRank) or not isinstance(right, CheckpointRank):
+        return None
+    return left.blocks, right.blocks
+
+
+def _gains(again: _Judged, recorded: RankRun | None, reference: RankRun | None) -> Gains:
+    """The gains of a noise run by row of the reference's tensors, be they as recorded or joined."""
+    if recorded is None or not again.pairs.matched.any():
+        nothing = {name: np.empty(0) for name in MEASURES}
+        return Gains(nothing, nothing, np.empty(0, np.int64))
+    shown = noise_gains(again.evidence, again.judgement)
+    tensor = again.reference.tensor[again.pairs.reference]
+
+    def by_tensor(gains: dict[str, Floats]) -> dict[str, Floats]:
+        found = {}
+        for name, column in gains.items():
+            rows, known = tensor[~np.isnan(column)], column[~np.isnan(column)]
+            if isinstance(reference, JoinedRank):
+                rows, known = reference.largest(rows, known)
+            found[name] = np.full(len((reference or recorded).tensors), np.nan)
+            found[name][rows] = known
+        return found
+
+    return Gains(by_tensor(shown.by_row), by_tensor(shown.ever), np.empty(0, np.int64))
+
+
+def _tally(found: _Judged) -> Tally:
+    comparable = int(np.sum(found.judgement.verdict < Verdict.ONLY_IN_REFERENCE))
+    return Tally(len(found.reference), len(found.candidate), int(np.sum(found.pairs.matched)), comparable)
+
+
+def _account(run: RankRun | None) -> Account | None:
+    if not isinstance(run, JoinedRank):
+        return None if run is None else run.account
+    known = run.account.problems  # what was found while its parts were read is told by the rank as it was recorded
+    return run.account._replace(problems=[*known, *(one for one in run.recorded.account.problems if one not in known)])
+
+
+def _columns(found: _Judged) -> dict[str, npt.NDArray[Any]]:
+    """The columns of a rank's pairs, texts as codes."""
+    pairs, judged = found.pairs, found.judgement
+    columns: dict[str, npt.NDArray[Any]] = {"rank": np.full(len(pairs.reference), found.rank, np.int32)}
+    for name in (*CALL_COLUMNS, "role", "path"):
+        columns[name] = _of_either(found.reference.columns[name], found.candidate.columns[name], pairs)
+    columns |= {"verdict": judged.verdict, "origin": judged.origin, "error": judged.error}
+    columns |= {
+        name: getattr(judged, name) for name in ("surprise", "measure", "deviation", "limit", "given", "siblings")
+    }
+    columns |= {"source": judged.source, "part": _part(found), "rule": judged.rule, "reason": judged.reason}
+    for name in ("dtype", "shape"):
+        columns[f"{name}_reference"] = _at(found.reference.columns[name], pairs.reference)
+        columns[f"{name}_candidate"] = _at(found.candidate.columns[name], pairs.candidate)
+    for name, left, right in (
+        ("row", found.reference.tensor, found.candidate.tensor),
+        ("call", found.reference.call_row, found.candidate.call_row),
+    ):
+        columns[f"{name}_reference"] = _at(left, pairs.reference)
+        columns[f"{name}_candidate"] = _at(right, pairs.candidate)
+    columns |= {name: column if any(column.strides) else _NOTHING for name, column in judged.metrics.items()}
+    return {name: _short(column) for name, column in columns.items()}
+
+
+_NOTHING = np.array([np.nan])
+"""What was measured of no pair."""
+
+
+def _short(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A single entry where all pairs have the same."""
+    same = len(column) > 1 and column[0] == column[-1] and bool(np.all(column == column[0]))
+    return column[:1].copy() if same else column
+
+
+def _part(found: _Judged) -> Ints:
+    """The slice that each pair was judged by, −1 where it was none."""
+    at = np.flatnonzero(is_partial(found.judgement.source))
+    if not len(at):
+        return np.array([-1], np.int32)
+    part = np.full(len(found.pairs.reference), -1, np.int32)
+    left, right = found.reference.columns["part"], found.candidate.columns["part"]
+    part[at] = np.maximum(left[found.pairs.reference[at]], right[found.pairs.candidate[at]])
+    return part
+
+
+def _of_either(left: Ints, right: Ints, pairs: Alignment) -> Ints:
+    """A column of the key: the same on both sides, or only on one."""
+    if len(left) == len(pairs.reference):  # every pair has a reference row, and they are in its order
+        return left
+    return np.where(pairs.reference >= 0, _at(left, pairs.reference), _at(right, pairs.candidate))
+
+
+def _at(column: Ints, rows: Ints) -> Ints:
+    """The column at some rows, −1 where the row is −1."""
+    return np.append(column, np.array(-1, column.dtype))[rows]

@@ -1,0 +1,197 @@
+"""Ranks of one run that should hold the same: `astray compare RUN --replicas`.
+
+Data-parallel ranks see different data, but keep the same weights: their parameters, and everything an optimizer reads
+and writes, agree to the bit, step for step. The first that does not names the moment at which a rank went its own way,
+and what most ranks hold says which rank that is. A tensor that is spread over ranks is no replica, and left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from astray.comparison.divergence import Place
+from astray.comparison.rows import Bools, Ints, Rows, Vocabularies, Vocabulary, read_rows
+from astray.errors import CompareError
+from astray.graph.keys_keys import number_repeats, one_key
+from astray.steps import Steps
+from astray.store import Run, open_run
+
+Groups = tuple[tuple[int, ...], ...]
+"""Ranks that hold the same, the largest group first."""
+
+KEY = ("step", "micro", "site", "call", "phase", "again", "role", "path")
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A tensor that is not the same on all ranks that have it. `groups` has equal ranks together, the most first."""
+
+    place: Place
+    groups: Groups
+
+    @property
+    def odd(self) -> tuple[int, ...]:
+        """The ranks that do not hold what most hold; none when there is no majority."""
+        return odd_ones(self.groups)
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """What came of comparing the ranks of one run.
+
+    compared: how many tensors are on more than one rank. different: how many of those disagree. alone: how often each
+    rank does not hold what most hold.
+    """
+
+    run: Run
+    compared: int
+    different: int
+    first: Disagreement | None
+    alone: dict[int, int]
+
+    @property
+    def same(self) -> bool:
+        return not self.different
+
+    @property
+    def exit_code(self) -> int:
+        """What the command line ends with: 0 all the same, 1 different."""
+        return 0 if self.same else 1
+
+    def __str__(self) -> str:
+        from astray.comparison.ranks.replicas_replicas import render
+
+        return render(self)
+
+
+def compare_replicas(run: str | Run, *, steps: str | Sequence[int] | None = None, sites: str | None = None) -> Replicas:
+    """Compare the ranks of one run with each other. Raises CompareError when there is nothing that two ranks have."""
+    from astray.comparison.pair.matching import Matching
+
+    opened = run if isinstance(run, Run) else open_run(run)
+    if len(opened.ranks) < 2:
+        raise CompareError(f"{opened.path} has one rank, {min(opened.ranks, default=0)}; replicas take two.")
+    matching = Matching.check(steps=steps, sites=sites, by="key")
+    vocabularies: Vocabularies = defaultdict(Vocabulary)
+    ranks = {
+        rank: _shared(read_rows(one, vocabularies, matching.of_reference()), vocabularies)
+        for rank, one in sorted(opened.ranks.items())
+    }
+    found = _Table.of(ranks)
+    if not len(found.key):
+        raise CompareError(
+            f"No two ranks of {opened.path} have the same parameter or optimizer tensor"
+            f"{_among(matching.steps)}, so there is nothing to compare. Record parameters, or the update phase."
+        )
+    return _judged(opened, found, ranks, vocabularies)
+
+
+class _Table:
+    """Rows that more than one rank has, sorted by key: which key, which rank, which row there, which bits."""
+
+    def __init__(self, key: Ints, rank: Ints, row: Ints, bits: Ints) -> None:
+        self.key, self.rank, self.row, self.bits = key, rank, row, bits
+
+    @classmethod
+    def of(cls, ranks: dict[int, Rows]) -> _Table:
+        key = one_key([np.concatenate([rows.columns[name] for rows in ranks.values()]) for name in KEY])
+        ends = np.cumsum([len(rows) for rows in ranks.values()])[:-1]
+        key = one_key([key, np.concatenate([number_repeats(part) for part in np.split(key, ends)])])
+        rank = np.concatenate([np.full(len(rows), number) for number, rows in ranks.items()])
+        row = np.concatenate([np.arange(len(rows)) for rows in ranks.values()])
+        bits = np.concatenate([_bits(rows) for rows in ranks.values()])
+        order = np.lexsort((rank, key))
+        key, rank, row, bits = key[order], rank[order], row[order], bits[order]
+        _, number, counts = np.unique(key, return_inverse=True, return_counts=True)
+        several = counts[number] > 1
+        return cls(number[several], rank[several], row[several], bits[several])
+
+    def different(self) -> Ints:
+        """The keys whose ranks disagree."""
+        keys, first = np.unique(self.key, return_index=True)
+        least = np.minimum.reduceat(self.bits, first)
+        most = np.maximum.reduceat(self.bits, first)
+        return np.asarray(keys[least != most])
+
+
+def _shared(rows: Rows, vocabularies: Vocabularies) -> Rows:
+    """The rows that replicas have in common: parameters and what belongs to an optimizer, unless they are shards."""
+    assert rows.run is not None, "it is a rank of the run"
+    parameter = rows.columns["role"] == _code(vocabularies["role"], "parameter")
+    update = rows.columns["phase"] == _code(vocabularies["phase"], "update")
+    whole: Bools = rows.run.tensors.coded("placement").codes[rows.tensor] < 0
+    known = rows.known("fingerprint", np.arange(len(rows)))
+    kept = np.flatnonzero((parameter | update) & whole & known)
+    columns = {name: column[kept] for name, column in rows.columns.items()}
+    return Rows(rows.run, rows.tensor[kept], rows.call_row[kept], columns)
+
+
+def _bits(rows: Rows) -> Ints:
+    return np.asarray(rows.statistic("fingerprint", np.arange(len(rows))), np.uint64)
+
+
+def _judged(run: Run, found: _Table, ranks: dict[int, Rows], vocabularies: Vocabularies) -> Replicas:
+    different = found.different()
+    starts, ends = np.searchsorted(found.key, different), np.searchsorted(found.key, different, side="right")
+    groups = [_groups(found, slice(*ends_of)) for ends_of in zip(starts.tolist(), ends.tolist(), strict=True)]
+    alone: dict[int, int] = dict.fromkeys(ranks, 0)
+    for one in groups:
+        for rank in odd_ones(one):
+            alone[rank] += 1
+    first = None
+    if groups:
+        steps = np.array([int(ranks[int(found.rank[at])].columns["step"][found.row[at]]) for at in starts.tolist()])
+        earliest = int(np.lexsort((found.row[starts], steps))[0])
+        first = Disagreement(_place(found, int(starts[earliest]), ranks, vocabularies), groups[earliest])
+    return Replicas(run, len(np.unique(found.key)), len(groups), first, alone)
+
+
+def odd_ones(groups: Groups) -> tuple[int, ...]:
+    """The ranks that do not hold what most hold; none when there is no majority.
+
+    >>> odd_ones(((0, 1, 3), (2,))), odd_ones(((0, 1), (2, 3)))
+    ((2,), ())
+    """
+    if len(groups[0]) == len(groups[1]):
+        return ()
+    return tuple(sorted(rank for group in groups[1:] for rank in group))
+
+
+def _groups(found: _Table, at: slice) -> Groups:
+    groups: dict[int, list[int]] = defaultdict(list)
+    for rank, bits in zip(found.rank[at].tolist(), found.bits[at].tolist(), strict=True):
+        groups[bits].append(rank)
+    return tuple(sorted((tuple(group) for group in groups.values()), key=lambda group: (-len(group), group)))
+
+
+def _place(found: _Table, at: int, ranks: dict[int, Rows], vocabularies: Vocabularies) -> Place:
+    rows, row = ranks[int(found.rank[at])], int(found.row[at])
+    cells = {name: int(column[row]) for name, column in rows.columns.items()}
+    words = {name: _word(vocabularies[name], cells[name]) for name in ("site", "type", "phase", "role", "path")}
+    return Place(
+        step=cells["step"],
+        micro=cells["micro"],
+        call=cells["call"],
+        recompute=bool(cells["recompute"]),
+        verdict="diverged",
+        error=float("nan"),
+        reason="bits differ",
+        weight=False,
+        **words,
+    )
+
+
+def _word(vocabulary: Vocabulary, code: int) -> str:
+    return str(vocabulary.words[code]) if code >= 0 else ""
+
+
+def _code(vocabulary: Vocabulary, word: str) -> int:
+    return vocabulary.words.index(word) if word in vocabulary.words else -2
+
+
+def _among(steps: Steps) -> str:
+    return f" in steps {steps}" if steps else ""

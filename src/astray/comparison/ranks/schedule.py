@@ -1,0 +1,135 @@
+"""Compares all ranks of two runs: one after another, or in processes of their own where that saves time.
+
+Reads the runs, feeds `comparison`. The result is the same either way, to the bit and in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from astray.comparison.measure.evidence import Progress
+from astray.comparison.pair.matching import Matching
+from astray.comparison.ranks.rank import Compared, Judging, Sides, compare_rank
+from astray.comparison.ranks.worker import Job
+from astray.errors import UsageError
+from astray.store import Run
+
+START = 0.5
+"""Seconds that starting processes takes, and sending what they found: `benchmarks/compare_ranks.py`."""
+
+SECONDS_A_ROW = 1.3e-6
+SECONDS_A_BYTE = 1 / 8e9
+SECONDS_A_BYTE_OF_OWN = 1 / 1e8
+"""What one process takes for a pair of tensors, for a byte kept of it, and for one that metrics of Python's measure."""
+
+
+class Runs(NamedTuple):
+    """What is compared; `noise` are further recordings of the reference."""
+
+    reference: Run
+    candidate: Run
+    noise: tuple[Run, ...] = ()
+
+    def sides(self, rank: int) -> Sides:
+        """One rank of each."""
+        noise = tuple(run.ranks.get(rank) for run in self.noise)
+        return Sides(self.reference.ranks.get(rank), self.candidate.ranks.get(rank), noise)
+
+
+class RanksProgress:
+    """The progress of all ranks as one. A rank that has not begun is taken to have as much to do as the others.
+
+    >>> progress = RanksProgress(print, ranks=2)
+    >>> progress(0, 50, 100)
+    50 200
+    >>> progress(1, 10, 60)
+    60 160
+    """
+
+    def __init__(self, progress: Progress | None, ranks: int) -> None:
+        self._progress = progress
+        self._ranks = ranks
+        self._done: dict[int, int] = {}
+        self._total: dict[int, int] = {}
+
+    def __call__(self, rank: int, done: int, total: int) -> None:
+        """So many pairs of this rank are done."""
+        self._done[rank], self._total[rank] = done, total
+        if self._progress is not None:
+            self._progress(sum(self._done.values()), sum(self._total.values()) * self._ranks // len(self._total))
+
+    def finished(self, rank: int) -> None:
+        """This rank is done, also if it had nothing to tell."""
+        self._total.setdefault(rank, 0)
+
+
+def job_of(given: Sequence[Any], matching: Matching, judging: Judging, metrics: Sequence[Any] | None) -> Job | None:
+    """What other processes need to know, or None when they cannot be told.
+
+    A run that is open already may be of any kind, and is quick to ask for what was read of it; a function is not there
+    in another process, nor is one of the main module, which is not run again.
+    """
+    reference, candidate, noise = given
+    paths = all(isinstance(run, str | os.PathLike) for run in (reference, candidate, *noise))
+    named = all(isinstance(metric, str) and not metric.startswith("__main__:") for metric in metrics or ())
+    interpreter = bool(sys.executable) and not getattr(sys, "frozen", False)  # and not a program made of one
+    if not paths or not named or not interpreter or os.name != "posix":
+        return None
+    again = tuple(os.fspath(run) for run in noise)
+    names = tuple(metrics or ())
+    return Job(os.fspath(reference), os.fspath(candidate), again, matching, judging.allowed, judging.exact, names)
+
+
+def compare_ranks(
+    runs: Runs,
+    matching: Matching,
+    judging: Judging,
+    job: Job | None = None,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> list[Compared]:
+    """Compare every rank that is asked for, so many at once. `job` says the same to other processes, if they can be."""
+    if processes is not None and processes < 1:
+        raise UsageError(f"Ranks cannot be compared in {processes} processes; it takes 1, which is this one, or more.")
+    ranks = matching.ranks_of(runs.reference, runs.candidate)
+    told = RanksProgress(progress, len(ranks))
+    count = min(processes or cores(), len(ranks))
+    if job is None or count < 2 or (processes is None and not worth_it(runs, ranks, count, bool(job.metrics))):
+        return [_compare(rank, runs, matching, judging, told) for rank in ranks]
+    from astray.comparison.ranks.workers import compare_in_processes  # which most comparisons have no use for
+
+    found = compare_in_processes(job, ranks, count, told)
+    for one in found:
+        for run, account in zip(runs[:2], one.accounts, strict=True):
+            if account is not None:
+                run.ranks[one.rank].account = account  # so that nobody reads the tables once more to know it
+    return found
+
+
+def _compare(rank: int, runs: Runs, matching: Matching, judging: Judging, told: RanksProgress) -> Compared:
+    found = compare_rank(rank, runs.sides(rank), matching, judging, lambda done, total: told(rank, done, total))
+    told.finished(rank)
+    return found
+
+
+def cores() -> int:
+    """The cores this process may run on, which in a container are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worth_it(runs: Runs, ranks: Sequence[int], processes: int, own: bool = False) -> bool:
+    """Whether so many processes save more time than it takes to start them; `own`: with metrics that were asked for.
+
+    How much there is to do is what the end of each recording says of itself; one without an end may be of any size.
+    """
+    each = SECONDS_A_BYTE_OF_OWN if own else SECONDS_A_BYTE
+    seconds = 0.0
+    for run in (runs.reference, runs.candidate, *runs.noise):
+        for rank in filter(None, map(run.ranks.get, ranks)):
+            if rank.end is None:
+                return True
+            seconds += (rank.end.tensors * SECONDS_A_ROW + rank.end.value_bytes * each) / 2
+    return seconds * (1 - 1 / processes) > START

@@ -1,0 +1,1 @@
+"""Rows of a comparison that somebody asked for: filtered, sorted, as text."""

@@ -1,0 +1,224 @@
+"""A difference in words: its subject, and the sentence that a report says first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from astray.comparison.setup.setup_difference import ABSENT, Finding
+from astray.records import ROOT
+from astray.wording import counted
+
+_SHOWN = 3
+_DEEPEST = 8  # lists in lists that are shown; settings have two, and a damaged file has any number
+_SUBJECTS = {
+    "torch": "torch",
+    "scaler": "GradScaler",
+    "environment": "environment",
+    "version": "versions",
+    "device": "devices",
+    "process": "ranks",
+    "seed": "seeds",
+}
+
+
+CLIPPED = {"clip_grad_norm": "a norm", "clip_grad_value": "values"}
+"""Settings of optimizers that are made before they step."""
+
+WRITTEN = "written_gradient"
+"""Whether a gradient was written to before a step, unlike the others of its optimizer."""
+
+
+def shown(value: Any, deep: int = 0) -> str:
+    """A value as a sentence has it. `deep`: in so many lists.
+
+    >>> shown([0.9, 0.999]), shown(True), shown("high"), shown(1e-06)
+    ('(0.9, 0.999)', 'True', 'high', '1e-06')
+    """
+    if value is ABSENT:
+        return "nothing"
+    if isinstance(value, list):
+        return f"({', '.join(shown(one, deep + 1) for one in value)})" if deep < _DEEPEST else "(…)"
+    return value.removeprefix("torch.") if isinstance(value, str) else str(value)
+
+
+def subject_of(found: Sequence[Finding]) -> str:
+    """What was set: of many places, how many and of which kind."""
+    first = found[0]
+    if first.subject in _SUBJECTS:
+        return _SUBJECTS[first.subject]
+    if first.subject == "autocast" and len(found) == 1 and first.site == ROOT:
+        return "autocast"
+    if first.subject == "optimizer":
+        return "parameters" if first.name == "parameters" else f"optimizer {_groups(found)}"
+    noun = {"config": "configuration", "autocast": "module", "argument": "call"}.get(first.subject, first.subject)
+    if len(found) == 1:
+        has_class = first.type and first.subject in ("module", "autocast")
+        return f"{noun} {first.site}" + (f" ({first.type})" if has_class else "")
+    return f"{counted(len(found), noun)}{_types(found)}"
+
+
+def sentence_of(found: Sequence[Finding], step: int | None) -> str:
+    """The difference in a sentence."""
+    text = _sentence(found)
+    if step is None:
+        return text
+    begin = f"In step {step}" if found[0].name == WRITTEN else f"From step {step} on"
+    return f"{begin}, {text if text[:2].isupper() or not _is_word(text) else text[0].lower() + text[1:]}"
+
+
+def _is_word(text: str) -> bool:
+    """Whether a sentence begins with a word of ours, and not with a name of the program's."""
+    return text.startswith(("The ", "Autocast "))
+
+
+def _sentence(found: Sequence[Finding]) -> str:
+    first, several = found[0], len(found) > 1
+    left, right = shown(first.reference), shown(first.candidate)
+    has, is_ = ("have", "are") if several else ("has", "is")
+    who = _who(found)
+    if first.subject == "optimizer":
+        return _of_optimizer(found, who, is_)
+    if first.subject == "autocast":
+        where = "" if first.site == ROOT and not several else f" for {who}"
+        return f"Autocast is {_autocast(left)} in the reference and {_autocast(right)} in the candidate{where}."
+    if first.subject == "argument":
+        if "<tensor>" in (first.reference, first.candidate):
+            left, right = (_given(value) for value in (first.reference, first.candidate))
+        called = "are called" if several else "is called"
+        return f"{who} {called} with {_argument(first.name)} {left} in the reference and {right} in the candidate."
+    if first.subject == "parameter" and first.name == "tensor":
+        return _lone(found, who, is_)
+    if first.subject == "parameter" and first.name == "requires_grad":
+        left, right = ("trained" if value else "frozen" for value in (first.reference, first.candidate))
+        return f"{who} {is_} {left} in the reference and {right} in the candidate."
+    if first.subject == "parameter":
+        return f"{who} {is_} {left} in the reference and {right} in the candidate."
+    if first.subject in ("module", "config"):
+        return _of_module(found, who, has, is_)
+    return _of_program(first, left, right)
+
+
+def _of_module(found: Sequence[Finding], who: str, has: str, is_: str) -> str:
+    first = found[0]
+    left, right = shown(first.reference), shown(first.candidate)
+    if first.name == "class" and ABSENT in (first.reference, first.candidate):
+        return _lone(found, who, is_)
+    if first.name == "class":
+        return f"{who} {is_} {left} in the reference and {right} in the candidate."
+    if first.name == "training":
+        left, right = ("training" if value else "evaluation" for value in (first.reference, first.candidate))
+        return f"{who} {is_} in {left} mode in the reference and in {right} mode in the candidate."
+    if first.name == "device":
+        return f"{who} {is_} on {left} in the reference and on {right} in the candidate."
+    if first.name == "wrapped in":
+        return f"{who} {is_} wrapped in {left} in the reference and in {right} in the candidate."
+    if ABSENT in (first.reference, first.candidate):
+        side, other, value = (
+            ("candidate", "reference", right) if first.reference is ABSENT else ("reference", "candidate", left)
+        )
+        return f"{who} {has} {first.name} {value} in the {side} and no such attribute in the {other}."
+    return f"{who} {has} {first.name} {left} in the reference and {right} in the candidate."
+
+
+def _of_optimizer(found: Sequence[Finding], who: str, is_: str) -> str:
+    first = found[0]
+    left, right = shown(first.reference), shown(first.candidate)
+    if first.name == "class":
+        return f"The optimizer is {left} in the reference and {right} in the candidate."
+    if first.name == "parameters":
+        left, right = (
+            "not optimized" if value is ABSENT else f"optimized by {value}"
+            for value in (first.reference, first.candidate)
+        )
+        return f"{who} {is_} {left} in the reference and {right} in the candidate."
+    if first.name in CLIPPED:
+        left, right = (f"clipped to {CLIPPED[first.name]} of {text}" if value != "off" else "not clipped"
+                       for value, text in ((first.reference, left), (first.candidate, right)))  # fmt: skip
+        return f"The gradients of {_groups(found)} are {left} in the reference and {right} in the candidate."
+    if first.name == WRITTEN:
+        side, other = ("reference", "candidate") if first.reference else ("candidate", "reference")
+        gradient = "gradient" if len(found) == 1 else "gradients"
+        return f"The {gradient} of {who} {is_} changed between backward and step in the {side}, not in the {other}."
+    steps = f"{_groups(found)} steps with {first.name}"
+    return f"{steps} {left} in the reference and {right} in the candidate."
+
+
+def _of_program(first: Finding, left: str, right: str) -> str:
+    if first.subject == "environment":
+        left, right = ("not set" if value is None else text for value, text in
+                       ((first.reference, left), (first.candidate, right)))  # fmt: skip
+        return f"{first.name} is {left} in the reference and {right} in the candidate."
+    if first.subject == "seed" and first.name != "PYTHONHASHSEED":
+        if _is_random(first.reference) and _is_random(first.candidate):
+            return f"No seed of {first.name} is set in either run, so their random numbers differ."
+        left, right = ("not set" if _is_random(value) else text for value, text in
+                       ((first.reference, left), (first.candidate, right)))  # fmt: skip
+    if first.subject == "seed":
+        what = "PYTHONHASHSEED" if first.name == "PYTHONHASHSEED" else f"The seed of {first.name}"
+        return f"{what} is {left} in the reference and {right} in the candidate."
+    if first.subject == "device":
+        words = {"cpu": "The processor", "cpu.instructions": "The instructions that torch uses", "cuda": "The GPU"}
+        what = words.get(first.name, f"The device's {first.name}")
+        return f"{what} is {left} in the reference and {right} in the candidate."
+    if first.subject == "process":
+        return f"The {first.name.replace('_', ' ')} is {left} in the reference and {right} in the candidate."
+    if first.subject == "version":
+        return f"{first.name} is {left} in the reference and {right} in the candidate."
+    return f"{_SUBJECTS[first.subject]}: {first.name} is {left} in the reference and {right} in the candidate."
+
+
+def _is_random(seed: Any) -> bool:
+    """Whether a seed is one that torch has drawn for itself, of 64 bits; people's own are smaller."""
+    return isinstance(seed, int) and seed >= 1 << 48
+
+
+def _lone(found: Sequence[Finding], who: str, is_: str) -> str:
+    return f"{who} {is_} only in the {'candidate' if found[0].reference is ABSENT else 'reference'}."
+
+
+def _who(found: Sequence[Finding]) -> str:
+    """Whom a sentence is about."""
+    first = found[0]
+    nouns = {"argument": "call", "config": "configuration", "optimizer": "parameter"}
+    if len(found) == 1:
+        if first.subject == "config":
+            return f"The configuration of {first.site}"
+        with_class = first.type and first.subject in ("module", "autocast") and first.name != "class"
+        return f"{first.site} ({first.type})" if with_class else first.site
+    names = ", ".join(finding.site for finding in found[:_SHOWN]) + (", …" if len(found) > _SHOWN else "")
+    noun = nouns.get(first.subject, "module")
+    many = f"{len(found):,} parameters and buffers" if first.subject == "parameter" else counted(len(found), noun)
+    kinds = "" if first.name == "class" else _types(found).strip(" ()")
+    return f"{many} ({f'{kinds}: ' if kinds else ''}{names})"
+
+
+def _types(found: Sequence[Finding]) -> str:
+    kinds = list(dict.fromkeys(finding.type for finding in found if finding.type))
+    if not kinds or found[0].subject in ("parameter", "config"):
+        return ""
+    return f" ({', '.join(kinds[:_SHOWN])}{', …' if len(kinds) > _SHOWN else ''})"
+
+
+def _groups(found: Sequence[Finding]) -> str:
+    """Which groups of which optimizer: `AdamW, group 0`."""
+    places = list(dict.fromkeys(finding.type for finding in found))
+    label = places[0].partition(", ")[0]
+    numbers = [place.rpartition(" ")[2] for place in places if ", group " in place]
+    if not numbers:
+        return label
+    return f"{label}, group {numbers[0]}" if len(numbers) == 1 else f"{label}, groups {', '.join(numbers)}"
+
+
+def _argument(name: str) -> str:
+    return f"argument {name}" if name.partition(".")[0].isdigit() else name
+
+
+def _given(value: Any) -> str:
+    return "a tensor" if value == "<tensor>" else shown(value)
+
+
+def _autocast(state: str) -> str:
+    if state == "off":
+        return state
+    return f"on ({state})"

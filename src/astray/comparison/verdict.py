@@ -1,0 +1,135 @@
+"""What can be said of a pair of tensors, and a column of it for every pair of a rank.
+
+Filled in by `judge`, read by `first` and the reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.comparison.measure.kept_values import Source
+from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
+from astray.comparison.rows import Floats, Ints
+
+
+class Verdict(IntEnum):
+    """What is said of a pair. `label` is how it is written."""
+
+    IDENTICAL = 0
+    ROUNDING = 1
+    DRIFTING = 2
+    DIVERGED = 3
+    NON_FINITE = 4
+    SHAPE = 5
+    DTYPE = 6
+    ONLY_IN_REFERENCE = 7
+    ONLY_IN_CANDIDATE = 8
+    UNKNOWN = 9
+
+    @property
+    def label(self) -> str:
+        return LABELS[self]
+
+
+class Rule(IntEnum):
+    """What decided about a pair."""
+
+    NONE = 0
+    BITS = 1
+    START = 2
+    MODEL = 3
+    SIBLINGS = 4
+    NOISE = 5
+    TOLERANCE = 6
+    CARRIED = 7
+    UNMOVED = 8
+
+
+RULES = ["", "bits", "start", "model", "siblings", "noise run", "tolerance", "seen before", "unmoved"]
+
+LABELS = [
+    "identical",  # the same bits
+    "rounding",  # as far apart as one call's rounding makes them
+    "drifting",  # further, but no further than what they came from explains
+    "diverged",  # further than that, or come of what is
+    "non-finite",  # NaN or Inf where the other side has none
+    "shape",
+    "dtype",  # of different kinds, such as a float and an integer
+    "only in reference",
+    "only in candidate",
+    "unknown",  # neither side is to blame: what they kept cannot be compared
+]
+
+MEASURES = ("values", "worst", "slices", "typical", "norm", "mean", "extremes")
+"""By what a pair is judged: `judge.errors` says what each is."""
+
+AGREEING = (Verdict.IDENTICAL, Verdict.ROUNDING, Verdict.DRIFTING)
+BAD = (Verdict.DIVERGED, Verdict.NON_FINITE, Verdict.SHAPE, Verdict.DTYPE)
+
+
+@dataclass
+class Judgement:
+    """One entry per pair: the verdict, how far off (NaN: not known), by which source, why, and what was measured."""
+
+    verdict: npt.NDArray[np.int8]
+    error: Floats
+    surprise: (
+        Floats  # how many times further off than can be explained, by the measure where that is most; NaN: unknown
+    )
+    measure: npt.NDArray[np.int8]  # which one that is, by its place in MEASURES
+    deviation: Floats  # how far off the pair is by that measure
+    limit: Floats  # and how far it may be
+    given: Floats  # and how far off what it came from is
+    siblings: npt.NDArray[np.int32]  # how many others it was compared with
+    origin: npt.NDArray[np.bool_]  # wrong by itself, and not because of what it came from
+    source: npt.NDArray[np.int8]
+    rule: npt.NDArray[np.int8]
+    reason: npt.NDArray[np.int32]
+    metrics: dict[str, Floats]
+
+    @classmethod
+    def of_nothing(cls, pairs: int, own: Sequence[str] = ()) -> Judgement:
+        unknown = np.full(pairs, np.nan)
+        nowhere = np.broadcast_to(np.float64(np.nan), pairs)  # takes no memory until something is measured
+        return cls(
+            verdict=np.full(pairs, Verdict.UNKNOWN, np.int8),
+            error=unknown,
+            surprise=unknown.copy(),
+            measure=np.full(pairs, -1, np.int8),
+            deviation=unknown.copy(),
+            limit=unknown.copy(),
+            given=unknown.copy(),
+            siblings=np.zeros(pairs, np.int32),
+            origin=np.zeros(pairs, np.bool_),
+            source=np.full(pairs, Source.NONE, np.int8),
+            rule=np.full(pairs, Rule.NONE, np.int8),
+            reason=np.zeros(pairs, np.int32),
+            metrics=dict.fromkeys((*METRICS, *SLICES, *BOUNDS, *own), nowhere),
+        )
+
+    def taken(self, at: Ints) -> Judgement:
+        """What is said of some pairs so far."""
+        metrics = {
+            name: column[at] if column.flags.writeable else np.broadcast_to(np.float64(np.nan), len(at))
+            for name, column in self.metrics.items()
+        }
+        return Judgement(**{name: getattr(self, name)[at] for name in DECIDED}, metrics=metrics)
+
+    def put(self, at: Ints, said: Judgement) -> None:
+        """Say of some pairs what was decided about them; what was measured stays."""
+        for name in DECIDED:
+            getattr(self, name)[at] = getattr(said, name)
+
+    def keep_metrics(self, at: Ints, found: dict[str, Floats]) -> None:
+        for name, column in found.items():
+            if not self.metrics[name].flags.writeable:
+                self.metrics[name] = self.metrics[name].copy()
+            self.metrics[name][at] = column
+
+
+DECIDED = tuple(one.name for one in fields(Judgement) if one.name != "metrics")

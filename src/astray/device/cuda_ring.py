@@ -1,0 +1,264 @@
+"""Measures the tensors of a CUDA device with our kernels: device memory for their results, and one copy back a step.
+
+A kernel goes onto the stream that the program is using, so it reads a tensor after the program has written it and
+before the program changes it or gives its memory away; nobody waits. Each program of a kernel leaves a partial row.
+At the end of a step one more kernel merges the partial rows of every tensor, and one copy brings the results to pinned
+memory, where the writer's thread finds them. The partial rows are then written over, which the order of a stream makes
+safe; streams that are new since wait for that moment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from astray.device import layout, triton_kernels
+from astray.device.launcher import CAPTURING, Kernel, NoKernelsError, kernel, relax
+from astray.device.result_row import WIDTH, Rows
+from astray.device.slots import Slots
+from astray.device.tickets import CAPTURED, SLOTS, Segment, Tickets
+from astray.device.unobserved import quietly
+from astray.interrupts import interrupt_of, pass_interrupt
+from astray.stats import Shard, Strided
+
+PARTIALS = 1 << 18
+"""The most partial rows before results are sent for: 21 MB of device memory."""
+
+_PATIENCE = 0.5  # seconds after which results are sent for though the step is not over
+_MANY = 20_000  # ways to launch that are remembered
+_FEW = 32  # lists of tensors that are kept on the device
+
+
+class _Launch(NamedTuple):
+    """How a tensor of one layout is measured."""
+
+    launch: Callable[..., int]
+    programs: int
+    arguments: tuple[int, ...]
+
+
+class _Listed(NamedTuple):
+    """Tensors that are measured together."""
+
+    memories: list[Strided]
+    kernel: Kernel
+    programs: int
+    words: torch.Tensor  # their list on the device
+
+
+class CudaRing:
+    """The measurements of one device. Raises NoKernelsError when its kernels cannot run there."""
+
+    def __init__(self, device: torch.device, tickets: Tickets) -> None:
+        self._device = device
+        self._index: int = device.index
+        self._tickets = tickets
+        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        # Two numbers of 16 bits in one instruction: what the kernels use of it came with this generation of NVIDIA's.
+        self._pairs = torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
+        self._settle = kernel(triton_kernels.SETTLE, self._index)
+        with quietly():
+            self._partials, self._table, self._results = (
+                torch.empty(size, dtype=torch.int64, device=device)
+                for size in (WIDTH * PARTIALS, 2 * SLOTS, WIDTH * SLOTS)
+            )
+        self._into = self._partials.data_ptr(), PARTIALS, self._table.data_ptr()
+        self._slots = Slots(SLOTS, PARTIALS, self._partials.data_ptr(), self._table.data_ptr())
+        self._kernels: dict[Any, Kernel] = {}
+        self._launches: dict[Any, _Launch] = {}
+        self._lists: dict[tuple[int, str, bool], _Listed] = {}
+        self._pinned: list[torch.Tensor] = []  # host memory that is free again
+        self._segment = tickets.open()
+        self._slots.open(self._segment.number)
+        self._opened = 0.0
+        self._streams: dict[int, None] = {}  # those with kernels since the last merging, in order
+        self._merged: torch.cuda.Event | None = None
+        tickets.add(self)
+
+    def measure(self, memory: Strided, shard: Shard | None, statistics: bool) -> int | str:
+        """Has a tensor of this device measured, and gives the ticket; a text says why that cannot be done."""
+        address, dtype, shape, stride = memory
+        key = (dtype, shape, stride, address % 16, shard, statistics)
+        found = self._launches.get(key)
+        if found is None:
+            found = self._prepare(key)
+        launch, programs, arguments = found
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        with self._slots as slots:  # a segment must not be sent for while one of its kernels is being launched
+            if stream not in self._streams and not self._join(stream):
+                return CAPTURED
+            slots.stream = stream
+            if slots.count == SLOTS or slots.used + programs > PARTIALS or self._is_late():
+                if torch.cuda.is_current_stream_capturing():
+                    return CAPTURED
+                self._send()
+            partials, capacity, table = self._into
+            code = launch(programs, stream, address, partials, capacity, slots.used, table, slots.count, *arguments)
+            if code:
+                return CAPTURED if code == CAPTURING else self._settle.explain(code)
+            return self._segment.ticket(slots.take(programs), statistics)
+
+    def measure_together(self, memories: Sequence[Strided], statistics: bool) -> list[int] | None:
+        """Has tensors of one dtype measured by one launch, and gives their tickets. None where that cannot be done.
+
+        They are dense and begin at multiples of 16 bytes. The same ones again, as the parameters of a model are in
+        every step, cost one launch and nothing else.
+        """
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        with self._slots as slots:
+            if stream not in self._streams and not self._join(stream):
+                return None
+            listed = self._listed(stream, memories, statistics)
+            if listed is None or slots.count + len(memories) > SLOTS or slots.used + listed.programs > PARTIALS:
+                return None
+            slots.stream = stream
+            if not slots.count:
+                self._opened = time.monotonic()
+            partials, capacity, table = self._into
+            places = partials, capacity, slots.used, table, slots.count, len(memories)
+            if listed.kernel.launch(listed.programs, stream, listed.words.data_ptr(), *places):
+                return None
+            segment, first = self._segment, slots.take(listed.programs, len(memories))
+        return [segment.ticket(slot, statistics) for slot in range(first, first + len(memories))]
+
+    def _listed(self, stream: int, memories: Sequence[Strided], statistics: bool) -> _Listed | None:
+        """The list of some tensors on the device. It is the stream's own: its memory is only ever used in its order."""
+        dtype = memories[0][1]
+        key = (stream, dtype, statistics)
+        known = self._lists.get(key)
+        if known is not None and known.memories == memories:
+            return known
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        try:
+            tensors = [(address, prod(shape)) for address, _, shape, _ in memories]
+            plan = layout.many(tensors, dtype, statistics, self._processors, self._pairs)
+            loaded = kernel(plan.source, self._index)
+        except (ValueError, NoKernelsError) as error:
+            pass_interrupt(error)
+            return None
+        with quietly():
+            words = torch.from_numpy(plan.words).to(self._device)
+        if len(self._lists) >= _FEW:
+            self._lists.clear()
+        found = self._lists[key] = _Listed(list(memories), loaded, plan.programs, words)
+        return found
+
+    def _prepare(self, key: tuple[Any, ...]) -> _Launch:
+        dtype, shape, stride, alignment, shard, statistics = key
+        plan = layout.plan(shape, stride, dtype, alignment, shard, statistics, self._processors, self._pairs)
+        known = self._kernels.get(id(plan.source))
+        if known is None:
+            known = self._kernels[id(plan.source)] = kernel(plan.source, self._index)
+        if len(self._launches) > _MANY:  # shapes that are others in every call
+            self._launches.clear()
+        found = self._launches[key] = _Launch(known.launch, plan.programs, plan.arguments)
+        return found
+
+    def _is_late(self) -> bool:
+        """Whether the segment has been open for long; looked at now and then."""
+        count = self._slots.count
+        if not count:
+            self._opened = time.monotonic()
+        return count % 64 == 0 and time.monotonic() - self._opened > _PATIENCE
+
+    def _join(self, stream: int) -> bool:
+        """A stream that has launched nothing since the last merging must not write over what is being merged.
+
+        False when it is being captured, where it can wait for nothing outside.
+        """
+        with quietly():
+            joining = _stream(stream, self._device)
+            if _is_captured(joining):
+                return False
+            if self._merged is not None:
+                joining.wait_event(self._merged)
+        self._streams[stream] = None
+        return True
+
+    def close(self) -> None:
+        """Sends for what has been measured since the last time. Raises nothing."""
+        with self._slots:
+            self._send()
+
+    def abandon(self, why: str) -> None:
+        """What could not be sent for is lost."""
+        with self._slots as slots:
+            if slots.count:
+                self._segment.lose(why)
+                self._next()
+
+    def _send(self) -> None:
+        segment = self._segment
+        segment.count = self._slots.count
+        if not segment.count:
+            return
+        interrupt = None
+        try:
+            with quietly():
+                sent = self._merge(segment)
+        except Exception as error:  # noqa: BLE001 - a device that has failed must not end the program through us
+            interrupt = interrupt_of(error)
+            segment.lose(f"the device failed: {str(error).partition(chr(10))[0]}")
+            sent = True
+        if sent or segment.count == SLOTS:
+            self._next()
+        if interrupt is not None:
+            raise interrupt
+
+    def _next(self) -> None:
+        segment = self._segment
+        if not segment.is_due:
+            segment.lose(CAPTURED)
+        self._segment = self._tickets.open()
+        self._slots.open(self._segment.number)
+        self._tickets.sent(segment)
+
+    def _merge(self, segment: Segment) -> bool:
+        """Merges the partial rows of a segment and starts the copy of the results; False while a graph is captured."""
+        *others, last = streams = [_stream(stream, self._device) for stream in self._streams]
+        if any(map(_is_captured, streams)):
+            return False
+        with torch.cuda.stream(last):
+            for other in others:
+                last.wait_stream(other)
+            partials, capacity, table = self._into
+            code = self._settle.launch(
+                segment.count, last.cuda_stream, partials, capacity, table, self._results.data_ptr(), SLOTS
+            )
+            if code:
+                raise RuntimeError(self._settle.explain(code))
+            host = (
+                self._pinned.pop() if self._pinned else torch.empty(WIDTH * SLOTS, dtype=torch.int64, pin_memory=True)
+            )
+            host.copy_(self._results, non_blocking=True)
+            arrived = self._merged = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record()
+        self._streams = {last.cuda_stream: None}
+        self._slots.stream = last.cuda_stream
+        count = segment.count
+
+        def fetch() -> Rows:
+            relax()
+            arrived.synchronize()
+            rows: Rows = host.numpy().reshape(WIDTH, SLOTS)[:, :count].copy()
+            self._pinned.append(host)
+            return rows
+
+        segment.send(fetch)
+        return True
+
+
+def _is_captured(stream: torch.cuda.Stream) -> bool:
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def _stream(raw: int, device: torch.device) -> torch.cuda.Stream:
+    if not raw:
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(raw, device)  # type: ignore[no-untyped-call]

@@ -1,0 +1,136 @@
+"""What stands in a comparer's YAML file: what to compare, by which metrics, and what is too little to be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from astray.errors import CompareError
+from astray.foreign.hooktools.config_keys import (
+    ALL,
+    Chosen,
+    Given,
+    Keys,
+    count,
+    number,
+    one_of,
+    similarity,
+    text,
+    texts,
+    truth,
+)
+from astray.foreign.hooktools.layout import PHASES
+from astray.foreign.hooktools.metrics import METRICS
+
+DIRECTORY, FILE, FILE_LIST = 0, 1, 2
+SWITCHES = ("verbose", "skip_nn_module", "skip_non_nn_module")
+"""Words that may stand among the metrics."""
+
+WITHOUT_EFFECT = (
+    "log_dir", "comparer_name", "compare_nn_module", "compare_non_nn_module", "compare_both_file", "register_signal",
+    "registersi_signal", "show_max_error_only",
+)  # fmt: skip
+"""Keys that people have in their files, and that change nothing here; docs/moving-from-hooktools.md says why."""
+
+
+@dataclass(frozen=True)
+class ComparerConfig:
+    """What stands in a comparer's YAML file, checked."""
+
+    mode: int
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    phases: tuple[str, ...]
+    epochs: Chosen
+    steps: Chosen
+    parts: tuple[str, ...]
+    metrics: tuple[str, ...]
+    filters: Mapping[str, float]
+    skip_modules: bool
+    skip_functions: bool
+    by_order: bool
+    top: int
+    verbose: bool
+
+    @classmethod
+    def read(cls, config: Given) -> ComparerConfig:
+        """From a file or a dict. A CompareError says what is wrong, and what would be right."""
+        keys = Keys.of(config, CompareError)
+        mode = keys.take("compare_mode", one_of(DIRECTORY, FILE, FILE_LIST), DIRECTORY)
+        keys.take("file_type", one_of("pt"), "pt")
+        for name in WITHOUT_EFFECT:
+            keys.take(name, lambda value: value, None)
+        rooms = [keys.inside(f"compare_{kind}_options") for kind in ("directory", "file", "filelist")]
+        words = ("directory", "file", "filelist")
+        sides = [
+            [room.take(f"compared_{word}_{side}", _paths, ()) for side in (1, 2)]
+            for room, word in zip(rooms, words, strict=True)
+        ]
+        if not all(sides[mode]):
+            raise CompareError(
+                f"There is nothing to compare: compare_{words[mode]}_options needs compared_{words[mode]}_1 and "
+                f"compared_{words[mode]}_2."
+            )
+        asked = keys.take("evaluation_metrics", _metrics, {})
+        room = rooms[mode]
+
+        def flag(name: str) -> bool:
+            either = keys.take(name, truth, False), room.take(name, truth, False)
+            return any(either) or name in asked
+
+        only_input, only_output = flag("only_compare_input"), flag("only_compare_output")
+        folders = (keys.take("compare_folder_name", _phases, ()), room.take("compare_folder_name", _phases, ()))
+        found = cls(
+            mode=mode,
+            first=sides[mode][0],
+            second=sides[mode][1],
+            phases=folders[0] or folders[1] or PHASES,
+            epochs=keys.take("compare_epochs", Chosen.parse, room.take("compare_epochs", Chosen.parse, ALL)),
+            steps=keys.take("compare_steps", Chosen.parse, room.take("compare_steps", Chosen.parse, ALL)),
+            parts=("input", "kwargs") if only_input else ("output",) if only_output else (),
+            metrics=tuple(name for name in asked if name in METRICS) or ("L1",),
+            filters=_filters(keys.inside("filter"), asked),
+            skip_modules=flag("skip_nn_module"),
+            skip_functions=flag("skip_non_nn_module"),
+            by_order=flag("compare_by_order"),
+            top=keys.take("top_k", count, 10, "topk"),
+            verbose=flag("verbose"),
+        )
+        for part in (*rooms, keys):
+            part.done()
+        return found
+
+
+def _paths(value: Any) -> tuple[str, ...]:
+    return texts(value) if isinstance(value, list | tuple) else (text(value),)
+
+
+def _phases(value: Any) -> tuple[str, ...]:
+    return tuple(one_of(*PHASES)(name) for name in texts(value))
+
+
+def _metrics(value: Any) -> dict[str, float | None]:
+    """The metrics and switches that were asked for, with their thresholds where these stand beside them."""
+    given = value if isinstance(value, Mapping) else dict.fromkeys(texts(value))
+    found: dict[str, float | None] = {}
+    for name, threshold in given.items():
+        one_of(*METRICS, *SWITCHES)(name)
+        check = similarity if name == "CS" else number
+        found[str(name)] = check(threshold) if threshold is not None and name in METRICS else None
+    return found
+
+
+def _filters(keys: Keys, asked: Mapping[str, float | None]) -> dict[str, float]:
+    """The largest error of each metric that is not shown. That of a similarity is how far it may be from 1."""
+    found: dict[str, float] = {}
+    everywhere = keys.take("global_filter", number, None)
+    if everywhere is not None:
+        found["global"] = everywhere
+    for name in METRICS:
+        beside = asked.get(name)
+        threshold = keys.take(f"{name}_filter", similarity if name == "CS" else number, beside)
+        if threshold is not None:
+            found[name] = 1.0 - threshold if name == "CS" else threshold
+    keys.done()
+    return found

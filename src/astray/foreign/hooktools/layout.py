@@ -1,0 +1,169 @@
+"""Where a dump keeps what: `log_dir/{name}_{unixtime}/{forward,backward,gradient}/epoch{E}/step{S}/forward_000017.pt`.
+
+Any folder on that way can be opened. Files are numbered through the whole run, in the order in which calls ended; both
+epoch and step may be −1, which says that nobody told them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from astray.errors import RunError
+from astray.store.safe_paths import entries
+
+PHASES = ("forward", "backward", "gradient")
+INDEX = "module2path_"
+"""How the JSON files begin that say in which files each module is. They lie in the log_dir."""
+
+_FILE = re.compile(rf"({'|'.join(PHASES)})_(\d{{1,12}})\.pt")
+_LEVEL = re.compile(r"(epoch|step)(-?\d{1,12})")
+_RUN = re.compile(r"(.*)_(\d{9,12})(?:_rank(\d{1,6}))?")
+_DEEPEST = 4  # a phase, an epoch, a step, a file
+
+
+class Label(NamedTuple):
+    """What the program called a step."""
+
+    epoch: int = -1
+    step: int = -1
+
+    def __str__(self) -> str:
+        return f"epoch{self.epoch}/step{self.step}"
+
+
+class CallFile(NamedTuple):
+    """The file of one call."""
+
+    phase: str
+    label: Label
+    number: int
+    path: Path
+
+
+def run_name(name: str, stamp: int, rank: int | None) -> str:
+    """The folder of a run; `rank` is None where there is only one."""
+    return f"{name}_{stamp}" + ("" if rank is None else f"_rank{rank}")
+
+
+def file_name(phase: str, number: int) -> str:
+    """The file of a call."""
+    return f"{phase}_{number:06d}.pt"
+
+
+def recognises(path: Path) -> bool:
+    """Whether a folder looks like a dump, or like a log_dir with some in it. Reads nothing but names."""
+    try:
+        return path.is_dir() and (_holds(path) or any(map(_is_run, entries(path))))
+    except (OSError, RunError):
+        return False
+
+
+def runs_in(path: Path) -> dict[int, Path]:
+    """The folder of each rank of the run at this path. Raises RunError when there is none, or more than one run."""
+    if _holds(path):
+        return {0: path}
+    found = [entry for entry in entries(path) if _is_run(entry)]
+    if len(found) == 1:
+        return {0: found[0]}
+    named = [(_RUN.fullmatch(entry.name), entry) for entry in found]
+    ranks = {int(match[3]): entry for match, entry in named if match and match[3] is not None}
+    if found and len(ranks) == len(found) and len({match[1] for match, _ in named if match}) == 1:
+        return dict(sorted(ranks.items()))
+    if not found:
+        raise RunError(f"{path} holds no dump of hooktools.")
+    raise RunError(
+        f"{path} holds {len(found)} runs. Open one of them: {', '.join(str(entry) for entry in found[-3:])}"
+        f"{' …' * (len(found) > 3)}."
+    )
+
+
+def files_in(folder: Path) -> list[CallFile]:
+    """The files of a run, or of any folder inside it; those of a phase in their order."""
+    levels = {"epoch": -1, "step": -1}
+    for part in folder.resolve().parts[-2:]:
+        match = _LEVEL.fullmatch(part)
+        if match:
+            levels[match[1]] = int(match[2])
+    found = list(_walk(folder, Label(**levels), _DEEPEST))
+    return sorted(found, key=lambda file: (PHASES.index(file.phase), file.label, file.number))
+
+
+def call_file(path: Path) -> CallFile | None:
+    """A file by its own path; None when its name is not that of a call's file."""
+    match = _FILE.fullmatch(path.name)
+    if match is None:
+        return None
+    levels = {found[1]: int(found[2]) for found in map(_LEVEL.fullmatch, path.resolve().parts[-3:-1]) if found}
+    return CallFile(match[1], Label(**levels), int(match[2]), path)
+
+
+def _walk(folder: Path, label: Label, depth: int) -> Iterable[CallFile]:
+    for entry in entries(folder):
+        match, level = _FILE.fullmatch(entry.name), _LEVEL.fullmatch(entry.name)
+        if match:
+            yield CallFile(match[1], label, int(match[2]), entry)
+        elif depth and level and entry.is_dir():
+            yield from _walk(entry, label._replace(**{level[1]: int(level[2])}), depth - 1)
+        elif depth and entry.name in PHASES and entry.is_dir():
+            yield from _walk(entry, label, depth - 1)
+
+
+def _holds(folder: Path, depth: int = _DEEPEST) -> bool:
+    """Whether there is a file of a call in a folder, or in those that a dump has in it."""
+    inside = entries(folder)
+    if any(_FILE.fullmatch(entry.name) for entry in inside):
+        return True
+    return depth > 0 and any(
+        _holds(entry, depth - 1)
+        for entry in inside
+        if (entry.name in PHASES or _LEVEL.fullmatch(entry.name)) and entry.is_dir()
+    )
+
+
+def _is_run(folder: Path) -> bool:
+    return folder.is_dir() and _RUN.fullmatch(folder.name) is not None and _holds(folder)
+
+
+class Numbering:
+    """Numbers for the steps of several epochs, in one sequence.
+
+    In the first epoch step S is number S, or S + 1 when there is a step −1. Each further epoch begins behind the last
+    step of the one before.
+
+    >>> number = Numbering([Label(0, 0), Label(0, 9), Label(1, 0)])
+    >>> number[Label(0, 9)], number[Label(1, 0)], number.described
+    (9, 10, {'epoch0': 'step', 'epoch1': 'step + 10'})
+    """
+
+    def __init__(self, labels: Iterable[Label]) -> None:
+        self._add: dict[int, int] = {}  # to the steps of each epoch
+        self._first: dict[int, int] = {}  # the number at which each epoch begins
+        steps: dict[int, list[int]] = {}
+        for label in labels:
+            steps.setdefault(label.epoch, []).append(label.step)
+        first = 0
+        for epoch, found in sorted(steps.items()):
+            self._first[epoch] = first
+            self._add[epoch] = first - min(*found, 0)
+            first = self._add[epoch] + max(found) + 1
+
+    def __getitem__(self, label: Label) -> int:
+        return label.step + self._add[label.epoch]
+
+    def label(self, number: int) -> Label:
+        """What the program called the step of this number."""
+        epoch = max((one for one, add in self._first.items() if add <= number), key=lambda one: self._first[one])
+        return Label(epoch, number - self._add[epoch])
+
+    @property
+    def epochs(self) -> list[list[int]]:
+        """Of each epoch its number, the number of its first step, and what is added to its steps; for programs."""
+        return [[epoch, first, self._add[epoch]] for epoch, first in self._first.items()]
+
+    @property
+    def described(self) -> dict[str, str]:
+        """How numbers are made, for people."""
+        return {f"epoch{epoch}": f"step + {add}" if add else "step" for epoch, add in self._add.items()}

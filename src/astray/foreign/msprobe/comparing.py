@@ -1,0 +1,193 @@
+"""msprobe's `compare`: two dumps, or any runs that astray opens, into msprobe's table as CSV or a workbook.
+
+It is `astray.compare` and a table of it; docs/moving-from-msprobe.md tells where the results differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import gc
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import compare as compare_runs
+from astray.comparison.pair.matching import Asked
+from astray.errors import UsageError
+from astray.foreign.msprobe.comparing_files import write_csv, write_xlsx
+from astray.foreign.msprobe.mapping import mapping_in, of_modules, renamed
+from astray.foreign.msprobe.table import Mode, Table, header
+from astray.report.atomic_files import drafted
+from astray.store import Run, open_run
+from astray.store import Table as StoredTable
+from astray.store.run import RankRun
+from astray.wording import as_utf8, did_you_mean
+
+AnyPath = str | os.PathLike[str]
+
+_PATHS = ("npu_path", "bench_path", "stack_path", "npu_dump_data_dir", "bench_dump_data_dir", "is_print_compare_log")
+_IDLE = ("is_print_compare_log", "diff_analyze", "first_diff_analyze", "summary_compare", "md5_compare")
+"""Options that change nothing: the first divergence is always looked for, and the mode is that of the dumps."""
+
+_REFUSED = {
+    "layer_mapping": "Give data_mapping or cell_mapping, or draft a mapping with `astray map` and give it as mapping.",
+    "api_mapping": "Give data_mapping, or mapping with a section `functions`.",
+    "consistent_check": "Compare a training with an inference by `astray compare`, with --map.",
+    "backend": "It belongs to consistent_check.",
+    "config": "It belongs to consistent_check.",
+}
+
+
+def compare(
+    input_param: Mapping[str, Any],
+    output_path: AnyPath = "./output",
+    stack_mode: bool | None = None,
+    auto_analyze: bool = True,
+    fuzzy_match: bool = False,
+    *,
+    xlsx: bool = False,
+    suffix: str = "",
+    data_mapping: AnyPath | Mapping[str, str] | None = None,
+    cell_mapping: AnyPath | Mapping[str, str] | None = None,
+    mapping: AnyPath | None = None,
+    **options: Any,
+) -> list[Path]:
+    """Compare a dump with that of the bench, and write the table of all tensors. Gives the paths of the files.
+
+    >>> compare({"npu_path": "a/step0/rank0/dump.json", "bench_path": "b/step0/rank0/dump.json"}, "./output")
+    [PosixPath('output/compare_result_20261116101500.csv'), PosixPath('output/advisor_20261116101500.txt')]
+
+    input_param: `npu_path` is the run that may be wrong, `bench_path` the one that is right. Each is a dump.json, the
+        folder of a rank, of a step or of a whole dump, or any run that astray opens. Further keys are not needed.
+    stack_mode: whether there is a column with the lines of the program. By default where they are known.
+    auto_analyze: also write the answer in words: the first divergence, and a summary.
+    fuzzy_match: pair calls by their order and what was called, whatever their names and numbers.
+    xlsx: a workbook in place of CSV.
+    suffix: comes behind the names of the files.
+    data_mapping: which entry or tensor of the NPU's is which of the bench's: a dict, or a YAML file.
+    cell_mapping: the same for modules: `fc2.Dense: fc2.Linear`.
+    mapping: a file of `astray map`.
+    """
+    for name, given in options.items():
+        if name in _REFUSED and given:
+            raise UsageError(f"{name}={given!r} is not there. {_REFUSED[name]}")
+        if name not in _IDLE and name not in _REFUSED:
+            raise UsageError(f"{name}={given!r} is no option of compare.{did_you_mean(name, (*_IDLE, *_REFUSED))}")
+    with uncollected():
+        return _compare(
+            input_param, output_path, stack_mode, auto_analyze, fuzzy_match, xlsx, suffix, data_mapping, cell_mapping,
+            mapping,
+        )  # fmt: skip
+
+
+def _compare(
+    input_param: Mapping[str, Any],
+    output_path: AnyPath,
+    stack_mode: bool | None,
+    auto_analyze: bool,
+    fuzzy_match: bool,
+    xlsx: bool,
+    suffix: str,
+    data_mapping: AnyPath | Mapping[str, str] | None,
+    cell_mapping: AnyPath | Mapping[str, str] | None,
+    mapping: AnyPath | None,
+) -> list[Path]:
+    npu, bench = _inputs(input_param)
+    asked = Asked(by="order" if fuzzy_match else "key")
+    if cell_mapping or mapping:
+        modules = of_modules(cell_mapping)
+        asked["mapping"] = modules if modules is not None else mapping
+    npu = _beside(npu, bench)
+    if len(npu.steps) == len(bench.steps) == 1:  # somebody has said which is to be compared with which
+        asked["offset"] = bench.steps[0] - npu.steps[0]
+    entries = mapping_in(data_mapping, "data_mapping")
+    candidate, reference = renamed(npu, bench, entries) if entries else (npu, bench)
+    found = compare_runs(reference, candidate, **asked)
+    table = Table(found, mode_of(found), npu, bench)
+    if stack_mode is not None:
+        table.stacks = stack_mode
+    now = datetime.datetime.now().strftime("%Y%m%d%H%M%S")
+    files = _write(table, Path(output_path) / f"{_stem(npu)}{suffix}", now, xlsx)
+    if auto_analyze:
+        advice = Path(output_path) / f"advisor{suffix}_{now}.txt"
+        with drafted(advice) as draft:
+            draft.write_bytes(as_utf8(f"{found}\n"))
+        files.append(advice)
+    return files
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the garbage collector: all rows stay until the end, and it would go through them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def compare_distributed(
+    npu_dump_dir: AnyPath, bench_dump_dir: AnyPath, output_path: AnyPath = "./output", **options: Any
+) -> list[Path]:
+    """Compare all ranks of a step, or of all steps, of two dumps: a file for each. Options are those of `compare`."""
+    return compare({"npu_path": npu_dump_dir, "bench_path": bench_dump_dir}, output_path, **options)
+
+
+def _inputs(given: Mapping[str, Any]) -> tuple[Run, Run]:
+    if not isinstance(given, Mapping):
+        raise UsageError(f"input_param is {given!r}. It is a dict with npu_path and bench_path.")
+    for name in given:
+        if name not in _PATHS:
+            raise UsageError(f"input_param has {name!r}. It has npu_path and bench_path.{did_you_mean(name, _PATHS)}")
+    for name in _PATHS[:2]:
+        if not isinstance(given.get(name), str | os.PathLike):
+            raise UsageError(f"input_param has no path {name}: it is {given.get(name)!r}.")
+    return open_run(given["npu_path"]), open_run(given["bench_path"])
+
+
+def _write(table: Table, stem: Path, now: str, xlsx: bool) -> list[Path]:
+    """A file for each step and rank; their numbers are in its name where there are several."""
+    groups = table.groups()
+    steps, ranks = {step for step, _ in groups}, {rank for _, rank in groups}
+    write, ending = (write_xlsx, "xlsx") if xlsx else (write_csv, "csv")
+    head = header(table.mode, table.stacks)
+    files = []
+    for (step, rank), rows in groups.items():
+        place = f"_step{step}" * (len(steps) > 1) + f"_rank{rank}" * (len(ranks) > 1)
+        files.append(write(stem.with_name(f"{stem.name}{place}_{now}.{ending}"), head, table.lines(rows)))
+    return files
+
+
+def _beside(npu: Run, bench: Run) -> Run:
+    """Where each has one rank, these are compared, whatever their numbers."""
+    if len(npu.ranks) == len(bench.ranks) == 1:
+        (number,), (rank,) = bench.ranks, npu.ranks.values()
+        return npu.with_ranks({number: rank})
+    return npu
+
+
+def _stem(npu: Run) -> str:
+    kinds = {kind for rank in npu.ranks.values() for kind in rank.calls.coded("kind").values}
+    return "debug_compare_result" if kinds == {"custom"} else "compare_result"
+
+
+def mode_of(found: Comparison) -> Mode:
+    """What the dumps hold: values, checksums, or statistics."""
+    runs = found.reference, found.candidate
+    if all(_has(run, lambda tensors: tensors.numbers("blob_file") >= 0) for run in runs):
+        return "all"
+    checksums = all(rank.fingerprints != RankRun.fingerprints for run in runs for rank in run.ranks.values())
+    has_statistics = all(_has(run, lambda tensors: tensors.valid("count")) for run in runs)
+    return "md5" if checksums or not has_statistics else "summary"
+
+
+def _has(run: Run, what: Callable[[StoredTable], npt.NDArray[np.bool_]]) -> bool:
+    return any(bool(what(rank.tensors).any()) for rank in run.ranks.values())

@@ -1,0 +1,213 @@
+"""The names of msprobe's entries, read and written: `Module.layers.0.attn.Attn.forward.0`, `Tensor.__add__.3.backward`.
+
+A name counts its calls through the whole step, while a key of ours counts those of a site in a micro step; only the
+reader and the writer, who see a whole step, can turn one into the other. Operators are recorded under their own names
+by msprobe (`Tensor.__radd__`) and under those of their functions by astray (`torch.Tensor.add`). How a function was
+called is known of a recording for msprobe's files (`Spelling`); of other runs the text of the line has to tell.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from astray.records import ROOT, Kind, Phase, Spelling
+
+What = Literal["module", "function", "gradient"]
+
+MODULES = ("Module", "Cell")
+GRADIENTS = "parameters_grad"
+
+_MODULE = re.compile(r"(Module|Cell)\.(?:(.+)\.)?([^.]+)\.(forward|backward|parameters_grad)(?:\.(\d{1,9}))?")
+_FUNCTION = re.compile(r"([A-Za-z]\w*)\.(.+)\.(\d{1,9})\.(forward|backward)")
+
+_HOMES = {
+    "Functional": "torch.nn.functional",
+    "Tensor": "torch.Tensor",
+    "Torch": "torch",
+    "VF": "torch._VF",
+    "Aten": "torch.ops.aten",
+    "NPU": "torch_npu",
+    "Distributed": "torch.distributed",
+}
+_MINDSPORE = {
+    "Functional": "mindspore.ops",
+    "Tensor": "mindspore.Tensor",
+    "Mint": "mindspore.mint",
+    "MintFunctional": "mindspore.mint.nn.functional",
+    "MintDistributed": "mindspore.mint.distributed",
+    "Distributed": "mindspore.communication.comm_func",
+}
+_PREFIXES = sorted(
+    ((f"{home}.", prefix) for prefix, home in [*_HOMES.items(), ("NPU", "torch.ops.npu"), ("Aten", "aten")]),
+    key=lambda pair: -len(pair[0]),
+)
+_VARIABLE_FUNCTIONS = frozenset(
+    {"gru", "gru_cell", "lstm", "lstm_cell", "rnn_relu", "rnn_relu_cell", "rnn_tanh", "rnn_tanh_cell"}
+)
+"""What torch's modules call as functions of torch._VF; they are those of torch, as which astray sees them."""
+
+_OPERATORS = {
+    "add": "__add__", "sub": "__sub__", "mul": "__mul__", "div": "__truediv__", "remainder": "__mod__",
+    "matmul": "__matmul__", "neg": "__neg__", "abs": "__abs__", "positive": "__pos__",
+    "ne": "__ne__", "lt": "__lt__", "le": "__le__", "gt": "__gt__", "ge": "__ge__",
+    "add_": "__iadd__", "sub_": "__isub__", "mul_": "__imul__", "div_": "__itruediv__",
+    "remainder_": "__imod__", "floor_divide_": "__ifloordiv__",
+}  # fmt: skip
+"""What torch calls for an operator, and the operator."""
+
+_SIGNS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
+    "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift",
+}  # fmt: skip
+"""How Python calls the methods of its operators."""
+
+_FUNCTIONS = {operator: function for function, operator in _OPERATORS.items()} | {
+    "__radd__": "add", "__rmul__": "mul", "__div__": "div", "__idiv__": "div_", "__rtruediv__": "__rdiv__",
+    "__rand__": "bitwise_and", "__ror__": "bitwise_or", "__rxor__": "bitwise_xor", "__rmatmul__": "matmul",
+}  # fmt: skip
+
+_POSITIONS = {
+    "batch_norm": {"weight": 3, "bias": 4},
+    "binary_cross_entropy": {"weight": 2},
+    "binary_cross_entropy_with_logits": {"weight": 2, "pos_weight": 6},
+    "cross_entropy": {"weight": 2},
+    "embedding_bag": {"offsets": 2, "per_sample_weights": 8},
+    "group_norm": {"weight": 2, "bias": 3},
+    "huber_loss": {"weight": 4},
+    "instance_norm": {"running_mean": 1, "running_var": 2, "weight": 3, "bias": 4},
+    "layer_norm": {"weight": 2, "bias": 3},
+    "mse_loss": {"weight": 5},
+    "multi_margin_loss": {"weight": 4},
+    "multilabel_soft_margin_loss": {"weight": 2},
+    "nll_loss": {"weight": 2},
+    "rms_norm": {"weight": 2},
+}
+"""Tensors that torch.nn.functional hands on by keyword however they were given, which is how astray sees them, and the
+positions at which torch's own modules give them, which is how msprobe sees them."""
+
+
+class Entry(NamedTuple):
+    """An entry's name, taken apart. `path` is a module's path, or a function's name."""
+
+    what: What
+    path: str
+    type: str
+    phase: Phase
+    number: int
+
+    @property
+    def kind(self) -> Kind:
+        """What astray calls it."""
+        if self.what == "gradient":
+            return "parameter"
+        if self.what == "module":
+            return "module"
+        if self.type.startswith("aten."):
+            return "op"
+        return "collective" if ".distributed." in self.type or ".communication." in self.type else "function"
+
+
+def parse(name: str, framework: str = "pytorch") -> Entry | None:
+    """What an entry's name says; None when it is none.
+
+    >>> parse("Module.layers.0.attn.Attn.forward.1")
+    Entry(what='module', path='layers.0.attn', type='Attn', phase='forward', number=1)
+    >>> parse("Tensor.__add__.3.backward")
+    Entry(what='function', path='add', type='torch.Tensor.add', phase='backward', number=3)
+    """
+    if found := _MODULE.fullmatch(name):
+        _, path, type, phase, number = found.groups()
+        site = path or ROOT
+        if phase == GRADIENTS:
+            return Entry("gradient", site, type, "backward", int(number or 0))
+        return Entry("module", site, type, phase, int(number or 0))  # type: ignore[arg-type]
+    if found := _FUNCTION.fullmatch(name):
+        prefix, api, number, phase = found.groups()
+        homes = _MINDSPORE if framework == "mindspore" else _HOMES
+        if prefix == "Aten" and framework != "mindspore":  # as astray calls an operator, `default` when it has no name
+            packet, _, overload = api.partition(".")
+            return Entry("function", f"aten.{packet}", f"aten.{packet}.{overload or 'default'}", phase, int(number))  # type: ignore[arg-type]
+        if prefix == "VF" and api in _VARIABLE_FUNCTIONS:
+            prefix = "Torch"
+        full = f"{homes.get(prefix, prefix)}.{_FUNCTIONS.get(api, api) if prefix == 'Tensor' else api}"
+        return Entry("function", short(full), full, phase, int(number))  # type: ignore[arg-type]
+    return None
+
+
+def short(type: str) -> str:
+    """What stands in a site for a function: `torch.Tensor.__getitem__` is `getitem`.
+
+    >>> short("torch.nn.functional.linear"), short("torch.Tensor.__rsub__")
+    ('linear', 'rsub')
+    """
+    name = type.rpartition(".")[2]
+    return name.strip("_") if name.startswith("__") and name.endswith("__") else name
+
+
+def module_stem(path: str, type: str) -> str:
+    """The name of a module's entries without phase and number."""
+    return f"Module.{path}.{type}"
+
+
+def function_stem(type: str, code: str, spelling: Spelling | None = None, with_number: bool = False) -> str | None:
+    """The name of a function's entries without number and phase; None when msprobe has no word for where it is from.
+
+    code: the line it was called in, which tells `x + y` from `x.add(y)` where there is no `spelling`.
+    with_number: whether its second argument is not a tensor, so that it may be `1 + x`.
+
+    >>> function_stem("torch.nn.functional.relu", ""), function_stem("torch.Tensor.add", "x = x + y")
+    ('Functional.relu', 'Tensor.__add__')
+    >>> function_stem("torch.Tensor.mul", "", Spelling("*", reflected=True), with_number=True)
+    'Tensor.__rmul__'
+    """
+    for home, prefix in _PREFIXES:
+        if type.startswith(home):
+            api = type[len(home) :]
+            if prefix == "Torch" and api in _VARIABLE_FUNCTIONS:
+                return f"VF.{api}"
+            if prefix == "Tensor":
+                api = _operator(api, code) if spelling is None else _spelled(api, spelling, with_number)
+            elif home == "torch.ops.npu.":
+                api = api.partition(".")[0]  # without its overload
+            elif prefix in ("Torch", "NPU") and not api.startswith(("ops.", "nn.")):
+                api = api.rpartition(".")[2]  # torch.linalg.norm is Torch.norm
+            return f"{prefix}.{api}"
+    return None
+
+
+def _operator(api: str, code: str) -> str:
+    return api if not code or f".{api}(" in code else _OPERATORS.get(api, api)
+
+
+def _spelled(api: str, spelling: Spelling, with_number: bool) -> str:
+    """What a method of a tensor is called in the way it was called."""
+    sign = spelling.operator.removesuffix("=")
+    if not spelling.operator:
+        is_method = spelling.name.startswith("__") and spelling.name.endswith("__")
+        return spelling.name if is_method and api in (_FUNCTIONS.get(spelling.name), spelling.name) else api
+    if api.startswith("__") or sign not in _SIGNS:
+        return _OPERATORS.get(api, api)  # `x < 1`, `-x`, and what has the name of its operator already
+    if spelling.operator != sign and api.endswith("_"):
+        return f"__i{_SIGNS[sign]}__"
+    return f"__r{_SIGNS[sign]}__" if with_number and spelling.reflected else f"__{_SIGNS[sign]}__"
+
+
+def positional(function: str, path: str) -> str:
+    """The path of an argument as msprobe sees it: by position.
+
+    >>> positional("layer_norm", "kwargs.weight"), positional("layer_norm", "0"), positional("relu", "kwargs.inplace")
+    ('2', '0', 'kwargs.inplace')
+    """
+    position = _POSITIONS.get(function, {}).get(path.removeprefix("kwargs."))
+    return str(position) if position is not None and path.startswith("kwargs.") else path
+
+
+def by_keyword(function: str, path: str) -> str:
+    """The path of an argument as astray sees it: by keyword, where the function hands it on so.
+
+    >>> by_keyword("layer_norm", "2"), by_keyword("layer_norm", "0")
+    ('kwargs.weight', '0')
+    """
+    words = {str(position): word for word, position in _POSITIONS.get(function, {}).items()}
+    return f"kwargs.{words[path]}" if path in words else path

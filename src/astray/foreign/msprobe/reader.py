@@ -1,0 +1,187 @@
+"""Opens a dump of msprobe as a run.
+
+An entry's tensors are told in the order in which they were seen: its inputs before whatever lies in it (construct.json
+says what that is), its outputs where dump.json has the entry, which is after it. What the dump does not tell, such as
+the module around a function at level L1, is not made up.
+"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+from astray.errors import RunError
+from astray.foreign.dump_rows import GatheredRank, Gathering
+from astray.foreign.msprobe.files import (
+    DATA,
+    FILES,
+    Document,
+    Place,
+    places,
+    read_construct,
+    read_document,
+    read_stacks,
+)
+from astray.foreign.msprobe.identities import Said
+from astray.foreign.msprobe.leftovers import entries_of
+from astray.foreign.msprobe.steps import StepReader
+from astray.foreign.msprobe.tensors import Tensors
+from astray.store.run import RankRun, RankSource, Run
+from astray.store.run_info import RunInfo
+
+NAME = "msprobe"
+
+
+def recognises(path: Path) -> bool:
+    """Whether a folder is a dump, or one of its steps or ranks, by the names in it; or a dump.json in such a folder."""
+    folder = _folder(path)
+    if not folder.is_dir():
+        return False
+    try:
+        found, _ = places(folder)
+    except RunError:
+        return False
+    return any(one.folder != folder or _looks_like_a_rank(folder) for one in found)
+
+
+def _folder(path: Path) -> Path:
+    """The folder that is meant: msprobe's users give the dump.json in it."""
+    return path.parent if path.name in ("dump.json", "debug.json") and path.is_file() else path
+
+
+def _looks_like_a_rank(folder: Path) -> bool:
+    """Whether the folder of a rank is msprobe's: others may have a debug.json, too."""
+    return (folder / DATA).is_dir() or any(b'"task"' in _start(folder / name) for name in ("dump.json", "debug.json"))
+
+
+def _start(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(256)
+    except OSError:
+        return b""
+
+
+def open_dump(path: Path) -> Run:
+    """Open a dump: the folder that was given as `dump_path`, that of one of its steps or ranks, or a rank's dump.json.
+
+    Raises RunError when there is nothing of a dump. What is cut or damaged is said in the run's problems.
+    """
+    path = _folder(path)
+    found, problems = places(path)
+    if not found:
+        raise RunError(f"{path} is no dump of msprobe: it has no step0/rank0 with a dump.json in it.")
+    reader = _DumpReader()
+    ranks: dict[int, RankRun] = {}
+    for rank in sorted({place.rank for place in found}):
+        ranks[rank] = reader.rank(rank, [place for place in found if place.rank == rank])
+    return Run(path, reader.info(found, len(ranks)), ranks, problems)
+
+
+class DumpedRank(GatheredRank):
+    """One rank of a dump. `entries` has the name of each call's entry, by the call's number, as the dump has it."""
+
+    def __init__(self, rank: int, source: RankSource, entries: dict[int, str]) -> None:
+        super().__init__(rank, source)
+        self.entries = entries
+
+
+class _DumpReader:
+    """Reads the ranks of a dump, and remembers what the dump says of itself."""
+
+    def __init__(self) -> None:
+        self._heads: dict[str, str] = {}
+
+    def rank(self, rank: int, steps: list[Place]) -> RankRun:
+        rows = Gathering()
+        entries: dict[int, str] = {}
+        checksums: set[str] = set()
+        complete = True
+        for place in sorted(steps):
+            try:
+                complete &= self._step(rows, place, entries, checksums)
+            except RunError as error:  # noqa: PERF203 - a step that cannot be read leaves the others
+                rows.problem(str(error))
+                complete = False
+        ended = "normally" if complete else "in the middle of writing its dump"
+        found = DumpedRank(rank, rows.source(complete=complete, ended=ended), entries)
+        if checksums:
+            found.fingerprints = f"{NAME} {' and '.join(sorted(checksums))}"
+        return found
+
+    def _step(self, rows: Gathering, place: Place, entries: dict[int, str], checksums: set[str]) -> bool:
+        documents = {name: self._document(rows, place.folder, name) for name in FILES}
+        said = {name: {} if one is None else one.content for name, one in documents.items()}
+        if all(one is None for one in documents.values()) and not (place.folder / DATA).is_dir():
+            raise RunError(f"{place.folder} has no dump.json, and nothing else of a dump that can be read.")
+        for head in (said["debug.json"], said["dump.json"]):
+            self._heads |= {key: head[key] for key in ("task", "level", "framework") if isinstance(head.get(key), str)}
+        tensors = Tensors(rows, place.folder)
+        reader = StepReader(rows, tensors, self._told(said), place.step)
+        reader.read(_data(rows, place.folder / "dump.json", said["dump.json"]))
+        reader.read_saved(_data(rows, place.folder / "debug.json", said["debug.json"]))
+        left = tensors.left()
+        if left:
+            reader.read(entries_of(left, place.folder, rows, reader.known), late=True)
+        reader.close()
+        entries |= reader.entries
+        tensors.close()
+        checksums |= tensors.checksums
+        return not left and all(one is None or one.whole for one in documents.values())
+
+    def _document(self, rows: Gathering, folder: Path, name: str) -> Document | None:
+        try:
+            found = read_document(folder, name)
+        except RunError as error:
+            rows.problem(str(error))
+            return None
+        if found is not None and not found.whole:
+            data = found.content.get("data", {}) if name in ("dump.json", "debug.json") else found.content
+            entries = len(data) if isinstance(data, dict) else 0
+            rows.problem(
+                f"{folder / name} was cut in the middle: the {entries:,} entries before the cut were read, the rest "
+                "is lost."
+            )
+        return found
+
+    def _told(self, said: dict[str, dict[str, Any]]) -> Said:
+        parents, micros = read_construct(said["construct.json"])
+        beside: dict[str, Any] = {}
+        by_us = False
+        for name in ("dump.json", "debug.json"):
+            ours = said[name].get("astray")
+            if isinstance(ours, dict):
+                by_us = True
+                beside |= ours["entries"] if isinstance(ours.get("entries"), dict) else {}
+        framework = said["dump.json"].get("framework")
+        stacks = read_stacks(said["stack.json"])
+        return Said(parents, micros, stacks, beside, by_us, framework if isinstance(framework, str) else "pytorch")
+
+    def info(self, found: list[Place], ranks: int) -> RunInfo:
+        """What is known of the dump as a whole."""
+        times = [_changed(place.folder) for place in found]
+        framework = self._heads.get("framework", "pytorch")
+        settings = {"format": NAME} | {key: self._heads[key] for key in ("task", "level") if key in self._heads}
+        return RunInfo(
+            astray="",
+            created=datetime.datetime.fromtimestamp(max(times), datetime.timezone.utc).isoformat(timespec="seconds"),
+            framework="torch" if framework == "pytorch" else framework,
+            world_size=ranks,
+            settings=settings,
+        )
+
+
+def _data(rows: Gathering, path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    data = content.get("data", {})
+    if isinstance(data, dict):
+        return data
+    rows.problem(f"{path} has a {type(data).__name__} under `data`, where msprobe has an object. It is not read.")
+    return {}
+
+
+def _changed(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0

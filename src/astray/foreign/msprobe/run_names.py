@@ -1,0 +1,88 @@
+"""What msprobe calls the calls and tensors of a run: as its dump says, or else as its writer would name them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from astray.foreign.msprobe.entries import StepEntries
+from astray.records import Frame
+from astray.store import Table
+from astray.store.run import RankRun
+
+Row = dict[str, Any]
+
+_FORM = ("seq", "role", "path")
+_CALL = ("seq", "step", "micro", "kind", "site", "type", "call", "phase", "parent", "stack", "args", "recompute")
+
+
+class Named(NamedTuple):
+    """A tensor: the name of its entry, its own, which begins with that, and that of its file."""
+
+    entry: str
+    full: str
+    file: str
+
+
+class Names:
+    """The names of one rank's rows.
+
+    >>> Names(run.ranks[0]).tensors[0]
+    Named(entry='Functional.linear.0.forward', full='Functional.linear.0.forward.input.0', …)
+
+    tensors: of each row of `tensors`. stacks: the stack of its call. calls: the row of `calls` for each step and entry.
+    """
+
+    def __init__(self, rank: RankRun) -> None:
+        self.tensors: list[Named] = []
+        self.stacks: list[int | None] = []
+        self.calls: dict[tuple[int, str], int] = {}
+        self._told: dict[int, str] = getattr(rank, "entries", {})
+        self._steps: dict[int, StepEntries] = {}
+        self._rows: dict[int, Row] = {}
+        classes: dict[str, str] = {}
+        columns = {name: _listed(rank.calls, name) for name in _CALL}
+        frames: dict[int, Sequence[Frame]] = {}
+        for at, cells in enumerate(zip(*columns.values(), strict=True)):
+            row = dict(zip(columns, cells, strict=True))
+            self._rows[row["seq"]] = row
+            step = self._steps.get(row["step"])
+            if step is None:
+                step = self._steps[row["step"]] = StepEntries(classes, Counter(), only_names=True)
+            stack = row["stack"]
+            if stack is not None and stack not in frames:
+                frames[stack] = rank.stack(stack)
+            name = step.call(row, frames[stack] if stack is not None else ())
+            entry = self._told.get(row["seq"], name)
+            if entry is not None:
+                self.calls.setdefault((row["step"], entry), at)
+        known: dict[tuple[int, str, str], Named] = {}
+        for form in zip(*(rank.tensors[name].tolist() for name in _FORM), strict=True):
+            call = self._rows.get(form[0])  # of a run that was cut, the last may be missing
+            named = known.get(form)
+            if named is None:
+                _, role, path = form
+                own = f"{role}.{path}"
+                named = known[form] = self._named(call, role, path) if call else Named("", own, own)
+            self.tensors.append(named)
+            self.stacks.append(call["stack"] if call else None)
+
+    def _named(self, call: Row, role: str, path: str) -> Named:
+        seq = call["seq"]
+        place = self._steps[call["step"]].tensor({"seq": seq, "role": role, "path": path}, {})
+        if place is None:  # of what msprobe leaves out: the outermost module, buffers, operators
+            own = f"{call['kind'].capitalize()}.{call['site']}.{call['type']}.{call['phase']}.{call['call']}"
+            entry = self._told.get(seq, own)
+            return Named(entry, f"{entry}.{role}.{path}", f"{entry}.{role}.{path}")
+        entry = self._told.get(seq, place.entry)
+        rest = place.file[len(place.entry) :].replace(
+            ".output.node.", ".output."
+        )  # a gradient as an autograd node has it
+        return Named(entry, entry + rest.replace(".kwargs.", ".input.", 1), entry + rest)
+
+
+def _listed(table: Table, name: str) -> list[Any]:
+    """A column as objects, what is not there as None."""
+    cells = table[name].tolist()
+    return [cell if known else None for cell, known in zip(cells, table.valid(name).tolist(), strict=True)]

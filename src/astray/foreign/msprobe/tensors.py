@@ -1,0 +1,222 @@
+"""The leaves of a dump's entries, as rows: their form, what msprobe measured of them, and where their values lie.
+
+Statistics are taken as far as they say what ours do. A maximum or minimum that is not finite says that elements were
+not; a mean or norm that is not, beside finite extremes, overflowed in the tensor's own precision, and says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from astray import checkpoints
+from astray.errors import RunError
+from astray.foreign import array_files as npy
+from astray.foreign.dump_rows import Gathering, Values, shape_of
+from astray.foreign.msprobe.files import DATA
+from astray.foreign.msprobe.small_files import read_tensor
+from astray.records import Role, Statistics
+from astray.stats import DTYPES
+from astray.store.safe_paths import inside, other_names, plain_files
+from astray.wording import counted
+
+Leaf = dict[str, Any]
+DEEPEST = 32
+"""Structures nested deeper than this are no arguments."""
+
+_HEXADECIMAL = re.compile(r"[0-9a-fA-F]+")
+
+
+class Found(NamedTuple):
+    """A tensor within an argument or a result: its path, and what is said of it."""
+
+    path: str
+    leaf: Leaf
+
+
+def walk(value: Any, path: str, depth: int = 0) -> Iterator[Found]:
+    """The tensors in a value of dump.json, with their paths."""
+    if is_tensor(value):
+        yield Found(path, value)
+    elif isinstance(value, (dict, list)) and depth < DEEPEST and not _is_scalar(value):
+        for name, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from walk(one, f"{path}.{name}" if path else str(name), depth + 1)
+
+
+def skeleton(value: Any, depth: int = 0) -> Any:
+    """The same value as `Call.args` has it: tensors as a mark, plain values as they are."""
+    if is_tensor(value):
+        return "<tensor>"
+    if isinstance(value, dict):
+        if _is_scalar(value):
+            said = skeleton(value.get("value"), depth + 1) if depth < DEEPEST else "…"
+            if value["type"] == "torch.Size":
+                return f"torch.Size({said})"
+            return str(said) if isinstance(said, float) and not math.isfinite(said) else said
+        return {name: skeleton(one, depth + 1) for name, one in value.items()} if depth < DEEPEST else "…"
+    if isinstance(value, list):
+        return [skeleton(one, depth + 1) for one in value] if depth < DEEPEST else "…"
+    return value
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value stands for a tensor."""
+    return isinstance(value, dict) and "dtype" in value and "shape" in value
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("type"), str) and not is_tensor(value)
+
+
+class Tensors:
+    """Adds the tensors of one step of one rank to its rows, and finds their values."""
+
+    def __init__(self, rows: Gathering, folder: Path) -> None:
+        self.checksums: set[str] = set()
+        """Which kinds of checksums there are."""
+        self._rows, self._folder = rows, folder
+        self._data = folder / DATA
+        self._plain = plain_files(self._data)  # nothing has to be followed to them
+        self._files = self._plain | other_names(self._data, self._plain) if self._data.is_dir() else set()
+        self._home = f"{self._data}{os.sep}"
+        self._told: set[str] = set()
+        self._missing: list[str] = []
+        self._odd: Counter[str] = Counter()
+
+    def add(self, seq: int, role: Role, path: str, leaf: Leaf) -> None:
+        """Add a tensor of a call."""
+        shape = shape_of(leaf["shape"])
+        dtype = leaf["dtype"]
+        if shape is None or not isinstance(dtype, str):
+            self._odd[f"the form of a tensor: {str(skeleton([dtype, leaf['shape']]))[:60]}"] += 1
+            return
+        name = dtype.removeprefix("torch.").removeprefix("mindspore.").lower()
+        statistics, note = _statistics(leaf, name, shape)
+        values, missing = self._values(leaf.get("data_name"), name, shape)
+        self._rows.tensor(
+            seq, role, path, name, shape,
+            values=values,
+            statistics=statistics,
+            fingerprint=self._checksum(leaf.get("md5")) if values is None else None,
+            requires_grad=leaf.get("requires_grad") is True,
+            placement=_placement(leaf),
+            note=missing or note,
+        )  # fmt: skip
+
+    def pass_over(self, leaf: Leaf) -> None:
+        """Leave out a tensor that has been added before."""
+        if isinstance(leaf.get("data_name"), str):
+            self._told.add(leaf["data_name"])
+
+    def _values(self, file: object, dtype: str, shape: tuple[int, ...]) -> tuple[Values | None, str | None]:
+        if not isinstance(file, str) or file in ("", "-1"):
+            return None, None
+        try:
+            path = f"{self._home}{file}" if file in self._plain else str(inside(self._data, file))
+        except RunError as error:
+            self._rows.problem(str(error))
+            return None, str(error)
+        self._told.add(file)
+        if file not in self._files:
+            self._missing.append(file)
+            return None, f"Its values are not there: {file} is missing in {DATA}."
+        if dtype not in DTYPES:
+            return None, None
+        nbytes = math.prod(shape) * DTYPES[dtype].itemsize
+        return Values(path, partial(load, path), nbytes), None
+
+    def _checksum(self, said: object) -> int | None:
+        if not isinstance(said, str):
+            return None
+        digits = said.removeprefix("0x")
+        if not _HEXADECIMAL.fullmatch(
+            digits[:16]
+        ):  # which Python's own reading is not strict about: it takes signs and blanks
+            return None
+        self.checksums.add("xor" if said.startswith("0x") else "crc32" if len(digits) == 8 else "md5")
+        return int(digits[:16], 16)
+
+    def left(self) -> list[str]:
+        """The files of tensors that no entry has told of, the oldest first."""
+        found = [self._folder / DATA / name for name in self._files - self._told if name.endswith((".pt", ".npy"))]
+        return [path.name for path in sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))]
+
+    def close(self) -> None:
+        """Say what was wrong."""
+        if self._missing:
+            self._rows.problem(
+                f"{self._folder / DATA} lacks {counted(len(self._missing), 'file')} that dump.json tells of, the first "
+                f"is {self._missing[0]}: those tensors have their statistics alone."
+            )
+        for what, count in self._odd.items():
+            self._rows.problem(
+                f"{self._folder / 'dump.json'} has {counted(count, 'entry')} that cannot be read: {what}."
+            )
+
+
+def load(path: str) -> npt.NDArray[Any]:
+    """The values in a file of one tensor."""
+    return npy.read(Path(path)) if path.endswith(".npy") else read_tensor(path)
+
+
+def form(path: Path) -> Leaf:
+    """What a file tells of its tensor, as a leaf."""
+    if path.name.endswith(".npy"):
+        spec = npy.describe(path)
+    else:
+        with checkpoints.open(path) as found:
+            if len(found.names) != 1:
+                raise RunError(f"{path} holds {counted(len(found.names), 'tensor')}, where msprobe saves one alone.")
+            spec = found.spec(found.names[0])
+    return {"dtype": spec.dtype, "shape": list(spec.shape), "data_name": path.name}
+
+
+def _statistics(leaf: Leaf, dtype: str, shape: tuple[int, ...]) -> tuple[Statistics | None, str | None]:
+    most, least, mean, norm = (_number(leaf.get(name)) for name in ("Max", "Min", "Mean", "Norm"))
+    known = DTYPES.get(dtype)
+    if known is not None and known.kind == "complex":  # of magnitudes, where ours are of parts
+        return None, None
+    if most is None or least is None:  # an extreme that is missing would read as one that is not finite
+        return None, None
+    size = math.prod(shape)
+    if not (math.isfinite(most) and math.isfinite(least)):
+        note = f"Some of its elements are not finite: msprobe says that its maximum is {most} and its minimum {least}."
+        return Statistics(_finite(least), _finite(most), None, None, None, None, -1, -1, -1, size), note
+    norm = abs(norm) if norm is not None and not shape else norm  # of a single number msprobe gives that number
+    largest = max(abs(most), abs(least))
+    return Statistics(least, most, _finite(mean), None, _finite(norm), largest, -1, -1, -1, size), None
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _number(said: object) -> float | None:
+    if isinstance(said, (bool, int, float)):
+        try:
+            return float(said)
+        except OverflowError:
+            return None
+    return None
+
+
+def _placement(leaf: Leaf) -> str | None:
+    if "placements" not in leaf and "device_mesh" not in leaf:
+        return None
+    placements = leaf.get("placements")
+    words = []
+    for one in placements if isinstance(placements, list) else ():
+        for kind, told in one.items() if isinstance(one, dict) else ():
+            inner = "".join(str(skeleton(value)) for value in told.values()) if isinstance(told, dict) else ""
+            words.append(f"{kind}({inner})")
+    told = {"ranks": skeleton(leaf.get("device_mesh")), "placements": words, "shape": None, "offset": None}
+    return json.dumps(told, separators=(",", ":"))

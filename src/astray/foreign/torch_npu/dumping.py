@@ -1,0 +1,188 @@
+"""The recordings behind `register_hook`: one that writes values into a file, one that fills a folder of arrays.
+
+The tool that people come from has no end to its recordings, one file for all models, and may be told another file at
+any time. So a recording here runs until the program ends, over all models that were registered; a further model begins
+it anew on the same file, and another file takes the place of the last without the recording being touched.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from astray.capture.adapters import Adapter, adapter_for
+from astray.capture.recorder import Recorder
+from astray.errors import RunExists, UsageError
+from astray.foreign.live_writer import live
+from astray.foreign.torch_npu import lines
+from astray.foreign.torch_npu.dumped import SAMPLE
+from astray.foreign.torch_npu.forms import Form, place_of
+from astray.foreign.torch_npu.schedule import Schedule, every_step, step_schedule
+from astray.foreign.torch_npu.writer import TorchNpuTranslator, first_positions, translate
+from astray.log import logger
+from astray.paths import absolute
+from astray.ranks import rank_and_world_size
+from astray.store.run_info import RunInfo
+
+if TYPE_CHECKING:
+    import torch
+
+_running: list[Dumping] = []
+
+
+class Dumping:
+    """What is dumped in one of the two forms, from the first model and the first path on.
+
+    arrays: a folder of numpy's files, and not a file of lines.
+    """
+
+    def __init__(self, *, arrays: bool = False) -> None:
+        self._arrays = arrays
+        self._forget()
+
+    def _forget(self) -> None:
+        self._path: Path | None = None
+        self._models: list[torch.nn.Module] = []
+        self._sample = True
+        self._schedule: Schedule = every_step
+        self._recorder: Recorder | None = None
+        self._adapter: Adapter | None = None
+        self._translator: TorchNpuTranslator | None = None
+        self._form: Form | None = None
+        self._paused = False
+
+    def add(self, model: torch.nn.Module, *, sample: bool, schedule: Schedule | None, path: Path | None = None) -> None:
+        """Dump this model too, and where, if that is known. What was said for the last one holds for all."""
+        adapter_for(model)  # which says what is wrong with it
+        self._models = [*(one for one in self._models if one is not model), model]
+        self._sample, self._schedule = sample, schedule or every_step
+        if self._form is not None:
+            self._form.sample = sample and not self._arrays
+        self._end()
+        if path is not None and path != self._path:
+            self._path, self._form = path, None
+        _run(self)
+        self._begin()
+
+    def turn_to(self, path: Path) -> None:
+        """What comes from here on goes there."""
+        if self._recorder is None:
+            self._path, self._form = path, None
+            self._begin()
+            return
+        self.settle()
+        form = self._new_form(path)
+        if self._form is not None:
+            self._form.close()
+        self._path, self._form = path, form
+        if self._translator is not None:
+            self._translator.form = form
+
+    def settle(self) -> None:
+        """Wait until everything that has run is in the file. A step may end anywhere: the file knows of none."""
+        if self._recorder is not None:
+            self._recorder.step()
+            self._recorder.flush()
+
+    def stop(self) -> None:
+        """Remove every hook, and forget models and path."""
+        if self._models and self._path is None and not self._arrays:
+            logger.warning(
+                "register_hook was called and set_dump_path was not, so nothing was dumped. Call it with the name of a "
+                "file before the model runs."
+            )
+        self._end()
+        self._forget()
+
+    # -- the recording -----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._path is None or not self._models:
+            return
+        one = self._models[0] if len(self._models) == 1 else {str(i): model for i, model in enumerate(self._models)}
+        self._adapter = adapter_for(one, paced=True)
+        if self._form is None:
+            self._form = self._new_form(self._path)
+        self._recorder = Recorder.discovering(
+            self._path,
+            self._adapter,
+            writer=live(self._translate, first_positions),
+            level="function",
+            keep="sample" if self._takes_first else "tensors",
+            samples=SAMPLE,
+            roles=("input", "output"),
+        )
+        self._recorder.start()
+        self._paused = False
+        self._follow(step_schedule.step_num)
+
+    def _end(self) -> None:
+        if self._recorder is not None:
+            self._recorder.stop()
+            self._recorder = None
+
+    @property
+    def _takes_first(self) -> bool:
+        """Whether of each tensor the first values are enough: the rest need not leave the device."""
+        return self._sample and not self._arrays
+
+    def _translate(self, path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> TorchNpuTranslator:  # noqa: ARG002
+        assert self._form is not None, "made before the recording begins"
+        self._translator = TorchNpuTranslator(self._form, first_only=self._takes_first)
+        return self._translator
+
+    def _new_form(self, path: Path) -> Form:
+        rank, world_size = _rank_and_world_size(self._adapter)
+        place = place_of(path, rank, world_size, folder=self._arrays)
+        if not self._arrays and place.is_file() and place.stat().st_size and not lines.recognises(place):
+            raise RunExists(f"{place} is there already, and is no dump. Choose another name, or remove it.")
+        info = RunInfo(astray="", created="", world_size=world_size)
+        return translate(path, rank, info, overwrite=True, sample=self._sample, arrays=self._arrays).form
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def step(self, number: int) -> None:
+        """A step is over, and this is the number of the next."""
+        if self._recorder is None or self._adapter is None:
+            return
+        self._adapter.let_program_pace()
+        self._recorder.step()
+        self._follow(number)
+
+    def _follow(self, step: int) -> None:
+        paused = not self._schedule(step)
+        if self._recorder is None or paused == self._paused:
+            return
+        self._paused = paused
+        self._recorder.pause() if paused else self._recorder.resume()
+
+
+def dump_path(given: str | os.PathLike[str] | None) -> Path:
+    """The path of a dump, checked."""
+    if given is None or not str(given):
+        raise UsageError(f"{given!r} is no name of a file. Give one, such as './npu_model.pkl'.")
+    path = Path(given)
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder. Give the name of a file in it, such as {path / 'npu_model.pkl'}.")
+    return absolute(path)
+
+
+def settle() -> None:
+    """Wait until everything that has run is in the files."""
+    for dumping in _running:
+        dumping.settle()
+
+
+def _run(dumping: Dumping) -> None:
+    """See to it that it hears of steps, and is stopped when the program ends."""
+    if dumping not in _running:
+        _running.append(dumping)
+        step_schedule.listeners.append(dumping.step)
+        atexit.register(dumping.stop)
+
+
+def _rank_and_world_size(adapter: Adapter | None) -> tuple[int, int]:
+    known = adapter.rank_and_world_size() if adapter is not None else None
+    return known or rank_and_world_size(os.environ)

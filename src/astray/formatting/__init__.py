@@ -1,0 +1,1 @@
+"""How text, numbers and tables are laid out, for a terminal and for reports."""

@@ -1,0 +1,83 @@
+"""Looks at every row as it is recorded, and stops the program at the very call that made NaN or infinity.
+
+Slow: every tensor is waited for, natively nothing is taken. An infinity is let pass where the call was given one, or
+where its arguments hold one, as a mask's do; NaN never. Two things are judged later. An op of the backward pass may
+divide by zero when the next replaces the result, so it is the gradient that counts. And once a GradScaler has scaled a
+loss, gradients may overflow: the end of the step knows whether the update was skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from astray.records import Call, Statistics, Tensor
+from astray.store import FlightRecorder
+
+_SEQ, _KIND, _PHASE, _SITE, _ARGS = map(Call._fields.index, ("seq", "kind", "phase", "site", "args"))
+_OF, _ROLE, _STATISTICS = map(Tensor._fields.index, ("seq", "role", "statistics"))
+_INFINITE_CONSTANT = re.compile(r'"-?inf"', re.IGNORECASE)
+
+
+class Stop(BaseException):
+    """Leaves the program from the middle of a call; no exception that a program would think of catching."""
+
+
+class ExactRecorder(FlightRecorder):
+    """Raises `Stop` behind the row that a program should not go on from.
+
+    `is_scaled` says whether a loss of this step was scaled.
+    """
+
+    def __init__(self, *args: Any, is_scaled: Callable[[], bool], **named: Any) -> None:
+        self.stopped = False
+        self._is_scaled = is_scaled
+        self._infinite: set[int] = set()  # calls that are under way, of which infinities are to be expected
+        self._later: set[int] = set()  # and those that are judged later
+        super().__init__(*args, **named)
+
+    @property
+    def lanes(self) -> None:
+        """None: every row comes by here."""
+
+    def call_row(self, row: Any) -> None:
+        super().call_row(row)
+        if _INFINITE_CONSTANT.search(row[_ARGS] or ""):
+            self._infinite.add(row[_SEQ])
+        backward = row[_PHASE] == "backward"
+        if (backward and row[_KIND] == "op") or ((backward or row[_SITE].startswith("/")) and self._is_scaled()):
+            self._later.add(row[_SEQ])
+
+    def tensor_row(self, row: Any) -> None:
+        row = self._redeemed(row) if isinstance(row[_STATISTICS], int) else row
+        super().tensor_row(row)
+        measured = None if row[_STATISTICS] is None else Statistics(*row[_STATISTICS])
+        seq = row[_OF]
+        if measured is None or not (measured.nan or measured.inf) or seq in self._later:
+            return
+        if row[_ROLE] in ("input", "state") and not measured.nan:
+            self._infinite.add(seq)
+        elif measured.nan or seq not in self._infinite:
+            self.stopped = True
+            raise Stop
+
+    def step_done(self) -> None:
+        super().step_done()
+        self._infinite.clear()
+        self._later.clear()
+
+    def _redeemed(self, row: Any) -> Any:
+        """The row with what a device has measured, which is waited for. It has to be in the row from here on: tickets
+        that were redeemed are not good for long.
+        """
+        if self._late is None:
+            return row
+        self._late.settle()
+        found, counted, here, _ = self._late.redeem(np.array([row[_STATISTICS]]))
+        if not here[0]:
+            return row
+        measured, fingerprint = found.at(0)
+        return (*row[:_STATISTICS], tuple(measured) if counted[0] else None, fingerprint, *row[_STATISTICS + 2 :])

@@ -1,0 +1,269 @@
+"""The guard as the user holds it: records into memory, looks at each step, and acts when something is wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from astray.capture.adapters import Adapter, adapter_for
+from astray.guarding import options as asked
+from astray.guarding.actions import Acting, On
+from astray.guarding.ends import OnTermination
+from astray.guarding.exact import ExactRecorder, Stop
+from astray.guarding.options import Gradients
+from astray.guarding.places import Places
+from astray.guarding.recording import CALL_GRADIENTS, Chosen, Recording
+from astray.guarding.snapshots import Dumps
+from astray.guarding.step_monitor import Condition, Lookout
+from astray.guarding.trip import Trip, Tripped
+from astray.log import logger
+from astray.ranks import rank_and_world_size
+from astray.records import NOTHING, STOPPED
+from astray.store import FlightRecorder, Intake
+from astray.wording import counted
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from astray.capture.settings import Given
+
+REMEMBER = 5
+PATIENCE = 60.0  # seconds that a step is waited for
+
+
+class Guard:
+    """Watches a program for NaN and infinity, and names the call they come from.
+
+    >>> with astray.guard(model):
+    ...     for batch in loader:
+    ...         loss = model(batch)
+    ...         loss.backward()
+    ...         optimizer.step()
+
+    A step ends with the step of the first optimizer, or where `step()` is called, from its first call on. An exception
+    or SIGTERM that ends the program makes it trip, too.
+
+    model: a module, or a dict of modules whose names come in front of their sites.
+    on: what to do when something is wrong: "raise" `Tripped` at the end of the step, "warn" through the logger
+        "astray", or a function that is given the `Trip`; what it raises ends the program.
+    gradients: which are read while nothing is wrong: those of "parameters", or "all", those of every call too. By
+        default those of parameters, where modules alone are watched: NaN that is born in the backward pass is then
+        bounded in the step where it shows, and those of all calls are read in the steps behind.
+    exact: stop at the very call, and keep the tensors. Slow, for looking closer. An infinity that a call makes of
+        finite numbers stops it too, also where it is meant as a mask: `log(0)`, say.
+    remember: how many steps are kept in memory, and written as a run when something is wrong.
+    path: the folder for such runs; by default one of its own in `astray-guard`.
+    spike: trip also when the norm of all gradients, a loss that an outermost module returns, or one that `loss` is
+        told, is so many times what it usually is.
+    when: trip also when this function, given the rows of a step as a rank of a run, gives a text.
+    max_memory: the bytes that the steps in memory may take, such as "1 GiB".
+
+    The other settings are those of `Recorder`, which lists them: level, match, keep and so on.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        on: On = "raise",
+        gradients: Gradients | None = None,
+        exact: bool = False,
+        remember: int = REMEMBER,
+        path: str | os.PathLike[str] | None = None,
+        spike: float | None = None,
+        when: Condition | None = None,
+        max_memory: int | str = 512 << 20,
+        **settings: Unpack[Given],
+    ) -> None:
+        remember, max_memory = asked.check(on, gradients, exact, remember, spike, when, max_memory)
+        if exact and settings.get("keep") is None:
+            settings["keep"] = ["stats", "tensors"]
+        self._exact = exact
+        self._remember = remember
+        self._max_memory = max_memory
+        self._adapter = model if isinstance(model, Chosen) else Chosen(adapter_for(model, paced=True))
+        self.rank, world_size = self._adapter.it.rank_and_world_size() or rank_and_world_size(os.environ)
+        if world_size > 1 and settings.get("optimizer") is None:
+            settings["optimizer"] = "gradient"  # summed over ranks: what another one has made shows here first
+        places = Places(path, self.rank, world_size)
+        self._dumps = Dumps(places)
+        self._acting = Acting(on, self._dumps.write)
+        self._lookout = Lookout(self.rank, spike, when, may_read_more=on != "raise")
+        self._recording = Recording.discovering(places.folder, self._adapter.it, writer=self._open, **settings)
+        asked.check_settings(self._recording.settings)
+        # A condition is given all rows, and whoever asks for functions or ops asks for the line.
+        closely = exact or when is not None or self._recording.settings.level != ("module",)
+        self._gradients: Gradients = gradients or ("all" if closely else "parameters")
+        self._recording.after_step = self._after_step
+        self._writer: FlightRecorder | None = None
+        self._termination: OnTermination | None = None
+        self._program_paces = False
+        self._was_terminated = False  # an exception behind is how the program goes down
+
+    @classmethod
+    def of_program(cls, adapter: Adapter, **named: Any) -> Guard:
+        """A guard of a program whose models the adapter finds by itself."""
+        return cls(Chosen(adapter), **named)
+
+    def start(self) -> Guard:
+        """Puts the hooks in place."""
+        self._recording.start()
+        self._choose_gradients()
+        self._termination = OnTermination(self._terminated)
+        return self
+
+    def step(self) -> None:
+        """Ends a step. From the first call on, steps end here alone."""
+        first, self._program_paces = not self._program_paces, True
+        self._adapter.it.let_program_pace()
+        if not (first and self._recording.has_just_ended):  # by an optimizer, a moment ago
+            self._recording.step()
+
+    def loss(self, value: Any) -> None:
+        """Tells the loss of this step, where no module returns it: a number, or a tensor of one element.
+
+        Call it before the step ends. With `spike` it is followed; without, it trips when it is not finite and nothing
+        that was recorded shows why.
+        """
+        self._lookout.loss(float(value), self._step)
+
+    def stop(self) -> None:
+        """Removes every hook, and acts on what the last step shows. Stopping twice does no harm."""
+        was_stopped = self._is_stopped and not self.trips
+        self._end("normally")
+        trips = self._lookout.take()
+        self._acting.act(trips or ([self._unexplained()] if was_stopped else []))
+
+    def stop_after(self, error: BaseException) -> list[Trip]:
+        """Removes every hook from a program that an exception has ended, and writes the last steps.
+
+        Gives what is wrong: what the step shows that was not over, else the exception itself.
+        """
+        self._lookout.stopped = self._is_stopped
+        self._end(STOPPED if self._is_stopped else f"{type(error).__name__}: {error}")
+        trips = self._lookout.take()
+        if self._is_stopped and not self.trips:
+            trips = trips or [self._unexplained()]
+        elif not trips and not isinstance(error, Tripped) and not _is_wanted(error) and not self._was_terminated:
+            text = f"✗ {type(error).__name__} in step {self._step}: {error}"
+            trips = [Trip(self._step, self.rank, "exception", text)]
+        return [self._acting.note(trip) for trip in trips]
+
+    @property
+    def trips(self) -> list[Trip]:
+        """What has gone wrong so far."""
+        return self._acting.trips
+
+    @property
+    def steps(self) -> int:
+        """How many steps were looked at. What a program still does after the last of them is no step."""
+        counts = self._lookout.counts
+        is_rest = counts.last >= self._step and all(trip.step != counts.last for trip in self.trips)
+        return counts.steps - (is_rest and counts.steps > 1)
+
+    @property
+    def unwatched(self) -> str | None:
+        """Why nothing was looked at; None when something was."""
+        if self._lookout.counts.steps:
+            return None
+        if self._writer is None:
+            return f"ranks={self._recording.settings.ranks} leaves this one out"
+        missed = self._writer.end.missed if self._writer.end is not None else []
+        return next((one.why for one in missed if one.what == NOTHING), "no call was recorded")
+
+    @property
+    def summary(self) -> str:
+        """What was seen, in one line."""
+        if self.unwatched is not None and not self.trips:
+            return f"nothing was watched: {self.unwatched}"
+        alarms = sum(trip.what in ("non-finite", "spike", "condition") for trip in self.trips)
+        found = f"{counted(alarms, 'alarm') if alarms else 'no alarm'} in {counted(self.steps, 'step')}"
+        return ", ".join([found, *self._lookout.counts.told()]) + self._not_watched()
+
+    def _not_watched(self) -> str:
+        """What was left out, to be put behind what was seen; empty when nothing was."""
+        missed = self._writer.end.missed if self._writer is not None and self._writer.end is not None else []
+        missed = [one for one in missed if one.what != CALL_GRADIENTS]  # is no failure, but what was asked for
+        if not missed:
+            return ""
+        more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
+        return f"; not watched: {missed[0].what} ({missed[0].why}){more}"
+
+    def __enter__(self) -> Guard:
+        return self if self._writer is not None else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.stop()
+            if self.unwatched is not None and self._writer is not None:
+                logger.warning("%s", f"The guard has seen nothing: {self.unwatched}.")
+            return
+        stops = self._is_stopped and not self.trips
+        trips = self.stop_after(error)
+        for trip in trips[stops and self._acting.raises :]:  # the program is going down as it is
+            self._acting.tell(trip, going_down=True)
+        if stops:
+            cause = None if isinstance(error, Stop) else error
+            raise Tripped(trips[0]).with_traceback(trace) from cause
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    @property
+    def _step(self) -> int:
+        return self._recording.count
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether the program was stopped at a call; it may have caught even that, or be in another thread."""
+        return isinstance(self._writer, ExactRecorder) and self._writer.stopped
+
+    def _open(self, path: Path, rank: int, **named: Any) -> Intake:
+        named |= {"remember": self._remember, "most_bytes": self._max_memory, "on_step": self._lookout.look}
+        if self._exact:
+            self._writer = ExactRecorder(path, rank, is_scaled=self._recording.is_scaled, **named)
+        else:
+            self._writer = FlightRecorder(path, rank, catch=True, **named)
+        self._dumps.writer = self._writer
+        return self._writer
+
+    def _after_step(self) -> None:
+        """Acts on what has been seen: of the step that is over, or of those before where a device still works on it."""
+        writer = self._writer
+        if writer is None:
+            return
+        over = self._step - writer.watch.is_late
+        writer.watch.wait_until_seen(over - 1, PATIENCE)
+        self._lookout.judge(over)
+        self._choose_gradients()
+        trips = self._lookout.take()
+        for run in self._dumps.join_others("another rank has tripped"):
+            trips.append(Trip(self._step - 1, self.rank, "rank", "✗ Another rank has tripped.").at(run))
+        self._acting.act(trips)
+
+    def _choose_gradients(self) -> None:
+        """Decides what of the next step is read: less while nothing is wrong."""
+        if self._gradients != "all":
+            self._recording.read_call_gradients(self._lookout.wants_call_gradients)
+
+    def _terminated(self) -> None:
+        self._was_terminated = True
+        trip = Trip(self._step, self.rank, "signal", f"✗ SIGTERM in step {self._step}")
+        self._acting.tell(self._acting.note(trip), going_down=True)
+
+    def _unexplained(self) -> Trip:
+        return Trip(self._step, self.rank, "non-finite", "✗ A call has made NaN or infinity.")
+
+    def _end(self, ended: str) -> None:
+        if self._termination is not None:
+            self._termination.remove()
+        self._recording.stop(ended)
+        self._lookout.judge(self._step + 1)
+
+
+def _is_wanted(error: BaseException) -> bool:
+    """Whether a program ends by it as it should."""
+    return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))

@@ -1,0 +1,250 @@
+"""How close the numbers of a run come to trouble, for a terminal: a line of counts, then the places, the worst first.
+
+Takes a `Risk` and what the reader wants to see of it. Places whose worst tensor is the same one are shown once. Shares
+are written as what they are: `12 %` is exact, `≥ 12 %` a bound, `~12 %` an estimate.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.comparison.select.conditions import regular_expression
+from astray.comparison.select.pairs import check_top
+from astray.formatting import figures
+from astray.formatting.grid import Grid
+from astray.formatting.page import painted
+from astray.headroom.levels import LEVELS, SOME
+from astray.headroom.risk import Risk
+from astray.headroom.risk_words import headroom, imagined, power, share, why
+from astray.store import Table
+from astray.wording import printable
+
+WIDTH = 100
+DIM, BOLD, RED, YELLOW = "2", "1", "31;1", "33"
+COLOURS = {"non-finite": RED, "overflow": RED, "stuck": RED, "underflow": YELLOW, "tight": YELLOW, "calm": DIM}
+
+Order = Callable[[Table], npt.NDArray[np.float64]]
+SORTS: dict[str, Order] = {
+    "absmax": lambda table: -table.numbers("absmax"),
+    "headroom": lambda table: table.numbers("headroom_bits"),
+    "growth": lambda table: -table.numbers("growth_bits"),
+    "zeros": lambda table: -table.numbers("zeros"),
+    "subnormal": lambda table: -np.maximum(table.numbers("subnormal_least"), table.numbers("subnormal_normal")),
+    "unmoved": lambda table: -table.numbers("unmoved"),
+    "update": lambda table: table.numbers("update_ratio"),
+    "gradient": lambda table: table.numbers("gradient_ratio"),
+}
+"""What the places can be sorted by instead of their risk, the worst first: a key that is smallest there."""
+
+_EXTRA: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "growth": ("growth", lambda row: _or_dash(row["growth_bits"], "+{:.2g} bits/step")),
+    "unmoved": ("unmoved", lambda row: _or_dash(row["unmoved"], "{:.3%}")),
+    "update": ("update/weight", lambda row: _or_dash(row["update_ratio"], "{:.1e}")),
+    "gradient": ("gradient/weight", lambda row: _or_dash(row["gradient_ratio"], "{:.1e}")),
+}
+"""Columns that are shown when it is sorted by them."""
+
+_WORDS = ("risk", "phase", "site", "tensor", "dtype", "why")
+_DROPPABLE = ("head-room", "phase", "dtype", "step", "largest", "zeros", "subnormal")
+_LEAST = {"site": 20, "why": 32}
+_LEAST_OF_ALL = {"site": 12, "tensor": 12, "why": 20}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which places to show: None means any. `sort` is a key of `SORTS`, None the risk; `top` 0 means all."""
+
+    match: str | None = None
+    phase: str | None = None
+    role: str | None = None
+    sort: str | None = None
+    top: int = 25
+
+
+def render(
+    risk: Risk,
+    wanted: Wanted | None = None,
+    *,
+    width: int = WIDTH,
+    table_width: int | None = None,
+    colour: bool = False,
+) -> str:
+    """The places as text. table_width: that of the table, where it is not the width of the texts around it."""
+    wanted = wanted or Wanted()
+    if not len(risk):
+        return _folded(f"{risk.run.path}: {_nothing(risk)}", width)
+    found = _ordered(risk, risk.table.take(_chosen(risk.table, wanted)), wanted)
+    once = found.take(np.sort(np.unique(found.numbers("tensor"), return_index=True)[1]))
+    shown = once.take(slice(wanted.top)) if check_top(wanted.top) else once
+    lines = [_head(risk, once, width, colour)]
+    if not len(shown):
+        return "\n".join([*lines, "", printable(f"No place is {_described(wanted)}.")])
+    lines += [_folded(text, width, "  ") for text in _scales(risk, once)]
+    rows = [_cells(risk, shown.row(row), wanted.sort) for row in range(len(shown))]
+    several = len(risk.run.ranks) > 1
+    rows = [{name: cell for name, cell in row.items() if name != "rank" or several} for row in rows]
+    grid = Grid((*_WORDS, *(target.name for target in risk.targets)), _DROPPABLE, _LEAST, _LEAST_OF_ALL)
+    head, *body = grid.lines(rows, table_width or width, _painted if colour else None)
+    lines += ["", _paint(head, DIM, colour), *body]
+    left = _left_out(risk, once, len(shown), len(found) - len(once))
+    lines += ["", _folded(left, width)] if left else []
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _nothing(risk: Risk) -> str:
+    left = risk.left_out
+    if left.unmeasured:
+        return "it was recorded without statistics, which head-room is told from. Record it with keep='stats'."
+    if left.total:
+        return f"no tensor has a head-room: {_skipped(risk)}."
+    return "it holds no tensor in the steps and ranks asked for." if risk.run.steps else "it holds no tensor."
+
+
+def _chosen(table: Table, wanted: Wanted) -> npt.NDArray[np.bool_]:
+    chosen = np.ones(len(table), np.bool_)
+    if wanted.match is not None:
+        pattern, sites = regular_expression(wanted.match), table.coded("site")
+        chosen &= np.array([*(bool(pattern.search(site)) for site in sites.values), False])[sites.codes]
+    for name, word in (("phase", wanted.phase), ("role", wanted.role)):
+        if word is not None:
+            chosen &= table.coded(name).codes == table.coded(name).code(word)
+    return chosen
+
+
+def _described(wanted: Wanted) -> str:
+    parts = [f"in phase {wanted.phase}" if wanted.phase else "", f"in the role {wanted.role}" if wanted.role else ""]
+    parts += [f"at a site like {wanted.match!r}" if wanted.match else ""]
+    return " and ".join(part for part in parts if part)
+
+
+def _ordered(risk: Risk, table: Table, wanted: Wanted) -> Table:
+    """What cannot be told comes last; ties stay in order of risk."""
+    if wanted.sort is not None:
+        key = SORTS[wanted.sort](table)
+    elif risk.targets:
+        key = np.min([_badness(table, target.name) for target in risk.targets], axis=0)
+    else:
+        return table
+    return table.take(np.argsort(np.nan_to_num(key, nan=np.inf), kind="stable"))
+
+
+def _badness(table: Table, target: str) -> npt.NDArray[np.float64]:
+    """What overflows comes first, that furthest beyond; then what loses most, and an optimizer's numbers after others.
+
+    Those have a dtype of their own choice, and would fill the screen: squares of gradients vanish in every small one.
+    """
+    bits = np.minimum(np.nan_to_num(table.numbers(f"headroom_bits_{target}")), 0.0)
+    lost = np.maximum(_lost(table, "flushed", target), np.nan_to_num(table.numbers(f"unmoved_estimate_{target}")))
+    late = table.coded("phase").codes == table.coded("phase").code("update")
+    return np.asarray(np.where(table.numbers(f"overflows_{target}"), bits - 2, late - lost), np.float64)
+
+
+def _lost(table: Table, name: str, target: str) -> npt.NDArray[np.float64]:
+    """The share that would become zero: what is sure, or what is likely if that is more."""
+    found: npt.NDArray[np.float64]
+    found = np.maximum(table.numbers(f"{name}_least_{target}"), table.numbers(f"{name}_normal_{target}"))
+    return found
+
+
+def _head(risk: Risk, table: Table, width: int, colour: bool) -> str:
+    counts = np.bincount(table.coded("risk").codes, minlength=len(LEVELS)).tolist()
+    facts = [figures.counted(len(risk.run.steps), "step"), figures.counted(len(risk.run.ranks), "rank")]
+    said = [f"{count:,} {level}" for level, count in zip(LEVELS, counts, strict=True) if count]
+    name, text = str(risk.run.path), f"{' · '.join(facts)}; {' · '.join(said) or 'nothing'}"
+    if len(name) + 8 + len(text) <= width:
+        return f"{_paint(name, BOLD, colour)}        {text}"
+    return f"{_paint(name, BOLD, colour)}\n{_folded(text, width)}"
+
+
+def _scales(risk: Risk, table: Table) -> list[str]:
+    """A sentence about each dtype that is imagined."""
+    found = []
+    for target in risk.targets:
+        over = int(table.numbers(f"overflows_{target.name}").sum())
+        text = f"as {target.name}: {over:,} of {figures.counted(len(table), 'place')} would overflow"
+        scale = risk.loss_scales[target.name]
+        if target.coarse:
+            text += "; the scale for each, in parentheses, is the largest that fits it"
+        elif target.narrow and np.isfinite(scale):
+            scaled = ~np.isnan(table.numbers(f"scale_{target.name}"))
+            bare, helped = (
+                int((_lost(table, name, target.name)[scaled] >= SOME).sum()) for name in ("flushed", "scaled_flushed")
+            )
+            text += f"; of {int(scaled.sum()):,} with gradients {bare:,} would lose 1 % or more to zero, "
+            text += f"and {helped:,} with a loss scale of {power(scale)}, the largest that fits all"
+        found.append(f"{text}.")
+    return found
+
+
+def _cells(risk: Risk, row: dict[str, Any], sort: str | None) -> dict[str, str]:
+    extra = {_EXTRA[sort][0]: _EXTRA[sort][1](row)} if sort in _EXTRA else {}
+    micro, call = f".{row['micro']}" if row["micro"] else "", f" #{row['call']}" if row["call"] else ""
+    cells = {
+        **({} if risk.targets else {"risk": row["risk"]}),
+        "site": row["site"] + call,
+        "phase": row["phase"],
+        "tensor": f"{row['role']} {row['path']}",
+        "dtype": figures.dtype(row["dtype"]),
+        "rank": str(row["rank"]),
+        "step": f"{row['step']}{micro}",
+        "largest": _or_dash(row["absmax"], "{:.2g}"),
+    }
+    if risk.targets:
+        return cells | extra | {target.name: imagined(row, target) for target in risk.targets}
+    return cells | {
+        "head-room": headroom(row),
+        "zeros": share(row["zeros"], row["zeros"], 0.0),
+        "subnormal": share(row["subnormal_least"], row["subnormal_most"], row["subnormal_normal"]),
+        **extra,
+        "why": why(row),
+    }
+
+
+def _left_out(risk: Risk, table: Table, shown: int, again: int) -> str:
+    """The last line: what is not shown, and how to see it."""
+    parts = []
+    if shown < len(table):
+        counts = np.bincount(table.coded("risk").codes[shown:], minlength=len(LEVELS)).tolist()
+        said = [f"{count:,} {level}" for level, count in zip(LEVELS, counts, strict=True) if count]
+        parts.append(f"{figures.counted(len(table) - shown, 'more place')} ({', '.join(said)}; --top 0 shows all)")
+    if again:
+        parts.append(f"{again:,} that show the same tensors again")
+    parts += [_skipped(risk)] if _skipped(risk) else []
+    return f"Not shown: {'; '.join(parts)}." if parts else ""
+
+
+def _skipped(risk: Risk) -> str:
+    left = risk.left_out
+    parts = [
+        (left.whole, "of integers or booleans"),
+        (left.unmeasured, "without statistics"),
+        (left.empty, "without elements"),
+        (left.orphans, "whose calls are not there"),
+        *((count, f"of {name}, whose range is not known") for name, count in left.unknown.items()),
+    ]
+    return ", ".join(f"{figures.counted(count, 'tensor')} {what}" for count, what in parts if count)
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None or np.isnan(value) else form.format(value)
+
+
+def _folded(text: str, width: int, indent: str = "") -> str:
+    return textwrap.fill(
+        printable(text), max(width, 20), initial_indent=indent, subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _painted(name: str, cell: str) -> str:
+    return _paint(cell, COLOURS[cell.strip()], True) if name == "risk" else cell
+
+
+def _paint(text: str, code: str, colour: bool) -> str:
+    return painted(text, code) if colour and text.strip() else printable(text)

@@ -1,0 +1,127 @@
+"""How close the numbers of a run come to trouble: for each place in the program, the worst over all steps and ranks.
+
+Reads the statistics of a `Run` (no values) and gives a `Risk`, a table with the places in trouble first. `levels`
+decides what is trouble; docs/risk.md has every column, with what is exact, what is a bound and what is an estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.errors import UsageError
+from astray.headroom.dtype_limits import Limits, targets
+from astray.headroom.levels import LEVELS, judge
+from astray.headroom.measures import measure
+from astray.headroom.observations import LeftOut, Observations
+from astray.headroom.what_if import imagine
+from astray.steps import Steps
+from astray.store import Coded, Run, Table
+from astray.store.arrow import PIECE_ROWS, batch_of, schema_of, stream_of
+from astray.store.columns import BoolArray, Column
+
+Ints = npt.NDArray[np.int64]
+
+
+class Risk:
+    """The places of a run, those in trouble first.
+
+    >>> risk = astray.open("runs/a").risk(what_if="float16")
+    >>> risk
+    <Risk of runs/a: 1 non-finite, 2 overflow, 3 tight, 210 calm>
+    >>> print(risk)                                 # as `astray show RUN --risk` shows it
+    >>> pyarrow.table(risk), polars.DataFrame(risk) # every column of `astray help risk`
+
+    table: one row per place.
+    left_out: which tensors say nothing about head-room, and how many.
+    targets: the dtypes of `what_if`; `loss_scales` has for each the scale for all gradients (NaN where there are none).
+    """
+
+    def __init__(
+        self, run: Run, table: Table, left_out: LeftOut, targets: list[Limits], loss_scales: dict[str, float]
+    ) -> None:
+        self.run = run
+        self.table = table
+        self.left_out = left_out
+        self.targets = targets
+        self.loss_scales = loss_scales
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many places are of each level, the worst level first; every level is there."""
+        counts = np.bincount(self.table.coded("risk").codes, minlength=len(LEVELS)).tolist()
+        return dict(zip(LEVELS, counts, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        columns = self.table.columns
+        schema = schema_of(columns)
+        pieces = []
+        for begin in range(0, len(self), PIECE_ROWS):
+            part = self.table.take(slice(begin, begin + PIECE_ROWS)).columns.values()
+            pieces.append(batch_of(schema, len(next(iter(part))), [(column, _known(column)) for column in part]))
+        return stream_of(schema, pieces, requested_schema)
+
+    def __str__(self) -> str:
+        from astray.headroom.report import render  # reports stand on what they render, so they are fetched only here
+
+        return render(self)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count:,} {level}" for level, count in self.counts.items() if count)
+        return f"<Risk of {self.run.path}: {counts or 'no tensor'}>"
+
+
+def risk(
+    run: Run,
+    *,
+    steps: str | int | Sequence[int] | Steps | None = None,
+    ranks: Sequence[int] | None = None,
+    what_if: str | Iterable[str] = (),
+) -> Risk:
+    """How close the numbers of a run come to trouble, over the steps and ranks asked for (all by default).
+
+    steps: such as "0:10:2" or [3, 7], as `astray compare` takes them.
+    what_if: dtypes to imagine the tensors in, such as "float16" or ["bfloat16", "float8_e4m3fn"].
+    """
+    missing = sorted(set(ranks or ()) - set(run.ranks))
+    if missing:
+        raise UsageError(f"{run.path} has no rank {missing[0]}. It has {', '.join(map(str, run.ranks))}.")
+    wanted = targets(what_if)
+    seen = Observations(run, Steps.parse(steps), ranks)
+    if not len(seen):
+        return Risk(run, Table({"risk": Coded(np.zeros(0, np.int32), list(LEVELS))}), seen.left_out, wanted, {})
+    measured = measure(seen)
+    judged = judge(measured.columns)
+    columns = {"risk": judged.level, "cause": judged.cause} | measured.columns
+    columns["tensor"] = _tensors(seen, measured.row, judged.level.codes)
+    imagined = [imagine(seen, measured, target) for target in wanted]
+    for other in imagined:
+        columns |= other.columns()
+    order = np.lexsort((judged.severity, judged.level.codes))
+    scales = {other.limits.name: other.loss_scale for other in imagined}
+    return Risk(run, Table(columns).take(order), seen.left_out, wanted, scales)
+
+
+def _tensors(seen: Observations, row: Ints, levels: npt.NDArray[np.int32]) -> Ints:
+    """One number for all places whose worst tensor is the same: what is one call's output is another's input.
+
+    The same tensor shows the same value, in the same step of the same rank, with as many elements: a slice is another.
+    One that is in more trouble at one place stands for itself alone.
+    """
+    at = seen.numbers
+    same = [*(at[name][row] for name in ("value", "rank", "step", "count")), levels]
+    keys = np.stack([column.astype(np.int64) for column in same])
+    return np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _known(column: Column) -> BoolArray:
+    """Where a column has a value: null is NaN in a column of floats."""
+    if isinstance(column, Coded):
+        return column.codes >= 0
+    return ~np.isnan(column) if column.dtype.kind == "f" else np.ones(len(column), np.bool_)

@@ -1,0 +1,158 @@
+"""What is told about NaN or infinity and its origin: plain records, made from rows, shown by the reports."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from astray.records import Frame, Statistics
+
+Where = Literal["output", "loss", "gradient", "weight", "buffer", "update", "state"]
+
+
+@dataclass(frozen=True)
+class Surfaced:
+    """Where NaN or infinity came to light: in which of the things that matter, and whose it is."""
+
+    what: Where
+    site: str
+    path: str
+
+    def __str__(self) -> str:
+        if self.what == "output":
+            return f"the output of {self.site}"
+        if self.what == "loss":
+            return f"the loss ({self.site})"
+        if self.what in ("weight", "buffer"):
+            return f"the {self.what} {self.site}"
+        part = f" {self.path}" if self.what == "state" else ""
+        return f"the {self.what}{part} of {self.site}"
+
+
+@dataclass(frozen=True)
+class Element:
+    """One element of a tensor.
+
+    part: which part of a complex number `value` is.
+    whole: of a part of a distributed tensor, the shape of the whole, in which the index counts.
+    """
+
+    index: tuple[int, ...]
+    value: float
+    part: Literal["real", "imaginary"] | None = None
+    whole: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        part = f"the {self.part} part of " if self.part else ""
+        return f"{part}element [{', '.join(map(str, self.index))}]"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A tensor of a call. `forward` says that it is of the forward call, where the call itself is a backward one."""
+
+    role: str
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    statistics: Statistics
+    forward: bool = False
+    first: Element | None = None  # the first element that is NaN or infinite
+
+    @property
+    def name(self) -> str:
+        """Which tensor of the call: "input `0`"."""
+        noun = "gradient in" if self.role == "gradient" else self.role
+        name = noun if self.path in ("", "out", "grad") else f"{noun} `{self.path}`"
+        return f"forward {name}" if self.forward else name
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A call, and the line of the program that made it; of a backward call, the line of its forward call."""
+
+    site: str
+    type: str
+    call: int
+    phase: str
+    kind: str
+    stack: tuple[Frame, ...] = ()
+    args: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The site with its type: `h.2.mlp (MLP)`."""
+        return f"{self.site} ({self.type})" if self.type else self.site
+
+    @property
+    def frame(self) -> Frame | None:
+        """The line of the program where the call was made."""
+        return self.stack[0] if self.stack else None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What sort of accident it was: a short word, a sentence with the numbers that show it, and what helps."""
+
+    word: str
+    text: str
+    advice: str
+
+    def __str__(self) -> str:
+        return self.word
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """NaN or infinity that reached something that matters, and the call it comes from.
+
+    ranks: all ranks on which the same call did the same, or which were reached by a collective.
+    later: further steps of which the same is to blame.
+    candidates: where gradients of calls were not read, the calls of whose backward one did it; `origin` is then the
+        parameter whose gradient was the first to be bad.
+    origin: the call; `enclosing` are the module calls around it, outermost first, as far as modules were recorded.
+    offenders: its tensors that hold NaN or infinity; `given`, what it had to work with.
+    chain: the calls from the origin to where it surfaced first; `skipped` of them in the middle are left out.
+    surfaced: all that it spoilt in this step, in order.
+    """
+
+    step: int
+    micro: int
+    rank: int
+    origin: Caller
+    kind: Kind
+    offenders: tuple[Seen, ...]
+    given: tuple[Seen, ...]
+    chain: tuple[Caller, ...]
+    surfaced: tuple[Surfaced, ...]
+    skipped: int = 0
+    enclosing: tuple[tuple[str, str], ...] = ()
+    ranks: tuple[int, ...] = ()
+    later: tuple[int, ...] = ()
+    candidates: tuple[Caller, ...] = ()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What alarms of other ranks and steps share when they have the same origin."""
+        origin = self.origin
+        return self.micro, origin.site, origin.type, origin.call, origin.phase, self.kind.word
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain objects, for JSON and Arrow: what is no number is written as text."""
+        return _plain(asdict(self))  # type: ignore[no-any-return]
+
+    def __str__(self) -> str:
+        from astray.nonfinite.report import render_alarm
+
+        return render_alarm(self)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, Statistics | Frame):
+        return _plain(value._asdict())
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,191 @@
+"""Makes alarms of the origins of one step: looks up the stacks, the numbers and the values that speak for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from astray.nonfinite.alarm import Alarm, Caller, Seen
+from astray.nonfinite.bounds import Bounds, bounds_of
+from astray.nonfinite.case import Case, arguments
+from astray.nonfinite.elements import Values, first_bad
+from astray.nonfinite.flow import Event
+from astray.nonfinite.kinds import kind_of
+from astray.nonfinite.naming import function_of, joined
+from astray.nonfinite.origins import Origins, Trace
+from astray.nonfinite.step_rows import NO_ROW, StepRows
+from astray.records import Frame
+from astray.stats import dtypes
+
+Stacks = Callable[[int], list[Frame]]
+
+MOST_CALLS = 8
+"""So many calls of a chain are told: those next to the origin and those next to where it surfaced."""
+
+_NO_BOUNDS = Bounds()
+_FLUSHING = frozenset({"mul", "pow", "square", "exp", "half", "to", "div", "softmax", "sigmoid", "type", "bfloat16"})
+
+
+def tell(origins: Origins, rank: int, stacks: Stacks | None, values: Values | None) -> list[Alarm]:
+    """One alarm for each origin of a step, the earliest first."""
+    teller = _Teller(origins, stacks, values)
+    return [teller.alarm(trace, rank) for trace in origins.traces]
+
+
+class _Teller:
+    def __init__(self, origins: Origins, stacks: Stacks | None, values: Values | None) -> None:
+        self.origins, self.rows = origins, origins.rows
+        self._stacks, self._values = stacks, values
+
+    def alarm(self, trace: Trace, rank: int) -> Alarm:
+        rows, event = self.rows, trace.event
+        calls = rows.calls
+        chain = self._chain(event, trace.surfaces[0][0])
+        head, tail = MOST_CALLS // 2, MOST_CALLS - MOST_CALLS // 2
+        skipped = max(len(chain) - MOST_CALLS, 0)
+        offenders = tuple(self._seen(row) for row in self._spoilt(event))
+        given = tuple(self._given(event))
+        bounds = bounds_of(rows, event.row) if event.kind == "unread" else _NO_BOUNDS
+        return Alarm(
+            step=int(calls.numbers("step")[event.call]),
+            micro=int(calls.numbers("micro")[event.call]),
+            rank=rank,
+            ranks=(rank,),
+            origin=self._caller(event.call, self._line(event)),
+            kind=kind_of(self._case(event, offenders, given, bounds.before)),
+            offenders=offenders,
+            given=given,
+            chain=tuple(self._caller(call) for call in (chain[:head] + chain[-tail:] if skipped else chain)),
+            skipped=skipped,
+            surfaced=tuple(dict.fromkeys(surfaced for _, surfaced in trace.surfaces)),
+            enclosing=tuple(self._enclosing(event.call)),
+            candidates=tuple(self._caller(call) for call in bounds.candidates),
+        )
+
+    def _case(self, event: Event, offenders: tuple[Seen, ...], given: tuple[Seen, ...], before: str) -> Case:
+        rows, forward = self.rows, self._forward(event.call)
+        return Case(
+            event=event.kind,
+            function=function_of(rows.types[event.call]),
+            phase=rows.phases[event.call],
+            given=[one for one in given if not one.forward],
+            forward=[one for one in given if one.forward],
+            made=offenders,
+            args=rows.calls["args"][event.call if forward == NO_ROW else forward],
+            flushed=self._flushed(event.call) if event.kind == "produced" else "",
+            weight=self._weight(event) if event.kind == "weight" else "",
+            before=before,
+        )
+
+    def _weight(self, event: Event) -> str:
+        """The name of a weight. A function's argument is the parameter of its module that has the same shape."""
+        rows = self.rows
+        module, path = rows.module(event.call), rows.paths[event.row]
+        if rows.roles[event.row] != "input":
+            return joined(module, path)
+        shapes = rows.tensors["shape"]
+        names = {
+            rows.sites[call]
+            for row, call in enumerate(rows.call_of)
+            if call >= 0
+            and rows.kinds[call] == "parameter"
+            and rows.module(call) == module
+            and shapes[row] == shapes[event.row]
+        }
+        return names.pop() if len(names) == 1 else ""
+
+    def _spoilt(self, event: Event) -> list[int]:
+        """The tensors of the origin that show it: what it gave, or what it was given where that is the matter."""
+        if event.kind in ("produced", "converted"):
+            rows = [
+                row for row in self.rows.rows_of[event.call] if not self.rows.goes_in(row) and self.rows.is_bad(row)
+            ]
+            return [event.row, *(row for row in rows if row != event.row)]
+        return [event.row]
+
+    def _given(self, event: Event) -> Iterator[Seen]:
+        """What the origin worked with; for a backward call that includes what its forward call saw."""
+        told = {self.rows.shown(event.row)} if self.rows.goes_in(event.row) else set()  # perhaps by a call inside
+        for row in self.rows.rows_of.get(event.call, ()):
+            if self.rows.goes_in(row) and self.rows.shown(row) not in told:
+                yield self._seen(row)
+        for row in self.rows.rows_of.get(self._forward(event.call), ()):
+            yield self._seen(row, forward=True)
+
+    def _forward(self, call: int) -> int:
+        if self.rows.phases[call] != "backward" or self.rows.kinds[call] == "op":
+            return NO_ROW
+        return self.rows.parents[call]
+
+    def _seen(self, row: int, forward: bool = False) -> Seen:
+        tensors = self.rows.tensors
+        return Seen(
+            role=self.rows.roles[row],
+            path=self.rows.paths[row],
+            dtype=tensors["dtype"][row],
+            shape=tensors["shape"][row],
+            statistics=self.rows.statistics(row),
+            forward=forward,
+            first=first_bad(self.rows, row, self._values) if self.rows.is_bad(row) else None,
+        )
+
+    def _caller(self, call: int, stack: tuple[Frame, ...] | None = None) -> Caller:
+        rows = self.rows
+        return Caller(
+            site=rows.sites[call],
+            type=rows.types[call],
+            call=int(rows.calls.numbers("call")[call]),
+            phase=rows.phases[call],
+            kind=rows.kinds[call],
+            stack=self._stack(call) if stack is None else stack,
+            args=rows.calls["args"][call],
+        )
+
+    def _stack(self, call: int) -> tuple[Frame, ...]:
+        number = int(self.rows.calls.numbers("stack")[call])
+        return tuple(self._stacks(number)) if self._stacks is not None and number >= 0 else ()
+
+    def _line(self, event: Event) -> tuple[Frame, ...]:
+        """The stack of the origin; of a backward op that of the function whose backward it is part of, if known."""
+        rows = self.rows
+        if rows.phases[event.call] == "backward" and rows.kinds[event.call] == "op":
+            for row in rows.bad:  # a function's gradients are seen right after the ops that computed them
+                call = rows.call_of[row]
+                ends = rows.kinds[call] == "function" and rows.phases[call] == "backward" and not rows.goes_in(row)
+                if ends and row > event.row and event in self.origins.origins_of(row):
+                    return self._stack(call)
+        return self._stack(event.call)
+
+    def _enclosing(self, call: int) -> Iterator[tuple[str, str]]:
+        yield from ((self.rows.sites[outer], self.rows.types[outer]) for outer in self.rows.graph.around(call))
+
+    def _chain(self, event: Event, row: int) -> list[int]:
+        """The calls on the way from an origin to where it surfaced, both included, each once."""
+        calls = (self.rows.call_of[one] for one in self.origins.path(event, row))
+        return list(dict.fromkeys([event.call, *calls]))
+
+    def _flushed(self, call: int) -> str:
+        """A sentence about an input that was rounded to zero by the call that made it."""
+        rows = self.rows
+        for row in rows.rows_of.get(call, ()):
+            if not rows.goes_in(row) or not rows.statistics(row).zeros:
+                continue
+            maker = int(rows.graph.source_call[row])
+            sources = [one for one in rows.rows_of.get(maker, ()) if rows.goes_in(one)]
+            if maker < 0 or not sources or function_of(rows.types[maker]) not in _FLUSHING:
+                continue
+            if 0 in arguments(rows.calls["args"][maker]):
+                continue  # times zero: that is no rounding
+            whole = [rows.statistics(one) for one in sources]
+            if all(one.absmax and not one.zeros for one in whole) and rows.tensors["dtype"][row] in dtypes.DTYPES:
+                return _underflow(rows, maker, row, self._stack(maker))
+        return ""
+
+
+def _underflow(rows: StepRows, maker: int, row: int, stack: tuple[Frame, ...]) -> str:
+    name, dtype = rows.sites[maker], rows.tensors["dtype"][row]
+    smallest = dtypes.find(dtype).tiny * dtypes.find(dtype).eps
+    line = f" (line {stack[0].line})" if stack else ""
+    return (
+        f"{name}{line} made them of numbers that were not zero, for what it computes is below {smallest:.3g},"
+        f" the smallest {dtype}."
+    )

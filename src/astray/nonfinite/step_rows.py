@@ -1,0 +1,105 @@
+"""The rows of one step of one rank, as the search for an origin reads them.
+
+Takes the two tables as the readers of `store` give them, or as they lie in memory while a program runs: only the rows
+of the step, tensors in the order of observation. Calls and tensors are named by their row in these tables. What lies in
+what, and what made what, is in `graph`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.graph import Graph
+from astray.records import ROOT, Statistics
+from astray.store import RankRun, Table
+
+Ints = npt.NDArray[np.integer[Any]]
+Bools = npt.NDArray[np.bool_]
+
+NO_ROW = -1
+
+_LEVELS = {"op": 0, "function": 1, "collective": 1, "module": 2}
+_OUTERMOST = 3  # of parameters, optimizers and what a program saves itself: all that is computed lies inside them
+_OF_NOTHING = Statistics(None, None, None, None, None, None, 0, 0, 0, 0)
+
+
+class StepRows:
+    """One step of one rank: `calls` and `tensors` hold its rows and no others."""
+
+    def __init__(self, calls: Table, tensors: Table) -> None:
+        self.calls, self.tensors = calls, tensors
+        row_of = {seq: row for row, seq in enumerate(calls.numbers("seq").tolist())}
+        self.call_of = [row_of.get(seq, NO_ROW) for seq in tensors.numbers("seq").tolist()]
+        self.graph = Graph(calls, tensors, np.array(self.call_of, np.int64))
+        self.nan, self.inf = (tensors.numbers(name) for name in ("nan", "inf"))
+        self.sizes = tensors.numbers("count")
+        self.kinds = _words(calls, "kind")
+        self.phases = _words(calls, "phase")
+        self.sites = _words(calls, "site")
+        self.types = _words(calls, "type")
+        self.roles = _words(tensors, "role")
+        self.paths = _words(tensors, "path")
+        self.micros: list[int] = calls.numbers("micro").tolist()
+        self.parents: list[int] = self.graph.parent.tolist()
+
+    @classmethod
+    def of(cls, run: RankRun, step: int) -> StepRows:
+        """A step of a rank that was recorded."""
+        wanted = run.calls.numbers("step") == step
+        known = run.call_rows >= 0
+        return cls(run.calls.take(wanted), run.tensors.take(known & wanted[run.call_rows]))
+
+    @cached_property
+    def bad(self) -> list[int]:
+        """The tensors that hold NaN or infinity, in the order of observation."""
+        known = np.asarray(self.call_of, np.int64) >= 0
+        rows: list[int] = np.flatnonzero(((self.nan > 0) | (self.inf > 0)) & known).tolist()
+        return rows
+
+    @cached_property
+    def rows_of(self) -> dict[int, list[int]]:
+        """The tensors of each call."""
+        found: dict[int, list[int]] = {}
+        for row, call in enumerate(self.call_of):
+            found.setdefault(call, []).append(row)
+        return found
+
+    @cached_property
+    def has_call_gradients(self) -> bool:
+        """Whether the backward of any call was recorded; a guard may read the gradients of parameters alone."""
+        return any(phase == "backward" and kind in _LEVELS for phase, kind in zip(self.phases, self.kinds, strict=True))
+
+    def goes_in(self, row: int) -> bool:
+        """Whether the call takes this tensor; what it gives are outputs and gradients."""
+        return self.roles[row] in ("input", "parameter", "state")
+
+    def level(self, call: int) -> int:
+        """How far out calls of this kind lie: ops inside functions, functions inside modules."""
+        return _LEVELS.get(self.kinds[call], _OUTERMOST)
+
+    def is_bad(self, row: int) -> bool:
+        """Whether a tensor holds NaN or infinity."""
+        return bool(self.nan[row] > 0 or self.inf[row] > 0)
+
+    def shown(self, row: int) -> int:
+        """What all rows share that show the same value: the first of them."""
+        return int(self.graph.first_seen[row])
+
+    def statistics(self, row: int) -> Statistics:
+        """The statistics of a tensor; of one that has none, those of no element."""
+        return Statistics.of(self.tensors[list(Statistics._fields)].row(row)) or _OF_NOTHING
+
+    def module(self, call: int) -> str:
+        """The module whose code a call belongs to: of a function what stands before the slash."""
+        site = self.sites[call]
+        if self.kinds[call] == "parameter":
+            return site.rpartition(".")[0] or ROOT
+        return site if self.kinds[call] == "module" else site.rpartition("/")[0]
+
+
+def _words(table: Table, name: str) -> list[str]:
+    return [word or "" for word in table.coded(name).tolist()]

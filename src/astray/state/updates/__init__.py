@@ -1,0 +1,11 @@
+"""Was each weight updated as its optimizer says? The update that was made, against the one recomputed in float64.
+
+`watch` holds what a step begins with, `rules` says what it should give, `weighing` compares the two element by
+element, `rows` is what people read.
+"""
+
+from astray.state.updates.check import UpdateWatch, check_updates
+from astray.state.updates.rules import Before, Expected, Rule
+from astray.state.updates.table import Update, Updates
+
+__all__ = ["Before", "Expected", "Rule", "Update", "UpdateWatch", "Updates", "check_updates"]

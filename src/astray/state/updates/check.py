@@ -1,0 +1,196 @@
+"""Holds what a step of an optimizer begins with, and looks afterwards at what it has done."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from astray.capture.pytorch.closures import closure_of, is_inner
+from astray.errors import UsageError
+from astray.state.updates.judging import judged
+from astray.state.updates.rules import NoRuleError, Rule, rule_of
+from astray.state.updates.table import Updates
+from astray.state.updates.weighing import MEASURES, Held, is_like, weigh, weigh_untouched
+
+_Finding = tuple[dict[str, Any], str | None, Tensor | None]  # what is known of a row, why it is not checked, measures
+
+
+def check_updates(
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module | None = None,
+    *,
+    pattern: str | None = None,
+    rules: Mapping[Any, Rule] | None = None,
+) -> UpdateWatch:
+    """Checks every step of an optimizer, from here to the end of the block, against its own formula in float64.
+
+    >>> with astray.check_updates(optimizer, model) as checked:
+    ...     loss.backward()
+    ...     optimizer.step()
+    >>> print(checked.updates)
+
+    model: gives the parameters their names; without it they are numbered by group.
+    pattern: a regular expression, matched at the start of names: check only these. A step's weights, gradients and
+        states are copied, so that the whole takes as much memory again as the model and its optimizer.
+    rules: formulas for other optimizers, by class or by its name: see `astray.state.updates.rules`.
+    """
+    return UpdateWatch(optimizer, model, pattern=pattern, rules=rules)
+
+
+class UpdateWatch:
+    """What `check_updates` gives. `close` ends it; so does the end of its block."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module | None = None,
+        *,
+        pattern: str | None = None,
+        rules: Mapping[Any, Rule] | None = None,
+    ) -> None:
+        self._optimizer = optimizer
+        self._rules = rules or {}
+        self._names = _names(optimizer, model, pattern)
+        self._held: dict[Tensor, Held] = {}
+        self._scale: Tensor | None = None
+        self._skipped = False
+        self._step = 0
+        self._found: list[_Finding] = []
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
+        ]
+
+    @property
+    def updates(self) -> Updates:
+        """What was found so far. All of it is fetched from the device at once."""
+        measured = [one for _, _, one in self._found if one is not None]
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for each in measured:
+            by_device.setdefault(each.device, []).append(each)
+        fetched = {device: iter(torch.stack(ones).tolist()) for device, ones in by_device.items()}
+        rows = []
+        for known, why, one in self._found:
+            numbers = None if one is None else dict(zip(MEASURES, next(fetched[one.device]), strict=True))
+            rows.append(judged(known, why, numbers))
+        return Updates(rows)
+
+    def close(self) -> None:
+        """Looks at no further step."""
+        for handle in self._handles:
+            handle.remove()
+        self._held.clear()
+
+    def __enter__(self) -> UpdateWatch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- around a step -----------------------------------------------------------------------------------------------
+
+    def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not is_inner(sys._getframe(1), optimizer):  # the step of a class that calls that of its base
+            with torch.no_grad():
+                self._hold(optimizer, makes_gradients=closure_of(args, kwargs) is not None)
+
+    def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if not is_inner(sys._getframe(1), optimizer):
+            with torch.no_grad():
+                self._look_at_all(optimizer)
+
+    def _hold(self, optimizer: Any, makes_gradients: bool) -> None:
+        # A fused step is given scaled gradients by a GradScaler, and told of infinities only on the way.
+        self._scale = getattr(optimizer, "grad_scale", None)
+        found_inf = getattr(optimizer, "found_inf", None)
+        self._skipped = found_inf is not None and bool(found_inf)
+        self._held.clear()
+        for parameter in self._names:
+            gradient = None if makes_gradients else parameter.grad
+            states = optimizer.state.get(parameter, {})
+            self._held[parameter] = Held(
+                _local(parameter).clone(),
+                None if gradient is None else _local(gradient).clone(),
+                {name: _local(value).clone() for name, value in states.items() if is_like(parameter, value)},
+            )
+
+    def _look_at_all(self, optimizer: Any) -> None:
+        for number, group in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                held = self._held.pop(parameter, None)
+                if held is not None:
+                    self._look(optimizer, group, self._names[parameter] or f"group{number}.{place}", parameter, held)
+        self._step += 1
+
+    def _look(self, optimizer: Any, group: Mapping[str, Any], name: str, parameter: Tensor, held: Held) -> None:
+        known = {
+            "step": self._step,
+            "name": name,
+            "shape": tuple(_local(parameter).shape),
+            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "optimizer": type(optimizer).__name__,
+            "lr": float(group.get("lr", math.nan)),
+        }
+        gradient = held.gradient if held.gradient is not None else parameter.grad
+        weight, measured, why = _local(parameter), None, None
+        try:
+            if gradient is None or self._skipped:
+                why = "its GradScaler has left the step out" if self._skipped else "it has no gradient"
+                measured = weigh_untouched(held, weight)
+            else:
+                measured = self._weighed(optimizer, group, parameter, held, _local(gradient))
+        except NoRuleError as error:
+            why = str(error)
+        self._found.append((known, why, measured))
+
+    def _weighed(
+        self, optimizer: Any, group: Mapping[str, Any], parameter: Tensor, held: Held, gradient: Tensor
+    ) -> Tensor:
+        if not parameter.is_floating_point() or gradient.layout != torch.strided:
+            what = parameter.dtype if gradient.layout == torch.strided else gradient.layout
+            raise NoRuleError(f"updates by {str(what).removeprefix('torch.')} gradients are not recomputed")
+        if self._scale is not None:
+            gradient = gradient.double() / self._scale
+        after = {name: _local(value) for name, value in optimizer.state.get(parameter, {}).items()}
+        return weigh(held, _local(parameter), gradient, after, group, rule_of(optimizer, self._rules))
+
+
+def _names(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, pattern: str | None
+) -> dict[Tensor, str | None]:
+    """The parameters to look at, by their names; None for one that has none."""
+    known = {} if model is None else {parameter: name for name, parameter in model.named_parameters()}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if model is not None and parameters and not any(parameter in known for parameter in parameters):
+        raise UsageError(
+            f"None of the {len(parameters)} parameters of this {type(optimizer).__name__} belongs to this "
+            f"{type(model).__name__}. Give the model that the optimizer was made for."
+        )
+    chosen = {parameter: known.get(parameter) for parameter in parameters}
+    if pattern is None:
+        return chosen
+    try:
+        wanted = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"{pattern!r} is no regular expression: {error}.") from None
+    matching = {parameter: name for parameter, name in chosen.items() if wanted.match(name or "")}
+    if not matching:
+        raise UsageError(
+            f"No parameter's name matches {pattern!r}. Names are those of the model, matched from their start: "
+            f"try '.*{pattern}'."
+        )
+    return matching
+
+
+def _local(value: Any) -> Any:
+    """The part of a sharded tensor that is here: an update is made element by element, and so checked."""
+    return value.to_local() if hasattr(value, "to_local") else value.detach() if isinstance(value, Tensor) else value

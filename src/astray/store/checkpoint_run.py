@@ -1,0 +1,149 @@
+"""A checkpoint as a `Run`: one rank, one step, and a row for each tensor, whose site is its name.
+
+Statistics are measured when they are asked for: those of one row by `Table.row`, those of all by a column. So a listing
+of a few tensors reads a few, and a checkpoint of any size takes no more memory than a block of it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.checkpoints import Checkpoint
+from astray.checkpoints import open as open_checkpoint
+from astray.checkpoints.contents import printable
+from astray.checkpoints.stored_tensor import row_major
+from astray.records import Frame, Role
+from astray.store.columns import Coded, Column, Table
+from astray.store.measured_table import MeasuredTable
+from astray.store.run import RankRun, Run
+from astray.store.run_info import End, RunInfo
+from astray.wording import counted, sized
+
+_OF_OPTIMIZER = re.compile(
+    r"(^|\.)(optim|optimizers?|optimizer_states?|optimizer_state_dict|opt)\.|^state\."
+    r"|\.(exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|square_avg|acc_delta)$"
+)
+"""What states of optimizers are called by torch, and by those who save them beside a model."""
+
+
+class CheckpointRun(Run):
+    """A checkpoint that is read like a run. `checkpoint` has the tensors themselves."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        modified = datetime.datetime.fromtimestamp(checkpoint.files[0].stat().st_mtime, datetime.timezone.utc)
+        info = RunInfo(astray="", created=modified.isoformat(timespec="seconds"))
+        super().__init__(checkpoint.path, info, {0: CheckpointRank(checkpoint)})
+        self.checkpoint = checkpoint
+
+    def __repr__(self) -> str:
+        facts = f"{self.checkpoint.format}, {counted(len(self.checkpoint), 'tensor')}, {sized(self.checkpoint.nbytes)}"
+        return f"<CheckpointRun {self.path}: {facts}>"
+
+
+def open_as_run(path: Path) -> CheckpointRun:
+    """Open a checkpoint as a run."""
+    return CheckpointRun(open_checkpoint(path))
+
+
+class CheckpointRank(RankRun):
+    """The only rank of a checkpoint. Its calls have no order but that of the file."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(0, _Source(checkpoint))
+        self._checkpoint = checkpoint
+
+    @property
+    def problems(self) -> list[str]:
+        """What is not read, and why tensors could not be that were asked for until now."""
+        tensors = self.tensors
+        return [*super().problems, *(tensors.reasons if isinstance(tensors, MeasuredTable) else [])]
+
+    def blocks(self, row: int) -> Iterator[npt.NDArray[Any]]:
+        """The values of a row in row-major order, as flat arrays of bounded size."""
+        return self._checkpoint.blocks(self._checkpoint.names[row])
+
+
+class _Source:
+    """The tables and values of a checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._names = checkpoint.names
+        count = len(checkpoint)
+        self.end: End | None = End(
+            complete=True, steps=1, calls=count, tensors=count, values=count, value_bytes=checkpoint.nbytes
+        )
+        self.problems = [f"{printable(name)} is not read: {what}." for name, what in checkpoint.unread.items()]
+
+    def calls(self) -> tuple[Table, list[str]]:
+        """A call for each tensor: parameters at the start of the forward, states of an optimizer in its update."""
+        count = len(self._names)
+        states = [role_of(name) == "state" for name in self._names]
+        nothing: Coded[str] = Coded(np.full(count, -1, np.int32), [])
+        columns: dict[str, Column] = {
+            "seq": np.arange(count),
+            "step": np.zeros(count, np.int64),
+            "micro": np.zeros(count, np.int32),
+            "kind": Coded.of(["optimizer" if state else "parameter" for state in states]),
+            "site": Coded.of([printable(name, len(name)) or "''" for name in self._names]),
+            "type": Coded.of([""] * count),
+            "call": np.zeros(count, np.int32),
+            "phase": Coded.of(["update" if state else "forward" for state in states]),
+            "parent": np.full(count, -1),
+            "stack": np.full(count, -1),
+            "args": nothing,
+            "recompute": np.zeros(count, np.bool_),
+        }
+        absent = np.zeros(count, np.bool_)
+        return Table(columns, {"parent": absent, "stack": absent}), []
+
+    def tensors(self) -> tuple[Table, list[str]]:
+        """The tensors, with statistics that are yet to be measured."""
+        names = self._names
+        return MeasuredTable(_known_columns(self._checkpoint), lambda row: self._checkpoint.measure(names[row])), []
+
+    def stack(self, id: int) -> list[Frame]:  # noqa: ARG002
+        """Nobody called anything."""
+        return []
+
+    def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8]:  # noqa: ARG002
+        """The bytes of a tensor."""
+        return self._checkpoint.read(self._names[row])[0].reshape(-1).view(np.uint8)
+
+
+def role_of(name: str) -> Role:
+    """What a tensor is by its name: the state of an optimizer, or a parameter."""
+    return "state" if _OF_OPTIMIZER.search(name) else "parameter"
+
+
+def _known_columns(checkpoint: Checkpoint) -> dict[str, Column]:
+    """What is known of the tensors without reading them."""
+    names = checkpoint.names
+    specs = [checkpoint.spec(name) for name in names]
+    count = len(names)
+    places: dict[object, int] = {}
+    same = [places.setdefault(checkpoint.place(name), row) for row, name in enumerate(names)]
+    return {
+        "seq": np.arange(count),
+        "role": Coded.of([role_of(name) for name in names]),
+        "path": Coded.of([""] * count),
+        "dtype": Coded.of([spec.dtype for spec in specs]),
+        "shape": Coded.of([spec.shape for spec in specs]),
+        "stride": Coded.of([row_major(spec.shape) for spec in specs]),
+        "device": Coded.of(["cpu"] * count),
+        "requires_grad": np.zeros(count, np.bool_),
+        "blob_file": np.array(same, np.int32),  # tied tensors lie in one place, whatever their names
+        "blob_offset": np.zeros(count, np.int64),
+        "blob_bytes": np.array([spec.nbytes for spec in specs], np.int64),
+        "sampled": np.full(count, -1),
+        "part": Coded(np.full(count, -1, np.int32), []),
+        "placement": Coded(np.full(count, -1, np.int32), []),
+        "value": np.array(same, np.int64),
+    }

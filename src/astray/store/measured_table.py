@@ -1,0 +1,184 @@
+"""A table of tensors whose statistics are measured when somebody looks: of dumps that hold values, and little else.
+
+A row is measured when it is looked at, all of them when a column is. What a dump says itself of a tensor stays where
+its values cannot be read, with a note that says why they cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.errors import RunError
+from astray.records import Statistics
+from astray.stats import Measurement
+from astray.store.columns import BoolArray, Coded, Column, Table
+
+MEASURES = ("min", "max", "mean", "std", "l2", "absmax", "first_bad_value")
+COUNTS = ("zeros", "nan", "inf", "count", "first_bad")
+MEASURED = (*MEASURES, *COUNTS, "fingerprint", "note")
+NUMBERED = ("sampled", "value")  # of the other columns, those that may be −1 for none
+
+_NOTHING = Statistics(None, None, None, None, None, None, 0, 0, 0, 0)  # of a tensor without elements
+
+Measure = Callable[[int], Measurement]
+"""Reads and measures the tensor of a row. Raises RunError where it cannot."""
+
+
+class MeasuredTable(Table):
+    """The tensors of a dump.
+
+    known: the columns that are there without reading values. `blob_file` says which rows are the same tensor.
+    measure: reads a row; not asked for rows of which `waiting` is False.
+    statistics, fingerprints, notes: what is known of each row until, or unless, it is measured; a count may be −1.
+    """
+
+    __slots__ = ("_failures", "_measurer", "_notes", "_statistics", "_waiting")
+
+    def __init__(
+        self,
+        known: dict[str, Column],
+        measure: Measure,
+        waiting: BoolArray | None = None,
+        statistics: Sequence[Statistics | None] | None = None,
+        notes: Sequence[str | None] | None = None,
+        fingerprints: Sequence[int | None] | None = None,
+    ) -> None:
+        count = len(known["seq"])
+        self._measurer = measure
+        self._failures: dict[str, None] = {}
+        self._waiting = np.ones(count, np.bool_) if waiting is None else waiting
+        self._notes: list[str | None] = [None] * count if notes is None else list(notes)
+        self._statistics: dict[str, npt.NDArray[Any]] = {
+            **{name: np.full(count, np.nan) for name in MEASURES},
+            **{name: np.full(count, -1) for name in COUNTS},
+            "fingerprint": np.zeros(count, np.uint64),
+        }
+        told = [(row, one) for row, one in enumerate(statistics or ()) if one is not None]
+        self._put_all([one for _, one in told], np.array([row for row, _ in told], np.intp))
+        prints = [None] * count if fingerprints is None else fingerprints
+        self._statistics["fingerprint"][:] = [one or 0 for one in prints]
+        there = np.array([one is not None for one in prints], np.bool_)
+        super().__init__(known, {"fingerprint": there} | {name: np.asarray(known[name]) >= 0 for name in NUMBERED})
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why tensors that were looked at could not be read, each reason once."""
+        return list(self._failures)
+
+    def _put(self, statistics: Statistics, rows: int | npt.NDArray[np.intp]) -> None:
+        for name, value in statistics._asdict().items():
+            self._statistics[name][rows] = value if value is not None else np.nan if name in MEASURES else -1
+
+    def _put_all(self, statistics: Sequence[Statistics], rows: npt.NDArray[np.intp]) -> None:
+        """Put one for each row."""
+        if not statistics:
+            return
+        for name, column in zip(Statistics._fields, zip(*statistics, strict=True), strict=True):
+            missing = np.nan if name in MEASURES else -1
+            self._statistics[name][rows] = [missing if value is None else value for value in column]
+
+    def _measure(self, row: int) -> None:
+        """Measure a row, and those that are the same tensor under other names."""
+        if not self._waiting[row]:
+            return
+        files = self.columns["blob_file"]
+        rows = np.flatnonzero(files == files[row])
+        self._waiting[rows] = False
+        try:
+            found = self._measurer(row)
+        except RunError as error:
+            self._failures[str(error)] = None
+            for same in rows.tolist():
+                self._notes[same] = str(error)
+            return
+        self._put(found.statistics or _NOTHING, rows)
+        self._statistics["fingerprint"][rows] = found.fingerprint or 0
+        self._masks["fingerprint"][rows] = found.fingerprint is not None
+
+    def _all(self, name: str) -> Column:
+        self._measure_all()
+        return Coded.of(self._notes) if name == "note" else self._statistics[name]
+
+    def _measure_all(self) -> None:
+        """Measure what was not yet, each file once, and put it in place together."""
+        waiting = np.flatnonzero(self._waiting)
+        if not len(waiting):
+            return
+        files = np.asarray(self.columns["blob_file"])[waiting]
+        _, firsts, of = np.unique(files, return_index=True, return_inverse=True)
+        found: dict[int, Measurement] = {}
+        for place in np.sort(firsts).tolist():  # in the order of rows, in which failures are told
+            row = int(waiting[place])
+            try:
+                found[place] = self._measurer(row)
+            except RunError as error:
+                self._failures[str(error)] = None
+                for same in waiting[of == of[place]].tolist():
+                    self._notes[same] = str(error)
+        self._waiting[waiting] = False
+        measured = [found.get(place) for place in firsts[of].tolist()]
+        rows = waiting[[one is not None for one in measured]]
+        there = [one for one in measured if one is not None]
+        self._put_all([one.statistics or _NOTHING for one in there], rows)
+        self._statistics["fingerprint"][rows] = np.array([one.fingerprint or 0 for one in there], np.uint64)
+        self._masks["fingerprint"][rows] = [one.fingerprint is not None for one in there]
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.columns, *MEASURED]
+
+    def numbers(self, name: str) -> npt.NDArray[Any]:
+        if name in self._statistics:
+            column = self._all(name)
+            assert isinstance(column, np.ndarray)
+            return column
+        return super().numbers(name)
+
+    def coded(self, name: str) -> Coded[Any]:
+        if name == "note":
+            column = self._all(name)
+            assert isinstance(column, Coded)
+            return column
+        return super().coded(name)
+
+    def valid(self, name: str) -> BoolArray:
+        if name not in MEASURED:
+            return super().valid(name)
+        column = self._all(name)
+        if isinstance(column, Coded):
+            return column.codes >= 0
+        return self._masks[name] if name == "fingerprint" else _is_known(column)
+
+    def row(self, index: int) -> dict[str, Any]:
+        self._measure(index)
+        found = super().row(index)
+        for name, column in self._statistics.items():
+            known = self._masks[name][index] if name == "fingerprint" else _is_known(column)[index]
+            found[name] = column[index].item() if known else None
+        return found | {"note": self._notes[index]}
+
+    def take(self, rows: npt.NDArray[np.integer[Any]] | BoolArray | slice) -> Table:
+        """A plain table, with all there is."""
+        return self._whole().take(rows)
+
+    def _whole(self) -> Table:
+        columns = dict(self.columns) | {name: self._all(name) for name in MEASURED}
+        masks = {name: self.valid(name) for name in (*MEASURES, *COUNTS, "fingerprint")}
+        return Table(columns, masks | {name: self._masks[name] for name in NUMBERED})
+
+    def __getitem__(self, name: str | list[str]) -> Any:
+        if isinstance(name, list):
+            return self._whole()[name]
+        return self._all(name) if name in MEASURED else super().__getitem__(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in MEASURED or super().__contains__(name)
+
+
+def _is_known(column: npt.NDArray[Any]) -> BoolArray:
+    found: BoolArray = ~np.isnan(column) if column.dtype.kind == "f" else column >= 0
+    return found

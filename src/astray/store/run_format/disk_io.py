@@ -1,0 +1,355 @@
+"""Puts bytes into files at the speed of the disk: several threads, and past the page cache where that is faster.
+
+Each thread takes jobs: buffers, and the place in a file where they go one after the other. The kernel takes bytes in
+two ways: buffered, where it copies them into memory and writes them later, and direct, where the disk reads them from
+ours. Which is faster depends on the disk, on how much memory is free and on how much was written lately, so it is
+measured, again and again (`Pace`). Direct writes need places, addresses and lengths that are multiples of a page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.store.deferred import PAGE, Piece
+from astray.store.run_format.tensor_values import Values
+
+Bytes = npt.NDArray[np.uint8]
+
+WRITEV_BUFFERS = 1024  # IOV_MAX on Linux
+BOUNCE_BYTES = 4 << 20
+"""Memory of each thread through which bytes go that do not begin on a page."""
+
+DIED = "a thread that writes values has died, perhaps for want of memory"
+LOOK_SECONDS = 1.0  # so often whoever waits for a job looks whether there is still a thread behind it
+
+REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM)
+"""What file systems answer that know no direct writes, when the file is opened or only when it is written to."""
+
+
+class File:
+    """A file open for writing in both ways. `direct` is None where the file system takes no direct writes."""
+
+    __slots__ = ("buffered", "direct", "refused")
+
+    def __init__(self, buffered: int, path: Path) -> None:
+        self.buffered = buffered
+        self.direct: int | None = None
+        with contextlib.suppress(OSError, AttributeError):  # not every system has a word for it
+            self.direct = os.open(path, os.O_WRONLY | os.O_DIRECT)
+        self.refused = self.direct is None
+
+    def close(self) -> None:
+        os.close(self.buffered)
+        if self.direct is not None:
+            os.close(self.direct)
+
+
+class Owner(Protocol):
+    """Whoever gives a job, and hears of it again."""
+
+    def finish(self, job: Job) -> None: ...
+
+
+class Job:
+    """Pieces that follow one another in a file.
+
+    Once it is done `error` has what the disk had against it, and `lost` the values whose bytes never came, and why.
+    """
+
+    __slots__ = ("direct", "end", "error", "file", "lost", "offset", "owner", "pieces", "seconds")
+
+    def __init__(self, file: File, offset: int, direct: bool, owner: Owner) -> None:
+        self.file = file
+        self.offset = self.end = offset
+        self.direct = direct
+        self.owner = owner
+        self.pieces: list[tuple[Values | None, Piece]] = []
+        self.seconds = 0.0  # what it took, as its share of what all threads did in that time
+        self.error: Exception | None = None
+        self.lost: dict[Values, str] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.offset
+
+    def add(self, values: Values, piece: Piece, offset: int) -> None:
+        """Append a piece that belongs to this place; a gap before it is filled with zeros."""
+        if offset > self.end:
+            self._append(None, Piece(memoryview(bytes(offset - self.end))))
+        self._append(values, piece)
+
+    def _append(self, values: Values | None, piece: Piece) -> None:
+        self.pieces.append((values, piece))
+        self.end += piece.data.nbytes
+
+
+class Hands:
+    """The threads that write. They are made as they are needed; `finished` gives every job that was given.
+
+    A file takes buffered bytes from one thread at a time, so no two of them are given such jobs of one file: the other
+    would only stand in line, while there are bytes for other files. Apart from that jobs are begun in their order.
+    """
+
+    def __init__(self, count: int, name: str = "astray-writer") -> None:
+        self.done: SimpleQueue[Job] = SimpleQueue()
+        self.wake: Callable[[], None] = _nothing  # called after every job, in the thread that did it
+        self._count = count
+        self._name = name
+        self._threads: list[threading.Thread] = []
+        self._changed = threading.Condition()  # of all that follows
+        self._jobs: deque[Job] = deque()
+        self._busy: set[File] = set()  # with buffered bytes
+        self._left = 0  # jobs that are not done
+        self._active = 0
+        self._busy_threads = 0  # that have a job
+        self._open = True
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether a job is done that `finished` has not given yet."""
+        return not self.done.empty()
+
+    def finished(self) -> Job:
+        """The next job that is done. Waits for it as long as there is a thread behind it; else raises."""
+        while True:
+            with contextlib.suppress(Empty):
+                return self.done.get(timeout=LOOK_SECONDS)
+            self.check()
+            if not self._busy_threads and not self._jobs and not self.has_finished:
+                raise RuntimeError(DIED)
+
+    def check(self) -> None:
+        """Raise when there are jobs that nobody will do."""
+        if self._jobs and not any(thread.is_alive() for thread in self._threads):
+            raise RuntimeError(DIED)
+
+    def give(self, job: Job) -> None:
+        with self._changed:
+            self._jobs.append(job)
+            self._left += 1
+            self._changed.notify()
+            needed = len(self._threads) < min(self._left, self._count)
+        if needed:
+            self._add_thread()
+
+    def close(self) -> None:
+        """Wait for the jobs given, and end the threads."""
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        self._open = True
+
+    def _add_thread(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # none can be started any more, such as by an exit handler from Python 3.12 on
+            if not self._threads:
+                self._work_here()
+        else:
+            self._threads.append(thread)
+
+    def _work(self) -> None:
+        bounce = _Bounce()
+        while (job := self._next()) is not None:
+            self._finish(job, bounce)
+            del job  # a thread that waits for the next one should hold nobody's memory
+
+    def _work_here(self) -> None:
+        """Do the jobs that are there, in the thread that gave them."""
+        bounce = _Bounce()
+        while self._jobs and (job := self._next()) is not None:
+            self._finish(job, bounce)
+
+    def _finish(self, job: Job, bounce: _Bounce) -> None:
+        """Does a job. Whatever goes wrong in here, those who wait for it hear of it."""
+        try:
+            self._do(job, bounce)
+        except Exception as error:  # noqa: BLE001 - raised where the job came from
+            job.error = error
+        finally:
+            with self._changed:
+                self._left -= 1
+                self._busy_threads -= 1
+                if not job.direct:
+                    self._busy.discard(job.file)
+                self._changed.notify()
+            self.done.put(job)
+            self.wake()
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            while True:
+                for place, job in enumerate(self._jobs):
+                    if job.direct or job.file not in self._busy:
+                        del self._jobs[place]
+                        if not job.direct:
+                            self._busy.add(job.file)
+                        self._busy_threads += 1
+                        return job
+                if not self._open and not self._jobs:
+                    self._changed.notify_all()
+                    return None
+                self._changed.wait()
+
+    def _do(self, job: Job, bounce: _Bounce) -> None:
+        try:
+            buffers = [_fetch(job, values, piece) for values, piece in job.pieces]
+            together, start = self._enter(1), time.perf_counter()
+            try:
+                _write(job, buffers, bounce)
+            finally:
+                together += self._enter(-1) + 1
+            job.seconds = (time.perf_counter() - start) * 2 / together
+        finally:
+            pieces, job.pieces = job.pieces, []
+            for _, piece in pieces:
+                if piece.release is not None:
+                    piece.release()
+
+    def _enter(self, change: int) -> int:
+        with self._changed:
+            self._active += change
+            return self._active
+
+
+class _Bounce:
+    """The memory of a thread through which bytes go that do not begin on a page, made when it is first needed."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self) -> None:
+        self._bytes: Bytes | None = None
+
+    @property
+    def bytes(self) -> Bytes:
+        if self._bytes is None:
+            self._bytes = np.frombuffer(mmap.mmap(-1, BOUNCE_BYTES), np.uint8)  # pages it is never given take no memory
+        return self._bytes
+
+
+def _fetch(job: Job, values: Values | None, piece: Piece) -> memoryview:
+    """The bytes of a piece once they are there, or zeros when they never will be."""
+    try:
+        if piece.ready is not None:
+            piece.ready()
+    except Exception as error:  # noqa: BLE001 - whatever a device says: these bytes are lost, and no others
+        if values is not None:
+            job.lost[values] = f"{type(error).__name__}: {error}"
+        return memoryview(bytes(piece.data.nbytes))
+    return piece.data
+
+
+def _write(job: Job, buffers: Sequence[memoryview], bounce: _Bounce) -> None:
+    if not job.direct:
+        write_all(job.file.buffered, buffers, job.offset)
+        return
+    pages = _Pages(job.file, job.offset, bounce.bytes)
+    for buffer in buffers:
+        pages.add(buffer)
+    pages.write()
+
+
+class _Pages:
+    """Bytes that are on their way into a file directly, from a multiple of a page on.
+
+    Buffers go without a copy where they are whole pages themselves; everything else is gathered into pages first. What
+    fills no page at the end is written buffered, and so is what the file system does not take.
+    """
+
+    def __init__(self, file: File, offset: int, bounce: Bytes) -> None:
+        self._file = file
+        self._bounce = bounce
+        self._offset = self._end = offset  # where the vector begins and ends
+        self._vector: list[memoryview] = []
+        self._gathered = self._kept = 0  # bytes gathered, and how many of them are in the vector
+
+    def add(self, buffer: memoryview) -> None:
+        while buffer.nbytes:
+            if self._end % PAGE == 0 and buffer.nbytes >= PAGE and _address(buffer) % PAGE == 0:
+                count = buffer.nbytes - buffer.nbytes % PAGE
+                self._keep()
+                self._vector.append(buffer[:count])
+            else:
+                count = min(buffer.nbytes, len(self._bounce) - self._gathered)
+                np.copyto(self._bounce[self._gathered :][:count], np.frombuffer(buffer, np.uint8, count))
+                self._gathered += count
+            self._end += count
+            buffer = buffer[count:]
+            full = self._gathered == len(self._bounce) or len(self._vector) >= WRITEV_BUFFERS - 1
+            if full and self._end % PAGE == 0:
+                self.write()
+
+    def write(self) -> None:
+        """Write what there is, and go on where that ends."""
+        self._keep()
+        rest = self._end % PAGE
+        pages, last = _cut(self._vector, self._end - self._offset - rest)
+        written = self._write_pages(pages)
+        write_all(self._file.buffered, [*_cut(pages, written)[1], *last], self._offset + written)
+        self._vector, self._gathered, self._kept, self._offset = [], 0, 0, self._end
+
+    def _keep(self) -> None:
+        if self._kept < self._gathered:
+            self._vector.append(self._bounce[self._kept : self._gathered].data)
+            self._kept = self._gathered
+
+    def _write_pages(self, pages: list[memoryview]) -> int:
+        """Write whole pages directly; tell how many bytes the file system took."""
+        if not pages or self._file.direct is None or self._file.refused:
+            return 0
+        try:
+            return os.pwritev(self._file.direct, pages, self._offset)
+        except OSError as error:
+            if error.errno not in REFUSED:
+                raise
+            self._file.refused = True
+            return 0
+
+
+def _cut(buffers: list[memoryview], count: int) -> tuple[list[memoryview], list[memoryview]]:
+    """The first `count` bytes, and the rest."""
+    before: list[memoryview] = []
+    for place, buffer in enumerate(buffers):
+        if buffer.nbytes > count:
+            return [*before, buffer[:count]] if count else before, [buffer[count:], *buffers[place + 1 :]]
+        before.append(buffer)
+        count -= buffer.nbytes
+    return before, []
+
+
+def _address(buffer: memoryview) -> int:
+    address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def write_all(file: int, buffers: Sequence[memoryview], offset: int) -> None:
+    """Write buffers one after the other, however little the system takes at a time."""
+    waiting = [buffer for buffer in buffers if buffer.nbytes]
+    while waiting:
+        written = os.pwritev(file, waiting[:WRITEV_BUFFERS], offset)
+        offset += written
+        while waiting and written >= waiting[0].nbytes:
+            written -= waiting.pop(0).nbytes
+        if written:
+            waiting[0] = waiting[0][written:]
+
+
+def _nothing() -> None:
+    pass

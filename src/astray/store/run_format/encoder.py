@@ -1,0 +1,171 @@
+"""Rows to Arrow: turns the rows of one table into record batches and appends them to its file.
+
+The file is an Arrow IPC stream from its first byte on: the schema is written when it is made, every batch is one more
+message, and each goes to the kernel before `append` returns. A killed process leaves whole batches and at most one
+torn one. Runs in the writer's thread, in competition with the user's program for the interpreter, so everything is
+done a column at a time.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import nanoarrow as na
+import numpy as np
+import numpy.typing as npt
+from nanoarrow.ipc import StreamWriter
+
+from astray.records import Blob, Call, Statistics
+from astray.store.late import Late
+from astray.store.run_format.cells import Absent, AnyCells, Cells, Encoded, Listed, numbers
+from astray.store.run_format.disk_io import write_all
+from astray.store.run_format.message import END, record_batch
+from astray.store.run_format.rows import FINGERPRINT, MEASURED, NOTE, PLACEMENT, TICKET, VALUE_NUMBER, Rows
+from astray.store.run_format.schema import TENSORS, Column
+
+OFFSET_LIMIT = 2**31 - 1
+"""Arrow's string and list columns count their bytes and elements in 32 bits."""
+
+MOST_ROWS = 1 << 16
+"""The most rows in a batch."""
+
+_MOMENTS = Statistics._fields.index("zeros")  # the six before it are floats
+_FIRST_BAD = Statistics._fields.index("first_bad")  # the four before it are counts
+_MEASURED = TENSORS[TICKET : TICKET + len(Statistics._fields) + 1]  # in the file there are no tickets
+
+
+def call_columns(rows: Rows) -> list[Cells]:
+    """The columns of `CALLS`, which are the fields of a `Call`."""
+    return [Cells(rows, column, 0, len(rows)) for column in range(len(Call._fields))]
+
+
+def tensor_columns(rows: Rows, blobs: list[Blob | None] | None = None, late: Late | None = None) -> list[AnyCells]:
+    """The columns of `TENSORS`: the fields of a `Tensor` with its statistics and `blobs` spread out.
+
+    Statistics that come by ticket are waited for. There are no `blobs` when nobody has values.
+    """
+    count = len(rows)
+    plain, (placement, note, value) = (
+        [Cells(rows, column, 0, count) for column in columns]
+        for columns in (range(TICKET), (PLACEMENT, NOTE, VALUE_NUMBER))
+    )
+    measured: list[AnyCells] = [Cells(rows, column, 0, count) for column in range(MEASURED, FINGERPRINT + 1)]
+    noted: AnyCells = note
+    if late is not None:
+        places, tickets = (np.frombuffer(found, np.int64) for found in rows.tickets(TICKET))
+        if len(tickets):
+            measured, noted = _redeemed(late, rows, places, tickets)
+    where: list[AnyCells] = (
+        [Absent(count) for _ in Blob._fields]
+        if blobs is None
+        else [Listed([None if blob is None else blob[field] for blob in blobs]) for field in range(len(Blob._fields))]
+    )
+    return [*plain, *measured, *where, placement, noted, value]
+
+
+def _redeemed(
+    late: Late, rows: Rows, places: npt.NDArray[np.int64], tickets: npt.NDArray[np.int64]
+) -> tuple[list[AnyCells], AnyCells]:
+    """The columns of statistics and fingerprints, and the notes, of rows of which those at `places` hold tickets."""
+    (moments, counts, prints, first_bad, first_bad_value), counted, here, lost = late.redeem(tickets)
+    found = [numbers(Cells(rows, MEASURED + i, 0, len(rows)), column) for i, column in enumerate(_MEASURED)]
+    for column, data in zip(found, (*moments, *counts, first_bad, first_bad_value, prints), strict=True):
+        column.data[places] = data
+    for column, data in zip(found[:_MOMENTS], moments, strict=True):
+        column.present[places] = counted & ~np.isnan(data)
+    for column in found[_MOMENTS:_FIRST_BAD]:
+        column.present[places] = counted
+    for column in found[_FIRST_BAD:-1]:
+        column.present[places] = counted & (first_bad >= 0)
+    found[-1].present[places] = here
+    if not lost:
+        return [*found], Cells(rows, NOTE, 0, len(rows))
+    notes = rows.cells(NOTE)
+    for place in places[~here].tolist():
+        notes[place] = f"{notes[place]}; {lost}" if notes[place] else lost
+    return [*found], Listed(notes)
+
+
+def in_batches(columns: Sequence[Column], cells: Sequence[AnyCells]) -> Iterator[tuple[int, list[Encoded]]]:
+    """Rows, given as columns, as one batch, or as several when they do not fit in one: how many, and their buffers."""
+    count = len(cells[0])
+    encoded = _encode(columns, cells) if count <= MOST_ROWS else None
+    if encoded is not None:
+        yield count, encoded
+    elif count == 1:
+        raise ValueError(f"A row has more than {OFFSET_LIMIT:,} bytes of text, which an Arrow column cannot hold.")
+    else:
+        size = MOST_ROWS if count > MOST_ROWS else count // 2
+        for start in range(0, count, size):
+            yield from in_batches(columns, [column.part(slice(start, start + size)) for column in cells])
+
+
+def _encode(columns: Sequence[Column], cells: Sequence[AnyCells]) -> list[Encoded] | None:
+    """The buffers of every column; None when one of them holds too much for a batch."""
+    found: list[Encoded] = []
+    for column, each in zip(columns, cells, strict=True):
+        encoded = each.encode(column, OFFSET_LIMIT)
+        if encoded is None:
+            return None
+        found.append(encoded)
+    return found
+
+
+class BatchFile:
+    """One table's file, open for appending."""
+
+    def __init__(self, path: Path, columns: tuple[Column, ...]) -> None:
+        self._columns = columns
+        self._file = path.open("xb", buffering=0)
+        self._end = 0
+        self.rows = 0
+        try:
+            self._write([_schema_message(columns)])
+        except OSError:
+            self._file.close()
+            raise
+
+    def append(self, cells: Sequence[AnyCells]) -> None:
+        """Write rows, given as columns."""
+        for count, encoded in in_batches(self._columns, cells):
+            self._write(record_batch(count, encoded))
+            self.rows += count
+
+    def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        try:
+            write_all(self._file.fileno(), [memoryview(piece) for piece in pieces], self._end)
+        except OSError:  # leave whole batches, so that rows which fit may still follow
+            self._file.truncate(self._end)
+            raise
+        self._end += sum(map(len, pieces))
+
+    def close(self) -> None:
+        """Write the mark that the stream ends here."""
+        try:
+            self._write([END])
+        finally:
+            self._file.close()
+
+
+def _schema_message(columns: tuple[Column, ...]) -> bytes:
+    """What a file begins with."""
+    written = io.BytesIO()
+    StreamWriter.from_writable(written).write_stream(na.c_array_stream(na.Array([], arrow_schema(columns))))
+    return written.getvalue()
+
+
+def arrow_schema(columns: tuple[Column, ...]) -> Any:
+    """The Arrow schema of a table."""
+    types: dict[str, Callable[..., Any]] = {
+        "int32": na.int32,
+        "int64": na.int64,
+        "uint64": na.uint64,
+        "float64": na.float64,
+        "bool": na.bool_,
+        "string": na.string,
+        "list<int64>": lambda nullable: na.list_(na.int64(nullable=False), nullable=nullable),
+    }
+    return na.c_schema(na.struct({c.name: types[c.type](nullable=c.nullable) for c in columns}, nullable=False))

@@ -1,0 +1,184 @@
+"""One safetensors file that is whole at every moment while it is being filled.
+
+A shard is made at its full size without taking space on the disk (a sparse file), with a header padded by spaces.
+The last entry of the header, `__free`, stands for the bytes not used yet. Tensors are written in two steps: their bytes
+into the free part, then, in one write, their entries over the `__free` entry, followed by a smaller one. Whoever opens
+the file before, between or after sees a valid safetensors file; so does whoever opens it after the program was killed.
+Dropping `__free` and cutting the file where its data ends takes two steps that cannot be made one, so a full shard
+stays as it is until the recording is over.
+
+The header is for other tools. The reader here goes by offset and length from the tensor's row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Sequence
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+from astray.stats.dtypes import DTYPES
+from astray.store.deferred import PAGE
+from astray.store.run_format.disk_io import File, write_all
+
+ALIGNMENT = 64  # a cache line, and enough for every vector instruction
+LARGE = 64 << 10
+"""Tensors from this size on begin on a page, so that they can be written directly: 3 % of their bytes at most, on
+average, are wasted."""
+
+NAME_LENGTH = 256
+FREE = "__free"
+FREE_LENGTH = 128  # the longest entry of that name or of a pad, whose three numbers change
+
+KNOWN = {
+    "BOOL",
+    "U8",
+    "I8",
+    "U16",
+    "I16",
+    "U32",
+    "I32",
+    "U64",
+    "I64",
+    "F16",
+    "BF16",
+    "F32",
+    "F64",
+    "F8_E4M3",
+    "F8_E5M2",
+}
+"""What every safetensors reader of the last years understands. One entry it does not know makes it refuse the file."""
+
+
+class Place(NamedTuple):
+    """Where a tensor goes in the file, and what the header says of it: of the pad before it, and of itself."""
+
+    offset: int
+    nbytes: int
+    pad: bytes
+    entry: bytes
+
+
+class Shard:
+    """The file. Places are given out first; once the bytes are there the header is told of them, in the same order."""
+
+    def __init__(self, path: Path, number: int, header_bytes: int, size: int) -> None:
+        self.number = number
+        self._path = path
+        self._start = header_bytes  # of the data
+        self._size = size
+        self._used = 0  # bytes of data that the header knows of
+        self._placed = 0  # and that are given out
+        self._names = {FREE}
+        opening = (header_bytes - 8).to_bytes(8, "little") + b"{"
+        self._header = len(opening)  # where the next entry goes
+        self._room = header_bytes - self._header - FREE_LENGTH
+        self._entries = 0
+        self.file = self._create((opening + self._free()).ljust(header_bytes))
+        self._open = True
+
+    def _create(self, header: bytes) -> File:
+        """Make the file under another name first, so that it is valid from the moment it has its own."""
+        draft = self._path.with_name(f".{self._path.name}")
+        file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            os.ftruncate(file, self._size)
+            _write_text(file, header, 0)
+            draft.rename(self._path)
+        except OSError:
+            os.close(file)
+            draft.unlink(missing_ok=True)
+            raise
+        return File(file, self._path)
+
+    def place(self, name: str, dtype: str, shape: Sequence[int], nbytes: int, certain: bool = True) -> Place | None:
+        """A place for a tensor; None when it needs the next shard. It is not `certain` if its bytes may never come."""
+        used = self._placed
+        padding = -used % (PAGE if nbytes >= LARGE else ALIGNMENT) if nbytes else 0
+        start = used + padding
+        if start + nbytes > self._size - self._start:
+            return None
+        kind, sizes = described(dtype, shape, nbytes)
+        entry = _entry(self._unique(name), kind, sizes, start, nbytes) + b","
+        pad = self._pad(used, padding)
+        room = self._room - len(pad) - (len(entry) if certain else max(len(entry), FREE_LENGTH))
+        if room < 0:
+            return None
+        self._room, self._placed = room, start + nbytes
+        return Place(self._start + start, nbytes, pad, entry)
+
+    def publish(self, places: Collection[Place], without: Collection[Place] = ()) -> None:
+        """Tell the header of the next places given out, in their order. It calls those `without` bytes a pad."""
+        text = b""
+        for place in places:
+            self._used = place.offset + place.nbytes - self._start
+            lost = place in without
+            text += place.pad + (self._pad(place.offset - self._start, place.nbytes) if lost else place.entry)
+        _write_text(self.file.buffered, text + self._free(), self._header)
+        self._header += len(text)
+        self._entries += len(places)
+
+    def _pad(self, start: int, size: int) -> bytes:
+        return _entry(f"__pad.{start}", "U8", [size], start, size) + b"," if size else b""
+
+    def close(self) -> None:
+        """Nothing more will be written until it is trimmed."""
+        if self._open:
+            self._open = False
+            self._names.clear()
+            self.file.close()
+
+    def trim(self) -> None:
+        """Let the file end where its data does."""
+        self.close()
+        if not self._entries:  # the disk was full before the first tensor
+            self._path.unlink()
+            return
+        file = os.open(self._path, os.O_RDWR)
+        try:  # the comma after the last entry becomes the closing brace
+            _write_text(file, b"}".ljust(1 + len(self._free())), self._header - 1)
+            os.ftruncate(file, self._start + self._used)
+        finally:
+            os.close(file)
+
+    def _unique(self, name: str) -> str:
+        """A name not used in this shard yet, in characters that JSON can hold."""
+        plain = name = name[:NAME_LENGTH].encode(errors="backslashreplace").decode()
+        count = 1
+        while name in self._names:
+            count += 1
+            name = f"{plain}#{count}"
+        self._names.add(name)
+        return name
+
+    def _free(self) -> bytes:
+        free = self._size - self._start - self._used
+        return _entry(FREE, "U8", [free], self._used, free) + b"}"
+
+
+def described(dtype: str, shape: Sequence[int], nbytes: int) -> tuple[str, list[int]]:
+    """The dtype and shape to give in the header: plain bytes when safetensors cannot say what they are."""
+    known, sizes = DTYPES.get(dtype), list(shape)
+    if known is not None and known.kind == "complex":  # as pairs of its parts
+        known, sizes = DTYPES[known.part], [*sizes, 2]
+    if known is None or prod(sizes) * known.itemsize != nbytes:
+        return "U8", [nbytes]
+    if known.safetensors not in KNOWN:
+        return "U8", [*sizes, known.itemsize] if known.itemsize > 1 else sizes
+    return known.safetensors, sizes
+
+
+def _entry(name: str, dtype: str, shape: Sequence[int], start: int, size: int) -> bytes:
+    place = f'"dtype":"{dtype}","shape":{[int(n) for n in shape]},"data_offsets":[{start},{start + size}]'
+    return f"{_quoted(name)}:{{{place}}}".encode()
+
+
+def _quoted(name: str) -> str:
+    plain = name.isascii() and name.isprintable() and '"' not in name and "\\" not in name  # nearly all are
+    return f'"{name}"' if plain else json.dumps(name)
+
+
+def _write_text(file: int, text: bytes, offset: int) -> None:
+    write_all(file, [memoryview(text)], offset)

@@ -1,0 +1,100 @@
+"""Leaves out rows that no recording has written: a damaged file may say anything, in cells that are well-formed.
+
+Between the tables of a rank and everything that reads them, so that nobody else has to ask whether a step is negative
+or a shape is one. What is left out is told, with the first row and what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.checkpoints.stored_tensor import MOST_DIMENSIONS, MOST_ELEMENTS, is_shape
+from astray.records import Phase, Role
+from astray.store.columns import Coded, Table
+from astray.store.run_format.schema import CALLS, TENSORS, Column
+from astray.store.statistics_checks import FARTHEST, Wrong, any_of, contradictions
+from astray.wording import counted
+
+Bools = npt.NDArray[np.bool_]
+
+_STATISTICS = ("min", "max", "mean", "std", "l2", "absmax")
+_NUMBERED = ("seq", "step", "micro", "call")
+_WORDS = {"phase": frozenset(get_args(Phase)), "role": frozenset(get_args(Role))}
+
+
+def sound_calls(table: Table) -> tuple[Table, list[str]]:
+    """The calls that can have been recorded, and a sentence about the others."""
+    return _sound(table, "calls", [*_common(table, CALLS), *_repeated(table)])
+
+
+def sound_tensors(table: Table) -> tuple[Table, list[str]]:
+    """The tensors that can have been recorded, and a sentence about the others."""
+    return _sound(table, "tensors", [*_common(table, TENSORS), *_measured(table)])
+
+
+def _sound(table: Table, name: str, broken: list[Wrong]) -> tuple[Table, list[str]]:
+    if not broken:
+        return table, []
+    bad = np.logical_or.reduce([wrong.rows for wrong in broken])
+    row = int(np.argmax(bad))
+    first = next(wrong for wrong in broken if wrong.rows[row])
+    cell = table.row(row)[first.column]
+    count = int(bad.sum())
+    told = (
+        f"{count:,} of {counted(len(table), name.removesuffix('s'))} {'says' if count == 1 else 'say'} what was never "
+        f"recorded, and {'is' if count == 1 else 'are'} left out. The first is row {row}, with {first.column} "
+        f"{_shown(cell)} in place of {first.expected}."
+    )
+    return table.take(~bad), [told]
+
+
+def _shown(cell: Any) -> str:
+    text = "nothing" if cell is None else repr(list(cell)) if isinstance(cell, tuple) else repr(cell)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _common(table: Table, columns: tuple[Column, ...]) -> Iterator[Wrong]:
+    """Cells that are missing, words that are unknown, numbers that are negative or beyond all counting."""
+    for column in columns:
+        if not column.nullable:
+            yield from any_of(~table.valid(column.name), column.name, "what every row has")
+        if column.type in ("int32", "int64"):
+            numbers = table.numbers(column.name)
+            least = 0 if column.name in _NUMBERED else -1  # which stands for none
+            yield from any_of((numbers < least) | (numbers > FARTHEST), column.name, "a number that something can have")
+        elif column.name in _WORDS:
+            known = _WORDS[column.name]
+            unknown = _cells(table.coded(column.name), known.__contains__)
+            yield from any_of(unknown, column.name, f"one of {', '.join(sorted(known))}")
+
+
+def _repeated(table: Table) -> Iterator[Wrong]:
+    """Calls whose number another call before them has."""
+    seq = table.numbers("seq")
+    if len(seq) > 1 and not (np.diff(seq) > 0).all():
+        again = np.ones(len(seq), np.bool_)
+        again[np.unique(seq, return_index=True)[1]] = False
+        yield from any_of(again, "seq", "a number of its own")
+
+
+def _measured(table: Table) -> Iterator[Wrong]:
+    """Shapes that are none, and statistics that contradict themselves."""
+    for name in ("shape", "stride"):
+        yield from any_of(_cells(table.coded(name), is_shape if name == "shape" else _is_stride), name, f"a {name}")
+    for name in _STATISTICS:  # what is not known is no cell, and never one of NaN
+        yield from any_of(table.valid(name) & np.isnan(table.numbers(name)), name, "a number")
+    yield from contradictions(table.numbers, table.coded("dtype"))
+
+
+def _cells(column: Coded[Any], is_right: Any) -> Bools:
+    """Which rows hold a value that is not right; the few distinct ones are looked at."""
+    wrong = np.array([*(not is_right(value) for value in column.values), False], np.bool_)
+    return np.asarray(wrong[column.codes])
+
+
+def _is_stride(steps: tuple[int, ...]) -> bool:
+    return len(steps) <= MOST_DIMENSIONS and all(abs(step) <= MOST_ELEMENTS for step in steps)

@@ -1,0 +1,200 @@
+"""What waits to be written: queues between the program's threads and the writer's, bounded in bytes and in rows.
+
+Appending costs a tenth of a microsecond as long as there is room. When there is none the caller waits, and the time is
+added up. Each kind of record has a lane of its own, so that thousands of rows are taken at once. Nothing is taken
+before what it refers to: whoever takes does so in the reverse of the order in which the program puts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sized
+from typing import NamedTuple, TypeVar
+
+from astray.records import Setup
+from astray.store.run_format.encoder import MOST_ROWS
+from astray.store.run_format.rows import Row, Rows, call_rows, tensor_rows
+from astray.store.run_format.tensor_values import Values
+from astray.store.writing.rank_files import Stack
+from astray.store.writing.wake import Wake
+
+BATCH_ROWS = MOST_ROWS  # so many are written at once
+QUEUE_ROWS = 4 * BATCH_ROWS
+GROUP_BYTES = 32 << 20  # bytes whose places are given out at once
+LOOK_SECONDS = 1.0  # so often whoever waits for room looks whether the writer's thread is still there
+WAKE_BYTES = 1 << 20  # fewer bytes wait for company: one update of a shard's header serves them all
+
+Record = TypeVar("Record")
+
+
+class Taken(NamedTuple):
+    """Rows that were taken. Whatever they refer to is among them, or was taken before, or is values."""
+
+    stacks: list[Stack]
+    calls: Rows
+    tensors: Rows
+
+
+class Backlog:
+    """The queues. The program's threads put, the writer's takes, answers and in the end drops."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.wake = Wake()  # there is something to write now
+        self.is_served: Callable[[], bool] = lambda: True  # whether there is still a thread that takes
+        self.waited_seconds = 0.0
+        self.stacks: list[Stack] = []
+        self.setup: list[Setup] = []
+        self.calls = call_rows()
+        self.tensors = tensor_rows()
+        self._values: list[Values] = []
+        self._asked: list[threading.Event] = []  # flushes
+        self._taken: list[threading.Event] = []  # flushes, to be set once what came before them is written
+        self._most_bytes = most_bytes
+        self._held = 0  # bytes of memory of the values that are not written
+        self._fresh = 0  # bytes of the values put since they were last taken
+        self._open = True
+        self._room = threading.Condition()
+
+    def put(self, lane: list[Record], record: Record) -> None:
+        """Append to one of the lanes; wait when it is too long."""
+        lane.append(record)
+        if len(lane) >= BATCH_ROWS:
+            self.crowded(lane)
+
+    def put_row(self, lane: Rows, row: Row) -> None:
+        """The same for a row."""
+        lane.append(row)
+        if len(lane) >= BATCH_ROWS:
+            self.crowded(lane)
+
+    def crowded(self, lane: Sized) -> None:
+        """Have a lane emptied that holds a batch; wait when it is too long."""
+        self.wake.set()
+        if len(lane) >= QUEUE_ROWS:
+            self.wait_for(lambda: len(lane) < QUEUE_ROWS)
+
+    def wait_for(self, has_room: Callable[[], bool]) -> None:
+        """Wait until there is room, of whatever kind; `make_room` is when it is looked for."""
+        if not has_room():
+            with self._room:
+                self._wait(has_room)
+
+    def put_values(self, values: Values) -> None:
+        """Append values; wait when they are too many bytes. A tensor larger than the limit gets in alone."""
+        size = values.held
+        with self._room:
+            if self._held and self._held + size > self._most_bytes:
+                self.wake.set()
+                self._wait(lambda: not self._held or self._held + size <= self._most_bytes)
+            self._held += size
+            self._fresh += values.size
+            is_open = self._open
+        if not is_open:
+            values.settle(None)
+            return
+        self.put(self._values, values)
+        if self._fresh >= WAKE_BYTES:
+            self.wake.set()
+
+    def written(self, size: int) -> None:
+        """Say that the values of so much memory are written."""
+        if size:
+            with self._room:
+                self._held -= size
+                self._room.notify_all()
+
+    def waited(self, seconds: float) -> None:
+        """Add up time in which the program stood still for some other reason of this kind."""
+        with self._room:
+            self.waited_seconds += seconds
+
+    def put_flush(self) -> threading.Event:
+        """Append a mark, which is set once everything before it is written."""
+        flush = threading.Event()
+        self._asked.append(flush)
+        self.wake.set()
+        return flush
+
+    @property
+    def wants_rows_taken(self) -> bool:
+        """Whether rows should be taken now: there are many, or somebody waits for them to be written."""
+        return bool(self._asked) or max(len(self.calls), len(self.tensors), len(self.stacks)) >= BATCH_ROWS
+
+    @property
+    def flushes(self) -> bool:
+        """Whether somebody waits for what was taken to be written."""
+        return bool(self._taken)
+
+    def take(self) -> Taken:
+        """Take all rows that are there now, and hear of the flushes that were asked for behind them."""
+        self.hear_flushes()
+        return self.take_rows()
+
+    def hear_flushes(self) -> None:
+        """From now on `answer` tells those who have asked for a flush so far, once they have been seen to."""
+        self._taken += _take(self._asked)
+
+    def take_rows(self) -> Taken:
+        """Take all rows that are there now."""
+        tensors, calls, stacks = self.tensors.take(), self.calls.take(), _take(self.stacks)
+        return Taken(stacks, calls, tensors)
+
+    def take_setup(self) -> list[Setup]:
+        """Take what the program was set to: all that was put before the rows taken so far is among it, or was taken."""
+        return _take(self.setup)
+
+    def take_values(self) -> Iterator[list[Values]]:
+        """Take the values that are there now, among them those of the rows that were taken, a group at a time."""
+        left, self._fresh = len(self._values), 0
+        while left:
+            size = count = 0
+            while count < left and size < GROUP_BYTES:
+                size += self._values[count].size
+                count += 1
+            left -= count
+            yield _take(self._values, count)
+
+    def make_room(self, size: int = 0, patience: float = -1) -> bool:
+        """Let those go on who wait for what was taken, among it values of so much memory.
+
+        False when that was not possible within `patience` seconds: a thread that a signal has interrupted may hold
+        the lock, and wait in the handler for the one that asks.
+        """
+        if not self._room.acquire(timeout=patience):
+            return False
+        self._held -= size
+        self._room.notify_all()
+        self._room.release()
+        return True
+
+    def answer(self) -> None:
+        """Tell those who asked for a flush that it is done."""
+        for flush in _take(self._taken):
+            flush.set()
+
+    def drop(self) -> None:
+        """Forget what is left, and let nobody wait any more."""
+        with self._room:
+            self._open = False
+            self._held = 0
+            self._room.notify_all()
+        self.take()
+        for values in _take(self._values):
+            values.settle(None)
+        self.answer()
+
+    def _wait(self, has_room: Callable[[], bool]) -> None:
+        start = time.perf_counter()
+        # In turns: a thread that has died for want of memory may not have been able to say so.
+        while not self._room.wait_for(lambda: has_room() or not self._open, LOOK_SECONDS) and self.is_served():
+            pass
+        self.waited_seconds += time.perf_counter() - start
+
+
+def _take(lane: list[Record], count: int | None = None) -> list[Record]:
+    """Take the first of a lane. Others may append meanwhile: each line is one step of the interpreter's."""
+    count = len(lane) if count is None else count
+    taken = lane[:count]
+    del lane[:count]
+    return taken

@@ -1,0 +1,183 @@
+"""Writes the records of a running program to disk while it runs.
+
+Nothing that goes wrong here reaches the program: recording stops, `failure` says why, and what was written before stays
+readable. `background_writer.py` is the program's side of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from astray.errors import RunError
+from astray.records import Setup
+from astray.store.late import Late
+from astray.store.run_format.folder import claim, recordable, release
+from astray.store.run_format.tensor_values import Values, ValuesReader
+from astray.store.run_info import RunInfo
+from astray.store.writing import record_queue as backlog
+from astray.store.writing.background_writer import HELD_SECONDS, IDLE_SECONDS, QUEUE_BYTES, STEP_SECONDS, Intake
+from astray.store.writing.rank_files import RankFiles
+from astray.store.writing.step_listener import Listener, Watch
+from astray.store.writing.values_writer import SHARD_BYTES
+from astray.store.writing.write_policy import Course, Stepwise, Straight
+
+WATCHED_BYTES = 128 << 20  # what a step that is watched may take until it is over; a larger one is shown in parts
+
+
+class RunWriter(Intake):
+    """Writes one rank of a run. Its methods may be called from any thread, and do nothing in a forked child.
+
+    >>> with RunWriter("runs/a", info=RunInfo.here()) as writer:
+    ...     writer.call(Call(0, 0, 0, "module", "fc", "Linear", 0, "forward"))
+    ...     writer.tensor(Tensor(0, "output", "0", "float32", (2,), (1,), "cpu", False), np.ones(2, np.float32))
+
+    `world_size` is for when `info` does not say it. `queue_bytes` is how much memory values may take on their way to
+    the disk: more lets the program run ahead of a slow disk for longer. `shard_bytes` is the size at which the next
+    values file begins. A row may hold a ticket of `late` in place of its statistics. `on_step` is given the rows of
+    each step, as `Watch` has it, and `watch` tells whether it has been. Raises RunExists or RunError when the folder
+    cannot be recorded into.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        rank: int = 0,
+        *,
+        info: RunInfo,
+        world_size: int | None = None,
+        overwrite: bool = False,
+        queue_bytes: int = QUEUE_BYTES,
+        shard_bytes: int = SHARD_BYTES,
+        late: Late | None = None,
+        on_step: Listener | None = None,
+    ) -> None:
+        super().__init__(path, rank, queue_bytes, late)
+        if world_size is not None:
+            info = msgspec.structs.replace(info, world_size=world_size)
+        folder = claim(self.path, rank, info, overwrite)
+        with recordable(self.path):
+            self._files = RankFiles(folder, shard_bytes, late)
+        self._files.values.connect(self._backlog.wake.set, self._backlog.written, self._lost)
+        self._step_ended: float | None = None
+        self.watch = self._watch(on_step) if on_step is not None else None
+        self._course: Course = Straight(self._files, self._backlog)
+        if self.watch is not None:
+            self._course = Stepwise(self._files, self._backlog, late, self.watch)
+        try:
+            self._start()
+        except RunError:
+            self._files.close()
+            release(self.path, rank)
+            raise
+
+    def setup(self, row: Setup) -> None:
+        """Record what something is set to, from a step on. It is written before the calls that follow."""
+        if self._open:
+            self._backlog.setup.append(row)
+
+    def step_done(self) -> None:
+        """Say that a step is over, so that its rows reach the file soon."""
+        if self._open:
+            self._course.cut()
+            self._settle()
+            self._step_ended = self._step_ended or time.monotonic()
+            self._backlog.wake.set()
+            self._backlog.wait_for(self._course.has_room)
+
+    def discard(self) -> None:
+        """Close, and take everything away again: a recording that could not start leaves no run."""
+        self.close()
+        release(self.path, self.rank)
+
+    def _work(self) -> None:
+        """The writer's thread."""
+        try:
+            self._write_until_closed()
+            self._course.end()
+            self._files.close()
+        except Exception as error:  # noqa: BLE001 - a failure here must never end the user's program
+            self.failure = self._files.abandon(error, self._write)
+            if self.watch is not None:
+                self.failure += " Nothing is watched from here on."
+        finally:
+            with contextlib.ExitStack() as ending:  # each of them even if another fails for want of memory
+                ending.callback(self._files.values.end_threads)
+                if self.watch is not None:
+                    ending.callback(self.watch.end)
+                ending.callback(self._rooms.close)
+                ending.callback(self._backlog.drop)
+                ending.callback(self._stop)
+
+    def _write_until_closed(self) -> None:
+        written = held = time.monotonic()
+        closing = is_due = False
+        while not closing:
+            self._backlog.wake.wait(IDLE_SECONDS if is_due else self._due_at(written) - time.monotonic())
+            closing = self._closed  # read before taking: what was handed over before closing is still written
+            self._files.values.collect()
+            if closing or time.monotonic() >= self._due_at(written):
+                is_due, self._step_ended = True, None
+            self._course.take(is_due or self._backlog.wants_rows_taken, closing)
+            for group in self._backlog.take_values():
+                self._files.take_values(group)
+            if self._course.waiting_rows >= backlog.BATCH_ROWS:
+                self._write()
+            self._backlog.make_room()
+            if self._backlog.flushes or closing:
+                self._files.values.settle()
+            if self._files.values.is_growing:  # the rest of a large tensor is coming
+                closing = False
+                continue
+            if self._backlog.flushes or is_due:
+                is_due = False
+                self._write()
+                self._backlog.answer()
+                written = time.monotonic()
+                if not self._course.waiting_rows:
+                    held = written
+                elif written - held >= HELD_SECONDS and self._late is not None:
+                    self._late.settle(own_thread=True)
+                    held = written
+
+    def _due_at(self, written: float) -> float:
+        """When rows are written next, if nobody asks for it before."""
+        idle = written + IDLE_SECONDS
+        return idle if self._step_ended is None else min(idle, self._step_ended + STEP_SECONDS)
+
+    def _write(self) -> None:
+        """Write the rows that were taken, and before them what was said of the program until they were."""
+        self._files.write_setup(self._backlog.take_setup())
+        self._course.write()
+
+    def _watch(self, on_step: Listener) -> Watch:
+        return Watch(
+            0,
+            WATCHED_BYTES,
+            on_step,
+            late=self._late,
+            lack=self._miss,
+            can_answer=self._can_answer,
+            kept=self._read_back,
+        )
+
+    def _read_back(self, values: Values) -> npt.NDArray[np.uint8] | None:
+        """The bytes of values that were on their way into a file, for the listener."""
+        for group in self._backlog.take_values():
+            self._files.take_values(group)
+        self._files.values.settle()
+        try:
+            return None if values.blob is None else ValuesReader(self._files.folder).read(values.blob)
+        except RunError:
+            return None
+
+    def _finish(self, ended: str) -> None:
+        """Write `end.json`."""
+        self.end = self._files.account(ended, self.failure, self.waited_seconds, self._all_missed())
+        unwritten = self._files.write_end(self.end)
+        self.failure = self.failure or unwritten

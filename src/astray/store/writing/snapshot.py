@@ -1,0 +1,154 @@
+"""Writes what a flight recorder holds as a run like any other.
+
+In the order in which a recording would have: values before the rows that refer to them, stacks before calls, calls
+before tensors. Killed in the middle, it leaves an incomplete run that can be read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from astray.errors import RunError
+from astray.interrupts import pass_interrupt
+from astray.records import Blob, Call, Missed, Setup
+from astray.store.run_format.cells import numbers
+from astray.store.run_format.folder import join, recordable
+from astray.store.run_format.schema import CALLS
+from astray.store.run_format.tensor_values import Values
+from astray.store.run_info import End, RunInfo
+from astray.store.writing.rank_files import RankFiles, Stack
+from astray.store.writing.record_queue import GROUP_BYTES
+from astray.store.writing.step_buffer import Memory, Piece
+
+_STACK = Call._fields.index("stack")
+
+
+class Dump(NamedTuple):
+    """What became of a dump: where it is, what its `end.json` says, and in a sentence what went wrong, if anything."""
+
+    path: Path
+    end: End | None
+    failure: str | None
+
+
+class Account(NamedTuple):
+    """What a dump says of the recording. Its `failure` is why there are no later rows."""
+
+    why: str
+    ended: str
+    failure: str | None
+    waited_seconds: float
+    missed: list[Missed]
+
+
+def write_dump(
+    path: Path,
+    rank: int,
+    info: RunInfo,
+    overwrite: bool,
+    memory: Memory,
+    account: Account,
+    setup: Sequence[Setup] = (),
+) -> Dump:
+    """Write everything in memory. Raises nothing: a full disk is a sentence."""
+    try:
+        folder = join(path, rank, info, overwrite)
+        with recordable(path):
+            files = RankFiles(folder)
+    except RunError as error:
+        return Dump(path, None, str(error))
+    lost: list[str] = []
+    files.values.connect(_nothing, _nothing, lost.append)
+    failure = None
+    try:
+        files.write_setup(setup)
+        gone = _write_pieces(files, memory)
+        files.close()
+    except Exception as error:  # noqa: BLE001 - a failure here must never end the user's program
+        failure, gone = files.abandon(error), 0
+        pass_interrupt(error)
+    missed = [*account.missed, *(Missed("the values of a tensor", why, 1) for why in lost)]
+    if gone:
+        missed.append(Missed("the values of a tensor", "they went with an older step, or are not here yet", gone))
+    end = files.account(account.ended, failure or account.failure, account.waited_seconds, missed)
+    end.why = account.why
+    unwritten = files.write_end(end)
+    return Dump(path, end, failure or unwritten)
+
+
+def _write_pieces(files: RankFiles, memory: Memory) -> int:
+    """Write them one after the other; returns how many rows have values that are not there."""
+    places: dict[Values, Values] = {}  # by what is held, what was written of it
+    known: set[int] = set()
+    gone = 0
+    for piece in memory.pieces:  # all of them first: rows may have got their values after they were taken
+        places.update(_write_values(files, piece.owned))
+    for piece in memory.pieces:
+        referred = set(_stacks(piece)) - known
+        files.write_stacks([Stack(id, memory.stacks[id]) for id in sorted(referred) if id in memory.stacks])
+        known |= referred
+        if len(piece.calls[0]):
+            files.write_calls(piece.calls)
+        if len(piece.tensors[0]):
+            blobs, absent = _blobs(piece, places)
+            files.tensors.append(piece.with_blobs(blobs) if places else piece.tensors)
+            gone += absent
+    return gone
+
+
+def _write_values(files: RankFiles, held: Sequence[Values]) -> dict[Values, Values]:
+    """Write copies that share the bytes: writing lets go of them, and a later dump may want them again."""
+    copies = {
+        values: Values(values.data, values.name, values.dtype, values.shape, values.sampled, values.part)
+        for values in held
+        if values.data is not None
+    }
+    for group in _groups(list(copies.values())):
+        files.take_values(group)
+        files.values.settle()
+    return copies
+
+
+def _groups(values: Sequence[Values]) -> Iterator[list[Values]]:
+    group: list[Values] = []
+    size = 0
+    for one in values:
+        group.append(one)
+        size += one.size
+        if size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _blobs(piece: Piece, places: dict[Values, Values]) -> tuple[list[Blob | None], int]:
+    """Where the values of each row are, and of how many rows they are not."""
+    blobs: list[Blob | None] = []
+    absent = 0
+    for values in piece.values:
+        written = None if values is None else places.get(values)
+        blobs.append(None if written is None else written.blob)
+        absent += values is not None and written is None
+    return blobs, absent
+
+
+def _stacks(piece: Piece) -> list[int]:
+    """The stacks that calls refer to."""
+    found = numbers(piece.calls[_STACK], CALLS[_STACK])
+    stacks: list[int] = np.unique(found.data[found.present]).tolist()
+    return stacks
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def in_child(path: str | os.PathLike[str]) -> Dump:
+    """What a forked child is told."""
+    return Dump(Path(path), None, f"{path} was not written: this is a forked child, and the rows are its parent's.")

@@ -1,0 +1,129 @@
+"""What waits to be looked at, cut where steps end: rows of different steps never come together.
+
+The program's thread cuts when a step is over, the recorder's whenever there is much or somebody asks. Cuts are taken up
+in their order, each once its measurements have been sent for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from astray.store.late import Late
+from astray.store.run_format.rows import TICKET, call_rows, tensor_rows
+from astray.store.run_format.tensor_values import Values
+from astray.store.writing import record_queue as backlog
+from astray.store.writing.background_writer import HELD_SECONDS, IDLE_SECONDS, STEP_SECONDS
+from astray.store.writing.record_queue import Backlog, Taken
+
+
+class Cut(NamedTuple):
+    """What was taken at once, of one step, which it may end."""
+
+    step: int
+    taken: Taken
+    values: list[Values]  # that are to be brought into memory
+    owned: list[Values]  # and those that are there
+    ends: bool
+    time: float
+
+    @property
+    def size(self) -> int:
+        """How many rows it has."""
+        return len(self.taken.calls) + len(self.taken.tensors)
+
+
+class Cuts:
+    """The cuts that wait. Any thread may `cut`; the rest is for the recorder's.
+
+    `values`: they are taken too, and not left to somebody else.
+    """
+
+    def __init__(self, queue: Backlog, late: Late | None, *, values: bool = True) -> None:
+        self.step = 0  # that is not over
+        self._backlog = queue
+        self._late = late
+        self._takes_values = values
+        self._waiting: deque[Cut] = deque()
+        self._cutting = threading.Lock()  # a cut is taken and put here at one go, or they would change places
+        self._given = self._received = 0  # rows
+
+    def __iter__(self) -> Iterator[Cut]:
+        return iter(list(self._waiting))
+
+    @property
+    def are_few(self) -> bool:
+        """Whether so few rows wait that the program may go on."""
+        return self._given - self._received < backlog.QUEUE_ROWS
+
+    @property
+    def put(self) -> int:
+        """How many rows the program has handed over so far, cut or not."""
+        return self._given + len(self._backlog.calls) + len(self._backlog.tensors)
+
+    @property
+    def received(self) -> int:
+        """How many of them are done."""
+        return self._received
+
+    def cut(self, *, rows: bool, ends: bool = False, patience: float = -1) -> bool:
+        """Take the values that are there, and the rows if they are asked for. Flushes are the recorder's to hear of.
+
+        False when somebody else was cutting for longer than `patience` seconds, as for `Backlog.make_room`.
+        """
+        if not self._cutting.acquire(timeout=patience):
+            return False
+        try:
+            taken = self._backlog.take_rows() if rows else Taken([], call_rows(), tensor_rows())
+            groups = self._backlog.take_values() if self._takes_values else ()
+            values = [one for group in groups for one in group]
+            cut = Cut(self.step, taken, values, [], ends, time.monotonic())
+            if cut.size or values or taken.stacks or ends:
+                self._waiting.append(cut)
+            self._given += cut.size
+            self.step += ends
+        finally:
+            self._cutting.release()
+        return True
+
+    @property
+    def patience(self) -> float:
+        """Seconds until `next` should be asked again, if nothing happens before."""
+        return max(0.0, self._waiting[0].time + STEP_SECONDS - time.monotonic()) if self._rests else IDLE_SECONDS
+
+    @property
+    def _rests(self) -> bool:
+        """Whether the only cut is of the step that has just ended, with measurements of a device: see STEP_SECONDS."""
+        if len(self._waiting) != 1 or self._late is None or not self._late.is_used:
+            return False
+        return self._waiting[0].ends and time.monotonic() - self._waiting[0].time < STEP_SECONDS
+
+    def next(self, urgent: bool) -> Cut | None:
+        """The first, if its measurements have been sent for. When it is `urgent`, or has waited long, that is done."""
+        if not self._waiting or (self._rests and not urgent):
+            return None
+        cut = self._waiting[0]
+        patient = not urgent and time.monotonic() - cut.time < HELD_SECONDS
+        if self._late is not None and not patient and not self._is_due(cut):
+            self._late.settle(own_thread=True)
+        return self._waiting.popleft() if self._is_due(cut) else None
+
+    def done(self, cut: Cut) -> None:
+        """A cut is where it should be."""
+        self._received += cut.size
+
+    @property
+    def unsent(self) -> int:
+        """Rows whose measurements have not been sent for."""
+        return sum(cut.size for cut in self if not self._is_due(cut))
+
+    def _is_due(self, cut: Cut) -> bool:
+        if self._late is None:
+            return True
+        tickets = np.frombuffer(cut.taken.tensors.tickets(TICKET)[1], np.int64)
+        return self._late.due(tickets) == len(tickets)

@@ -1,0 +1,232 @@
+"""Writes the bytes of tensors as they come, by several threads, into shards that are whole at every moment.
+
+The writer's thread gives out places in the shards and tells their headers; other threads write the bytes in between
+(`store/run_format/disk_io.py`). A file takes buffered bytes from one thread at a time, so when the program is far
+ahead several shards are filled side by side, each of them in a lane. A tensor is settled once the header knows of it;
+its row waits for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+
+from astray.process import largest_file
+from astray.store.run_format.disk_io import Hands, Job
+from astray.store.run_format.shard_file import Shard
+from astray.store.run_format.tensor_values import Values, shard_name
+from astray.store.writing.lanes import Batch, Lane
+from astray.store.writing.pace import Pace
+
+SHARD_BYTES = 1 << 30
+HEADER_BYTES = 128 << 10, 4 << 20
+"""The room for a shard's header: of the first, and at most. It doubles, so that short runs stay small."""
+
+THREADS = max(4, min(8, os.cpu_count() or 1))
+"""As many as copying into the page cache, or a disk on the network, has a use for. They work only while values wait."""
+
+BATCH_BYTES = 8 << 20
+"""Tensors are written and told to the header in batches of this size, unless they are larger themselves."""
+
+AHEAD_BYTES = 256 << 20
+"""What the threads are given at most before they are done with it: large tensors for each, and no more than they should
+write in one way before it is known how fast that is."""
+
+LANE_BYTES = 32 << 20
+"""What has to wait for one shard before another is filled beside it."""
+
+
+class ValuesWriter:
+    """Writes tensors into the shards of one rank's folder. All of its methods are for one thread."""
+
+    def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES, threads: int = THREADS) -> None:
+        self.count = 0
+        self.nbytes = 0
+        self._folder = folder
+        self._shard_bytes = shard_bytes
+        self._header_bytes = HEADER_BYTES[0]
+        self._shards: list[Shard] = []
+        self._lanes: list[Lane] = []
+        self._threads = threads
+        self._hands = Hands(threads)
+        self._pace = Pace()
+        self._waiting: deque[Batch] = deque()  # to be given to the threads, in their order
+        self._under_way = 0  # jobs that they have
+        self._ahead = 0  # bytes of them
+        self._growing: dict[Batch, Iterator[Job | None]] = {}  # the jobs that are still to come
+        self._written: Callable[[int], None] = _nothing
+        self._lost: Callable[[str], None] = _nothing
+
+    def connect(self, wake: Callable[[], None], written: Callable[[int], None], lost: Callable[[str], None]) -> None:
+        """`wake` is called, from any thread, when there is something to `collect`. While collecting, `written` is told
+        how much memory of the queue became free, and `lost` why a tensor's bytes could not be had."""
+        self._hands.wake, self._written, self._lost = wake, written, lost
+
+    def write(self, group: Sequence[Values]) -> None:
+        """Begin to write a group of tensors. Raises what the disk had against it or those before."""
+        try:
+            self._distribute(group)
+        except Exception:  # a full disk, or no memory
+            sent = {values for lane in self._lanes for batch in lane.waiting for values in batch.places}
+            self._drop([values for values in group if values not in sent and not values.settled])
+            raise
+        self.collect()
+
+    def collect(self) -> None:
+        """Tell the headers of what has been written meanwhile. Raises what the disk had against it."""
+        self._hands.check()
+        while self._under_way and self._hands.has_finished:
+            self._finish(self._hands.finished())
+        growing, self._growing = self._growing, {}
+        for batch, jobs in growing.items():
+            self._go_on(batch, jobs)
+        self._start()
+        for lane in self._lanes:
+            self._publish(lane)
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether a tensor is so large that more of it will come, as memory becomes free.
+
+        That may take what comes after it to be written first, so nobody should wait for it in this thread.
+        """
+        return bool(self._growing)
+
+    def settle(self) -> None:
+        """Wait until everything is written that is there. Raises what the disk had against it."""
+        while self._under_way:
+            self._finish(self._hands.finished())
+            self._start()
+        self.collect()
+
+    def abandon(self) -> None:
+        """Settle what is written, in spite of what is not: that is settled without a blob."""
+        self._waiting.clear()
+        self._growing.clear()
+        with contextlib.suppress(RuntimeError):  # a thread has died, and with it what it was given
+            while self._under_way:
+                self._finish(self._hands.finished())
+        self._under_way = 0
+        for lane in self._lanes:
+            with contextlib.suppress(Exception):  # whatever a job says: the other lanes are written
+                self._publish(lane)
+            while lane.waiting:
+                self._drop(lane.waiting.popleft().places)
+
+    def close(self) -> None:
+        """Cut every shard where its data ends, each of them even if another cannot be."""
+        self.abandon()
+        self.end_threads()
+        with contextlib.ExitStack() as closing:
+            for shard in self._shards:
+                closing.callback(shard.trim)
+
+    def end_threads(self) -> None:
+        """End the threads that write, once they have done what they were given."""
+        self._hands.close()
+
+    def _distribute(self, group: Sequence[Values]) -> None:
+        """Find a place for each, in batches, and send them."""
+        lane: Lane | None = None
+        batch: Batch | None = None
+        for values in group:
+            if lane is None or batch is None or batch.nbytes + values.size > BATCH_BYTES:
+                self._send(lane, batch)
+                lane = self._next_lane(values.size)
+                batch = Batch(lane.shard)
+            if not batch.add(values):
+                self._send(lane, batch)
+                lane.shard = self._add_shard(values.size)
+                batch = Batch(lane.shard)
+                batch.add(values)
+        self._send(lane, batch)
+
+    def _next_lane(self, size: int) -> Lane:
+        """The one that has least to do. Direct writes do not get in each other's way in one file: no more are added."""
+        lane = min(self._lanes, key=attrgetter("load"), default=None)
+        crowded = lane is not None and lane.load >= LANE_BYTES and not self._pace.direct
+        if lane is None or (crowded and len(self._lanes) < self._threads):
+            lane = Lane(self._add_shard(size))
+            self._lanes.append(lane)
+        return lane
+
+    def _add_shard(self, size: int) -> Shard:
+        """Begin a file that has room for a tensor of this size at least."""
+        number = len(self._shards)
+        room = self._header_bytes + max(self._shard_bytes, size)
+        limit = largest_file()
+        if limit is not None:  # a smaller file may do; one that does not hold the tensor is refused by the system
+            room = max(min(room, limit), self._header_bytes + size)
+        shard = Shard(self._folder / shard_name(number), number, self._header_bytes, room)
+        self._shards.append(shard)
+        self._header_bytes = min(2 * self._header_bytes, HEADER_BYTES[1])
+        return shard
+
+    def _drop(self, group: Iterable[Values]) -> None:
+        """Settle what will not be written."""
+        for values in group:
+            held = values.held
+            values.settle(None)
+            self._written(held)
+
+    def _send(self, lane: Lane | None, batch: Batch | None) -> None:
+        """Let the bytes of a batch be written."""
+        if lane is None or batch is None or not batch.places:
+            return
+        lane.waiting.append(batch)
+        lane.load += batch.nbytes
+        self._waiting.append(batch)
+        self._start()
+
+    def _start(self) -> None:
+        """Give the threads as much as they should have."""
+        while self._waiting and self._ahead < AHEAD_BYTES:
+            batch = self._waiting.popleft()
+            direct = batch.large > 0 and self._pace.choose(batch.large)
+            self._go_on(batch, batch.jobs(direct))
+
+    def _go_on(self, batch: Batch, jobs: Iterator[Job | None]) -> None:
+        """Give out the jobs of a batch, as far as its bytes are there or will come by themselves."""
+        for job in jobs:
+            if job is None:
+                self._growing[batch] = jobs
+                return
+            self._under_way += 1
+            self._ahead += job.nbytes
+            batch.left += 1
+            self._hands.give(job)
+        batch.complete = True
+
+    def _finish(self, job: Job) -> None:
+        self._under_way -= 1
+        self._ahead -= job.nbytes
+        job.owner.finish(job)
+        if job.nbytes >= BATCH_BYTES // 2 and job.error is None:
+            self._pace.took(job.direct, job.nbytes, job.seconds)
+        if job.file.refused:
+            self._pace.refuse()
+
+    def _publish(self, lane: Lane) -> None:
+        """Tell the headers of a lane's shards of the batches that are written, and settle what is in them."""
+        while lane.waiting and lane.waiting[0].complete and not lane.waiting[0].left:
+            batch = lane.waiting[0]
+            if batch.error is not None:
+                raise batch.error
+            batch.publish()
+            lane.waiting.popleft()
+            lane.load -= batch.nbytes
+            if batch.shard is not lane.shard and not (lane.waiting and lane.waiting[0].shard is batch.shard):
+                batch.shard.close()
+            self.count += len(batch.places) - len(batch.lost)
+            self.nbytes += sum(values.size for values in batch.places if values not in batch.lost)
+            for reason in batch.lost.values():
+                self._lost(reason)
+            self._written(batch.settle())
+
+
+def _nothing(*_: object) -> None:
+    pass

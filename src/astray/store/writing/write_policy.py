@@ -1,0 +1,132 @@
+"""How rows come from the queue into the files: as they are, or step by step where somebody watches.
+
+`run_writer.py` says when. A course takes them up, and writes them once what they refer to is written. Only `cut` and
+`has_room` are for the program's threads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from astray.records import Blob
+from astray.store.late import Late
+from astray.store.writing.rank_files import RankFiles, Stack
+from astray.store.writing.record_queue import Backlog
+from astray.store.writing.step_boundaries import Cut, Cuts
+from astray.store.writing.step_buffer import Piece
+from astray.store.writing.step_listener import Watch
+
+
+class Course(Protocol):
+    """What a writer asks of it."""
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows taken and not written yet."""
+
+    def cut(self) -> None:
+        """A step is over."""
+
+    def has_room(self) -> bool:
+        """Whether so few rows wait that the program may go on."""
+
+    def take(self, rows: bool, closing: bool) -> None:
+        """Take up what was cut, and with `rows` all that is there."""
+
+    def write(self) -> None:
+        """Write every row taken so far, as far as its bytes and its measurements are there."""
+
+    def end(self) -> None:
+        """Everything has been taken."""
+
+
+class Straight:
+    """Rows are taken all at once, and measurements are waited for when they are written."""
+
+    def __init__(self, files: RankFiles, queue: Backlog) -> None:
+        self._files = files
+        self._queue = queue
+
+    @property
+    def waiting_rows(self) -> int:
+        return self._files.waiting_rows
+
+    def cut(self) -> None:
+        """Nothing: rows of several steps may come together."""
+
+    def has_room(self) -> bool:
+        return True  # a lane that is too long makes its own thread wait
+
+    def take(self, rows: bool, closing: bool) -> None:  # noqa: ARG002 - another course needs it
+        if rows:
+            self._files.take(*self._queue.take())  # all at once: to take them bit by bit is to copy them
+
+    def write(self) -> None:
+        self._files.write_rows()
+
+    def end(self) -> None:
+        """Nothing: whatever was taken is written."""
+
+
+class Stepwise:
+    """Rows are cut where steps end, and each step is shown before it is written, so that the program waits for no disk.
+
+    A step is one batch of its files at least.
+    """
+
+    def __init__(self, files: RankFiles, queue: Backlog, late: Late | None, watch: Watch) -> None:
+        self._files = files
+        self._queue = queue
+        self._late = late
+        self._watch = watch
+        self._cuts = Cuts(queue, late, values=False)
+        self._stacks: list[Stack] = []
+        self._pieces: deque[Piece] = deque()
+        self.waiting_rows = 0
+
+    def cut(self) -> None:
+        self._cuts.cut(rows=True, ends=True)
+
+    def has_room(self) -> bool:
+        return self._cuts.are_few
+
+    def take(self, rows: bool, closing: bool) -> None:
+        if rows:
+            self._queue.hear_flushes()  # before the rows that came before them
+            self._cuts.cut(rows=True)
+        while (cut := self._cuts.next(closing or self._queue.flushes)) is not None:
+            self._show(cut)
+            self._cuts.done(cut)
+            self._queue.make_room()
+
+    def _show(self, cut: Cut) -> None:
+        memory = self._watch.memory
+        memory.stacks.update(cut.taken.stacks)
+        self._stacks += cut.taken.stacks
+        if cut.size:
+            piece = Piece(cut.step, cut.taken, [], self._late)
+            self._pieces.append(piece)
+            self.waiting_rows += cut.size
+            memory.add(piece)
+        if cut.ends:
+            self._watch.step_over(cut.step)
+
+    def write(self) -> None:
+        stacks, self._stacks = self._stacks, []
+        self._files.write_stacks(stacks)
+        while self._pieces:
+            piece = self._pieces[0]
+            values = piece.values if self._files.keeps_values else []
+            if any(one is not None and not one.settled for one in values):
+                return
+            self._pieces.popleft()
+            self.waiting_rows -= len(piece.calls[0]) + len(piece.tensors[0])
+            if len(piece.calls[0]):
+                self._files.write_calls(piece.calls)
+            if len(piece.tensors[0]):
+                blobs: list[Blob | None] = [None if one is None else one.blob for one in values]
+                self._files.tensors.append(piece.with_blobs(blobs) if blobs else piece.tensors)
+
+    def end(self) -> None:
+        self._watch.rest(self._cuts.step)

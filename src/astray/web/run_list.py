@@ -1,0 +1,111 @@
+"""The runs that somebody gave: those named, and those that lie in a folder that was named. Nothing else is ever opened.
+
+The page knows a run by a number that is handed out here; no path comes from it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from astray.errors import RunError, UsageError
+from astray.store import Run, open_run
+from astray.store.formats import formats
+from astray.store.safe_paths import entries
+from astray.web.session import run_document
+from astray.web.wire import Document
+
+DEPTH = 2
+MOST = 1000
+"""How deep below a folder runs are looked for, and how many are taken."""
+
+
+class Shelf:
+    """Runs by number.
+
+    >>> shelf = Shelf(["runs/good", "runs/bad"])
+    >>> shelf.given, shelf.open("1")
+    (['0', '1'], <Run runs/bad: torch, 6 steps, 1 rank, 858 calls, 1,698 tensors, complete>)
+    """
+
+    def __init__(self, paths: Sequence[str | Path]) -> None:
+        self._paths: dict[str, Path] = {}
+        self._open: dict[str, Run] = {}
+        self._told: dict[str, Document] = {}
+        self._lock = threading.RLock()
+        self.given: list[str] = []  # those named themselves
+        for path in map(Path, paths):
+            inside = [] if _is_run(path) else list(_runs_below(path, DEPTH))[:MOST]
+            if inside:
+                for one in inside:
+                    self._add(one)
+            else:
+                number = self._add(path)
+                self._open[number] = open_run(path)  # or say now what is wrong with it
+                self.given.append(number)
+
+    def _add(self, path: Path) -> str:
+        number = str(len(self._paths))
+        self._paths[number] = path
+        return number
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def path(self, number: str) -> Path:
+        """Where a run lies. Raises UsageError for a number that was not handed out."""
+        if number not in self._paths:
+            raise UsageError(f"There is no run {number!r:.40}; there are {len(self._paths)}.")
+        return self._paths[number]
+
+    def open(self, number: str) -> Run:
+        """A run; opened when it is first asked for."""
+        path = self.path(number)
+        with self._lock:
+            if number not in self._open:
+                self._open[number] = open_run(path)
+            return self._open[number]
+
+    def hold(self, number: str, run: Run) -> None:
+        """Keep a run that was opened elsewhere, so that its tables are not read again, and tell of it."""
+        with self._lock:
+            self._open[number] = run
+        self.document(number)
+
+    def documents(self) -> list[Document]:
+        """All runs; those that were looked at with what is known of them. Reads nothing."""
+        return [self._told.get(number) or self._unread(number, []) for number in self._paths]
+
+    def document(self, number: str) -> Document:
+        """One run with all that is known of it, which takes its tables. One that cannot be read says so."""
+        try:
+            found = run_document(number, self.open(number)) | {"open": True}
+        except RunError as error:
+            found = self._unread(number, [str(error)])
+        self._told[number] = found
+        return found
+
+    def _unread(self, number: str, problems: list[str]) -> Document:
+        path = self._paths[number]
+        about: Document = {"id": number, "path": str(path), "label": path.name, "facts": [], "problems": problems}
+        return about | {"steps": [], "ranks": [], "open": False}
+
+
+def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    """The runs in a folder and in folders in it, by name; links that lead out of it are not followed."""
+    if not folder.is_dir():
+        return
+    try:
+        found = entries(folder)
+    except RunError:
+        return
+    for entry in found:
+        if _is_run(entry):
+            yield entry
+        elif entry.is_dir() and depth > 1:
+            yield from _runs_below(entry, depth - 1)
+
+
+def _is_run(path: Path) -> bool:
+    return path.exists() and any(format.recognises(path) for format in formats())

@@ -1,0 +1,159 @@
+"""What lies open while somebody looks: runs to choose from, the comparison or run that is shown, the work under way.
+
+The server asks it for documents. `generation` counts what was shown: a document belongs to one of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from astray.comparison.comparison import compare
+from astray.comparison.measure.evidence import Progress
+from astray.errors import AstrayError, UsageError
+from astray.foreign.hooktools import layout as hooktools
+from astray.web.detail import detail_of
+from astray.web.jobs import Job
+from astray.web.options import arguments_of
+from astray.web.overview import overview_of
+from astray.web.run_list import Shelf
+from astray.web.session import document
+from astray.web.views import ComparisonView, RunView
+from astray.web.wire import Document, encode, pack
+
+CACHED = 64
+"""Details that are kept: somebody who goes back and forth should not wait twice."""
+
+
+class Busy(AstrayError):  # noqa: N818 - reads as the fact it states
+    """Something else is under way, or there is nothing to show yet."""
+
+
+class Asked(NamedTuple):
+    """What somebody wants to see: one run or two by their numbers, the options of the page, a run that shows noise."""
+
+    chosen: tuple[str, ...] = ()
+    options: Mapping[str, Any] = MappingProxyType({})
+    noise: str | None = None
+
+
+class Shown:
+    """A view and what was made of it."""
+
+    def __init__(self, view: ComparisonView | RunView, asked: Asked, generation: int) -> None:
+        self.view = view
+        self.asked = asked
+        self.generation = generation
+        self._details: dict[int, bytes] = {}
+
+    @cached_property
+    def overview(self) -> bytes:
+        return encode(overview_of(self.view))
+
+    @cached_property
+    def columns(self) -> bytes:
+        with self.view.lock:
+            return pack(self.view.table)
+
+    def pair(self, row: int) -> bytes:
+        """The detail of a row. Raises UsageError when there is no such row."""
+        if not 0 <= row < len(self.view):
+            raise UsageError(f"There is no row {row}; there are {len(self.view):,}.")
+        found = self._details.get(row)
+        if found is None:
+            found = encode(detail_of(self.view, row))
+            self._details[row] = found
+            for old in list(self._details)[:-CACHED]:
+                self._details.pop(old, None)
+        return found
+
+
+class Desk:
+    """The runs, what is shown of them, and what is being done.
+
+    fixed: arguments of `compare` that hold for every comparison and that the page cannot change, such as a mapping.
+    """
+
+    def __init__(self, shelf: Shelf, fixed: Mapping[str, Any] | None = None) -> None:
+        self.shelf = shelf
+        self._fixed = dict(fixed or {})
+        self._lock = threading.RLock()
+        self._shown: Shown | None = None
+        self._job = Job()
+        self._asked = Asked()
+
+    @property
+    def shown(self) -> Shown:
+        """What is shown. Raises Busy when that is nothing yet."""
+        found = self._shown
+        if found is None:
+            raise Busy("Nothing has been compared yet. Choose a run, or two.")
+        return found
+
+    def session(self) -> Document:
+        """Where things stand."""
+        with self._lock:
+            shown, job = self._shown, self._job.document()
+            asked = self._asked if shown is None else shown.asked
+        kind = "choose" if shown is None else shown.view.kind
+        return {
+            **document("live", kind, self.shelf.documents(), asked.chosen, asked.options, job),
+            "noise": asked.noise,
+            "fixed": {name: _shown(value) for name, value in self._fixed.items()},
+            "generation": 0 if shown is None else shown.generation,
+        }
+
+    def look(self, reference: str, candidate: str | None, options: Mapping[str, Any], noise: str | None = None) -> Job:
+        """Begin to compare two runs, or to read one. Raises UsageError for what was asked wrongly, Busy while busy."""
+        arguments = self._fixed | arguments_of(options)
+        asked = Asked((reference,) if candidate is None else (reference, candidate), options, noise)
+        for number in asked.chosen:
+            self.shelf.path(number)
+        if noise is not None:
+            arguments["noise"] = self.shelf.path(noise)
+        with self._lock:
+            if self._job.running:
+                raise Busy("A comparison is under way. Stop it first.")
+            self._asked = asked
+
+            def work(progress: Progress) -> None:
+                alone = candidate is None
+                view = self._read(reference) if alone else self._compare(asked.chosen, arguments, progress)
+                self._show(view, asked)
+
+            self._job = Job(work, "comparing values" if candidate is not None else "reading the run")
+            return self._job.start()
+
+    def stop(self) -> None:
+        """End what is under way, if anything is."""
+        self._job.stop()
+
+    def _compare(self, chosen: Sequence[str], arguments: dict[str, Any], progress: Progress) -> ComparisonView:
+        reference, candidate = (self.shelf.path(number) for number in chosen)
+        if hooktools.recognises(reference) and hooktools.recognises(candidate):  # whose users look at it first
+            metrics = arguments.get("metrics") or []
+            arguments = arguments | {"metrics": [*metrics, *(["mean_abs"] if "mean_abs" not in metrics else [])]}
+        view = ComparisonView(compare(reference, candidate, progress=progress, **arguments))
+        if arguments.get("micro") != "joined":  # else these are other tables than those of the runs
+            for number, run in zip(chosen, view.runs, strict=True):
+                self.shelf.hold(number, run)
+        return view
+
+    def _read(self, number: str) -> RunView:
+        view = RunView(self.shelf.open(number))
+        self.shelf.hold(number, view.run)
+        return view
+
+    def _show(self, view: ComparisonView | RunView, asked: Asked) -> None:
+        _ = view.calls  # so that the first document is there at once
+        with self._lock:
+            number = 1 if self._shown is None else self._shown.generation + 1
+            self._shown = Shown(view, asked, number)
+
+
+def _shown(value: Any) -> str:
+    """An argument as the page shows it."""
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,69 @@
+"""Only what was given is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from astray.errors import RunError, UsageError
+from astray.store import RunInfo, RunWriter
+from astray.web.run_list import Shelf
+
+
+def write(path: Path) -> Path:
+    with RunWriter(path, info=RunInfo.here()):
+        pass
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with runs, with something else, and with a link that leads out of it."""
+    runs = tmp_path / "runs"
+    for name in ("b", "a", "deep/c", "deep/er/d"):
+        write(runs / name)
+    (runs / "notes").mkdir()
+    (runs / "notes" / "todo.txt").write_text("nothing")
+    (runs / "escape").symlink_to(write(tmp_path / "secret"))
+    return runs
+
+
+def test_runs_that_are_named(folder: Path):
+    shelf = Shelf([str(folder / "b"), folder / "a"])
+    assert shelf.given == ["0", "1"]
+    assert [shelf.path(number).name for number in shelf.given] == ["b", "a"]
+    assert shelf.open("1").path == folder / "a"
+
+
+def test_runs_in_a_folder_that_is_named(folder: Path):
+    shelf = Shelf([folder])
+    assert shelf.given == []
+    assert [document["label"] for document in shelf.documents()] == ["a", "b", "c"]
+    assert not any(document["open"] for document in shelf.documents())
+    assert shelf.document("2")["open"] is True
+    assert [document["open"] for document in shelf.documents()] == [False, False, True]
+
+
+@pytest.mark.parametrize("number", ["9", "-1", "", "../secret", "/etc/passwd", "0/../1", "a" * 5000])
+def test_nothing_else_can_be_named(folder: Path, number: str):
+    shelf = Shelf([folder / "a"])
+    for ask in (shelf.path, shelf.open, shelf.document):
+        with pytest.raises(UsageError) as caught:
+            ask(number)
+        assert len(str(caught.value)) < 100
+
+
+def test_what_is_no_run_is_said_at_once(folder: Path):
+    with pytest.raises(RunError, match="is no run"):
+        Shelf([folder / "notes"])
+    with pytest.raises(RunError, match="does not exist"):
+        Shelf([folder / "nowhere"])
+
+
+def test_a_run_in_a_folder_that_cannot_be_read_says_so(folder: Path):
+    shelf = Shelf([folder])
+    (folder / "a" / "run.json").write_text("{")
+    found = shelf.document("0")
+    assert found["open"] is False
+    assert "run.json" in found["problems"][0]
