@@ -21,7 +21,7 @@ from peers.tools import front_door, msprobe
 from tables import markdown, provenance
 
 from astray.compat.msprobe import compare
-from astray.foreign import torch_file
+from astray.foreign import array_files
 
 CASES = {
     "L0 statistics": ("L0", "statistics"),
@@ -88,7 +88,7 @@ def write_dump(folder: Path, count: int, task: str) -> None:
         found |= {"Max": float(one.max()), "Min": float(one.min()), "Mean": float(one.mean())}
         found |= {"Norm": float(np.linalg.norm(one)), "requires_grad": True}
         if task == "tensor":
-            torch_file.write(data / f"{name}.pt", torch_file.TorchTensor(one.reshape(4, 8), "float32"))
+            array_files.write(data / f"{name}.pt", array_files.TorchTensor(one.reshape(4, 8), "float32"))
             found["data_name"] = f"{name}.pt"
         return found
 

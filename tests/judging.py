@@ -10,13 +10,11 @@ import numpy as np
 from astray.comparison.judge.bases import Bases, find_bases, moves_of_optimizers
 from astray.comparison.judge.errors import Errors, find_errors
 from astray.comparison.judge.measuring import measure
-from astray.comparison.judge.scaling import Scaling, find_scaling
 from astray.comparison.judge.sources import Sources
-from astray.comparison.judge.whole_run import find_units, multiplied_units
+from astray.comparison.judge.whole_run import Scaling, find_scaling, find_units, multiplied_units
 from astray.comparison.measure.custom_metrics import OwnMetrics
 from astray.comparison.measure.evidence import Evidence
-from astray.comparison.pair.alignment import align
-from astray.comparison.pair.partners import Words
+from astray.comparison.pair.alignment import Words, align
 from astray.comparison.rows import Reading, Vocabularies, Vocabulary, read_rows
 from astray.comparison.verdict import Judgement
 from astray.store import Run

@@ -14,7 +14,7 @@ import astray
 from astray.capture.settings import placed
 from astray.compat.hooktools import Tracer
 from astray.compat.msprobe import PrecisionDebugger
-from astray.paths import absolute, shown
+from astray.process import absolute, shown
 from astray.store import open_run
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from astray.placement import period_of, whole_shape
+from astray.part import period_of, whole_shape
 
 
 @pytest.mark.parametrize(

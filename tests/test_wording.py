@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from astray.errors import UsageError
-from astray.numerals import numeral
 from astray.part import Part
 from astray.steps import Steps
+from astray.wording import numeral
 
 
 def test_digits_make_a_number() -> None:

@@ -25,9 +25,8 @@ from astray.records import Key
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from astray.capture.experiments import elsewhere, without_dropout
+    from astray.capture.experiments import elsewhere, seed_all, without_dropout
     from astray.capture.recorder import Recorder
-    from astray.capture.seeding import seed_all
     from astray.capture.settings import Given
     from astray.comparison.comparison import Comparison
     from astray.comparison.divergence import Divergence
@@ -124,7 +123,7 @@ _HOMES = {
     "gradient_noise_scale": "astray.state",
     "load_state": "astray.state",
     "register_reduction": "astray.state",
-    "seed_all": "astray.capture.seeding",
+    "seed_all": "astray.capture.experiments",
     "trust_ratio": "astray.state",
     "without_dropout": "astray.capture.experiments",
 }

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
 
 from astray.errors import UsageError
 
@@ -46,3 +50,76 @@ def reason(error: OSError) -> str:
     if error.errno == errno.EMFILE:
         return f"{said} (allow more with `ulimit -n`)"
     return said
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+# Which process of a distributed program this is.
+
+
+def rank_and_world_size(environment: Mapping[str, str]) -> tuple[int, int]:
+    """As the launcher says in the environment; 0 of 1 for any other program."""
+    try:
+        rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
+    except ValueError:
+        return 0, 1
+    return (rank, world_size) if 0 <= rank < world_size else (0, 1)
+
+
+# -- paths -------------------------------------------------------------------------------------------------------------
+# Paths that are kept for later: a program may go to another folder in the meantime, as Hydra does.
+#
+# They are made absolute when they are given, and shown as somebody in the current folder would type them.
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """The same place, wherever the program goes. Links are left as they are."""
+    try:
+        return Path(path).absolute()
+    except OSError:  # the current folder is gone: whoever writes there will say so
+        return Path(path)
+
+
+def shown(path: Path) -> str:
+    """A path in a sentence: relative if it lies in the current folder.
+
+    >>> shown(Path.cwd() / "runs" / "a")
+    'runs/a'
+    """
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        return str(path)
+
+
+# -- registry ----------------------------------------------------------------------------------------------------------
+# Objects to be told of something later, such as a fork, held weakly and without callbacks.
+#
+# A `WeakSet` removes what has died in a callback written in Python. The garbage collector runs it, and when a signal
+# comes meanwhile, the exception of the program's handler is raised there and lost. This one forgets the dead when it is
+# added to.
+
+
+T = TypeVar("T")
+
+
+class WeakRegistry(Generic[T]):
+    """The living among the objects that were added.
+
+    >>> recordings = WeakRegistry()
+    >>> recordings.add(recording)
+    >>> [one for one in recordings]
+    [<recording>]
+    """
+
+    def __init__(self) -> None:
+        self._references: list[weakref.ref[T]] = []
+
+    def add(self, member: T) -> None:
+        living = [reference for reference in self._references if reference() is not None]
+        self._references = [*living, weakref.ref(member)]
+
+    def __iter__(self) -> Iterator[T]:
+        for reference in self._references:
+            member = reference()
+            if member is not None:
+                yield member

@@ -175,7 +175,7 @@ def test_a_device_that_fails_leaves_rows_with_a_reason(tmp_path: Path, monkeypat
     def fail(*_: Any) -> Any:
         raise RuntimeError("CUDA error: unspecified launch failure\nmore")
 
-    monkeypatch.setattr("astray.device.plain_ring._send", fail)
+    monkeypatch.setattr("astray.device.devices._send", fail)
     run = train(tmp_path / "run", "cpu", steps=1, phases="forward")
     found = rows(run)
     assert found

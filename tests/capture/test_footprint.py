@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import astray
-from astray.capture.footprint import Taken, forecast
+from astray.capture.selection import Taken, forecast
 
 SCRIPT = """
 import torch

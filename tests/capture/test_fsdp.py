@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 import astray
-from astray.capture.pytorch.calls import fsdp
+from astray.capture.pytorch.calls import wrappers
 from recorded_rows import hooks_of, rows
 
 
@@ -132,10 +132,10 @@ def test_nothing_remains_on_shards_or_on_what_was_gathered(tmp_path: Path) -> No
 def test_a_torch_that_keeps_its_parameters_elsewhere_costs_no_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def elsewhere(module: nn.Module) -> Iterator[fsdp.Gathered]:
+    def elsewhere(module: nn.Module) -> Iterator[wrappers.Gathered]:
         raise AttributeError("no attribute 'fsdp_params'")
 
-    monkeypatch.setattr(fsdp, "_gathered", elsewhere)
+    monkeypatch.setattr(wrappers, "_gathered", elsewhere)
     model, optimizer = build()
     with astray.record(tmp_path / "run", model):
         update(model, optimizer)

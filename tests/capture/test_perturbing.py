@@ -24,7 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import astray
-from astray.capture.pytorch.experiments import ulps
+from astray.capture.pytorch.experiments import perturbation
 from recorded_rows import hooks_of, rows
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -32,7 +32,7 @@ WORDS = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]])
 
 
 def changed(tensor: Tensor, seed: int = 0, step: int = 0) -> Tensor:
-    return ulps.perturbed(tensor, ulps.key(seed, step))[0]
+    return perturbation.perturbed(tensor, perturbation.key(seed, step))[0]
 
 
 def some(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -128,7 +128,7 @@ def test_a_distributed_tensor_is_changed_by_its_parts() -> None:
         local = some(4, 6)
         for placement in (Shard(0), Replicate()):
             part = DTensor.from_local(local, mesh, [placement], run_check=False).requires_grad_()
-            assert ulps.why_not(part) is None
+            assert perturbation.why_not(part) is None
             y = changed(part)
             assert isinstance(y, DTensor)
             assert y.placements == (placement,)
@@ -136,7 +136,7 @@ def test_a_distributed_tensor_is_changed_by_its_parts() -> None:
             y.to_local().sum().backward()
             assert part.grad is not None
         partial = DTensor.from_local(local, mesh, [Partial()], run_check=False)
-        assert ulps.why_not(partial) == "its parts have yet to be added up"
+        assert perturbation.why_not(partial) == "its parts have yet to be added up"
     finally:
         dist.destroy_process_group()
 
@@ -145,13 +145,13 @@ def test_what_cannot_be_changed_says_why() -> None:
     class Own(Tensor):
         pass
 
-    assert ulps.why_not(some(3)) is None
-    assert ulps.why_not(some(3).to(torch.float8_e4m3fn)) == "float8_e4m3fn is too coarse"
-    assert ulps.why_not(some(3, 3).to_sparse()) == "its layout is sparse_coo"
-    assert ulps.why_not(some(3).as_subclass(Own)) == "it is a Own"
-    assert ulps.why_not(torch.empty(3, device="meta")) == "it has no memory"
+    assert perturbation.why_not(some(3)) is None
+    assert perturbation.why_not(some(3).to(torch.float8_e4m3fn)) == "float8_e4m3fn is too coarse"
+    assert perturbation.why_not(some(3, 3).to_sparse()) == "its layout is sparse_coo"
+    assert perturbation.why_not(some(3).as_subclass(Own)) == "it is a Own"
+    assert perturbation.why_not(torch.empty(3, device="meta")) == "it has no memory"
     seen: list[str | None] = []
-    torch.func.vmap(lambda x: seen.append(ulps.why_not(x)) or x)(some(3))
+    torch.func.vmap(lambda x: seen.append(perturbation.why_not(x)) or x)(some(3))
     assert seen == ["it is inside a functorch transform"]
 
 
@@ -441,7 +441,7 @@ def test_a_failure_of_ours_is_noted_and_the_program_goes_on(tmp_path: Path, monk
     def fail(*_: object) -> None:
         raise RuntimeError("not today")
 
-    monkeypatch.setattr(ulps, "perturbed", fail)
+    monkeypatch.setattr(perturbation, "perturbed", fail)
     model, x = nn.Identity(), some(3)
     with astray.record(tmp_path / "run", model, perturb=True):
         assert model(x) is x

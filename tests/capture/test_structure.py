@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from astray.capture.objects import MOST_TENSORS, Objects
-from astray.capture.structure import Flattener
+from astray.capture.structure import MOST_TENSORS, Flattener, Objects
 
 FLAT = Flattener(lambda value: isinstance(value, torch.Tensor))
 

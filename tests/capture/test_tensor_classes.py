@@ -15,7 +15,7 @@ from torch.masked import masked_tensor
 from torch.utils import _pytree as pytree
 
 import astray
-from astray.capture.pytorch.calls.places import is_overriding
+from astray.capture.pytorch.calls.sites import is_overriding
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The PyTorch API of MaskedTensors", "ignore:It is not recommended to create a MaskedTensor"

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import astray
 from astray.cli import main
 from astray.comparison.pair.checkpoints import find_renaming
-from astray.comparison.pair.renamed import Named, pair_renamed
+from astray.comparison.pair.mapping_draft import Named, pair_renamed
 from astray.errors import CompareError
 from saved_checkpoints import save_distributed
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from astray.checkpoints.measuring import measure_blocks, merge_statistics
+from astray.checkpoints.checkpoint import measure_blocks, merge_statistics
 from astray.checkpoints.stored_tensor import Spec, boxes
 from astray.records import Statistics
 from astray.stats import Strided, measure

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from astray import checkpoints
-from astray.checkpoints.contents import Unread
+from astray.checkpoints.stored_tensor import Unread
 from astray.errors import CheckpointError
 from astray.stats import Strided, measure
 from saved_checkpoints import same, save_distributed, write_index

@@ -14,8 +14,7 @@ import pytest
 
 import astray
 from astray.cli import main, parser
-from astray.cli.help import read_pages
-from astray.cli.markdown import as_text
+from astray.cli.help import as_text, read_pages
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page.stem for page in (ROOT / "docs").glob("*.md"))

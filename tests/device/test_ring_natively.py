@@ -25,7 +25,7 @@ from torch import nn
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import NAMES
 from astray.capture.tensor_reader import Identity
-from astray.device.slots import Slots
+from astray.device.cuda_ring import Slots
 from astray.device.tickets import CAPTURED, SLOTS, Tickets
 from astray.stats import Strided
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from astray.device.slots import PythonSlots, Slots
+from astray.device.cuda_ring import PythonSlots, Slots
 
 KINDS = [PythonSlots, pytest.param(Slots, marks=pytest.mark.skipif(Slots is PythonSlots, reason="It was not built."))]
 

@@ -85,7 +85,7 @@ def test_fingerprints_alone() -> None:
 
 
 def test_a_full_segment_is_sent_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("astray.device.plain_ring.SLOTS", 2)
+    monkeypatch.setattr("astray.device.devices.SLOTS", 2)
     devices = Devices()
     held = [ticket_for(devices, tensor) for tensor in tensors(3)]
     assert [devices.tickets.is_due(ticket) for ticket in held] == [True, True, False]
@@ -94,7 +94,7 @@ def test_a_full_segment_is_sent_for_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 def test_tickets_are_used_again_until_the_program_has_all_sent_for_or_many_segments_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("astray.device.plain_ring.SLOTS", 1)
+    monkeypatch.setattr("astray.device.devices.SLOTS", 1)
     monkeypatch.setattr(module, "_KEPT", 12)  # a quarter is shared
     devices, forgotten = Devices(), []
     devices.tickets.forget = lambda: forgotten.append(1)
@@ -113,7 +113,7 @@ def test_a_segment_that_is_lost_is_not_used_again(monkeypatch: pytest.MonkeyPatc
     def fail(*_: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr("astray.device.plain_ring._send", fail)
+    monkeypatch.setattr("astray.device.devices._send", fail)
     devices, forgotten = Devices(), []
     devices.tickets.forget = lambda: forgotten.append(1)
     ticket_for(devices, tensors(1)[0])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from astray import checkpoints
-from astray.foreign.torch_file import ALIGNMENT, TorchTensor, write
+from astray.foreign.array_files import ALIGNMENT, TorchTensor, write_torch_file
 from astray.stats import DTYPES
 
 
@@ -25,7 +25,7 @@ def tensor_of(dtype: str) -> tuple[np.ndarray, torch.Tensor]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch_reads_a_tensor_of_every_dtype(tmp_path: Path, dtype: str) -> None:
     array, expected = tensor_of(dtype)
-    write(tmp_path / "one.pt", TorchTensor(array, dtype))
+    write_torch_file(tmp_path / "one.pt", TorchTensor(array, dtype))
     found = torch.load(tmp_path / "one.pt", weights_only=True)
     assert found.dtype == expected.dtype
     assert found.shape == (2, 3)
@@ -43,7 +43,7 @@ def test_nests_and_plain_values_come_back_as_they_were(tmp_path: Path) -> None:
         "others": (True, False, None, (), [], {}),
         "deep": {"a": [({"b": 1},)]},
     }
-    write(tmp_path / "plain.pt", content)
+    write_torch_file(tmp_path / "plain.pt", content)
     assert torch.load(tmp_path / "plain.pt", weights_only=True) == content
 
 
@@ -56,7 +56,7 @@ def test_layouts_sizes_and_sharing(tmp_path: Path) -> None:
         TorchTensor(np.float32(7).reshape(()), "float32"),
         TorchTensor(np.empty((0, 5), np.float32), "float32"),
     )
-    write(tmp_path / "many.pt", content)
+    write_torch_file(tmp_path / "many.pt", content)
     moved, one, same, scalar, empty = torch.load(tmp_path / "many.pt", weights_only=True)
     assert torch.equal(moved, torch.from_numpy(base.transpose(2, 0, 1).copy()))
     assert torch.equal(one, torch.from_numpy(base))
@@ -68,7 +68,7 @@ def test_layouts_sizes_and_sharing(tmp_path: Path) -> None:
 
 def test_tensors_begin_where_torch_may_map_them(tmp_path: Path) -> None:
     path = tmp_path / "aligned.pt"
-    write(path, {str(size): TorchTensor(np.ones(size, np.float32), "float32") for size in (1, 3, 17)})
+    write_torch_file(path, {str(size): TorchTensor(np.ones(size, np.float32), "float32") for size in (1, 3, 17)})
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         for entry in archive.infolist():
@@ -80,14 +80,14 @@ def test_tensors_begin_where_torch_may_map_them(tmp_path: Path) -> None:
 
 def test_what_has_no_place_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="A object has no place"):
-        write(tmp_path / "odd.pt", {"x": object()})  # type: ignore[dict-item]
+        write_torch_file(tmp_path / "odd.pt", {"x": object()})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="bfloat16 is stored as uint16, not as float32"):
-        write(tmp_path / "odd.pt", TorchTensor(np.ones(2, np.float32), "bfloat16"))
+        write_torch_file(tmp_path / "odd.pt", TorchTensor(np.ones(2, np.float32), "bfloat16"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_number_of_hundreds_of_bytes(tmp_path: Path) -> None:
     numbers = {str(bits): sign << bits for bits in (31, 63, 2030, 2039, 2040, 9000) for sign in (1, -1)}
-    write(tmp_path / "numbers.pt", {**numbers, "tensor": TorchTensor(np.ones(1, np.float32), "float32")})
+    write_torch_file(tmp_path / "numbers.pt", {**numbers, "tensor": TorchTensor(np.ones(1, np.float32), "float32")})
     found = torch.load(tmp_path / "numbers.pt", weights_only=False)
     assert {name: found[name] for name in numbers} == numbers

@@ -156,7 +156,7 @@ def graph(scene: Scene) -> None:
 
 
 def series(scene: Scene) -> None:
-    from astray.state.series import points
+    from astray.state.monitor import points
 
     for rank in astray.open(scene.damaged).ranks.values():
         list(points(rank, ("mean", "l2")))
@@ -164,7 +164,7 @@ def series(scene: Scene) -> None:
 
 def documents_of_run(scene: Scene) -> None:
     """What the page shows of one run."""
-    from astray.web.session import run_document
+    from astray.web.run_list import run_document
     from astray.web.views import RunView
     from astray.web.wire import encode
 
@@ -284,7 +284,7 @@ def page_of_a_folder(scene: Scene) -> None:
 
 
 def exported(scene: Scene) -> None:
-    from astray.web.export import MEDIA, Exported
+    from astray.web.server import MEDIA, Exported
 
     found = astray.compare(scene.damaged, scene.whole, processes=1)
     for kind in MEDIA:

@@ -11,7 +11,7 @@ from torch import nn
 
 import astray
 from astray.graph import graph_of
-from astray.graph.values import contents
+from astray.graph.flow import contents
 from astray.store.convert import convert
 from record_builders import Builder
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import astray
-from astray.nonfinite.naming import function_of
+from astray.nonfinite.step_rows import function_of
 from guarding.training import tripped
 from nonfinite import accidents
 from nonfinite.accidents import Model, Program, origin_line

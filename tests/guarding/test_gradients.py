@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import astray
 from astray.capture.pytorch import adapter
-from astray.guarding.recording import CALL_GRADIENTS
+from astray.guarding.guard import CALL_GRADIENTS
 from astray.guarding.step_monitor import FROM_HERE_ON, SUSPICIOUS
 from capture.test_far_tensors import FarReader
 from guarding.test_accidents import guard as guard_of

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import astray
-from astray.guarding.ends import OnTermination
+from astray.guarding.guard import OnTermination
 from guarding.training import Net, batch, guarded, hooks_of, steps_in, train, tripped
 
 HERE = Path(__file__).parent

@@ -16,8 +16,7 @@ from torch import nn
 import astray
 from astray.errors import UsageError
 from astray.headroom.dtype_limits import limits
-from astray.headroom.levels import LEVELS
-from astray.headroom.risk import Risk, risk
+from astray.headroom.risk import LEVELS, Risk, risk
 from astray.stats import dtypes
 from record_builders import Builder
 

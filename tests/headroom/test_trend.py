@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from astray.headroom.trend import Growth, growth, student
+from astray.headroom.measures import Growth, growth, student
 
 
 def of(*series: np.ndarray) -> Growth:

@@ -13,7 +13,7 @@ import torch
 
 from astray.nonfinite import alarms, step_alarms
 from astray.nonfinite.alarm import Element
-from astray.nonfinite.elements import told_by
+from astray.nonfinite.details import told_by
 from astray.store import Table
 from nonfinite import accidents
 from nonfinite.recording import record

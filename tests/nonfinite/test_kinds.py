@@ -7,9 +7,8 @@ import math
 import pytest
 
 from astray.nonfinite.alarm import Seen
-from astray.nonfinite.case import Case
-from astray.nonfinite.kinds import kind_of
-from astray.nonfinite.naming import function_of
+from astray.nonfinite.kinds import Case, kind_of
+from astray.nonfinite.step_rows import function_of
 from astray.records import Statistics
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import astray
 from astray.nonfinite import alarms
-from astray.nonfinite.naming import function_of
+from astray.nonfinite.step_rows import function_of
 from nonfinite import accidents
 from nonfinite.accidents import Program, origin_line
 from nonfinite.recording import record

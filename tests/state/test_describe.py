@@ -11,8 +11,8 @@ import torch
 
 from astray.errors import StateError
 from astray.state import StateDict, Table
+from astray.state.describe import layout
 from astray.state.naming import grouped
-from astray.state.table import layout
 
 
 def state() -> StateDict:

@@ -11,8 +11,8 @@ from torch import nn
 
 import astray
 from astray.errors import StateError
-from astray.state import pairs as pairs_module
-from astray.state.pairs import Pair, pairs
+from astray.state import differences as pairs_module
+from astray.state.differences import Pair, pairs
 
 
 def two_states(dtype: torch.dtype = torch.float32) -> tuple[astray.StateDict, astray.StateDict]:

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import torch, astray
-from astray.state.on_device import Queue
+from astray.state.measuring import Queue
 
 def peak():  # not ru_maxrss: a new process begins with that of the one that has started it
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])

@@ -12,7 +12,7 @@ import torch
 
 from astray.errors import StateError
 from astray.state import StateDict
-from astray.state.distributions import distribution, image, numbers
+from astray.state.plots import distribution, image, numbers
 
 
 def state() -> StateDict:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import astray
 from astray.errors import StateError
-from astray.state import StateDict, on_device
-from astray.state.on_device import Queue
+from astray.state import StateDict, measuring
+from astray.state.measuring import Queue
 from astray.state.reductions import REDUCTIONS
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -160,14 +160,14 @@ def test_the_way_of_devices_gives_the_same(state: StateDict) -> None:
 
 
 def test_nothing_is_copied_and_large_tensors_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    from astray.state import blocks
+    from astray.state import values
 
-    monkeypatch.setattr(blocks, "BLOCK", 7)
+    monkeypatch.setattr(values, "BLOCK", 7)
     queue = Queue()
     values = torch.randn(5, 9, generator=torch.Generator().manual_seed(0)).t()  # neither whole rows nor contiguous
     queue.add("x", values, ())
     assert queue.fetch()["x"].moments.l2 == pytest.approx(values.double().norm().item(), rel=1e-14)
-    parts = list(blocks.blocks(values))
+    parts = list(values.blocks(values))
     assert max(part.numel() for part in parts) <= 7
     assert torch.cat(parts).tolist() == values.reshape(-1).tolist()
 
@@ -179,11 +179,11 @@ def test_tensors_for_the_kernel_are_measured_together(monkeypatch: pytest.Monkey
     def measure(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
         launches.append(len(tensors))
         halves = [half for tensor in tensors for half in tensor.double().reshape(-1).tensor_split(2)]
-        return torch.stack([on_device._row(half, ()) for half in halves]), [2] * len(tensors)
+        return torch.stack([measuring._row(half, ()) for half in halves]), [2] * len(tensors)
 
-    monkeypatch.setattr(on_device.kernel, "can_measure", lambda tensor: tensor.dtype == torch.float32)
-    monkeypatch.setattr(on_device.kernel, "measure", measure)
-    monkeypatch.setattr(on_device, "HELD_BYTES", 100)
+    monkeypatch.setattr(measuring.kernel, "can_measure", lambda tensor: tensor.dtype == torch.float32)
+    monkeypatch.setattr(measuring.kernel, "measure", measure)
+    monkeypatch.setattr(measuring, "HELD_BYTES", 100)
     values = {
         f"w{number}": torch.randn(9 + number, generator=torch.Generator().manual_seed(number)) for number in range(5)
     }

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from astray.state import StateDict
-from astray.state import sharded as module
+from astray.state import measuring as module
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from astray.comparison.comparison import compare
 from astray.store import open_run
 from astray.store.convert import convert
-from astray.store.file_names import MOST_BYTES, file_name
+from astray.store.safe_paths import MOST_NAME_BYTES, file_name
 from record_builders import Builder
 
 ODD = {
@@ -73,9 +73,9 @@ def test_extremes_that_are_no_numbers(tmp_path: Path, dtype: type) -> None:
 
 def test_a_name_of_a_file() -> None:
     assert file_name("Module.a/b\0c\ud800", ".npy") == "Module.a_b_c_.npy"
-    assert file_name("x" * (MOST_BYTES - 4), ".npy") is not None
-    assert file_name("x" * (MOST_BYTES - 3), ".npy") is None
-    assert file_name("é" * (MOST_BYTES // 2), ".npy") is None
+    assert file_name("x" * (MOST_NAME_BYTES - 4), ".npy") is not None
+    assert file_name("x" * (MOST_NAME_BYTES - 3), ".npy") is None
+    assert file_name("é" * (MOST_NAME_BYTES // 2), ".npy") is None
     assert file_name(".hidden", ".npy") is None
 
 

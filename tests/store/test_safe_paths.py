@@ -54,7 +54,7 @@ ARRAYS = [
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{list(array.shape)}")
 def test_arrays(tmp_path: Path, array: np.ndarray) -> None:
-    npy.write(tmp_path / "a.npy", array)
+    npy.write_npy(tmp_path / "a.npy", array)
     spec = npy.describe(tmp_path / "a.npy")
     assert (spec.dtype, spec.shape) == (array.dtype.newbyteorder("=").name, array.shape)
     read = npy.read(tmp_path / "a.npy")
@@ -78,7 +78,7 @@ def test_damaged_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     np.save(path, np.array(["text"]))
     with pytest.raises(RunError, match="holds <U4, which is no type of tensors"):
         npy.read(path)
-    npy.write(path, np.arange(100.0))
+    npy.write_npy(path, np.arange(100.0))
     whole = path.read_bytes()
     for end in (0, 5, 60, 200, len(whole) - 1):
         path.write_bytes(whole[:end])

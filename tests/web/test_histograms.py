@@ -7,11 +7,19 @@ import pytest
 
 from astray.comparison.measure.kept_values import ALL
 from astray.web import elements
-from astray.web.contrasting import contrast, describe, difference_of
+from astray.web.contrasting import (
+    BINS,
+    CELLS,
+    Heat,
+    Histogram,
+    Worst,
+    contrast,
+    describe,
+    difference_of,
+    edges_of,
+    pairs_of,
+)
 from astray.web.elements import Elements, blocks
-from astray.web.heat import CELLS, Heat, pairs_of
-from astray.web.histograms import BINS, Histogram, edges_of
-from astray.web.worst import Worst
 
 RANDOM = np.random.default_rng(0)
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from astray.errors import CompareError
-from astray.web.jobs import Job
+from astray.web.workspace import Job
 
 
 def test_progress_can_be_asked_for_while_it_works():

@@ -16,10 +16,9 @@ import pytest
 
 from astray.comparison.comparison import compare
 from astray.errors import UsageError
-from astray.web import assets, onefile
-from astray.web.assets import Page, read_page
+from astray.web import index, onefile
 from astray.web.detail import detail_of
-from astray.web.index import file_html
+from astray.web.index import Page, file_html, read_page
 from astray.web.onefile import contents, write_html
 from astray.web.overview import overview_of
 from astray.web.views import ComparisonView
@@ -166,7 +165,7 @@ def test_a_page_that_would_end_its_own_tag_is_refused(page: Page):
 
 
 def test_without_a_built_page_there_is_a_sentence_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(assets, "STATIC", tmp_path / "nothing")
+    monkeypatch.setattr(index, "STATIC", tmp_path / "nothing")
     with pytest.raises(UsageError, match="The page was not built when astray was installed"):
         program_comparison().to_html(tmp_path / "diff.html")
     assert not (tmp_path / "diff.html").exists()

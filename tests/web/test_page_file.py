@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from astray.comparison.comparison import compare
-from astray.web.assets import read_page
-from astray.web.index import file_html
+from astray.web.index import file_html, read_page
 from record_builders import Builder
 from web_tables import big_file
 

@@ -25,8 +25,8 @@ from astray.stats.kernels import Strided, measure
 from astray.store import RunInfo, RunWriter, open_run
 from astray.web import connections
 from astray.web import workspace as desks
-from astray.web.assets import Page
 from astray.web.detail import detail_of
+from astray.web.index import Page
 from astray.web.overview import overview_of
 from astray.web.run_list import Shelf
 from astray.web.safety import HEADERS, MOST_BODY, Keyring, names_of

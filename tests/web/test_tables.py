@@ -16,7 +16,7 @@ from astray.web.columns import headroom, states
 from astray.web.detail import detail_of
 from astray.web.onefile import contents
 from astray.web.overview import overview_of, row_of
-from astray.web.session import session_of
+from astray.web.run_list import session_of
 from astray.web.views import ComparisonView, RunView
 from astray.web.wire import encode, pack
 from page_documents import HOSTILE, hostile_run, program_comparison, unpack

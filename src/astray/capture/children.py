@@ -10,19 +10,22 @@ has its own recording in it. A child that is forked has the recording of its par
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import json
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
-from astray.capture.on_import import OnImport
 from astray.errors import AstrayError
 from astray.interrupts import pass_interrupt
-from astray.paths import shown
+from astray.process import shown
 
 VARIABLE = "ASTRAY_RUN"
 PATIENCE = 60.0  # seconds that a rank is waited for which has not ended its recording yet, while its process lives
@@ -185,7 +188,7 @@ def stand_down() -> None:
 
 
 def _await_call(word: Mapping[str, Any]) -> None:
-    from astray.capture.pytorch.first_call import FirstCall
+    from astray.capture.pytorch.model_discovery import FirstCall
 
     FirstCall(lambda ranks: _begin(word, ranks))
 
@@ -238,3 +241,58 @@ class _Ended:
     def _excepted(self, kind: Any, error: Any, trace: Any) -> None:
         self.how = f"{kind.__name__}: {error}"
         self._others(kind, error, trace)
+
+
+# -- on import ---------------------------------------------------------------------------------------------------------
+# Does something right after a package has been imported, without importing it any earlier.
+#
+# `astray run` needs this: a script may set environment variables before it imports its framework, and importing the
+# framework first would change what the script computes.
+
+
+class OnImport(importlib.abc.MetaPathFinder):
+    """Calls `then()` once, after `package` is first imported; at once when it is there already."""
+
+    def __init__(self, package: str, then: Callable[[], None]) -> None:
+        self._package = package
+        self._then = then
+
+    def install(self) -> OnImport:
+        if self._package in sys.modules:
+            self._then()
+        else:
+            sys.meta_path.insert(0, self)
+        return self
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._package:
+            return None
+        self.remove()
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._then)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads as the real loader does, then gives the module its real loader back."""
+
+    def __init__(self, real: importlib.abc.Loader, then: Callable[[], None]) -> None:
+        self._real = real
+        self._then = then
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._real.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._real
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._real
+        self._real.exec_module(module)
+        self._then()

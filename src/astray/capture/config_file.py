@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from astray.errors import RecordError
 from astray.interrupts import pass_interrupt
-from astray.plain_yaml import bounded_loader, check_bounded
+from astray.safe_text import bounded_loader, check_bounded
 
 if TYPE_CHECKING:
     import yaml

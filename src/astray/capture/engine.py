@@ -22,8 +22,8 @@ from astray.capture.stacks import Stacks
 from astray.capture.tensor_reader import TensorReader
 from astray.interrupts import interrupt_of
 from astray.log import logger
+from astray.process import WeakRegistry
 from astray.records import NOTHING, Call, Kind, Spelling
-from astray.registry import WeakRegistry
 from astray.store import Intake
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.capture.footprint import Taken
 from astray.capture.measurement_cache import Sighting, Sightings, Unfilled
 from astray.capture.nonfinite_values import Catcher, Found, is_bad
-from astray.capture.selection import Quota
+from astray.capture.selection import Quota, Taken
 from astray.capture.settings import Settings
 from astray.capture.tensor_reader import Identity, OddTensors, Reading, TensorReader
 from astray.interrupts import pass_interrupt

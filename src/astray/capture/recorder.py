@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from astray import stats
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.config_file import LiveConfig
-from astray.capture.footprint import forecast
+from astray.capture.selection import forecast
 from astray.capture.settings import Given, Settings
 from astray.errors import RecordError
 from astray.log import logger
-from astray.paths import absolute, shown
-from astray.ranks import rank_and_world_size
+from astray.process import absolute, rank_and_world_size, shown
 from astray.records import NOTHING
 from astray.store import Intake, Late, RunInfo, RunWriter
 from astray.wording import counted, sized

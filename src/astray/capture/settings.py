@@ -6,17 +6,18 @@ Everything is checked once, before anything is touched. docs/recording.md explai
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from astray.capture import checks
 from astray.capture.config_file import settings_in
+from astray.capture.experiments import LARGEST
 from astray.capture.function_list import FunctionList
-from astray.errors import RecordError
+from astray.errors import RecordError, UsageError
 from astray.part import Part
-from astray.paths import absolute
+from astray.process import absolute
 from astray.steps import Steps
 from astray.wording import did_you_mean
 
@@ -24,6 +25,178 @@ if TYPE_CHECKING:
     from types import EllipsisType
 
     from typing_extensions import Unpack
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+# Turns what a user wrote into a setting's value, or into a RecordError that says what would be right.
+#
+# Each function here makes the check of one kind of setting; a check takes the setting's name and what was given. What a
+# check has made passes it again unchanged.
+
+
+Check = Callable[[str, Any], Any]
+
+MOST = 1 << 62
+"""No count and no size is larger: it is handed on to code that has 63 bits for it."""
+
+_UNITS: dict[str, int] = {
+    "": 1, "b": 1,
+    **{f"{letter}{b}": 1000**power for power, letter in enumerate("kmgt", 1) for b in ("", "b")},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+}  # fmt: skip
+
+
+def words(known: tuple[str, ...], *, none: bool = False) -> Check:
+    """One or more of the known words, as a list or with commas between them. none: whether none at all will do."""
+    choice = f"It can be {', '.join(map(repr, known))}, or several of them."
+
+    def check(name: str, given: Any) -> frozenset[str]:
+        if not isinstance(given, str | list | tuple | set | frozenset):
+            raise RecordError(f"{name}={given!r} is no word. {choice}")
+        found = [word.strip() for word in given.split(",")] if isinstance(given, str) else list(given)
+        for word in found:
+            if word not in known:
+                raise RecordError(f"{name}={word!r} is not known. {choice}{did_you_mean(word, known)}")
+        if not found and not none:
+            raise RecordError(f"{name} is empty. {choice}")
+        return frozenset(found)
+
+    return check
+
+
+def ordered_words(known: tuple[str, ...]) -> Check:
+    """The same, as a tuple in the order of `known`."""
+    check = words(known)
+    return lambda name, given: tuple(word for word in known if word in check(name, given))
+
+
+def names(name: str, given: Any) -> tuple[str, ...]:
+    """Names of any kind, as a list or with commas between them."""
+    found = given.split(",") if isinstance(given, str) else given
+    if not isinstance(found, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in found):
+        raise RecordError(f"{name}={given!r} is no name and no list of names.")
+    return tuple(sorted({one.strip() for one in found} - {""}))
+
+
+def patterns(name: str, given: Any) -> tuple[str, ...]:
+    """One regular expression, or a list of several."""
+    found = [given] if isinstance(given, str) else given
+    if not isinstance(found, list | tuple) or not all(isinstance(pattern, str) for pattern in found):
+        raise RecordError(f"{name}={given!r} is no regular expression and no list of them.")
+    for pattern in found:
+        _compile(name, pattern)
+    return tuple(found)
+
+
+def pair(name: str, given: Any) -> tuple[str, str]:
+    """Two names, the first and the last."""
+    if not isinstance(given, list | tuple) or len(given) != 2 or not all(isinstance(site, str) for site in given):
+        raise RecordError(
+            f"{name}={given!r} is not two sites. Give the first and the last, such as ['h.0', 'h.3.mlp']."
+        )
+    return given[0], given[1]
+
+
+def whole(least: int) -> Check:
+    """A whole number."""
+
+    def check(name: str, given: Any) -> int:
+        number = _number(given)
+        if number is None or not least <= number <= MOST:
+            raise RecordError(f"{name}={_short(given)} is not a whole number of at least {least:,}{_most(number)}.")
+        return number
+
+    return check
+
+
+def seed(name: str, given: Any) -> int | None:
+    """A seed; True stands for the first of them, and False for none."""
+    if isinstance(given, bool):
+        return 0 if given else None
+    number = _number(given)
+    if number is None or not 0 <= number <= LARGEST:
+        raise RecordError(f"{name}={given!r} is no seed. It is True, or a whole number from 0 to {LARGEST:,}.")
+    return number
+
+
+def size(least: int) -> Check:
+    """A number of bytes, with a unit or without."""
+
+    def check(name: str, given: Any) -> int:
+        number = _bytes(given) if isinstance(given, str) else _number(given)
+        if number is None or not least <= number <= MOST:
+            raise RecordError(
+                f"{name}={_short(given)} is not a size of at least {least:,} bytes{_most(number)}. Write a number, "
+                "'500 MB' or '2 GiB'."
+            )
+        return number
+
+    return check
+
+
+def step_selection(of: str) -> Check:
+    """A selection of steps or ranks."""
+
+    def check(name: str, given: Any) -> Steps:
+        try:
+            return Steps.parse(given, of)
+        except UsageError as error:
+            raise RecordError(f"{name}={error}") from None
+
+    return check
+
+
+def part(name: str, given: Any) -> Part:
+    """A part of a tensor."""
+    try:
+        return Part.parse(given)
+    except UsageError as error:
+        raise RecordError(f"{name}={error}") from None
+
+
+def functions(_: str, given: Any) -> FunctionList | None:
+    """A list of functions."""
+    return FunctionList.parse(given)
+
+
+def _compile(name: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise RecordError(
+            f"{name}={pattern!r} is not a regular expression: {error}. Put a backslash before a sign that is meant as "
+            "it is."
+        ) from None
+
+
+def _short(given: object) -> str:
+    try:
+        text = repr(given)
+    except ValueError:  # Python refuses to write out numbers without end
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def _most(number: int | None) -> str:
+    return f" and at most {MOST:,}" if number is not None and number > MOST else ""
+
+
+def _number(given: object) -> int | None:
+    """A whole number; 1e9 is one too, which TOML and JSON read as a fraction."""
+    if isinstance(given, float) and given.is_integer():
+        return int(given)
+    return given if isinstance(given, int) and not isinstance(given, bool) else None
+
+
+def _bytes(given: str) -> int | None:
+    found = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?) *([a-z]*)", given.strip().lower())
+    if found is None or found[2] not in _UNITS:
+        return None
+    try:
+        return round(float(found[1]) * _UNITS[found[2]])
+    except (ValueError, OverflowError):  # 1__0, and what no float can hold
+        return None
+
 
 LEVELS = ("module", "function", "op")
 KEEPS = ("stats", "fingerprint", "sample", "tensors")
@@ -62,7 +235,7 @@ class Given(TypedDict, total=False):
     config: str | os.PathLike[str] | None
 
 
-def _setting(default: Any, check: checks.Check) -> Any:
+def _setting(default: Any, check: Check) -> Any:
     return field(default=default, metadata={"check": check})
 
 
@@ -74,26 +247,26 @@ class Settings:
     2000000000
     """
 
-    level: tuple[str, ...] = _setting(("module",), checks.ordered_words(LEVELS))
-    keep: frozenset[str] = _setting(frozenset({"stats"}), checks.words(KEEPS))
-    samples: int = _setting(1024, checks.whole(1))
-    slice: Part | None = _setting(None, checks.part)
-    optimizer: frozenset[str] = _setting(frozenset(), checks.words(OPTIMIZER, none=True))
-    compiled: frozenset[str] = _setting(frozenset(), checks.words(COMPILED, none=True))
-    perturb: int | None = _setting(None, checks.seed)
-    steps: Steps = _setting(Steps(), checks.steps("step"))
-    ranks: Steps = _setting(Steps(), checks.steps("rank"))
-    match: tuple[str, ...] = _setting((), checks.patterns)
-    ignore: tuple[str, ...] = _setting((), checks.patterns)
-    classes: tuple[str, ...] = _setting((), checks.names)
-    scope: tuple[str, str] | None = _setting(None, checks.pair)
-    phases: frozenset[str] = _setting(frozenset(PHASES), checks.words(PHASES))
-    roles: frozenset[str] = _setting(frozenset(ROLES), checks.words(ROLES))
-    functions: FunctionList | None = _setting(None, checks.functions)
-    max_tensors: int | None = _setting(None, checks.whole(1))
-    max_tensors_per_step: int | None = _setting(None, checks.whole(1))
-    max_bytes: int | None = _setting(None, checks.size(1))
-    queue_bytes: int = _setting(256 << 20, checks.size(1 << 20))
+    level: tuple[str, ...] = _setting(("module",), ordered_words(LEVELS))
+    keep: frozenset[str] = _setting(frozenset({"stats"}), words(KEEPS))
+    samples: int = _setting(1024, whole(1))
+    slice: Part | None = _setting(None, part)
+    optimizer: frozenset[str] = _setting(frozenset(), words(OPTIMIZER, none=True))
+    compiled: frozenset[str] = _setting(frozenset(), words(COMPILED, none=True))
+    perturb: int | None = _setting(None, seed)
+    steps: Steps = _setting(Steps(), step_selection("step"))
+    ranks: Steps = _setting(Steps(), step_selection("rank"))
+    match: tuple[str, ...] = _setting((), patterns)
+    ignore: tuple[str, ...] = _setting((), patterns)
+    classes: tuple[str, ...] = _setting((), names)
+    scope: tuple[str, str] | None = _setting(None, pair)
+    phases: frozenset[str] = _setting(frozenset(PHASES), words(PHASES))
+    roles: frozenset[str] = _setting(frozenset(ROLES), words(ROLES))
+    functions: FunctionList | None = _setting(None, functions)
+    max_tensors: int | None = _setting(None, whole(1))
+    max_tensors_per_step: int | None = _setting(None, whole(1))
+    max_bytes: int | None = _setting(None, size(1))
+    queue_bytes: int = _setting(256 << 20, size(1 << 20))
 
     @classmethod
     def check(cls, **given: Unpack[Given]) -> Settings:

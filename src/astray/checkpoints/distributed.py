@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from astray.checkpoints.contents import Contents, Unread, printable
 from astray.checkpoints.open_files import Files
 from astray.checkpoints.pickles import Made, read_pickle
-from astray.checkpoints.stored_tensor import Piece, Spec, Stored, is_shape
+from astray.checkpoints.stored_tensor import Contents, Piece, Spec, Stored, Unread, is_shape, printable
 from astray.checkpoints.torch_files import Extent, open_embedded
 from astray.checkpoints.torch_objects import dtype_name, is_size, sizes
 from astray.errors import CheckpointError

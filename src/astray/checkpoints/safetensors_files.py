@@ -9,9 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from astray.checkpoints.contents import Contents, Unread, printable
 from astray.checkpoints.open_files import Files
-from astray.checkpoints.stored_tensor import Spec, Stored, is_shape
+from astray.checkpoints.stored_tensor import Contents, Spec, Stored, Unread, is_shape, printable
 from astray.errors import CheckpointError
 from astray.stats.dtypes import DTYPES
 

@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from astray.checkpoints.contents import Contents, Unread
 from astray.checkpoints.open_files import Files
 from astray.checkpoints.pickles import read_pickle
-from astray.checkpoints.stored_tensor import Piece, Spec, Stored
+from astray.checkpoints.stored_tensor import Contents, Piece, Spec, Stored, Unread
 from astray.checkpoints.torch_objects import Storage, View, find_tensors, is_size
 from astray.errors import CheckpointError
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeGuard
 
-from astray.checkpoints.contents import LONGEST, Unread, printable
 from astray.checkpoints.pickles import Global, Made, Persistent
-from astray.checkpoints.stored_tensor import MOST_DIMENSIONS, extent, is_shape
+from astray.checkpoints.stored_tensor import LONGEST, MOST_DIMENSIONS, Unread, extent, is_shape, printable
 from astray.errors import CheckpointError
 from astray.stats.dtypes import DTYPES
 from astray.wording import counted

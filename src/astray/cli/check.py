@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from astray.capture.config_file import settings_in
 from astray.capture.settings import Given, Settings, placed
-from astray.cli.found import Found, look_closer
-from astray.cli.program import FRAMEWORK, Outcome, add_program, load_program, run_program
+from astray.cli.program import FRAMEWORK, Found, Outcome, add_program, load_program, look_closer, run_program
 from astray.cli.settings import add_what, add_which, settings_of
 from astray.formatting.terminal import tell
-from astray.paths import absolute
-from astray.ranks import rank_and_world_size
+from astray.process import absolute, rank_and_world_size
 
 if TYPE_CHECKING:
     from astray.guarding.guard import Guard
@@ -87,7 +85,7 @@ def _settings(options: argparse.Namespace) -> Given:
 def _refuse(options: argparse.Namespace, settings: Given) -> None:
     """Says before the script runs, not in the middle of it, that something is wrong with what was asked for."""
     from astray.guarding import options as asked
-    from astray.guarding.places import Places
+    from astray.guarding.snapshots import Places
 
     asked.check(options.on, options.gradients, options.exact, options.remember, options.spike, None, options.max_memory)
     asked.check_settings(Settings.check(**settings))

@@ -160,7 +160,7 @@ def _check(options: argparse.Namespace) -> None:
     from astray.comparison.select.pairs import check_top
     from astray.report.atomic_files import check_place
     from astray.report.xlsx import writer
-    from astray.web.assets import read_page
+    from astray.web.index import read_page
 
     check_selection(options.filter, options.sort, options.metric)
     check_top(options.top or 0)
@@ -174,8 +174,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _replicas(options: argparse.Namespace) -> int:
-    from astray.comparison.ranks.replicas import compare_replicas
-    from astray.comparison.ranks.replicas_replicas import render
+    from astray.comparison.ranks.replicas import compare_replicas, render
     from astray.errors import CompareError
     from astray.formatting.terminal import say, width
 

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.settings import Settings, placed
-from astray.cli.found import Found, look_closer
-from astray.cli.program import FRAMEWORK, Outcome, add_program, load_program, run_program
+from astray.cli.program import FRAMEWORK, Found, Outcome, add_program, load_program, look_closer, run_program
 from astray.cli.settings import add_limits, add_what, add_which, settings_of
 from astray.errors import UsageError
 from astray.formatting.terminal import tell
-from astray.paths import absolute, shown
+from astray.process import absolute, shown
 from astray.wording import counted
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _choose_folder(options: argparse.Namespace) -> None:
     """Records into the first of runs/SCRIPT-1, runs/SCRIPT-2, … that is not there, and says so."""
-    from astray.ranks import rank_and_world_size
+    from astray.process import rank_and_world_size
 
     if rank_and_world_size(os.environ)[1] > 1:
         raise UsageError("Give -o RUN: the ranks of a distributed program all record into one folder.")
@@ -126,7 +125,7 @@ def _tell_misplaced(options: argparse.Namespace) -> None:
 
 def _refuse(options: argparse.Namespace) -> None:
     """Says before the script runs, not in the middle of it, that a setting is wrong or the folder is taken."""
-    from astray.ranks import rank_and_world_size
+    from astray.process import rank_and_world_size
 
     settings = Settings.check(**settings_of(options))
     if options.guard is not None:
@@ -161,7 +160,7 @@ class _Recording:
     def reaching_children(self) -> Iterator[None]:
         """Has the processes that the script starts recorded too, if they are ranks."""
         from astray.capture.children import Children, stand_down
-        from astray.ranks import rank_and_world_size
+        from astray.process import rank_and_world_size
 
         stand_down()
         if rank_and_world_size(os.environ)[1] > 1:  # a launcher has started one of these for each rank
@@ -212,7 +211,7 @@ class _Recording:
         self._recorder.stop(by_guard or outcome.ended, self._why_nothing(outcome, notes))
         if guard is not None:
             self._found.tell_rest(guard.trips)
-        from astray.ranks import rank_and_world_size
+        from astray.process import rank_and_world_size
 
         gathered = self._gather(notes)
         if not gathered and (rank_and_world_size(os.environ)[0] == 0 or self._recorder.in_trouble):

@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    from astray.web.assets import read_page
+    from astray.web.index import read_page
 
     page = read_page()
     server = _server()

@@ -24,14 +24,13 @@ from astray.comparison.judge.tolerances import Tolerances
 from astray.comparison.measure.custom_metrics import Failures, Metric, failed, find_metrics
 from astray.comparison.measure.evidence import Progress
 from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
+from astray.comparison.pair.alignment import choose as unnamed_calls
 from astray.comparison.pair.checkpoints import pair_names
 from astray.comparison.pair.joined_runs import about_micro_steps, join
 from astray.comparison.pair.matching import Asked, Matching
-from astray.comparison.pair.unnamed import choose as unnamed_calls
 from astray.comparison.problems import different_settings, little_shared, nothing_comparable, nothing_shared, problems
-from astray.comparison.ranks.rank import Judging, Sides, Tally, compare_rank
+from astray.comparison.ranks.rank import Judging, Sides, Tally, compare_rank, table
 from astray.comparison.ranks.schedule import Runs, compare_ranks, job_of
-from astray.comparison.ranks.table import table
 from astray.comparison.rows import CALL_COLUMNS
 from astray.comparison.select.columns import Columns
 from astray.comparison.select.filter import Filter

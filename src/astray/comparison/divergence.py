@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from astray.comparison.blame.explanation import CERTAIN, UNKNOWN, explained, sureness
-from astray.comparison.reasons import SENTENCES, Reason
 from astray.comparison.setup.setup_difference import SetupDifference
+from astray.comparison.verdict import SENTENCES, Reason
 from astray.records import Frame, Statistics
 from astray.store import Table
 

@@ -25,8 +25,8 @@ from astray.state import (
     ratios,
     trust_ratio,
 )
-from astray.state.activations import ActivationGradients, Activations
 from astray.state.naming import Pattern
+from astray.state.sources import ActivationGradients, Activations
 
 __all__ = [
     "StateDict",

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from astray.device.chunks import ALIGNMENT, LARGE, Chunks
-from astray.device.streams import Device, device_for
+from astray.device.streams import ALIGNMENT, LARGE, Chunks, Device, device_for
 from astray.device.tickets import CAPTURED
 from astray.device.unobserved import quietly
 from astray.interrupts import pass_interrupt

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from astray.device.launcher import relax
-from astray.store.deferred import PAGE
+from astray.store.deferred import PAGE, Piece
 
 
 class Device(Protocol):
@@ -160,3 +160,203 @@ class Plain:
 
     def synchronize(self) -> None:
         pass
+
+
+# -- chunks ------------------------------------------------------------------------------------------------------------
+# The memory that values pass through on their way from a device: chunks, each some device and as much host memory.
+#
+# Tensors are copied into the open chunk one after the other. What has gathered there goes to the host in one copy, when
+# the chunk is full or somebody waits for it. Device memory may be used again once that copy is done, which the streams
+# see to; host memory once its bytes are written, which the writer tells. Both are made as they are needed.
+
+
+ALIGNMENT = 64
+LARGE = 64 << 10  # from here on a tensor begins on a page, so that the disk can read it from where it is
+CHUNK_BYTES = 16 << 20
+"""Large enough that a copy to the host runs at full speed, small enough that the disk does not wait for it."""
+LEAST_BYTES = 1 << 20
+"""What the writer waits for to come together. In less memory than a few of these the program would wait for that."""
+
+
+class Chunks:
+    """All chunks of a device. Every method is called with `changed` held, or takes it."""
+
+    def __init__(self, device: Device, host_bytes: int, device_bytes: int) -> None:
+        self.changed = threading.Condition()
+        self.size = max(min(CHUNK_BYTES, host_bytes // 4, device_bytes // 2) // PAGE * PAGE, LEAST_BYTES)
+        self._device = device
+        self._host_left = max(4, host_bytes // self.size)  # how many more may be made
+        self._device_left = max(2, device_bytes // self.size)
+        self._host: list[_Host] = []  # free
+        self._slots: list[_Slot] = []  # in the order in which they are used
+        self._open: _Chunk | None = None
+        self._closed = False
+
+    @property
+    def device_bytes(self) -> int:
+        return self.size * len(self._slots)
+
+    def put(self, words: torch.Tensor, alignment: int) -> tuple[Piece, torch.Tensor | None] | None:
+        """Copy a tensor, or if it has one dimension its beginning, aside; returns where it is, and the rest.
+
+        None when there is no memory, until somebody gives some back.
+        """
+        itemsize = words.element_size()
+        size = words.numel() * itemsize
+        chunk = self._chunk(min(size, LARGE) if words.dim() == 1 else size, alignment)
+        if chunk is None:
+            return None
+        start = chunk.filled + -chunk.filled % alignment
+        count = min(size, self.size - start) // itemsize
+        now, rest = (words, None) if count * itemsize == size else (words[:count], words[count:])
+        stream = self._device.current()
+        chunk.enter(self._device, stream)
+        chunk.slot.view(words.dtype)[start // itemsize :][:count].view(now.shape).copy_(now)
+        chunk.marks[stream] = self._device.mark(stream, chunk.marks.get(stream))
+        chunk.filled = start + count * itemsize
+        return self._piece(chunk, start), rest
+
+    def send(self) -> None:
+        """Let what is in the open chunk start on its way."""
+        with self.changed:
+            if self._open is not None:
+                self._send(self._open)
+
+    def close(self) -> None:
+        """Wait for copies under way, and let go of all memory."""
+        with self.changed:
+            self._close_chunk()
+            self._device.synchronize()
+            self._closed = True
+            self._host.clear()
+            self._slots.clear()
+            self._host_left = 0
+            self.changed.notify_all()
+
+    def _chunk(self, least: int, alignment: int) -> _Chunk | None:
+        """The open chunk, if it has that much room, or a new one."""
+        chunk = self._open
+        if chunk is not None and chunk.filled + -chunk.filled % alignment + least <= self.size:
+            return chunk
+        self._close_chunk()
+        if self._closed:
+            raise RuntimeError("the recording is over")
+        if not self._host and self._host_left:
+            self._host_left -= 1
+            self._host.append(_Host(self._device.on_host(self.size)))
+        if not self._host:
+            return None
+        self._open = _Chunk(self._host.pop(), self._slot())
+        return self._open
+
+    def _slot(self) -> _Slot:
+        """The device memory that was used longest ago."""
+        if self._device_left:
+            memory = self._device.on_device(self.size)
+            self._device_left -= 1
+            # Memory that the program has freed may still be in use, in the stream it was freed in.
+            self._slots.append(_Slot(memory, self._device.mark(self._device.current())))
+            return self._slots[-1]
+        slot = self._slots.pop(0)
+        self._slots.append(slot)
+        return slot
+
+    def _close_chunk(self) -> None:
+        chunk, self._open = self._open, None
+        if chunk is not None:
+            self._send(chunk)
+            chunk.closed = True
+            self._recycle(chunk)
+
+    def _send(self, chunk: _Chunk) -> None:
+        if chunk.sent < chunk.filled:
+            part = slice(chunk.sent, chunk.filled)
+            event = self._device.fetch(chunk.host.memory[part], chunk.slot.memory[part], chunk.marks.values())
+            chunk.segment.sent = True
+            chunk.segment.there = chunk.slot.free = event
+            chunk.sent, chunk.marks, chunk.segment = chunk.filled, {}, _Segment()
+
+    def _piece(self, chunk: _Chunk, start: int) -> Piece:
+        """What the writer gets: the bytes, how to wait for them, and how to give them back."""
+        segment = chunk.segment
+        chunk.users += 1
+
+        def ready() -> None:
+            self._device.adopt()
+            if not segment.sent:
+                with self.changed:
+                    if not segment.sent:
+                        self._send(chunk)
+            self._device.wait(segment.there)
+
+        def release() -> None:
+            with self.changed:
+                chunk.users -= 1
+                self._recycle(chunk)
+
+        return Piece(chunk.host.view[start : chunk.filled], ready, release)
+
+    def _recycle(self, chunk: _Chunk) -> None:
+        if chunk.closed and not chunk.users and not self._closed:
+            self._host.append(chunk.host)
+            self.changed.notify_all()
+
+
+class _Host:
+    """A piece of host memory."""
+
+    __slots__ = ("memory", "view")
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.view = memory.numpy().data
+
+
+class _Slot:
+    """A piece of device memory, which is `free` once that event has happened."""
+
+    __slots__ = ("_views", "free", "memory")
+
+    def __init__(self, memory: torch.Tensor, free: Any) -> None:
+        self.memory = memory
+        self.free = free
+        self._views = {torch.uint8: memory}
+
+    def view(self, dtype: torch.dtype) -> torch.Tensor:
+        view = self._views.get(dtype)
+        if view is None:
+            view = self._views[dtype] = self.memory.view(dtype)
+        return view
+
+
+class _Segment:
+    """The part of a chunk that goes to the host in one copy; it is there once `there` has happened."""
+
+    __slots__ = ("sent", "there")
+
+    def __init__(self) -> None:
+        self.sent = False
+        self.there: Any = None
+
+
+class _Chunk:
+    """Both memories in use together, until everything in them is written."""
+
+    __slots__ = ("_entered", "_free", "closed", "filled", "host", "marks", "segment", "sent", "slot", "users")
+
+    def __init__(self, host: _Host, slot: _Slot) -> None:
+        self.host = host
+        self.slot = slot
+        self.filled = self.sent = 0
+        self.users = 0  # pieces not given back
+        self.closed = False
+        self.segment = _Segment()
+        self.marks: dict[Any, Any] = {}  # by stream, the event that its copies into the chunk are done
+        self._free = slot.free
+        self._entered: set[Any] = set()  # streams
+
+    def enter(self, device: Device, stream: Any) -> None:
+        """Let a stream write into the chunk, not before what the device memory held has reached the host."""
+        if stream not in self._entered:
+            self._entered.add(stream)
+            device.follow(stream, self._free)

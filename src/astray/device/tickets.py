@@ -17,7 +17,7 @@ import numpy.typing as npt
 from astray.device.launcher import relax
 from astray.device.result_row import WIDTH, Rows, measurements
 from astray.interrupts import pass_interrupt
-from astray.store.late import Redeemed
+from astray.store.deferred import Redeemed
 
 SLOTS = 4096
 """The most measurements in a segment."""

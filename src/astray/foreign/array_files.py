@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import struct
+import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from astray.checkpoints.stored_tensor import Spec, is_shape
+from astray.checkpoints.stored_tensor import Spec, is_shape, row_major
+from astray.checkpoints.torch_objects import STORAGES
 from astray.errors import RunError
 from astray.stats.dtypes import DTYPES
 
@@ -41,7 +44,7 @@ def read(path: Path) -> Array:
     return whole.astype(DTYPES[spec.dtype].storage, copy=False)
 
 
-def write(path: Path, array: Array) -> None:
+def write_npy(path: Path, array: Array) -> None:
     """Write an array so that it is either there in full or not at all."""
     draft = path.with_name(f".{path.name[-200:]}.{os.getpid()}")
     try:
@@ -95,3 +98,157 @@ def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+# -- torch file --------------------------------------------------------------------------------------------------------
+# Files that `torch.load(…, weights_only=True)` opens, written without torch: tensors in nests of plain values.
+#
+# A zip with a pickle and the bytes of the tensors beside it, each at a multiple of 64 bytes, so that torch may map
+# them. The pickle is put together here, opcode by opcode: Python's own would import torch to look up the names in it.
+
+
+ALIGNMENT = 64
+"""Where torch itself lets the bytes of a tensor begin."""
+
+_ROOT = "archive"
+_STORAGE_OF = {dtype: name for name, dtype in STORAGES.items() if name != "UntypedStorage"}
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # zip files know no earlier date; equal content gives equal bytes
+_LOCAL_HEADER_BYTES = 30
+_PADDING = struct.Struct("<2sH")  # a field that readers of zip files skip, as torch pads with
+_RECORD_OF_LARGE_FILES = 20  # which zipfile puts before it where sizes need 64 bits
+
+
+class TorchTensor(NamedTuple):
+    """A tensor: its elements, as `astray.stats.DTYPES` stores them (bfloat16 as uint16), and the name of its dtype."""
+
+    array: npt.NDArray[Any]
+    dtype: str
+
+
+Nest: TypeAlias = "TorchTensor | bool | int | float | str | list[Nest] | tuple[Nest, ...] | dict[str, Nest] | None"
+
+
+def write_torch_file(path: Path, content: Nest) -> None:
+    """Write a file as `torch.save(content, path)` would, so that it is either there in full or not at all.
+
+    >>> write_torch_file(path, {"module": "layers.0", "input": (TorchTensor(array, "float32"), 0.5, None)})
+    >>> torch.load(path, weights_only=True)["input"][0].shape
+    torch.Size([8, 128])
+
+    An array that stands in several places is stored once, and loads as tensors that share their memory.
+    """
+    pickled = _Pickle()
+    pickled.add(content)
+    draft = path.with_name(f".{path.name[-200:]}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(draft, "w", zipfile.ZIP_STORED) as archive:
+            _put(archive, "data.pkl", pickled.bytes())
+            _put(archive, "byteorder", b"little")
+            for key, array in enumerate(pickled.arrays):
+                _put(archive, f"data/{key}", array.reshape(-1).view(np.uint8).data)
+            _put(archive, "version", b"3\n")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _put(archive: zipfile.ZipFile, name: str, data: bytes | memoryview) -> None:
+    entry = zipfile.ZipInfo(f"{_ROOT}/{name}", _EPOCH)
+    large = len(data) >= zipfile.ZIP64_LIMIT
+    assert archive.fp is not None
+    start = archive.fp.tell() + _LOCAL_HEADER_BYTES + len(entry.filename) + _PADDING.size
+    gap = -(start + _RECORD_OF_LARGE_FILES * large) % ALIGNMENT
+    entry.extra = _PADDING.pack(b"FB", gap) + bytes(gap)
+    entry.file_size = len(data)
+    with archive.open(entry, "w", force_zip64=large) as file:
+        file.write(data)
+
+
+class _Pickle:
+    """What `torch.save` pickles, in protocol 2 and without a memory for what came before."""
+
+    def __init__(self) -> None:
+        self.arrays: list[npt.NDArray[Any]] = []
+        self._given: dict[int, int] = {}  # the number of a storage by the identity of the array it was given as
+        self._kept: list[npt.NDArray[Any]] = []  # as long as these live nothing else has their identities
+        self._code = bytearray(b"\x80\x02")
+
+    def bytes(self) -> bytes:
+        """The whole pickle."""
+        return bytes(self._code + b".")
+
+    def add(self, value: Nest) -> None:
+        """Push a value."""
+        if isinstance(value, TorchTensor):
+            self._tensor(value)
+        elif isinstance(value, dict):
+            self._code += b"}("
+            for key, item in value.items():
+                self.add(key)
+                self.add(item)
+            self._code += b"u"
+        elif isinstance(value, tuple):
+            self._tuple(*value)
+        elif isinstance(value, list):
+            self._code += b"]("
+            for item in value:
+                self.add(item)
+            self._code += b"e"
+        else:
+            self._code += _scalar(value)
+
+    def _tuple(self, *items: Nest) -> None:
+        self._code += b"("
+        for item in items:
+            self.add(item)
+        self._code += b"t"
+
+    def _tensor(self, tensor: TorchTensor) -> None:
+        """A call that makes the tensor of its storage, which lies outside of the pickle."""
+        dtype, shape = DTYPES[tensor.dtype], tensor.array.shape
+        if tensor.array.dtype != dtype.storage:
+            raise ValueError(f"{dtype.name} is stored as {dtype.storage}, not as {tensor.array.dtype}.")
+        typed = _STORAGE_OF.get(dtype.name)  # the dtypes of later years have no class of storages
+        self._global("torch._utils", "_rebuild_tensor_v2" if typed else "_rebuild_tensor_v3")
+        self._code += b"((" + _scalar("storage")
+        self._global(*(("torch", typed) if typed else ("torch.storage", "UntypedStorage")))
+        size = tensor.array.size * (1 if typed else dtype.itemsize)
+        self._code += _scalar(str(self._storage(tensor.array))) + _scalar("cpu") + _scalar(size) + b"tQ" + _scalar(0)
+        self._tuple(*shape)
+        self._tuple(*row_major(shape))
+        self._code += _scalar(False)  # requires_grad, and below hooks: nobody's
+        self._global("collections", "OrderedDict")
+        self._code += b")R"
+        if not typed:
+            self._global("torch", dtype.name)
+        self._code += b"tR"
+
+    def _storage(self, array: npt.NDArray[Any]) -> int:
+        number = self._given.setdefault(id(array), len(self.arrays))
+        if number == len(self.arrays):
+            self._kept.append(array)
+            self.arrays.append(np.ascontiguousarray(array))
+        return number
+
+    def _global(self, module: str, name: str) -> None:
+        self._code += f"c{module}\n{name}\n".encode()
+
+
+def _scalar(value: Nest) -> bytes:
+    if value is None:
+        return b"N"
+    if isinstance(value, bool):
+        return b"\x88" if value else b"\x89"
+    if isinstance(value, int):
+        if -(1 << 31) <= value < 1 << 31:
+            return b"J" + struct.pack("<i", value)
+        raw = value.to_bytes((value.bit_length() + 8) // 8, "little", signed=True)
+        if len(raw) < 256:
+            return b"\x8a" + bytes([len(raw)]) + raw
+        return b"\x8b" + struct.pack("<i", len(raw)) + raw
+    if isinstance(value, float):
+        return b"G" + struct.pack(">d", value)
+    if isinstance(value, str):
+        text = value.encode("utf-8", "surrogatepass")
+        return b"X" + struct.pack("<I", len(text)) + text
+    raise TypeError(f"A {type(value).__name__} has no place in such a file.")

@@ -19,13 +19,13 @@ import numpy.typing as npt
 from astray.interrupts import pass_interrupt
 from astray.records import Missed
 from astray.stats import sample_positions
-from astray.store.late import Late
+from astray.store.deferred import Late
+from astray.store.formats import MakesTranslator, losses
 from astray.store.run import RankRun
 from astray.store.run_format.tensor_values import Values
 from astray.store.run_info import End, RunInfo, now
-from astray.store.translator import MakesTranslator, losses
 from astray.store.writing.background_writer import QUEUE_BYTES, Intake
-from astray.store.writing.holding import Holding
+from astray.store.writing.buffer_pool import Holding
 from astray.store.writing.step_boundaries import Cut, Cuts
 from astray.store.writing.step_buffer import Piece, StepRows
 

@@ -72,3 +72,10 @@ def repeats(keys: Ints) -> bool:
     """Whether a key occurs more than once."""
     ordered = np.sort(keys)
     return bool(np.any(ordered[1:] == ordered[:-1]))
+
+
+# -- keys keys ---------------------------------------------------------------------------------------------------------
+# Keys as integers, under the name by which this package knows them.
+
+
+__all__ = ["find", "mixed_key", "number_repeats", "one_key", "repeats"]

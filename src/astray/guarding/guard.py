@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.adapters import Adapter, adapter_for
+from astray.capture.recorder import Recorder
 from astray.guarding import options as asked
 from astray.guarding.actions import Acting, On
-from astray.guarding.ends import OnTermination
 from astray.guarding.exact import ExactRecorder, Stop
 from astray.guarding.options import Gradients
-from astray.guarding.places import Places
-from astray.guarding.recording import CALL_GRADIENTS, Chosen, Recording
-from astray.guarding.snapshots import Dumps
+from astray.guarding.snapshots import Dumps, Places
 from astray.guarding.step_monitor import Condition, Lookout
 from astray.guarding.trip import Trip, Tripped
 from astray.log import logger
-from astray.ranks import rank_and_world_size
+from astray.process import rank_and_world_size
 from astray.records import NOTHING, STOPPED
 from astray.store import FlightRecorder, Intake
 from astray.wording import counted
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from astray.capture.settings import Given
+
 
 REMEMBER = 5
 PATIENCE = 60.0  # seconds that a step is waited for
@@ -267,3 +269,90 @@ class Guard:
 def _is_wanted(error: BaseException) -> bool:
     """Whether a program ends by it as it should."""
     return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+# The signal by which a scheduler ends a program: it is heard first, and then has its way.
+
+
+class OnTermination:
+    """Calls `act` when SIGTERM comes, and then whoever listened before. It can only be put in place by the main thread;
+    elsewhere, and where somebody has ignored the signal, it does nothing. Forked children only pass it on.
+    """
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+        self._before: Any = None
+        self._process: int | None = None  # in which it listens
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.getsignal(signal.SIGTERM)
+            if self._before not in (signal.SIG_IGN, None):  # None: by something other than Python
+                signal.signal(signal.SIGTERM, self._heard)
+                self._process = os.getpid()
+
+    def remove(self) -> None:
+        """Acts no more. Where the handler cannot be taken away, it passes the signal on."""
+        listened, self._process = self._process, None
+        if listened is None or threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) == self._heard:  # else somebody has come after, and passes it on
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        listened, self._process = self._process, None
+        if listened == os.getpid():
+            self._act()
+        if callable(self._before):
+            self._before(number, frame)
+            return
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+# -- recording ---------------------------------------------------------------------------------------------------------
+# The recording that a guard looks at: a recorder that says when a step is over.
+
+
+CALL_GRADIENTS = "the gradients that pass through calls"
+"""What a guard leaves out while nothing is wrong, as the list of what was missed has it."""
+
+
+class Recording(Recorder):
+    """Calls `after_step` at the end of each step, and counts them."""
+
+    after_step: Callable[[], None]
+    count = 0
+
+    def read_call_gradients(self, on: bool) -> None:
+        """Reads the gradients that pass through calls from the next call on, or those of parameters alone.
+
+        That they are not read stands in the run, once for each time.
+        """
+        engine = self._engine
+        if engine is not None and engine.reads_call_gradients != on:
+            engine.reads_call_gradients = on
+            if not on:
+                engine.missed(CALL_GRADIENTS, "a guard reads those of parameters alone while nothing is wrong")
+
+    def step(self) -> None:
+        if self._engine is not None and not self._engine.belongs_here():
+            return
+        super().step()
+        self.count += 1
+        self.after_step()
+
+    def is_scaled(self) -> bool:
+        """Whether a loss of this step was scaled by a GradScaler."""
+        return self._engine is not None and self._engine.scaled
+
+    @property
+    def has_just_ended(self) -> bool:
+        """Whether a step has ended and nothing was called since."""
+        return self.count > 0 and self._engine is not None and not self._engine.has_begun
+
+
+class Chosen:
+    """An adapter in place of a model."""
+
+    def __init__(self, it: Adapter) -> None:
+        self.it = it

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from astray.capture.checks import size, whole
-from astray.capture.settings import Settings
+from astray.capture.settings import Settings, size, whole
 from astray.errors import RecordError
 from astray.wording import did_you_mean
 

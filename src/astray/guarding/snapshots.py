@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import time
 from pathlib import Path
 
-from astray.guarding.places import Places
+from astray.errors import RecordError
 from astray.guarding.trip import Trip
 from astray.log import logger
+from astray.process import absolute, shown
 from astray.store import FlightRecorder
 
 MOST_RUNS = 5
@@ -52,3 +56,61 @@ class Dumps:
             self._written[run] = run
         else:
             logger.warning("%s", failure)
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+# Where the last steps of a program are written when a guard trips: the same folder for all ranks of the program.
+#
+# Ranks do not talk to each other for this. One that trips makes the run; the others look, at the end of each of their
+# steps, whether there is one of which they are no part yet.
+
+
+HOME = "astray-guard"
+
+
+class Places:
+    """The runs of one guard, all in one folder, which is made at the first trip."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, rank: int, world_size: int) -> None:
+        self.folder = (
+            absolute(path) if path is not None else _unused(absolute(Path(HOME, _name(world_size))), world_size)
+        )
+        self._several = world_size > 1
+        self._mine: set[str] = set()  # of which this rank is a part
+        if rank == 0 and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            raise RecordError(
+                f"{shown(self.folder)} is there already. Choose another path for what this guard may find."
+            )
+
+    def run(self, step: int, what: str) -> Path:
+        """Where to write what was found in a step."""
+        name = f"step{step}-{what}"
+        self._mine.add(name)
+        return self.folder / name
+
+    def of_others(self) -> list[Path]:
+        """The runs of other ranks of which this one is no part yet."""
+        if not self._several or not self.folder.is_dir():
+            return []
+        names = sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
+        found = [name for name in names if name not in self._mine]
+        self._mine.update(found)
+        return [self.folder / name for name in found]
+
+
+def _unused(folder: Path, world_size: int) -> Path:
+    """The folder, or one beside it that no earlier guard of this second has written to. Ranks have to agree on one."""
+    folder = absolute(folder)
+    if world_size > 1:
+        return folder
+    names = (folder.with_name(f"{folder.name}-{i}") if i > 1 else folder for i in itertools.count(1))
+    return next(name for name in names if not name.exists())
+
+
+def _name(world_size: int) -> str:
+    """A name that no other program has, and that all ranks of this one come to by themselves."""
+    if world_size == 1:
+        return f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}"
+    run, port = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.environ.get("MASTER_PORT", "0")
+    on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(world_size)
+    return "-".join([run, port, *([str(os.getppid())] if on_one_machine else [])])

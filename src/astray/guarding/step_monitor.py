@@ -119,7 +119,7 @@ class Lookout:
         if not (rows.numbers("nan").any() or rows.numbers("inf").any()):
             self._in_a_row = 0
             return []
-        from astray.nonfinite.step_findings import step_alarms
+        from astray.nonfinite.findings import step_alarms
 
         rank = RankRun(self.rank, rows)
         found = step_alarms(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from astray.errors import AstrayError
-from astray.paths import shown
+from astray.process import shown
 
 if TYPE_CHECKING:
     from astray.nonfinite.alarm import Alarm

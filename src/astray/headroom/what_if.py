@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.headroom.dtype_limits import Limits
-from astray.headroom.lost import Lost, lost
-from astray.headroom.measures import Measured
+from astray.headroom.measures import Lost, Measured, lost
 from astray.headroom.motion import Motion
 from astray.headroom.observations import Observations
 from astray.headroom.shares import Bounds, Floats, Values, at_least

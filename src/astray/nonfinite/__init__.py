@@ -11,7 +11,6 @@ findings.py   one step; findings.py: a whole run, by findings.py steps and ranks
 from __future__ import annotations
 
 from astray.nonfinite.alarm import Alarm
-from astray.nonfinite.findings import Findings, alarms
-from astray.nonfinite.step_findings import StepFindings, step_alarms
+from astray.nonfinite.findings import Findings, StepFindings, alarms, step_alarms
 
 __all__ = ["Alarm", "Findings", "StepFindings", "alarms", "step_alarms"]

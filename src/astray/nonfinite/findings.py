@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import numpy as np
@@ -12,13 +12,12 @@ import numpy.typing as npt
 
 from astray.errors import RunError, UsageError
 from astray.nonfinite.alarm import Alarm
-from astray.nonfinite.merging import merged
-from astray.nonfinite.scaling import was_skipped
-from astray.nonfinite.step_findings import StepFindings, findings_of
-from astray.nonfinite.step_rows import StepRows
-from astray.records import STOPPED
+from astray.nonfinite.details import Stacks, Values, tell
+from astray.nonfinite.origins import Origins
+from astray.nonfinite.step_rows import StepRows, function_of
+from astray.records import SKIPPED_UPDATE, STOPPED
 from astray.steps import Steps
-from astray.store import RankRun, Run, open_run
+from astray.store import RankRun, Run, Table, open_run
 
 
 @dataclass(frozen=True)
@@ -116,3 +115,218 @@ def _notes(run: Run, ranks: dict[int, RankRun]) -> Iterator[str]:
     if not all(_is_counted(one) for one in ranks.values()):
         yield "Some ranks keep no statistics, so NaN and infinity cannot be seen there. Record with keep='stats'."
     yield from run.problems
+
+
+# -- merging -----------------------------------------------------------------------------------------------------------
+# Makes one alarm of those with one origin: in several steps, on several ranks, or through weights and collectives.
+#
+# A weight that an earlier step has spoilt is that step's fault. A collective that gives infinities is to blame only
+# if no rank has put any into it; otherwise it is that rank's origin that reached the others. So it is when an update
+# takes gradients which were averaged over ranks where nobody saw it.
+
+
+_LASTING = frozenset({"gradient", "weight", "buffer", "update", "state"})
+"""What of a step is still there in the next."""
+
+
+def merged(found: Iterable[StepFindings], runs: Mapping[int, RankRun]) -> list[Alarm]:
+    """The alarms of all steps and ranks, one for each origin, in order of step and rank."""
+    ordered = sorted(found, key=lambda one: (one.step, one.rank))
+    alarms: list[Alarm] = []
+    for one in ordered:
+        for alarm in one.alarms:
+            if not _brought_by_others(alarm, ordered):
+                _take(alarms, alarm, runs[one.rank])
+    return [_with_reached(alarm, ordered) for alarm in alarms]
+
+
+def _take(alarms: list[Alarm], alarm: Alarm, run: RankRun) -> None:
+    """Adds an alarm, or what it says to one that is there already."""
+    for at, known in enumerate(alarms):
+        if known.key == alarm.key or _is_consequence(alarm, known):
+            alarms[at] = _joined(known, alarm)
+            return
+    alarms.append(_dated(alarm, run) if alarm.kind.word == "bad weight" else alarm)
+
+
+def _is_consequence(alarm: Alarm, of: Alarm) -> bool:
+    """Whether a weight or an optimizer's state was spoilt by an earlier step, here or on a rank that shares gradients.
+
+    An optimizer's state is recorded only after a step, so that what it starts from may be bad unseen.
+    """
+    spoilt = any(surfaced.what in _LASTING for surfaced in of.surfaced)
+    lasting = alarm.kind.word == "bad weight" or alarm.origin.kind == "optimizer"
+    return lasting and of.step < alarm.step and spoilt
+
+
+def _joined(known: Alarm, alarm: Alarm) -> Alarm:
+    later = {*known.later, alarm.step} - {known.step}
+    return replace(known, ranks=tuple(sorted({*known.ranks, *alarm.ranks})), later=tuple(sorted(later)))
+
+
+def _brought_by_others(alarm: Alarm, found: list[StepFindings]) -> bool:
+    return any((_gave(alarm, one) and one.alarms) or _averaged(alarm, one) for one in found)
+
+
+def _gave(alarm: Alarm, other: StepFindings) -> bool:
+    """Whether another rank put NaN or infinities into the collective that an alarm blames."""
+    origin = alarm.origin
+    same = other.step == alarm.step and other.rank != alarm.rank and origin.kind == "collective"
+    return same and (alarm.micro, origin.site, origin.call) in other.given_away
+
+
+def _averaged(alarm: Alarm, other: StepFindings) -> bool:
+    """Whether the update that an alarm blames was given gradients that another rank has spoilt."""
+    same = other.step == alarm.step and other.rank != alarm.rank and alarm.origin.phase == "update"
+    return same and any(
+        one.origin.phase != "update" and any(surfaced.what == "gradient" for surfaced in one.surfaced)
+        for one in other.alarms
+    )
+
+
+def _with_reached(alarm: Alarm, found: list[StepFindings]) -> Alarm:
+    """The alarm with the ranks that its infinities were sent to."""
+    own = [one for one in found if one.step == alarm.step and one.rank == alarm.rank]
+    reached = {
+        other.rank
+        for one in own
+        for other in found
+        for theirs in other.alarms
+        if (_gave(theirs, one) and one.given_away) or _averaged(theirs, one)
+    }
+    return replace(alarm, ranks=tuple(sorted({*alarm.ranks, *reached})))
+
+
+def _dated(alarm: Alarm, run: RankRun) -> Alarm:
+    """A bad weight with the last step in which it was still finite."""
+    calls, tensors = run.calls, run.tensors
+    weight = alarm.offenders[0]
+    site, path = calls.coded("site"), tensors.coded("path")
+    known = run.call_rows >= 0
+    same = known & (site.codes == site.code(alarm.origin.site))[run.call_rows] & (path.codes == path.code(weight.path))
+    steps = calls.numbers("step")[run.call_rows]
+    finite = (tensors.numbers("nan") == 0) & (tensors.numbers("inf") == 0) & (steps < alarm.step)
+    before = steps[same & finite]
+    if len(before):
+        since = f"It was finite in step {int(np.max(before))}: something has written to it since."
+    else:
+        since = "That is so in the first step that was recorded."
+    return replace(alarm, kind=replace(alarm.kind, text=f"{alarm.kind.text} {since}"))
+
+
+# -- scaling -----------------------------------------------------------------------------------------------------------
+# Whether a GradScaler has thrown the infinite gradients of a step away, which is its task and no alarm.
+#
+# A recording shows it in one of three ways: the scaler's own call and no update after it (functions, ops), updates in
+# other steps and none in this one, or weights with which the next recorded step begins unchanged.
+
+
+def was_skipped(run: RankRun, found: StepFindings) -> bool:
+    """Whether the optimizer has left out this step."""
+    if not found.is_skippable:
+        return False
+    phase = run.calls.coded("phase")
+    updates_elsewhere = bool((phase.codes == phase.code("update")).any())
+    return found.scaled or updates_elsewhere or _weights_stayed(run, found.step)
+
+
+def _weights_stayed(run: RankRun, step: int) -> bool:
+    """Whether the next recorded step began with the same weights."""
+    role, steps = run.tensors.coded("role"), run.calls.numbers("step")[run.call_rows]
+    weights = role.codes == role.code("parameter")
+    later = np.unique(steps[weights & (steps > step)])
+    if not len(later):
+        return False
+    now, then = (_weights(run, np.flatnonzero(weights & (steps == one))) for one in (step, int(later[0])))
+    return bool(now) and now == {name: then.get(name) for name in now}
+
+
+def _weights(run: RankRun, rows: npt.NDArray[np.int64]) -> dict[tuple[str, str], int]:
+    sites, paths, prints = run.calls["site"], run.tensors["path"], run.tensors.numbers("fingerprint")
+    return {(sites[run.call_rows[row]], paths[row]): int(prints[row]) for row in rows.tolist()}
+
+
+# -- step findings -----------------------------------------------------------------------------------------------------
+# What one step of one rank shows by itself: the answer for rows that are still in memory while a program runs.
+
+
+Collective = tuple[int, str, int]
+"""Which call of a collective it is, on every rank alike: micro step, site and number of the call."""
+
+_OF_RANGE = frozenset({"overflow", "unknown"})
+_OF_SCALERS = frozenset({"amp_foreach_non_finite_check_and_unscale", "amp_update_scale"})
+
+
+@dataclass(frozen=True)
+class StepFindings:
+    """What was found in one step of one rank.
+
+    harmless: how many calls made NaN or infinities that reached nothing.
+    scaled: whether a GradScaler was at work; `updated`, whether an optimizer took the gradients.
+    given_away: the collectives that this rank gave NaN or infinities to.
+    """
+
+    step: int
+    rank: int
+    alarms: tuple[Alarm, ...] = ()
+    harmless: int = 0
+    scaled: bool = False
+    updated: bool = False
+    given_away: frozenset[Collective] = frozenset()
+
+    @property
+    def is_skippable(self) -> bool:
+        """Whether it may be what a GradScaler is there for: gradients alone are infinite, and nothing was updated."""
+        return bool(self.alarms) and not self.updated and all(_is_of_scaling(alarm) for alarm in self.alarms)
+
+
+def step_alarms(
+    calls: Table,
+    tensors: Table,
+    *,
+    rank: int = 0,
+    stacks: Stacks | None = None,
+    values: Values | None = None,
+    stopped: bool = False,
+) -> StepFindings:
+    """What is wrong in one step of one rank, given its rows alone, tensors in the order of observation.
+
+    stacks: gives the stack of a number, innermost frame first. values: gives the values of a row of `tensors` as they
+    are stored, None where they were not kept. stopped: the program went no further than the last of the rows.
+    """
+    return findings_of(StepRows(calls, tensors), rank, stacks, values, stopped)
+
+
+def findings_of(
+    rows: StepRows, rank: int, stacks: Stacks | None, values: Values | None, stopped: bool = False
+) -> StepFindings:
+    """The same, of rows that were taken up already."""
+    origins = Origins(rows, stopped)
+    return StepFindings(
+        step=int(rows.calls.numbers("step")[0]) if len(rows.calls) else 0,
+        rank=rank,
+        alarms=tuple(tell(origins, rank, stacks, values)),
+        harmless=len(origins.harmless),
+        scaled=SKIPPED_UPDATE in rows.sites or any(function_of(type_) in _OF_SCALERS for type_ in set(rows.types)),
+        updated="update" in rows.phases,
+        given_away=frozenset(_given_away(rows)),
+    )
+
+
+def _given_away(rows: StepRows) -> set[Collective]:
+    calls = {rows.call_of[row] for row in rows.bad if rows.goes_in(row)}
+    micro, number = rows.calls.numbers("micro"), rows.calls.numbers("call")
+    return {
+        (int(micro[call]), rows.sites[call], int(number[call])) for call in calls if rows.kinds[call] == "collective"
+    }
+
+
+def _is_of_scaling(alarm: Alarm) -> bool:
+    """Whether it is what scaling the loss may do: infinite gradients, or an infinite scaled loss.
+
+    A derivative that does not exist, such as that of a root at zero, is none of it: no smaller scale helps.
+    """
+    by_scaling = alarm.origin.phase == "backward" or (
+        alarm.origin.site.startswith("/") and function_of(alarm.origin.type) == "mul"
+    )
+    return by_scaling and alarm.kind.word in _OF_RANGE and {one.what for one in alarm.surfaced} <= {"gradient", "loss"}

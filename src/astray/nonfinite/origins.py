@@ -11,8 +11,7 @@ from functools import cached_property
 
 from astray.nonfinite.alarm import Surfaced
 from astray.nonfinite.flow import Event, Flow
-from astray.nonfinite.naming import function_of, joined
-from astray.nonfinite.step_rows import NO_ROW, StepRows
+from astray.nonfinite.step_rows import NO_ROW, StepRows, function_of, joined
 from astray.records import ROOT
 
 _MASKING = frozenset({"softmax", "log_softmax", "logsumexp", "softmin", "gumbel_softmax", "multihead_attention"})

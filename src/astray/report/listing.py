@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.select.conditions import regular_expression
+from astray.comparison.select.filter import regular_expression
 from astray.comparison.select.pairs import check_top
 from astray.errors import UsageError
 from astray.formatting import figures
 from astray.formatting.grid import Grid
 from astray.formatting.page import painted
-from astray.nonfinite.elements import told_by
+from astray.nonfinite.details import told_by
 from astray.report import checkpoints
 from astray.report.setup import summary_of
 from astray.steps import Steps

@@ -21,8 +21,7 @@ from astray.comparison.comparison import Comparison
 from astray.comparison.divergence import Divergence, Place, Side
 from astray.comparison.measure.metrics import SUMMING
 from astray.comparison.problems import different_settings, span
-from astray.comparison.reasons import SENTENCES, Reason
-from astray.comparison.verdict import AGREEING, BAD, Verdict
+from astray.comparison.verdict import AGREEING, BAD, SENTENCES, Reason, Verdict
 from astray.formatting import figures
 from astray.formatting.page import BOLD, DIM, GREEN, LABEL, MARGIN, RED, WIDTH, YELLOW, Page
 from astray.records import Statistics

@@ -14,15 +14,23 @@ sources.py      where states come from: models, optimizers; activations.py; file
 plots.py        histograms and the like
 """
 
-from astray.state.activations import ActivationGradients, Activations, from_activation, from_activation_grad
-from astray.state.differences import cosine, diff
+from astray.state.describe import Table
+from astray.state.differences import NoiseScale, cosine, diff, gradient_noise_scale
 from astray.state.files import load_state
-from astray.state.noise import NoiseScale, gradient_noise_scale
 from astray.state.ratios import trust_ratio
 from astray.state.reductions import register_reduction
-from astray.state.sources import from_grad, from_optimizer_state, from_state_dict, from_together, from_weight
+from astray.state.sources import (
+    ActivationGradients,
+    Activations,
+    from_activation,
+    from_activation_grad,
+    from_grad,
+    from_optimizer_state,
+    from_state_dict,
+    from_together,
+    from_weight,
+)
 from astray.state.state_dict import StateDict
-from astray.state.table import Table
 
 __all__ = [
     "ActivationGradients",

@@ -10,19 +10,23 @@ tensors without dimensions. What is computed from a lazy state is lazy too: it i
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from astray.errors import StateError
 from astray.state.base import Base
-from astray.state.mapped import mapped, mapped_in_place
+from astray.state.naming import check_same
+from astray.state.values import Computed, Spec, Value, stand_in
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from astray.state.state_dict import StateDict
+
 
 _OPERAND = (Real, torch.Tensor, Mapping)
 
@@ -208,3 +212,156 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
     return type(one) is type(other) and bool(one == other)
+
+
+# -- mapped ------------------------------------------------------------------------------------------------------------
+# One function over states, name by name: what every operator and every function of torch comes down to.
+#
+# Whatever stands in the arguments as a state is replaced by its value of a name; numbers pass through float64 tensors
+# without dimensions, so that dividing by 0 gives what it gives for tensors, and come back as numbers.
+
+
+ELEMENTWISE = frozenset({
+    "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "floordiv",
+    "truediv", "pow", "float_power", "remainder", "mod", "fmod", "maximum", "minimum", "fmax", "fmin", "atan2",
+    "arctan2", "hypot", "copysign", "nextafter", "ldexp", "xlogy", "logaddexp", "logaddexp2", "eq", "ne", "lt",
+    "le", "gt", "ge", "less", "less_equal", "greater", "greater_equal", "not_equal", "isclose", "allclose",
+    "equal", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "and",
+    "or", "xor", "where", "lerp", "addcmul", "addcdiv", "mse_loss", "l1_loss", "smooth_l1_loss",
+})  # fmt: skip
+"""Functions of several tensors that would broadcast them. Others know what they do with shapes."""
+
+IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "idiv", "ifloordiv", "ipow", "imod", "iand", "ior", "ixor"})
+
+_WHOLE = ("allclose", "equal")  # answer for a state what they answer for all of its parameters
+
+_EXPECTED = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+
+
+def mapped(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, checked: bool) -> Any:
+    """A state of what the function gives for the values of each name; a tuple of states where it gives tuples.
+
+    `checked`: where the function works element by element, shapes must be the same.
+    """
+    leaves, structure = tree_flatten((args, kwargs))
+    states = [leaf for leaf in leaves if isinstance(leaf, Base)]
+    first, title = states[0], _title(function)
+    for other in states[1:]:
+        check_same(first, other, (first.name, other.name))
+    if checked and title.rstrip("_") in ELEMENTWISE:
+        _check_shapes(leaves, states)
+    if title.endswith("_") or title in IN_PLACE:
+        return _in_place(function, title, args, kwargs)
+
+    def call(name: str, values: Sequence[Any]) -> Any:
+        filled = iter(values)
+        called, named = tree_unflatten([next(filled) if isinstance(leaf, Base) else leaf for leaf in leaves], structure)
+        try:
+            return function(*called, **named)
+        except _EXPECTED as error:
+            raise StateError(f"{title} failed for {name!r} ({_told(first.spec(name))}): {error}") from error
+
+    def make(name: str) -> Any:
+        values = [state[name] for state in states]
+        numbers = not any(isinstance(value, torch.Tensor) for value in values)
+        with torch.no_grad():
+            return _back(call(name, [_tensor(value) for value in values]), numbers)
+
+    if any(state.lazy for state in states) and title not in _WHOLE:
+
+        def spec(name: str) -> Spec:
+            found = call(name, [_tensor(stand_in(state.spec(name))) for state in states])
+            return Spec(tuple(found.shape), found.dtype)
+
+        return first._made(Computed(first, make, spec))
+    return _collected(first, title, {name: make(name) for name in first})
+
+
+def mapped_in_place(function: Callable[..., Any], state: Base, other: Any = None) -> None:
+    """Write what the function gives for each value, and for what the other operand has there, into that value."""
+    operands = [state] if other is None else [state, other]
+    values = state._own("It cannot be changed in place")
+    if isinstance(other, Base):
+        check_same(state, other, (state.name, other.name))
+    _check_shapes(operands, [each for each in operands if isinstance(each, Base)])
+    for name in list(values):
+        target = state[name]
+        given = [_tensor(each[name]) if isinstance(each, Base) else each for each in operands]
+        try:
+            with torch.no_grad():
+                result = function(*given)
+                if isinstance(target, torch.Tensor):
+                    if result is not None and result is not given[0]:
+                        target.copy_(result)
+                elif result is not None:
+                    values[name] = float(result)
+        except _EXPECTED as error:
+            raise StateError(f"{_title(function)} failed for {name!r} ({_told(state.spec(name))}): {error}") from error
+
+
+def _in_place(function: Callable[..., Any], title: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Base:
+    """`torch.sqrt_(state)` and the like: the state itself, changed."""
+    target, *rest = args
+    if not isinstance(target, Base):
+        raise StateError(f"{title} would write to something that is no state. Use its form that makes a new one.")
+    other = rest.pop(0) if rest and isinstance(rest[0], Base) else None
+    if any(isinstance(leaf, Base) for leaf in tree_flatten((rest, kwargs))[0]):
+        raise StateError(f"{title} takes one other state, as its second argument. Use its form that makes a new one.")
+
+    def changed(*operands: Any) -> Any:
+        return function(*operands, *rest, **kwargs)
+
+    changed.__name__ = title
+    mapped_in_place(changed, target, other)
+    return target
+
+
+def _check_shapes(leaves: Sequence[Any], states: Sequence[Base]) -> None:
+    """Raise unless the operands have one shape for each name, but for numbers and tensors without dimensions."""
+    others = [(None, leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    for name in states[0]:
+        specs = [(state, state.spec(name).shape) for state in states] + [(who, leaf.shape) for who, leaf in others]
+        shapes = [(who, tuple(shape)) for who, shape in specs if shape]
+        if any(shape != shapes[0][1] for _, shape in shapes):
+            told = " and ".join(dict.fromkeys(f"{shape}" + ("" if who else " of a tensor") for who, shape in shapes))
+            raise StateError(
+                f"The shapes of {name!r} differ: {told}. Shapes must be equal; only numbers and tensors without "
+                "dimensions are taken for all elements."
+            )
+
+
+def _collected(first: Base, title: str, results: dict[str, Any]) -> Any:
+    """The results of all names, as a state."""
+    values = list(results.values())
+    if title in _WHOLE:
+        return all(values)
+    if values and all(isinstance(value, tuple) for value in values):
+        return tuple(
+            first._made({name: value[place] for name, value in results.items()}) for place in range(len(values[0]))
+        )
+    for name, value in results.items():
+        if not isinstance(value, torch.Tensor | float | int):
+            raise StateError(
+                f"{title} gives no tensor for {name!r} but a {type(value).__name__}, which no state holds."
+            )
+    return first._made(results)
+
+
+def _tensor(value: Value) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64)
+
+
+def _back(result: Any, numbers: bool) -> Any:
+    """Numbers come back as numbers."""
+    if numbers and isinstance(result, torch.Tensor) and not result.dim():
+        return float(result) if result.dtype != torch.bool else bool(result)
+    return result
+
+
+def _title(function: Callable[..., Any]) -> str:
+    name: str = getattr(function, "__name__", type(function).__name__)
+    return name.strip("_") if name.startswith("__") else name
+
+
+def _told(spec: Spec) -> str:
+    return "a number" if spec.dtype is None else f"{str(spec.dtype).removeprefix('torch.')} {spec.shape}"

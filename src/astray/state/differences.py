@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import reduce
-from typing import Literal, overload
+from typing import Literal, NamedTuple, overload
 
+import torch
+
+from astray.capture.pytorch.shards import is_distributed
+from astray.errors import StateError
+from astray.state.base import Base
+from astray.state.describe import Cell, Table
+from astray.state.measuring import NAMES, readable
 from astray.state.naming import Pattern, check_same, matching
-from astray.state.pairs import NOTHING, Pair, pairs
 from astray.state.state_dict import StateDict
-from astray.state.table import Cell, Table
+from astray.state.values import blocks
+from astray.stats import Strided, contrast
 
 
 def diff(one: StateDict, other: StateDict, pattern: Pattern | None = None, *, sort: bool = True) -> Table:
@@ -88,3 +96,174 @@ def _unpaired(name: str, one: StateDict, other: StateDict) -> dict[str, Cell]:
     nothing = dict.fromkeys(("norm2", "other", "diff", "relative", "max", "cosine", "changed"), math.nan)
     shape: Cell = second or () if first is None else first
     return {"name": name, "shape": shape, **nothing, "non-finite": 0, "unpaired": why}
+
+
+# -- noise -------------------------------------------------------------------------------------------------------------
+# How noisy gradients are: the batch size at which noise and signal are equally large.
+
+
+class NoiseScale(NamedTuple):
+    """What the gradients of several small batches tell of the gradient itself.
+
+    All are estimates without bias, so that `signal` may come out negative where there is next to none; the scale is
+    infinite then.
+    """
+
+    scale: float
+    """tr(Σ) / |G|²: with batches much smaller than this a step is mostly noise, with much larger ones samples are
+    wasted."""
+    noise: float
+    """tr(Σ), the variance of the gradient of a single example, over all parameters."""
+    signal: float
+    """|G|², of the true gradient."""
+    batches: int
+
+
+def gradient_noise_scale(gradients: Iterable[StateDict], batch: int, pattern: Pattern | None = None) -> NoiseScale:
+    """The simple noise scale, from the gradients of at least two batches of `batch` examples each.
+
+    >>> def gradients():
+    ...     for part in parts:
+    ...         model.zero_grad()
+    ...         loss(model(part)).backward()
+    ...         yield astray.from_grad(model)
+    >>> astray.gradient_noise_scale(gradients(), batch=len(parts[0])).scale
+
+    Each is the mean gradient over its batch, taken at the same weights. Only a running sum is kept, in float64. More
+    batches make the estimate better: its error shrinks as one over the root of their number.
+    """
+    if batch < 1:
+        raise StateError(f"A batch has at least one example; got batch={batch}.")
+    total: dict[str, torch.Tensor] = {}
+    squares, count = 0.0, 0
+    for gradient in gradients:
+        chosen = gradient.filter(pattern)
+        if count:
+            check_same(total, list(chosen), ("the first gradient", f"gradient {count}"))
+        squares += chosen.norm2() ** 2
+        for name in chosen:
+            value = torch.as_tensor(chosen[name]).double()
+            total[name] = total[name].add_(value) if count else value.clone()
+        count += 1
+    if count < 2:
+        raise StateError(f"Noise shows between gradients, and there was {count}. Give those of two batches or more.")
+    of_mean = (StateDict(total).norm2() / count) ** 2
+    of_one = squares / count
+    noise = (of_one - of_mean) * batch * count / (count - 1)
+    signal = (count * of_mean - of_one) / (count - 1)
+    return NoiseScale(noise / signal if signal > 0 else math.inf, noise, signal, count)
+
+
+# -- pairs -------------------------------------------------------------------------------------------------------------
+# Two tensors of one name, read together: how large each is, how far apart they are, and the angle between them.
+#
+# In CPU memory by the kernel that compares recordings, without a copy; elsewhere in float64 on the device, and fetched
+# with one wait for all.
+
+
+class Pair(NamedTuple):
+    """Sums over the elements that are finite on both sides, in float64; they add up over parameters."""
+
+    count: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses
+    finite: int
+    one: float
+    """Σa²."""
+    other: float
+    """Σb²."""
+    apart: float
+    """Σ(b − a)²."""
+    dot: float
+    """Σab."""
+    largest: float
+    """The largest |b − a|."""
+    different: int
+    """Elements that are not equal."""
+
+    def plus(self, more: Pair) -> Pair:
+        """The sums over the elements of both."""
+        sums = [mine + its for mine, its in zip(self, more, strict=True)]
+        return Pair._make(sums)._replace(
+            count=self.count + more.count, finite=self.finite + more.finite, different=self.different + more.different,
+            largest=max(self.largest, more.largest),
+        )  # fmt: skip
+
+    @property
+    def relative(self) -> float:
+        """|b − a| / |a|; 0 where both are 0, and infinite where only a is."""
+        if not self.apart:
+            return 0.0
+        return math.sqrt(self.apart / self.one) if self.one else math.inf
+
+    @property
+    def cosine(self) -> float:
+        """Of the angle between the two; NaN where one of them is 0, or an element is not finite."""
+        size = math.sqrt(self.one) * math.sqrt(self.other)
+        return max(-1.0, min(1.0, self.dot / size)) if size and self.finite == self.count else math.nan
+
+
+NOTHING = Pair(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+
+
+def pairs(one: Base, other: Base, names: Iterable[str]) -> dict[str, Pair]:
+    """The two values of each of these names, read once."""
+    found: dict[str, Pair] = {}
+    waiting: dict[str, torch.Tensor] = {}
+    for name in names:
+        a, b = (_tensor(name, state[name]) for state in (one, other))
+        if a.shape != b.shape:
+            raise StateError(
+                f"{name!r} has shape {tuple(a.shape)} in {one.name!r} and {tuple(b.shape)} in {other.name!r}."
+            )
+        if a.is_cpu and b.is_cpu and a.is_complex() == b.is_complex():
+            found[name] = _contrasted(a, b)
+        else:
+            waiting[name] = _summed(a, b.to(a.device))
+    return found | _fetched(waiting)
+
+
+def _fetched(waiting: dict[str, torch.Tensor]) -> dict[str, Pair]:
+    """The sums that were made on devices: one wait for each."""
+    found = {}
+    for device in {row.device for row in waiting.values()}:
+        names = [name for name, row in waiting.items() if row.device == device]
+        rows = torch.stack([waiting[name] for name in names]).tolist()
+        for name, (count, finite, one, other, apart, dot, largest, different) in zip(names, rows, strict=True):
+            found[name] = Pair(int(count), int(finite), one, other, apart, dot, largest, int(different))
+    return found
+
+
+def _tensor(name: str, value: torch.Tensor | float) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        return torch.tensor(float(value), dtype=torch.float64)
+    if is_distributed(value):
+        raise StateError(
+            f"{name!r} is spread over processes. Compare full_tensor() of both, or the parts by to_local()."
+        )
+    return readable(name, value)
+
+
+def _contrasted(a: torch.Tensor, b: torch.Tensor) -> Pair:
+    found = contrast(*(Strided(t.data_ptr(), NAMES[t.dtype], tuple(t.shape), t.stride()) for t in (a, b)))
+    one, other, apart = ((value or 0.0) ** 2 for value in (found.l2_reference, found.l2_candidate, found.l2_error))
+    return Pair(
+        found.count, found.finite, one, other, apart, found.dot or 0.0, found.max_abs_error or 0.0, found.different
+    )
+
+
+def _summed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The fields of a `Pair`, on the device."""
+    total = torch.zeros(len(Pair._fields), dtype=torch.float64, device=a.device)
+    for x, y in zip(blocks(a), blocks(b), strict=True):
+        x, y = (torch.view_as_real(each).reshape(-1) if each.is_complex() else each for each in (x, y))
+        different = ((x != y) & ~((x != x) & (y != y))).sum()
+        x, y = x.double(), y.double()
+        finite = x.isfinite() & y.isfinite()
+        x, y = x.where(finite, 0.0), y.where(finite, 0.0)
+        away = y - x
+        largest = torch.maximum(total[6], away.abs().max())
+        sums = [finite.sum(), (x * x).sum(), (y * y).sum(), (away * away).sum(), (x * y).sum()]
+        total += torch.stack(
+            [torch.full_like(away[0], len(x)), *(each.double() for each in sums), 0 * largest, different.double()]
+        )
+        total[6] = largest
+    return total

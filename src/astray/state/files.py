@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from astray.errors import CheckpointError, StateError
-from astray.state.notices import warn
+from astray.state.naming import warn
 from astray.state.state_dict import StateDict
 
 if TYPE_CHECKING:

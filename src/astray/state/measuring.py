@@ -8,20 +8,21 @@ whole: a tensor that is made on demand is let go before the next one is made.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from astray.capture.pytorch.shards import arrived, is_awaited
+from astray.capture.pytorch.shards import arrived, is_awaited, is_distributed
+from astray.device import moments as kernel
+from astray.device.torch_kernels import widest_float
+from astray.device.unobserved import quietly
 from astray.errors import StateError
-from astray.state.blocks import blocks
-from astray.state.measurement import Measurement, Power, unit_for
-from astray.state.on_device import Queue
-from astray.state.sharded import Shards, is_shared_out, local_part
-from astray.state.values import InBlocks, Value
+from astray.state.values import InBlocks, Value, blocks
 from astray.stats import DTYPES, Strided
-from astray.stats.moments import merge, moments, powers
+from astray.stats.moments import Moments, merge, moments, powers
 
 NAMES = {dtype: name for name in DTYPES if isinstance(dtype := getattr(torch, name, None), torch.dtype)}
 """The dtypes that can be measured, by their torch object."""
@@ -108,3 +109,258 @@ def readable(name: str, tensor: torch.Tensor) -> torch.Tensor:
             return tensor
         reason = "it has no memory (freed, or never filled)"
     raise StateError(f"The numbers of {name!r} cannot be read: {reason}. Leave it out with filter(pattern).")
+
+
+# -- measurement -------------------------------------------------------------------------------------------------------
+# What is measured of a tensor, and how the measurements of several become one.
+#
+# Every reduction is computed from it: a `Measurement` adds up over layers, over the blocks of a tensor on a device, and
+# over the parts of a distributed one.
+
+
+class Power(NamedTuple):
+    """Σ(|x| / unit)ᵖ over finite elements. The unit keeps large and small powers within float64."""
+
+    unit: float
+    total: float
+
+
+class Measurement(NamedTuple):
+    """Moments, and a sum of powers for every p that was asked for.
+
+    Those of complex numbers are of their magnitudes, and `magnitudes` says so.
+    """
+
+    moments: Moments
+    powers: Mapping[float, Power]
+    magnitudes: bool = False
+
+    def numbers(self) -> list[float]:
+        """Everything that `from_numbers` needs, to be sent to another process."""
+        return [*map(float, self.moments), *(number for power in self.powers.values() for number in power)]
+
+    def from_numbers(self, numbers: Sequence[float]) -> Measurement:
+        """A measurement of the same kind as this one."""
+        return self._replace(
+            moments=moments_from(numbers), powers=powers_from(numbers[len(Moments._fields) :], list(self.powers))
+        )
+
+
+def moments_from(numbers: Sequence[float]) -> Moments:
+    """Moments from their fields as floats, in order. Counts are exact up to 2⁵³."""
+    counts, measures = numbers[:6], numbers[6 : len(Moments._fields) - 1]
+    return Moments._make([*map(int, counts), *measures, int(numbers[len(Moments._fields) - 1])])
+
+
+def powers_from(numbers: Sequence[float], exponents: Sequence[float]) -> dict[float, Power]:
+    """Sums of powers from units and totals in turn."""
+    return {p: Power(*pair) for p, pair in zip(exponents, zip(numbers[::2], numbers[1::2], strict=True), strict=True)}
+
+
+def unite(parts: Sequence[Measurement]) -> Measurement:
+    """What would be measured of all these elements together."""
+    exponents = parts[0].powers if parts else ()
+    return Measurement(
+        merge([part.moments for part in parts]),
+        {p: add_up([part.powers[p] for part in parts], p) for p in exponents},
+        any(part.magnitudes for part in parts),
+    )
+
+
+def add_up(parts: Sequence[Power], p: float) -> Power:
+    """The sum of powers of all, in the unit of the largest (for a negative power, of the smallest)."""
+    some = [part for part in parts if part.total]
+    if not some:
+        return Power(1.0, 0.0)
+    unit = max(part.unit for part in some) if p > 0 else min(part.unit for part in some)
+    return Power(unit, math.fsum(part.total * (part.unit / unit) ** p for part in some))
+
+
+def unit_for(found: Moments, p: float) -> float:
+    """What to count magnitudes in, so that no power of them leaves the range of float64."""
+    unit = found.absmax if p > 0 else found.absmin
+    return unit if math.isfinite(unit) and unit > 0 else 1.0
+
+
+# -- on device ---------------------------------------------------------------------------------------------------------
+# Moments of tensors on a device: by the kernel of `device.moments` on a GPU, by plain torch operations elsewhere.
+#
+# Nothing waits while tensors are added: each leaves rows of numbers on its device, and `fetch` brings the rows of all
+# over at once. The plain way goes a block at a time, in float64 where the device has it. There numbers beyond 2^±200,
+# which only float64 has, overflow in the third and fourth moments; the CPU kernels are right for those too.
+
+
+FIELDS = 16
+"""The numbers that begin a row: those of a `Moments` without its exponent, which is 0 here."""
+
+HELD_BYTES = 1 << 28
+"""Tensors wait for each other, to be measured by one launch, up to so much memory that nobody else may want to keep."""
+
+
+class Queue:
+    """Tensors that are being measured, each on its device."""
+
+    def __init__(self) -> None:
+        self._rows: dict[torch.device, list[tuple[list[str], list[int], torch.Tensor]]] = {}
+        self._waiting: dict[tuple[torch.device, torch.dtype], list[tuple[str, torch.Tensor]]] = {}
+        self._held = 0
+        self._wanted: dict[str, tuple[tuple[float, ...], bool]] = {}
+
+    def add(self, name: str, tensor: torch.Tensor, exponents: Collection[float]) -> None:
+        """Have a plain tensor measured that has elements."""
+        self._wanted[name] = tuple(exponents), tensor.is_complex()
+        if not exponents and kernel.can_measure(tensor):
+            self._waiting.setdefault((tensor.device, tensor.dtype), []).append((name, tensor))
+            self._held += tensor.nbytes
+            if self._held > HELD_BYTES:
+                self._launch()
+            return
+        wide = widest_float(tensor.device)
+        with quietly():
+            for block in blocks(tensor):
+                numbers = (block.abs() if block.is_complex() else block).to(wide)
+                self._found([name], [1], _row(numbers, self._wanted[name][0]))
+
+    def fetch(self) -> dict[str, Measurement]:
+        """What was found, by name: one wait for each device."""
+        self._launch()
+        parts: dict[str, list[Measurement]] = {name: [] for name in self._wanted}
+        for found in self._rows.values():
+            with quietly():
+                together = torch.cat([rows.reshape(-1) for _, _, rows in found]).cpu().numpy()
+            place = 0
+            for names, counts, rows in found:
+                numbers = together[place : place + rows.numel()].reshape(-1, rows.shape[-1])
+                place += rows.numel()
+                if len(numbers) > len(names):
+                    numbers = kernel.merged(numbers, counts)
+                for name, row in zip(names, numbers.tolist(), strict=True):
+                    parts[name].append(self._measurement(name, row))
+        return {name: each[0] if len(each) == 1 else unite(each) for name, each in parts.items()}
+
+    def _launch(self) -> None:
+        """Start the kernel for all that wait."""
+        for waiting in self._waiting.values():
+            with quietly():
+                rows, counts = kernel.measure([tensor for _, tensor in waiting])
+            self._found([name for name, _ in waiting], counts, rows)
+        self._waiting.clear()
+        self._held = 0
+
+    def _found(self, names: list[str], counts: list[int], rows: torch.Tensor) -> None:
+        self._rows.setdefault(rows.device, []).append((names, counts, rows))
+
+    def _measurement(self, name: str, numbers: list[float]) -> Measurement:
+        exponents, magnitudes = self._wanted[name]
+        moments = moments_from([*numbers[:FIELDS], 0.0])
+        return Measurement(moments, powers_from(numbers[FIELDS:], exponents), magnitudes)
+
+
+def _row(numbers: torch.Tensor, exponents: tuple[float, ...]) -> torch.Tensor:
+    """The fields of a `Moments` in their order, then a unit and a sum of powers for each exponent."""
+    inf = torch.inf
+    finite = torch.isfinite(numbers)
+    none = ~finite.any()
+    values = torch.where(finite, numbers, 0.0)
+    sizes = values.abs()
+    count = finite.sum()
+    total = values.sum()
+    mean = total / count
+    away = torch.where(finite, numbers - mean, 0.0)
+    squares = away * away
+    absmin, absmax = torch.where(finite, sizes, inf).min(), sizes.max()
+    fields = [
+        torch.full_like(total, numbers.numel()),
+        count,
+        torch.isnan(numbers).sum(),
+        (numbers == inf).sum(),
+        (numbers == -inf).sum(),
+        (numbers == 0).sum(),
+        _unless(none, torch.where(finite, numbers, inf).min()),
+        _unless(none, torch.where(finite, numbers, -inf).max()),
+        _unless(none, absmin),
+        _unless(none, absmax),
+        total,
+        sizes.sum(),
+        mean,
+        squares.sum(),
+        (squares * away).sum(),
+        (squares * squares).sum(),
+    ]
+    for p in exponents:
+        extreme = absmax if p > 0 else absmin
+        unit = torch.where(torch.isfinite(extreme) & (extreme > 0), extreme, torch.ones_like(extreme))
+        fields += [unit, torch.where(finite, (sizes / unit) ** p, 0.0).sum()]
+    return torch.stack([field.to(numbers.dtype) for field in fields])
+
+
+def _unless(none: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """NaN where there is no finite number to speak of."""
+    return torch.where(none, torch.full_like(value, torch.nan), value)
+
+
+# -- sharded -----------------------------------------------------------------------------------------------------------
+# Distributed tensors: every process measures the part it holds, and the parts become the moments of the whole.
+#
+# So a reduction of a state with DTensors is a collective: every process of their mesh must ask for it, as for an
+# all-reduce. One exchange carries the numbers of all tensors; along mesh dimensions that replicate, nothing is added
+# up.
+
+
+def is_shared_out(value: Value) -> bool:
+    """Whether it is a DTensor, which processes hold together."""
+    return isinstance(value, torch.Tensor) and is_distributed(value)
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """What this process holds of a DTensor. Sums that are still to be made are made first, by communicating."""
+    with torch.no_grad():
+        tensor = tensor.detach()
+        if any(placement.is_partial() for placement in tensor.placements):
+            from torch.distributed.tensor import Replicate
+
+            whole = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
+            tensor = tensor.redistribute(placements=whole)
+        local: torch.Tensor = tensor.to_local()
+        return local
+
+
+class Shards:
+    """The distributed tensors among those that are measured."""
+
+    def __init__(self) -> None:
+        self._expected: dict[Any, dict[str, tuple[bool, ...]]] = {}
+
+    def expect(self, name: str, tensor: Any) -> None:
+        """Note a DTensor, and along which dimensions of its mesh it is cut."""
+        mesh = tensor.device_mesh
+        if mesh.get_coordinate() is None:
+            raise StateError(f"This process holds no part of {name!r}: it is not in the mesh {mesh}.")
+        cut = tuple(not (placement.is_replicate() or placement.is_partial()) for placement in tensor.placements)
+        self._expected.setdefault(mesh, {})[name] = cut
+
+    def gather(self, found: Mapping[str, Measurement]) -> dict[str, Measurement]:
+        """What is known of the whole tensors, when every process of their meshes has measured its parts."""
+        gathered: dict[str, Measurement] = {}
+        for mesh, cuts in self._expected.items():
+            rows = torch.tensor([found[name].numbers() for name in cuts], dtype=torch.float64, device=mesh.device_type)
+            parts = {name: rows[number : number + 1] for number, name in enumerate(cuts)}
+            for dim in range(mesh.ndim):
+                concerned = [name for name, cut in cuts.items() if cut[dim]]
+                if not concerned or mesh.size(dim) == 1:
+                    continue
+                sizes = [len(parts[name]) for name in concerned]
+                everyone = _exchanged(torch.cat([parts[name] for name in concerned]), mesh.get_group(dim))
+                shares = [torch.split(share, sizes) for share in everyone]
+                for number, name in enumerate(concerned):
+                    parts[name] = torch.cat([share[number] for share in shares])
+            for name, part in parts.items():
+                gathered[name] = unite([found[name].from_numbers(row) for row in part.tolist()])
+        return gathered
+
+
+def _exchanged(rows: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """The rows of every process of a group."""
+    everyone = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, rows, group=group)
+    return everyone

@@ -4,7 +4,6 @@
 TensorBoard.
 """
 
-from astray.state.monitor import Monitor
-from astray.state.series import Series
+from astray.state.monitor import Monitor, Series
 
 __all__ = ["Monitor", "Series"]

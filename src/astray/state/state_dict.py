@@ -11,14 +11,12 @@ import torch
 
 from astray.errors import StateError
 from astray.state.algebra import Algebra
-from astray.state.describe import described
-from astray.state.naming import Pattern, matching
+from astray.state.describe import Table, described
+from astray.state.measuring import is_shared_out
+from astray.state.naming import Pattern, matching, unwrapped_names
 from astray.state.plots import Plots
 from astray.state.reductions import Reducing, flat_tensor
-from astray.state.sharded import is_shared_out
-from astray.state.table import Table
 from astray.state.values import Computed, Spec, Value, spec_of
-from astray.state.wrappers import unwrapped_names
 
 if TYPE_CHECKING:
     from typing_extensions import Self

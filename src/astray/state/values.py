@@ -101,3 +101,25 @@ def spec_of(values: Mapping[str, Value] | Lazy, name: str) -> Spec:
 def stand_in(spec: Spec) -> Value:
     """Something of this shape and dtype without numbers, to ask a function what it would make of the real thing."""
     return 1.0 if spec.dtype is None else torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+# A tensor in blocks of bounded size: what needs other numbers than the tensor holds makes them a block at a time.
+
+
+BLOCK = 1 << 19
+"""Elements taken at once: 4 MB as float64, enough to keep a device busy and nothing beside a model."""
+
+
+def blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The elements in row-major order, as flat blocks; only what is not contiguous is copied, a block at a time."""
+    size = tensor.numel()
+    if size <= BLOCK:
+        if size:
+            yield tensor.reshape(-1)
+    elif tensor.is_contiguous():
+        yield from torch.split(tensor.view(-1), BLOCK)
+    else:
+        rows = BLOCK * tensor.shape[0] // size
+        for part in torch.split(tensor, max(rows, 1)):
+            yield from blocks(part if rows else part[0])

@@ -6,7 +6,7 @@
 #include <Python.h>
 #include <stdint.h>
 
-// What is measured of a tensor: the fields of `astray.record.Statistics` in their order, and the fingerprint.
+// What is measured of a tensor: the fields of `astray.records.Statistics` in their order, and the fingerprint.
 typedef struct Measurement {
     double moments[6];  // NaN when no element is finite
     int64_t counts[4];

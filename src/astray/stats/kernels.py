@@ -62,7 +62,7 @@ def measure(
 ) -> Measurement:
     """Measure a tensor in one pass: its statistics over the finite elements, and its fingerprint.
 
-    Statistics are accumulated in float64; see `astray.record.Statistics`. Integers of 64 bits are converted to float64
+    Statistics are accumulated in float64; see `astray.records.Statistics`. Integers of 64 bits are converted to float64
     first, so beyond 2⁵³ they are rounded. A complex tensor of n elements is measured as 2n real numbers.
 
     `shard` says that the tensor is a part of a larger one: its fingerprint is then that part's share of the whole

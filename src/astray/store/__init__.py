@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from astray.store.checkpoint_run import CheckpointRank, CheckpointRun
 from astray.store.columns import Coded, Table
-from astray.store.deferred import Source
+from astray.store.deferred import Late, Source
 from astray.store.formats import open_run
-from astray.store.late import Late
 from astray.store.run import RankRun, Run
 from astray.store.run_format.tensor_values import Values
 from astray.store.run_info import End, Flight, RunInfo

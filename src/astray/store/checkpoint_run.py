@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from astray.checkpoints import Checkpoint
 from astray.checkpoints import open as open_checkpoint
-from astray.checkpoints.contents import printable
-from astray.checkpoints.stored_tensor import row_major
+from astray.checkpoints.stored_tensor import printable, row_major
 from astray.records import Frame, Role
 from astray.store.columns import Coded, Column, Table
 from astray.store.measured_table import MeasuredTable

@@ -15,7 +15,7 @@ from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
 from astray.comparison.rows import Vocabulary
 from astray.comparison.select.columns import JUDGED, KEY
 from astray.headroom.dtype_limits import limits
-from astray.headroom.levels import room_of
+from astray.headroom.risk import room_of
 from astray.store import Coded, RankRun, Run
 from astray.store.statistics_checks import FARTHEST
 from astray.web.calls import Calls

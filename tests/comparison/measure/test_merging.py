@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from astray.comparison.measure.merging import merge_contrasts, merge_statistics
+from astray.comparison.measure.pieces import merge_contrasts, merge_statistics
 from astray.comparison.pair.micro_groups import STATISTICS
 from astray.stats.kernels import Strided, contrast, measure
 

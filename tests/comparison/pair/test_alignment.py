@@ -7,10 +7,9 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from astray.comparison.pair.alignment import Alignment, align, merge
-from astray.comparison.pair.partners import Words
+from astray.comparison.pair.alignment import Alignment, Words, align, merge
 from astray.comparison.rows import Reading, Vocabulary, read_rows
-from astray.graph.keys_keys import find, number_repeats, one_key
+from astray.graph.keys import find, number_repeats, one_key
 from astray.steps import Steps
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from astray.comparison.comparison import compare
-from astray.comparison.pair.cuts import APART, NO_BATCH, Along, along
 from astray.comparison.pair.joined_rank import JoinedRank, encode
-from astray.comparison.reasons import SENTENCES, Reason
+from astray.comparison.pair.micro_groups import APART, NO_BATCH, Along, along
+from astray.comparison.verdict import SENTENCES, Reason
 from astray.errors import CompareError
 from astray.records import Call, Tensor
 from astray.stats import dtypes

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import astray
-from astray.comparison.pair.unnamed import knows_modules
+from astray.comparison.pair.alignment import knows_modules
 from astray.comparison.problems import little_shared
 
 

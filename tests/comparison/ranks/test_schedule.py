@@ -22,11 +22,10 @@ from astray.cli import main
 from astray.comparison.comparison import Comparison, compare
 from astray.comparison.measure.custom_metrics import OwnMetrics
 from astray.comparison.pair.matching import Matching
-from astray.comparison.ranks import schedule, workers
+from astray.comparison.ranks import schedule
 from astray.comparison.ranks.rank import Judging
-from astray.comparison.ranks.schedule import RanksProgress, Runs, job_of, worth_it
+from astray.comparison.ranks.schedule import RanksProgress, Runs, compare_in_processes, job_of, worth_it
 from astray.comparison.ranks.worker import receive, send
-from astray.comparison.ranks.workers import compare_in_processes
 from astray.errors import CompareError, RunError, UsageError
 from astray.records import Call, Tensor
 from astray.stats.kernels import Strided, measure
@@ -112,20 +111,20 @@ def endless(reference, candidate):
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[workers.Worker]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[schedule.Worker]:
     """The workers that were started; none may be left."""
-    found: list[workers.Worker] = []
+    found: list[schedule.Worker] = []
 
-    class Counted(workers.Worker):
+    class Counted(schedule.Worker):
         def __init__(self, job: Any) -> None:
             super().__init__(job)
             found.append(self)
 
-    monkeypatch.setattr(workers, "Worker", Counted)
+    monkeypatch.setattr(schedule, "Worker", Counted)
     return found
 
 
-def assert_gone(started: list[workers.Worker]) -> None:
+def assert_gone(started: list[schedule.Worker]) -> None:
     assert started
     assert all(worker._process.poll() is not None for worker in started)
 

@@ -12,7 +12,7 @@ from torch import nn
 from astray.compat.hooktools import Tracer
 from astray.compat.hooktools.__main__ import main
 from astray.foreign.hooktools.config_keys import Keys
-from astray.foreign.hooktools.tracer_config import TracerConfig
+from astray.foreign.hooktools.tracer import TracerConfig
 
 
 @pytest.fixture(autouse=True)

@@ -24,8 +24,7 @@ from astray.errors import RunError, RunExists
 from astray.foreign import hooktools
 from astray.foreign.hooktools import translator
 from astray.foreign.hooktools.call_file import nest, place_of, role_of
-from astray.foreign.hooktools.layout import Label, Numbering
-from astray.foreign.hooktools.series import Series
+from astray.foreign.hooktools.layout import Label, Numbering, Series
 from astray.foreign.live_writer import live
 from astray.store import End, RankRun, Run, RunInfo, Table, open_run
 from astray.store.convert import Steps, convert

@@ -10,9 +10,8 @@ import pytest
 
 from astray.errors import RecordError
 from astray.foreign.msprobe.configuration import IDLE, Configuration, numbers
-from astray.foreign.msprobe.session import settings_of
-from astray.foreign.msprobe.wanted import Wanted
-from astray.paths import absolute
+from astray.foreign.msprobe.session import Wanted, settings_of
+from astray.process import absolute
 from msprobe_parts import configured
 
 

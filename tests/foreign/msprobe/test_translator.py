@@ -18,8 +18,8 @@ from astray.foreign.msprobe import open_dump, translate
 from astray.records import Frame, Statistics
 from astray.store import Run, RunInfo
 from astray.store.convert import Steps, convert
+from astray.store.formats import Translator
 from astray.store.run_info import End
-from astray.store.translator import Translator
 from msprobe_cases import CASES, keyed, record, write
 
 LEVELS = ["module", "function"]

@@ -15,7 +15,7 @@ import pytest
 
 from astray.records import Blob, Call, Statistics, Tensor
 from astray.stats import Measurements
-from astray.store.late import Redeemed
+from astray.store.deferred import Redeemed
 from astray.store.run_format import rows as rows_module
 from astray.store.run_format.encoder import BatchFile, call_columns, tensor_columns
 from astray.store.run_format.rows import PythonRows, Rows, call_rows, tensor_rows

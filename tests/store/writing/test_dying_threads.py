@@ -20,10 +20,9 @@ from astray.store import RunInfo
 from astray.store.run_format import disk_io as disk
 from astray.store.run_format.disk_io import Hands
 from astray.store.writing.flight_recorder import FlightRecorder
-from astray.store.writing.lanes import Batch
 from astray.store.writing.rank_files import RankFiles
 from astray.store.writing.record_queue import Backlog
-from astray.store.writing.values_writer import ValuesWriter
+from astray.store.writing.values_writer import Batch, ValuesWriter
 
 SECONDS = 30
 

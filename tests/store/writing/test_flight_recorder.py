@@ -20,11 +20,10 @@ from safetensors import safe_open
 from astray.records import Call, Frame, Missed, Statistics, Tensor
 from astray.stats import Measurements
 from astray.store import Dump, FlightRecorder, Intake, RankRun, Run, RunInfo, RunWriter, StepRows, Table, open_run
-from astray.store.deferred import Piece
-from astray.store.late import Redeemed
+from astray.store.deferred import Piece, Redeemed
 from astray.store.run_format import disk_io as disk_module
 from astray.store.run_format.rows import PythonRows
-from astray.store.writing.wake import Wake
+from astray.store.writing.record_queue import Wake
 
 MakeCall = Callable[..., Call]
 MakeTensor = Callable[..., Tensor]

@@ -19,8 +19,7 @@ from astray.store.run_format.disk_io import File, Hands, Job
 from astray.store.run_format.tensor_values import Values, ValuesReader, shard_name
 from astray.store.writing import values_writer
 from astray.store.writing.buffer_pool import Rooms
-from astray.store.writing.pace import Pace
-from astray.store.writing.values_writer import ValuesWriter
+from astray.store.writing.values_writer import Pace, ValuesWriter
 
 
 class Owner:

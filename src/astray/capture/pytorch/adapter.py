@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import platform
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,13 +11,14 @@ from types import FrameType
 from typing import Any
 
 import numpy
+import numpy as np
 import torch
 from torch import nn
 from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from astray.capture.engine import Engine
+from astray.capture.engine import Engine, Site
 from astray.capture.pytorch.calls.catalogue import Catalogue
 from astray.capture.pytorch.calls.collectives import Underway, unseen
 from astray.capture.pytorch.calls.functions import FunctionMode
@@ -24,21 +26,20 @@ from astray.capture.pytorch.calls.losses import Losses
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.calls.ops import OpMode
-from astray.capture.pytorch.calls.places import Places
+from astray.capture.pytorch.calls.sites import Places
 from astray.capture.pytorch.calls.spelling import spelling_of
 from astray.capture.pytorch.calls.wrappers import raw_names
 from astray.capture.pytorch.experiments.perturbation import PerturbedInputs
-from astray.capture.pytorch.files import TORCH
-from astray.capture.pytorch.gradients import LiveGradients, Origins
-from astray.capture.pytorch.graphs import GraphReplays
-from astray.capture.pytorch.last_nodes import LastNodes
+from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients, Origins
 from astray.capture.pytorch.model_discovery import Discovery
 from astray.capture.pytorch.optimizer_steps import OptimizerCapture
-from astray.capture.pytorch.saved import SavedValues
 from astray.capture.pytorch.step_detection import Pace
 from astray.capture.pytorch.tensors import TorchReader
+from astray.capture.pytorch.torch_code import TORCH
 from astray.capture.settings import Settings
+from astray.capture.structure import Flattener, Objects
 from astray.capture.tensor_reader import TensorReader
+from astray.interrupts import pass_interrupt
 from astray.records import Spelling
 
 
@@ -203,3 +204,97 @@ class PyTorchAdapter:
         with contextlib.ExitStack() as stopping:
             for part in reversed(parts):
                 stopping.callback(part)
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------------
+# CUDA graphs: what is replayed is not seen call by call, and writes to memory that no version counter watches.
+#
+# Nothing of ours is put into a graph while the program captures it; the rows of that time say so. A replay is one step
+# for the device, so only what goes into it and comes out of it can be recorded, by the modules around it.
+
+
+class GraphReplays:
+    """Is told of every replay of a CUDA graph, until `stop`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._original: Any = None
+
+    def start(self) -> None:
+        original = self._original = torch.cuda.CUDAGraph.replay
+        engine = self._engine
+
+        @functools.wraps(original)
+        def replay(graph: torch.cuda.CUDAGraph) -> None:
+            original(graph)
+            if engine.listening and engine.belongs_here():
+                engine.tensors.forget()  # its outputs hold other numbers now, at the same address and version
+                engine.missed("calls inside a CUDA graph", "a replay of it runs as a whole")
+
+        torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign, assignment]
+
+    def stop(self) -> None:
+        if self._original is not None:
+            torch.cuda.CUDAGraph.replay = self._original  # type: ignore[method-assign]
+            self._original = None
+
+
+# -- saved -------------------------------------------------------------------------------------------------------------
+# Records what a program hands over by `rec.save`: any value, nested or not, and the gradients of its tensors.
+#
+# Numbers and numpy arrays are taken as tensors too, so that they are compared like everything else.
+
+
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+class SavedValues:
+    """The sites that a program has named itself."""
+
+    def __init__(self, engine: Engine, gradients: LiveGradients) -> None:
+        self._engine = engine
+        self._gradients = gradients
+        self._flat = Flattener(_has_numbers, Objects(_is_array))
+        self._sites: dict[str, Site] = {}
+
+    def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:
+        """Records `value` at the site `name`, as the output of a call that does nothing."""
+        engine = self._engine
+        site = self._sites.get(name)
+        if site is None:
+            site = self._sites[name] = Site(name, type(value).__name__, "", "custom")
+        call = engine.enter(site, frame)
+        try:
+            if not call.recorded:
+                return
+            outputs = [(path, _tensor(found)) for path, found in self._flat.result(value)]
+            engine.begin(call, self._flat.arguments((value,), {})[1])
+            for path, tensor in outputs:
+                engine.tensors.observe(call.seq, "output", path, tensor)
+            if gradient and any(tensor.requires_grad for _, tensor in outputs):
+                self._gradients.watch(engine, call, InputEdges([]), outputs)
+        finally:
+            engine.leave(call)
+
+
+def _has_numbers(value: Any) -> bool:
+    return _is_array(value) or type(value) in _NUMBERS
+
+
+def _is_array(value: Any) -> bool:
+    """What is taken of an object: its plain numbers may be anything, such as a count of its own uses."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in "biufc"
+    return isinstance(value, torch.Tensor)
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return torch.from_numpy(np.array(value))  # a copy: the program may go on writing into its own
+    try:
+        return torch.tensor(value, dtype=_NUMBERS[type(value)])
+    except (OverflowError, RuntimeError, ValueError) as error:  # an integer of more than 64 bits
+        pass_interrupt(error)
+        return torch.tensor(float(value), dtype=torch.float64)

@@ -10,13 +10,18 @@ All of that is C++ (`native/`), which is built when this module is first importe
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C import DisableTorchFunction
 from torch._C._dynamo import eval_frame as dynamo
 from torch.compiler import is_compiling
+from torch.nn.parameter import is_lazy
 
+from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.hooks import Hook
 from astray.capture.pytorch.native.build import load
@@ -85,3 +90,189 @@ def _prepare() -> None:
 
 
 _prepare()
+
+
+# -- last nodes --------------------------------------------------------------------------------------------------------
+# The gradients of the last autograd node that a function made, as msprobe has them: `node.0.2.1` is the first of two
+# that it sends on, of one that it got.
+#
+# Where a function is one node these are the gradients of its arguments; else they are of something inside of it. What
+# the function sends to its own arguments is recorded beside them, as ever. Only recordings for msprobe's files ask for
+# this.
+
+
+Tensors = list[tuple[str, torch.Tensor]]
+
+_ENOUGH = 4096  # hooks that are remembered before the dead are looked for
+
+
+class LastNodes:
+    """Stands before the gradients of functions: sees the last node of each call, and then what they see."""
+
+    def __init__(self, live: LiveGradients) -> None:
+        self._live = live
+        self._hooks: list[tuple[Any, int]] = []  # a weak reference to the dict that a hook is in, and its key there
+        self._crowded = _ENOUGH
+        self._changing = threading.Lock()
+
+    def watch(self, engine: Engine, call: OpenCall, edges: InputEdges, outputs: Tensors) -> None:
+        """Sees the gradients of a call that has returned `outputs`; none of what has made a leaf, or has set items."""
+        if all(tensor.grad_fn is None for _, tensor in outputs) or call.site.type.endswith(".__setitem__"):
+            return
+        node = outputs[0][1].grad_fn
+        if node is not None and outputs[0][1].requires_grad:
+            arrives = {tensor.output_nr: path for path, tensor in reversed(outputs) if tensor.grad_fn is node}
+            handle = node.register_hook(_LastNode(engine, call, arrives))
+            with self._changing:
+                self._hooks.append((handle.hooks_dict_ref, handle.id))
+            if len(self._hooks) > self._crowded:  # a program that never ends a step
+                self.finish()
+                self._crowded = max(_ENOUGH, 2 * len(self._hooks))
+        self._live.watch(engine, call, edges, outputs)  # behind it: its rows come after those of the node
+
+    def finish(self) -> None:
+        """Keeps only what belongs to a graph that is still there."""
+        with self._changing:
+            self._hooks = [one for one in self._hooks if one[0]() is not None]
+
+    def remove(self) -> None:
+        """Takes every hook off the graphs."""
+        with self._changing:
+            hooks, self._hooks = self._hooks, []
+        for reference, key in hooks:
+            placed = reference()
+            if placed is not None:
+                placed.pop(key, None)
+
+
+class _LastNode:
+    """The hook on the node."""
+
+    __slots__ = ("_arrives", "_call", "_engine")
+
+    def __init__(self, engine: Engine, call: OpenCall, arrives: dict[int, str]) -> None:
+        self._engine, self._call, self._arrives = engine, call, arrives
+
+    @never_compiled
+    def __call__(self, computed: tuple[torch.Tensor | None, ...], arrived: tuple[torch.Tensor | None, ...]) -> None:
+        engine = self._engine
+        if is_compiling() or engine.paused or not engine.is_here:
+            return
+        try:
+            with DisableTorchFunction():  # what is done here is no part of the program
+                seq = engine.backward(self._call)
+                observe = engine.tensors.observe
+                for index, gradient in enumerate(arrived):
+                    if gradient is not None:  # else an output that nobody used
+                        observe(seq, "input", self._arrives.get(index, f"out.{index}"), gradient)
+                for index, gradient in enumerate(computed):
+                    if gradient is not None:
+                        observe(seq, "output", f"node.{index}.{len(computed)}.{len(arrived)}", gradient)
+        except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
+            engine.failed(f"a gradient of {self._call.site.name}", error)
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+# Records the gradients of parameters, each time a backward pass has brought them one.
+#
+# A row `grad` holds what has accumulated so far. Where there was a gradient already, a row `added` holds what this
+# backward pass alone brought. Also keeps the names of parameters, for whoever meets them elsewhere, such as in an
+# optimizer.
+
+
+class ParameterCapture:
+    """Watches the parameters of the recorded modules."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._watched: dict[int, _Watched] = {}
+        # Those that have their hooks, by their ids: to watch one of these again does nothing. Read natively too.
+        self.hooked: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._listening = True
+
+    def watch(self, parameter: torch.Tensor, name: str, module: str, root: str) -> None:
+        """Sees the gradients of a parameter from now on, unless it does already or it has no numbers yet.
+
+        `module` is the name of the one that owns it, `root` of the outermost one.
+        """
+        key = id(parameter)
+        known = self._watched.get(key)
+        if (known is not None and known.parameter() is parameter) or is_lazy(parameter):
+            if known is not None and self._listening:
+                self._put(key, known)  # it may have been frozen so far
+            return
+        self._watched[key] = watched = _Watched(parameter, Site(name, "Parameter", root, "parameter", module))
+        self.hooked.pop(key, None)
+        if self._listening:
+            self._put(key, watched)
+
+    def _put(self, key: int, watched: _Watched) -> None:
+        if watched.put(self._engine):
+            self.hooked[key] = watched.parameter
+
+    def forget(self, parameter: torch.Tensor | None) -> None:
+        """It has left the module that it was known by."""
+        self.hooked.pop(id(parameter), None)
+        watched = self._watched.pop(id(parameter), None)
+        if watched is not None:
+            watched.take()
+
+    def site(self, parameter: torch.Tensor) -> Site | None:
+        """Where the gradients of a parameter are recorded; None when it belongs to no recorded module."""
+        known = self._watched.get(id(parameter))
+        return known.site if known is not None and known.parameter() is parameter else None
+
+    def writes(self, parameter: torch.Tensor) -> int | None:
+        """How often its gradient was written to since the backward pass left it, −1 if it was replaced by another.
+
+        None where there is no gradient, or none was seen.
+        """
+        gradient, known = parameter.grad, self._watched.get(id(parameter))
+        if gradient is None or known is None or known.accumulated is None or known.parameter() is not parameter:
+            return None
+        return known.accumulated.writes(gradient)
+
+    def listen(self, on: bool) -> None:
+        """Puts the hooks in place, or takes them off for steps that are not recorded."""
+        self._listening = on
+        if on:
+            for key in [key for key in self._watched if key not in self.hooked]:
+                self._put(key, self._watched[key])
+            return
+        self.hooked.clear()
+        for watched in list(self._watched.values()):
+            watched.take()
+
+    def remove(self) -> None:
+        self.listen(False)
+        self._watched.clear()
+
+
+class _Watched:
+    """A parameter, where it is recorded, and the hooks on it."""
+
+    __slots__ = ("_handles", "accumulated", "parameter", "site")
+
+    def __init__(self, parameter: torch.Tensor, site: Site) -> None:
+        self.parameter = weakref.ref(parameter)
+        self.site = site
+        self.accumulated: AccumulatedHook | None = None
+        self._handles: list[Any] = []
+
+    def put(self, engine: Engine) -> bool:
+        """Puts the hooks in place where there is something to see; says whether they are."""
+        if self._handles:
+            return True
+        parameter = self.parameter()
+        if parameter is None or not parameter.requires_grad or not parameter.is_leaf:
+            return False
+        hook = self.accumulated = AccumulatedHook(engine, self.site)
+        self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        self._handles.append(parameter.register_hook(ArrivingHook(hook, self.parameter)))  # type: ignore[no-untyped-call]
+        return True
+
+    def take(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.accumulated = None

@@ -25,11 +25,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.calls.modes import Modes
-from astray.capture.pytorch.closures import closure_of, frames, is_inner
 from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.gradients import ParameterCapture
 from astray.capture.pytorch.native.build import load
-from astray.capture.pytorch.parameter_update import Known, ParameterUpdate, observe_common_state
-from astray.capture.pytorch.parameters import ParameterCapture
+from astray.capture.pytorch.parameter_update import (
+    Known,
+    ParameterUpdate,
+    closure_of,
+    frames,
+    is_inner,
+    observe_common_state,
+)
 from astray.capture.pytorch.setup.setup_capture import SetupCapture
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.structure import Flattener

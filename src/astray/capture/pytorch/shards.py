@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from astray.placement import period_of
+from astray.part import period_of
 from astray.stats import Shard, Strided
 
 Runs = list[tuple[int, int]]

@@ -24,9 +24,9 @@ from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from astray.capture.engine import Engine
-from astray.capture.pytorch.closures import is_inner
 from astray.capture.pytorch.compiled.code import never_compiled
-from astray.capture.pytorch.covers import Cover
+from astray.capture.pytorch.hooks import Cover
+from astray.capture.pytorch.parameter_update import is_inner
 from astray.capture.pytorch.setup.setup_capture import note_scaler
 from astray.records import SKIPPED_UPDATE
 

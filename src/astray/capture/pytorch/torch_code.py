@@ -7,10 +7,24 @@ that nobody has filled. The run says elsewhere what compiled code hides.
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from types import CodeType
 
-from astray.capture.pytorch.files import TORCH, torch_folder
+import torch
+
+# -- files -------------------------------------------------------------------------------------------------------------
+# Where torch's own code lies. A folder ends in a separator: torchvision's name begins like torch's, too.
+
+
+def torch_folder(*names: str) -> str:
+    """A folder of torch's, as the names of the files in it begin."""
+    return f"{Path(torch.__file__).parent.joinpath(*names)}{os.sep}"
+
+
+TORCH = torch_folder()
+
 
 _MACHINERY = tuple(
     torch_folder(*folder.split("/"))

@@ -15,9 +15,9 @@ from astray.comparison.blame.weights import has_role
 from astray.comparison.rows import Bools, Ints
 from astray.comparison.verdict import AGREEING, BAD, Verdict
 from astray.graph import Graph, graph_of
-from astray.graph.keys_keys import one_key
+from astray.graph.keys import one_key
 from astray.records import ROOT
-from astray.store import Run, Table
+from astray.store import RankRun, Run, Table
 
 _OPEN, _AGREES, _WRONG = 0, 1, 2
 """What is known of a call by its results: not compared, agreeing, and not."""
@@ -142,3 +142,34 @@ def _walk(begin: Ints, state: Ints, around: Ints) -> Ints:
         at[going] = around[at[going]]
         going = going[(at[going] >= 0) & (state[at[going]] == _OPEN)]
     return np.where(at >= 0, state[at], _OPEN)
+
+
+# -- origins -----------------------------------------------------------------------------------------------------------
+# Which wrong rows have healed, because the call around them computes the same result in another way.
+
+
+def healed(pairs: Table, bad: Bools, run: RankRun) -> Bools:
+    """Wrong rows right inside a forward call that computes the same result in another way, as other calls show."""
+    call = pairs.numbers("call_reference")
+    role, verdict, phase = pairs.coded("role"), pairs.coded("verdict").codes, run.calls.coded("phase")
+    parent = graph_of(run).parent
+    forward = phase.codes != phase.code("backward")
+    is_result = np.isin(role.codes, [role.code("output"), role.code("gradient")])
+    is_given = np.isin(role.codes, [role.code("parameter"), role.code("state")])
+
+    def has(rows: Bools) -> Bools:
+        found = np.zeros(len(run.calls), np.bool_)
+        found[call[rows & (call >= 0)]] = True
+        return found
+
+    agrees = has(is_result & np.isin(verdict, AGREEING)) & ~has(bad & is_result)
+    missing = has(np.ones(len(bad), np.bool_)) & ~has(verdict != Verdict.ONLY_IN_REFERENCE)
+    otherwise = np.unique(parent[(missing | has(verdict == Verdict.SHAPE)) & forward])
+    contains = np.zeros(len(run.calls), np.bool_)
+    contains[otherwise[otherwise >= 0]] = True
+    agrees &= contains & forward
+    inside = forward & np.append(agrees, False)[parent]
+    known = call >= 0
+    found = np.zeros(len(bad), np.bool_)
+    found[known] = inside[call[known]]
+    return found & bad & ~is_given

@@ -20,19 +20,18 @@ from dataclasses import replace
 import numpy as np
 
 from astray.comparison.blame import clues, weights
-from astray.comparison.blame import clues_clues as micro_clues
+from astray.comparison.blame import clues as micro_clues
+from astray.comparison.blame.detours import healed
 from astray.comparison.blame.explanation import furthest_slice
-from astray.comparison.blame.origins import healed
 from astray.comparison.blame.setup_causes import effects, explaining
 from astray.comparison.blame.weights import GIVEN, Others, has_role
 from astray.comparison.divergence import Cause, Divergence, Place, Side
 from astray.comparison.judge.calls import is_loss
 from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
 from astray.comparison.pair.joined_rank import JoinedRank
-from astray.comparison.reasons import SENTENCES, Reason
 from astray.comparison.rows import Bools, Floats, Ints
 from astray.comparison.setup.setup_difference import SetupDifference
-from astray.comparison.verdict import AGREEING, BAD, Verdict
+from astray.comparison.verdict import AGREEING, BAD, SENTENCES, Reason, Verdict
 from astray.graph import graph_of
 from astray.records import ROOT, Frame, Statistics
 from astray.stats import dtypes

@@ -17,7 +17,7 @@ import numpy as np
 
 from astray.comparison.rows import Bools, Floats, Ints
 from astray.graph import graph_of
-from astray.graph.keys_keys import one_key
+from astray.graph.keys import one_key
 from astray.records import ROOT
 from astray.store import RankRun
 

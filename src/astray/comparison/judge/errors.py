@@ -28,9 +28,8 @@ from astray.comparison.judge.sources import GIVEN
 from astray.comparison.measure import metrics
 from astray.comparison.measure.evidence import STATISTICS, Evidence
 from astray.comparison.measure.kept_values import Source, is_partial
-from astray.comparison.reasons import Reason
 from astray.comparison.rows import Bools, Floats, Ints
-from astray.comparison.verdict import MEASURES, Judgement, Verdict
+from astray.comparison.verdict import MEASURES, Judgement, Reason, Verdict
 from astray.stats.dtypes import DTYPES
 
 

@@ -13,9 +13,8 @@ import numpy as np
 from astray.comparison.judge import thresholds as t
 from astray.comparison.measure.evidence import Evidence, Measured, Progress, measure_statistics, measure_values
 from astray.comparison.measure.kept_values import Source, is_partial
-from astray.comparison.reasons import UNDECIDED, Reason
 from astray.comparison.rows import Bools, Ints
-from astray.comparison.verdict import Judgement, Rule, Verdict
+from astray.comparison.verdict import UNDECIDED, Judgement, Reason, Rule, Verdict
 from astray.stats.dtypes import DTYPES
 
 

@@ -29,7 +29,7 @@ from astray.comparison.judge.siblings import running_maximum
 from astray.comparison.measure.evidence import Evidence
 from astray.comparison.rows import Bools, Floats, Ints
 from astray.graph import graph_of
-from astray.graph.keys_keys import mixed_key, one_key
+from astray.graph.keys import mixed_key, one_key
 
 GIVEN = ("input", "parameter", "state")
 RESULTS = ("output", "gradient")

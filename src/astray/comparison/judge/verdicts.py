@@ -18,18 +18,16 @@ from astray.comparison.judge.bases import Bases, find_bases, find_negligible, mo
 from astray.comparison.judge.calls import read_calls
 from astray.comparison.judge.errors import Errors, find_errors
 from astray.comparison.judge.measuring import Facts, measure
-from astray.comparison.judge.scaling import Scaling, find_scaling
 from astray.comparison.judge.siblings import Gains, largest_of_family, size_of_family
 from astray.comparison.judge.sources import Sources, Unit
 from astray.comparison.judge.surprise import find_surprise
 from astray.comparison.judge.victims import Reach
-from astray.comparison.judge.whole_run import find_units, multiplied_units
+from astray.comparison.judge.whole_run import Scaling, find_scaling, find_units, multiplied_units
 from astray.comparison.judge.windows import Window, cut
 from astray.comparison.measure.evidence import Evidence, Progress
-from astray.comparison.reasons import Reason
 from astray.comparison.rows import Bools, Floats, Ints
-from astray.comparison.verdict import AGREEING, BAD, MEASURES, Judgement, Rule, Verdict
-from astray.graph.keys_keys import mixed_key
+from astray.comparison.verdict import AGREEING, BAD, MEASURES, Judgement, Reason, Rule, Verdict
+from astray.graph.keys import mixed_key
 
 T = TypeVar("T")
 

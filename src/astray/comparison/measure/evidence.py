@@ -21,8 +21,8 @@ from astray.comparison.measure.custom_metrics import OwnMetrics
 from astray.comparison.measure.kept_values import Kept, Selection, Source
 from astray.comparison.measure.pieces import Pieces, contrast_blocks, contrast_pieces
 from astray.comparison.pair.alignment import Alignment
-from astray.comparison.reasons import Reason
 from astray.comparison.rows import Bools, Floats, Ints, Rows
+from astray.comparison.verdict import Reason
 from astray.errors import RunError
 from astray.stats.dtypes import DTYPES
 from astray.stats.kernels import Contrast, Slices, Strided, contrast, measure, slices_apart

@@ -6,15 +6,16 @@ stretches that are whole on both; each is compared by itself, and `merging` adds
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.measure.merging import merge_contrasts
+from astray.comparison.rows import Floats, Ints
 from astray.stats.kernels import Contrast, Strided, contrast
 
 
@@ -108,3 +109,102 @@ def contrast_pieces(reference: Pieces, candidate: Pieces, dtypes: tuple[str, str
         found.append(contrast(Strided.from_numpy(here, dtypes[0]), Strided.from_numpy(there, dtypes[1])))
         equal = equal and here.tobytes() == there.tobytes()
     return merge_contrasts(found), equal
+
+
+# -- merging -----------------------------------------------------------------------------------------------------------
+# Puts together what was measured of the parts of a tensor, as if it had been measured of the whole.
+#
+# Statistics of parts that were recorded one by one, for whole columns of tensors at once; and contrasts of parts that
+# are compared one after another, so that a batch is never held in memory. Both are exact but for the rounding of
+# float64.
+
+
+Columns = dict[str, npt.NDArray[Any]]
+
+EXTREMES: dict[str, np.ufunc] = {"min": np.fmin, "max": np.fmax, "absmax": np.fmax}
+COUNTS = ("zeros", "nan", "inf", "count")
+
+
+def merge_statistics(parts: Columns, begin: Ints) -> Columns:
+    """The statistics of tensors of which each has some parts, from those of the parts, one tensor's after another's.
+
+    begin: where the parts of each tensor begin. Where a part has no statistics (a count of −1), the whole has none.
+    """
+    if not len(begin):
+        return {name: column[:0] for name, column in parts.items()}
+    length = np.diff(np.append(begin, len(parts["count"])))
+    found = {name: by.reduceat(parts[name], begin) for name, by in EXTREMES.items()}
+    found |= {name: np.add.reduceat(parts[name], begin) for name in COUNTS}
+    weight = np.maximum(parts["count"] - parts["nan"] - parts["inf"], 0).astype(np.float64)
+    total = np.add.reduceat(weight, begin)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        # Scaled to at most 1, so that no square overflows unless a damaged row contradicts itself.
+        scale = np.where(found["absmax"] > 0, found["absmax"], 1.0)
+        mean, std, l2 = (_scaled(parts[name], np.repeat(scale, length), weight) for name in ("mean", "std", "l2"))
+        middle = np.add.reduceat(mean * weight, begin) / total
+        spread = np.add.reduceat((std**2 + (mean - np.repeat(middle, length)) ** 2) * weight, begin) / total
+        found["mean"], found["std"] = middle * scale, np.sqrt(spread) * scale
+        found["l2"] = np.where(total > 0, np.sqrt(np.add.reduceat(l2**2, begin)) * scale, np.nan)
+    unknown = np.minimum.reduceat(parts["count"], begin) < 0
+    for name, column in found.items():
+        column[unknown] = -1 if name in COUNTS else np.nan
+    return found
+
+
+def _scaled(column: Floats, scale: Floats, weight: Floats) -> Floats:
+    """A column of parts, with 0 for those that have nothing finite."""
+    return np.where(weight > 0, column / scale, 0.0)
+
+
+SUMS = (
+    "count", "finite", "different", "rel_count", "within_tolerance", "within_1e3", "within_5e3", "nan_reference",
+    "nan_candidate", "inf_reference", "inf_candidate", "nonfinite_mismatch",
+)  # fmt: skip
+TOTALS: dict[str, Callable[[list[float]], float]] = {
+    "dot": math.fsum, "sum_abs_error": math.fsum, "sum_rel_error": math.fsum, "max_abs_error": max,
+    "max_rel_error": max, "max_ulp": max, "l2_error": lambda parts: math.hypot(*parts),
+    "l2_reference": lambda parts: math.hypot(*parts), "l2_candidate": lambda parts: math.hypot(*parts),
+}  # fmt: skip
+"""What is made of the numbers that parts have; None is left out."""
+
+
+def merge_contrasts(parts: Sequence[Contrast]) -> Contrast:
+    """The contrast of two tensors from those of their parts. It names no index, since parts may lie side by side."""
+    found: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in SUMS}
+    for name, total in TOTALS.items():
+        known = [getattr(part, name) for part in parts if getattr(part, name) is not None]
+        found[name] = _total(total, known) if known else None
+    some = [part for part in parts if part.finite]
+    share = [part.finite / found["finite"] for part in some]
+    ulps = [part.mean_ulp for part in some if part.mean_ulp is not None]
+    found["mean_ulp"] = math.fsum(n * ulp for n, ulp in zip(share, ulps, strict=True)) if ulps else None
+    for side in ("reference", "candidate"):
+        moments = [(getattr(part, f"mean_{side}"), getattr(part, f"std_{side}")) for part in some]
+        mean = math.fsum(n * mean for n, (mean, _) in zip(share, moments, strict=True))
+        spread = [
+            (math.sqrt(n) * std, math.sqrt(n) * (one - mean)) for n, (one, std) in zip(share, moments, strict=True)
+        ]
+        found[f"mean_{side}"] = mean if some else None
+        found[f"std_{side}"] = math.hypot(*(number for pair in spread for number in pair)) if some else None
+    nowhere = dict.fromkeys(("max_abs_index", "max_rel_index", "first_nonfinite_mismatch"), -1)
+    return Contrast(cosine=_cosine(some, found["l2_reference"], found["l2_candidate"]), **found, **nowhere)
+
+
+def _total(total: Callable[[list[float]], float], parts: list[float]) -> float:
+    try:
+        return total(parts)
+    except OverflowError:  # beyond float64
+        return math.inf
+    except ValueError:  # what fsum has for infinities of both signs
+        return math.nan
+
+
+def _cosine(parts: list[Contrast], reference: float | None, candidate: float | None) -> float | None:
+    """From the cosines of the parts, so that nothing overflows on the way."""
+    if not reference or not candidate:
+        return None
+    norms = [[getattr(part, f"l2_{side}") for part in parts] for side in ("reference", "candidate")]
+    left, right = ([norm / max(side) for norm in side] for side in norms)
+    cosines = [part.cosine or 0.0 for part in parts]  # there is none where a norm is 0, and then it does not count
+    dot = math.fsum(cosine * one * other for cosine, one, other in zip(cosines, left, right, strict=True))
+    return max(-1.0, min(1.0, dot / math.hypot(*left) / math.hypot(*right)))

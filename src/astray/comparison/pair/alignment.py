@@ -14,13 +14,16 @@ followed there, so that the merged order reads like one execution.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from astray.comparison.pair.partners import Words, numbered_alike, partners
-from astray.comparison.rows import Bools, Ints, Rows
-from astray.graph.keys_keys import find, number_repeats, one_key, repeats
+from astray.comparison.pair.matching import Matching
+from astray.comparison.pair.sequence_alignment import Stream, pair_streams
+from astray.comparison.rows import Bools, Floats, Ints, Rows, Vocabulary
+from astray.graph.keys import find, number_repeats, one_key, repeats
+from astray.store import Run
 
 KEY = ("step", "micro", "site", "call", "phase", "again", "role", "path")
 ANONYMOUS = ("step", "micro", "phase", "again", "role", "path")
@@ -94,3 +97,259 @@ def merge(partner: Ints, candidates: int) -> Alignment:
     order = np.argsort(np.concatenate([np.arange(len(partner)), follows]), kind="stable")
     reference = np.concatenate([np.arange(len(partner)), np.full(len(lone), -1)])[order]
     return Alignment(reference, np.concatenate([partner, lone])[order])
+
+
+# -- partners ----------------------------------------------------------------------------------------------------------
+# Which call of one run is which of the other, where their numbers do not tell.
+#
+# `call` in a key counts the calls of one site within a micro step. When one run has a call more of a function, the
+# numbers of all that follow are off by one, and keys would pair what does not belong together. Where a module does not
+# call the same in the same order, its calls are paired in order of execution instead, by `stream`, so that neighbours
+# show what is additional. Asked to, all calls are paired that way, whatever they are called.
+#
+# Calls of one module may come in another order, too: some programs go through a set of names, whose order is another in
+# each process. Where each call has plain arguments of its own, those tell which is which.
+
+
+SCOPE = ("step", "micro", "phase", "again")
+"""Calls of different scopes are never paired."""
+
+COUNTED = ("function", "op", "collective")
+"""Kinds of calls whose sites are called again and again within one call of their module."""
+
+
+class Words(NamedTuple):
+    """The values behind the codes of some columns."""
+
+    kind: list[str]
+    site: list[str]
+
+
+class Calls(NamedTuple):
+    """The calls that rows belong to, in order of execution, and which of them each row belongs to."""
+
+    columns: dict[str, Ints]
+    of_row: Ints
+    detail: Ints
+    size: Floats
+
+    @classmethod
+    def of(cls, rows: Rows, measure: str) -> Calls:
+        """Calls are rows of a table in the order in which they began. `measure` says how large a tensor is."""
+        call_rows, first, of_row = np.unique(rows.call_row, return_index=True, return_inverse=True)
+        columns = {name: rows.columns[name][first] for name in (*SCOPE, "kind", "site", "type", "call")}
+        count = len(call_rows)
+        return cls(columns, of_row, _details(rows, of_row, count), _sizes(rows, of_row, count, measure))
+
+    def __len__(self) -> int:
+        return len(self.detail)
+
+
+def numbered_alike(reference: Rows, candidate: Rows, words: Words) -> Rows:
+    """The candidate, whose calls of a module have the numbers of the reference's with the same plain arguments.
+
+    It is as it was where all come in the same order, and where arguments do not tell one call from another.
+    """
+    module = words.kind.index("module") if "module" in words.kind else -1
+    again = [(rows.columns["kind"] == module) & (rows.columns["call"] > 0) for rows in (reference, candidate)]
+    if not all(side.any() for side in again):
+        return candidate
+    arguments = Vocabulary()
+    first, second = (_given(rows, module, arguments) for rows in (reference, candidate))
+    moved = {
+        (place, number): first[place].index(one)
+        for place in first.keys() & second.keys()
+        if first[place] != second[place] and len(set(first[place])) == len(first[place])
+        if sorted(first[place]) == sorted(second[place])
+        for number, one in enumerate(second[place])
+    }
+    if not moved:
+        return candidate
+    columns = candidate.columns
+    call = columns["call"].copy()
+    at = np.flatnonzero((columns["kind"] == module) & np.isin(columns["site"], [site for (*_, site), _ in moved]))
+    places = zip(*(columns[name][at].tolist() for name in ("step", "micro", "site", "call")), strict=True)
+    call[at] = [moved.get(((step, micro, site), number), number) for step, micro, site, number in places]
+    return replace(candidate, columns=columns | {"call": call})
+
+
+def _given(rows: Rows, module: int, arguments: Vocabulary) -> dict[tuple[int, int, int], list[int]]:
+    """By step, micro step and site the arguments of each call of a module that is called several times, in order."""
+    assert rows.run is not None, "there are rows"
+    told = arguments.encode(rows.run.calls.coded("args"))[rows.call_row]
+    columns = rows.columns
+    at = np.flatnonzero((columns["kind"] == module) & (told >= 0) & (columns["again"] == 0))
+    at = at[np.unique(rows.call_row[at], return_index=True)[1]]
+    found: dict[tuple[int, int, int], dict[int, int]] = {}
+    several = np.isin(columns["site"][at], np.unique(columns["site"][at][columns["call"][at] > 0]))
+    names = [columns[name][at[several]].tolist() for name in ("step", "micro", "site", "call")]
+    for step, micro, site, call, one in zip(*names, told[at[several]].tolist(), strict=True):
+        found.setdefault((step, micro, site), {}).setdefault(call, one)
+    whole = {place: calls for place, calls in found.items() if sorted(calls) == list(range(len(calls)))}
+    return {place: [calls[number] for number in range(len(calls))] for place, calls in whole.items()}
+
+
+def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -> tuple[Ints, Ints]:
+    """A number for each row that its partner's call has too; 0 where the key is to decide.
+
+    Calls that are to be paired by order and have no partner get a number that nobody else has.
+    """
+    nothing = np.zeros(len(reference), np.int64), np.zeros(len(candidate), np.int64)
+    if not len(reference) or not len(candidate):
+        return nothing
+    measure = _measure(reference, candidate)
+    left, right = Calls.of(reference, measure), Calls.of(candidate, measure)
+    scopes = _together([left.columns[name] for name in SCOPE], [right.columns[name] for name in SCOPE])
+    if everything:
+        meant = streams = np.ones(len(left), np.bool_), np.ones(len(right), np.bool_)
+    else:
+        meant = _unlike(left, right, scopes, words)
+        streams = _in_their_modules(left, right, meant, scopes, _modules(words.site))
+    numbers = np.zeros(len(left), np.int64), np.zeros(len(right), np.int64)
+    for scope in np.unique(scopes[0][streams[0]]).tolist():
+        at = [np.flatnonzero(taken & (of == scope)) for taken, of in zip(streams, scopes, strict=True)]
+        first, second = pair_streams(_stream(left, at[0], words), _stream(right, at[1], words))
+        first, second = at[0][first], at[1][second]
+        if not everything:  # names decide: the stream only says which of several calls of one site it is
+            same = left.columns["site"][first] == right.columns["site"][second]
+            same &= meant[0][first] & meant[1][second] & _sure(left, right, first, second)
+            first, second = first[same], second[same]
+        numbers[0][first] = numbers[1][second] = first + 1
+    lone = [taken & (number == 0) for taken, number in zip(meant, numbers, strict=True)]
+    numbers[0][lone[0]] = len(left) + 1 + np.flatnonzero(lone[0])
+    numbers[1][lone[1]] = 2 * len(left) + 1 + np.flatnonzero(lone[1])
+    return numbers[0][left.of_row], numbers[1][right.of_row]
+
+
+def _stream(calls: Calls, at: Ints, words: Words) -> Stream:
+    """A function or op is what the last part of its site says, and its name is the site.
+
+    A module may be of any class, for who ports a model writes classes of his own; its name is the class.
+    """
+    columns = {name: column[at].astype(np.int64) for name, column in calls.columns.items()}
+    functions: dict[str, int] = {}
+    codes = np.array([functions.setdefault(site.rpartition("/")[2], len(functions)) for site in words.site], np.int64)
+    by_name = np.isin(columns["kind"], _codes(words.kind, COUNTED))
+    kind = np.where(by_name, codes[columns["site"]], len(codes)) * len(words.kind) + columns["kind"]
+    name = np.where(by_name, columns["site"], len(words.site) + columns["type"])
+    return Stream(kind, calls.detail[at], name, calls.size[at])
+
+
+def _codes(words: list[str], wanted: tuple[str, ...]) -> list[int]:
+    return [code for code, word in enumerate(words) if word in wanted]
+
+
+def _modules(sites: list[str]) -> Ints:
+    """The number of the module that each site lies in."""
+    names: dict[str, int] = {}
+    return np.array([names.setdefault(site.partition("/")[0], len(names)) for site in sites], np.int64)
+
+
+def _unlike(left: Calls, right: Calls, scopes: tuple[Ints, Ints], words: Words) -> tuple[Bools, Bools]:
+    """Calls in modules that both sides have, and in which they do not call the same in the same order."""
+    modules, counted = _modules(words.site), _codes(words.kind, COUNTED)
+    sides = []
+    for calls, scope in zip((left, right), scopes, strict=True):
+        at = np.flatnonzero(np.isin(calls.columns["kind"], counted))
+        sides.append((at, scope[at], modules[calls.columns["site"][at]], calls.columns["site"][at]))
+    groups = _together(*([side[1], side[2]] for side in sides))
+    order = [np.argsort(group, kind="stable") for group in groups]
+    most = int(max(group.max(initial=-1) for group in groups)) + 1
+    counts = [np.bincount(group, minlength=most) for group in groups]
+    unlike = (counts[0] != counts[1]) & (counts[0] > 0) & (counts[1] > 0)
+    even = [np.flatnonzero((counts[0] == counts[1])[group[one]]) for group, one in zip(groups, order, strict=True)]
+    sites = [side[3][one[kept]] for side, one, kept in zip(sides, order, even, strict=True)]
+    unlike[np.unique(groups[0][order[0][even[0]]][sites[0] != sites[1]])] = True
+    found = []
+    for calls, side, group in zip((left, right), sides, groups, strict=True):
+        mask = np.zeros(len(calls), np.bool_)
+        mask[side[0]] = unlike[group]
+        found.append(mask)
+    return found[0], found[1]
+
+
+def _sure(left: Calls, right: Calls, first: Ints, second: Ints) -> Bools:
+    """Pairs of equal shapes, and others between two such pairs: there a shape is wrong, elsewhere the pair is."""
+    same = left.detail[first] == right.detail[second]
+    following = (np.diff(first) == 1) & (np.diff(second) == 1)
+    before, after = np.append(False, same[:-1] & following), np.append(same[1:] & following, False)
+    return np.asarray(same | (before & after))
+
+
+def _in_their_modules(
+    left: Calls, right: Calls, meant: tuple[Bools, Bools], scopes: tuple[Ints, Ints], modules: Ints
+) -> tuple[Bools, Bools]:
+    """All calls in the modules of those that are meant: their neighbours."""
+    within = _together([scopes[0], modules[left.columns["site"]]], [scopes[1], modules[right.columns["site"]]])
+    wanted = np.union1d(within[0][meant[0]], within[1][meant[1]])
+    return np.isin(within[0], wanted), np.isin(within[1], wanted)
+
+
+def _together(left: list[Ints], right: list[Ints]) -> tuple[Ints, Ints]:
+    """One number for each combination of values, the same on both sides."""
+    keys = one_key([np.concatenate([one, other]) for one, other in zip(left, right, strict=True)])
+    _, number = np.unique(keys, return_inverse=True)
+    return number[: len(left[0])], number[len(left[0]) :]
+
+
+def _details(rows: Rows, of_row: Ints, calls: int) -> Ints:
+    """A number for the shapes of a call's tensors. Not for their dtypes: those may be what the runs differ in."""
+    factors = {"role": 0x9E3779B1, "path": 0x85EBCA77, "shape": 0x27D4EB2F}
+    mixed = np.zeros(len(rows), np.uint64)
+    for name, factor in factors.items():
+        mixed = (mixed ^ rows.columns[name].astype(np.int64).astype(np.uint64)) * np.uint64(factor)
+        mixed ^= mixed >> np.uint64(31)
+    found = np.zeros(calls, np.uint64)
+    np.add.at(found, of_row, mixed)
+    return found.view(np.int64)
+
+
+def _measure(reference: Rows, candidate: Rows) -> str:
+    """What to measure tensors by: their norm, or their largest element where a run tells few norms, as samples do."""
+    known = [np.isfinite(rows.statistic("l2", np.arange(len(rows)))).mean() for rows in (reference, candidate)]
+    return "l2" if min(known) >= 0.5 else "absmax"
+
+
+def _sizes(rows: Rows, of_row: Ints, calls: int, measure: str) -> Floats:
+    """The logarithm of the size of a call's last tensor: its result, where it has one."""
+    assert rows.run is not None, "a rank that is not there has no rows to ask for"
+    last = np.zeros(calls, np.int64)
+    last[of_row] = np.arange(len(rows))
+    size = rows.statistic(measure, last)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log(np.where(size > 0, size, np.nan))
+
+
+# -- unnamed -----------------------------------------------------------------------------------------------------------
+# Whether calls are paired by their names or by their order, where the user has not said.
+#
+# Some tools do not tell in which module a function was called. Beside a run that does, names mean nothing; what was
+# called in which order still does.
+
+
+def choose(reference: Run, candidate: Run, matching: Matching) -> tuple[Matching, list[str]]:
+    """The matching with `by` decided, and a note where that is not as always."""
+    if matching.by != "auto":
+        return matching, []
+    known = [knows_modules(run) for run in (reference, candidate)]
+    if matching.micro == "joined" or set(known) != {True, False}:
+        return replace(matching, by="key"), []
+    run = (reference, candidate)[known.index(False)]
+    note = f"{run.path} does not say in which modules functions were called, so calls are paired by their order."
+    return replace(matching, by="order"), [note]
+
+
+def knows_modules(run: Run) -> bool | None:
+    """Whether a run tells in which modules its functions were called; None where it has no functions."""
+    functions = False
+    for rank in run.ranks.values():
+        kinds, sites = rank.calls.coded("kind"), rank.calls.coded("site")
+        counted = [kinds.values.index(kind) for kind in COUNTED if kind in kinds.values]
+        if "module" in kinds.values:
+            return True if counted else None
+        for kind in counted:
+            functions = True
+            of_kind = {sites.values[code] for code in set(sites.codes[kinds.codes == kind].tolist()) if code >= 0}
+            if any(not site.startswith("/") for site in of_kind):
+                return True
+    return False if functions else None

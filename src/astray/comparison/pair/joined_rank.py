@@ -14,12 +14,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.measure.pieces import Pieces
-from astray.comparison.pair.micro_groups import Way
-from astray.comparison.rows import Floats, Ints
+from astray.comparison.measure.pieces import COUNTS, Columns, Pieces, merge_statistics
+from astray.comparison.pair.micro_groups import STATISTICS, Groups, Members, Way, distinct_lines
+from astray.comparison.rows import Bools, Floats, Ints
+from astray.comparison.verdict import Reason
+from astray.graph.keys import number_repeats, one_key
+from astray.part import Part
 from astray.records import Frame, Setup
 from astray.stats import dtypes
-from astray.store import RankRun, Table
+from astray.stats.kernels import Strided, measure
+from astray.store import Coded, RankRun, Table
 from astray.store.run_info import End
 
 
@@ -165,3 +169,256 @@ def encode(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
 def can_encode(dtype: str) -> bool:
     """Whether numbers can be written in this dtype: floats that numpy has, and bfloat16."""
     return dtype == "bfloat16" or (dtype in dtypes.DTYPES and dtypes.find(dtype).storage.kind == "f")
+
+
+# -- joining -----------------------------------------------------------------------------------------------------------
+# Makes the tables of a rank whose micro steps are joined: one row of each of its groups of rows.
+#
+# Reads a recorded rank and the groups of both runs, feeds `joined`. A row begins as that of one of its parts;
+# statistics, shape and place of the values are then put in place of those. Whole columns at once, but for sums of
+# gradients.
+
+
+CALL = ("step", "kind", "site", "type", "call", "phase", "recompute")
+"""What the calls of all micro steps of a step have in common."""
+
+NOWHERE = 1 << 30
+"""The number of the file of values that are put together from several places."""
+
+
+_NO_ELEMENT: Columns = {"first_bad": np.array([-1]), "first_bad_value": np.array([np.nan])}
+
+
+class Numbers(NamedTuple):
+    """What groups of single numbers were reduced to, NaN where they were not.
+
+    mean: whether that is their mean; else it is their sum. sure: whether there is only one number anyway.
+    """
+
+    value: Floats
+    mean: Bools
+    sure: Bools
+
+    def take(self, groups: Ints) -> Numbers:
+        return Numbers(self.value[groups], self.mean[groups], self.sure[groups])
+
+
+def join_rows(run: RankRun, members: Members, groups: Groups, remark: Ints, numbers: Numbers, samples: Ints) -> Tables:
+    """Make one row of each group that this run has; `remark` and `numbers` are of the groups, `samples` of the rows."""
+    there = np.flatnonzero(members.length > 0)
+    if len(there):
+        rows, begin = members.flat(there)
+        there = there[np.argsort(np.minimum.reduceat(rows, begin), kind="stable")]
+    rows, begin = members.flat(there)
+    length, way, dim = members.length[there], groups.way[there], groups.dim[there]
+    parts = members.rows.tensor[rows]
+    chosen = parts[begin + np.where(way == Way.LAST, length - 1, 0)]
+    number, calls = join_calls(run)
+    builder = _Builder(run, parts, begin, length, run.tensors.take(chosen), remark[there] * (length > 1))
+    builder.columns["seq"] = calls.numbers("seq")[number[run.call_rows[parts[begin]]]]
+    several = length > 1
+    builder.join(np.flatnonzero(several & (way == Way.JOINED)), dim, groups.same_cut[there])
+    builder.add(np.flatnonzero(several & (way == Way.SUMMED)))
+    builder.reduce(np.flatnonzero(several & (way == Way.REDUCED)), numbers.take(there))
+    builder.forget(np.flatnonzero(way == Way.OPEN), Reason.NO_BATCH)
+    return Tables(calls, builder.table(), parts, np.append(begin, len(parts)), way, dim, samples[rows])
+
+
+class _Builder:
+    """The columns of the joined rows while they are made, first as those of one of their parts."""
+
+    def __init__(self, run: RankRun, parts: Ints, begin: Ints, length: Ints, table: Table, remark: Ints) -> None:
+        self.run, self.parts, self.begin, self.length = run, parts, begin, length
+        self.columns: dict[str, Any] = dict(table.columns)
+        self.known = table.valid("fingerprint").copy()
+        self.remark = remark
+        self.merged = np.zeros(len(begin), np.bool_)
+        self._places = 0  # that have been given to values which are put together
+
+    def table(self) -> Table:
+        return Table(self.columns | {"remark": self.remark, "merged": self.merged}, {"fingerprint": self.known})
+
+    def join(self, at: Ints, dim: Ints, same_cut: Bools) -> None:
+        """Lay the parts of these rows end to end. Where both runs cut alike, the bits of the parts tell of all."""
+        if not len(at):
+            return
+        parts, begin = self._parts(at)
+        self.known[at] = same_cut[at] & np.logical_and.reduceat(self.run.tensors.valid("fingerprint")[parts], begin)
+        self.columns["fingerprint"][at] = _together(self.run.tensors.numbers("fingerprint")[parts], begin)
+        self.merged[at] = ~self.known[at]
+        self._set(at, merge_statistics({name: self.run.tensors.numbers(name)[parts] for name in STATISTICS}, begin))
+        self._reshape(at, dim)
+        self._place(at, self._join_values(at, dim), dim)
+
+    def add(self, at: Ints) -> None:
+        """Add up the parts of these rows: their values, or single numbers by their statistics."""
+        self.known[at] = False
+        for row in at.tolist():
+            parts = self.parts[self.begin[row] : self.begin[row] + self.length[row]]
+            one = np.array([row])
+            single = bool(np.all(self.run.tensors.numbers("count")[parts] == 1))
+            total = add_values(self.run, parts.tolist()) if self._has_values(row, self.columns["dtype"][row]) else None
+            if total is None and not single:
+                self.forget(one, Reason.NO_SUM)
+            elif total is None:
+                self._number(row, float(np.sum(self.run.tensors.numbers("mean")[parts])))
+                self._place(one, np.zeros(1, np.bool_), np.zeros(row + 1, np.int8))
+            else:
+                self._set(one, _measured(total))
+                self._place(one, np.ones(1, np.bool_), np.full(row + 1, -1))
+
+    def reduce(self, at: Ints, numbers: Numbers) -> None:
+        """Put the mean or the sum of single numbers in their place."""
+        for row in at[~numbers.sure[at]].tolist():
+            if np.isnan(numbers.value[row]):
+                self.forget(np.array([row]), Reason.NO_BATCH)
+                continue
+            self._number(row, float(numbers.value[row]))
+            self.known[row] = False
+            self.columns["blob_file"][row] = -1
+            self.remark[row] |= Reason.MEAN if numbers.mean[row] else Reason.SUM
+
+    def forget(self, at: Ints, why: Reason) -> None:
+        """Leave nothing of these rows that could be compared."""
+        self._set(at, {name: np.full(len(at), -1 if name in COUNTS else np.nan) for name in STATISTICS})
+        self.known[at] = False
+        self.columns["blob_file"][at] = -1
+        self.remark[at] = why
+
+    def _number(self, row: int, value: float) -> None:
+        """The statistics of a tensor that is this one number."""
+        size = abs(value)
+        found = {"min": value, "max": value, "mean": value, "std": 0.0, "l2": size, "absmax": size}
+        found |= {"zeros": value == 0, "nan": 0, "inf": 0, "count": 1}
+        self._set(np.array([row]), {name: np.array([one]) for name, one in found.items()})
+
+    def _set(self, at: Ints, statistics: Columns) -> None:
+        """Put statistics in place of those of a part, whose first bad element is another one's in the whole."""
+        for name, column in {**_NO_ELEMENT, **statistics}.items():
+            self.columns[name][at] = column
+
+    def _parts(self, at: Ints) -> tuple[Ints, Ints]:
+        """The recorded rows of some joined ones, and where those of each begin."""
+        length = self.length[at]
+        begin = np.cumsum(length) - length
+        offset = np.arange(int(length.sum())) - np.repeat(begin, length)
+        return self.parts[np.repeat(self.begin[at], length) + offset], begin
+
+    def _reshape(self, at: Ints, dim: Ints) -> None:
+        """Give joined rows their shapes: the sizes along the dimension added up. A number becomes a list of numbers."""
+        shape: Coded[tuple[int, ...]] = self.columns["shape"]
+        stride: Coded[Any] = self.columns["stride"]
+        recorded = self.run.tensors.coded("shape")
+        known = {one: code for code, one in enumerate(shape.values)}
+        lines = self._lines(at, recorded.codes, dim)
+        first, which = distinct_lines(lines)
+        found = [
+            _end_to_end([recorded.values[code] for code in codes if code >= 0], along)
+            for along, *codes in lines[first].tolist()
+        ]
+        codes = shape.codes.copy()
+        codes[at] = np.array([known.setdefault(one, len(known)) for one in found], np.int32)[which]
+        nowhere = stride.codes.copy()
+        nowhere[at] = -1
+        self.columns |= {"shape": Coded(codes, list(known)), "stride": Coded(nowhere, stride.values)}
+
+    def _lines(self, at: Ints, column: Ints, dim: Ints) -> Ints:
+        """A line for each of some joined rows: its dimension, then a column at its parts, filled up with −1."""
+        parts, begin = self._parts(at)
+        length = self.length[at]
+        lines = np.full((len(at), 1 + int(length.max(initial=0))), -1, np.int64)
+        lines[:, 0] = dim[at]
+        number = np.repeat(np.arange(len(at)), length)
+        lines[number, 1 + np.arange(len(parts)) - np.repeat(begin, length)] = column[parts]
+        return lines
+
+    def _has_values(self, row: int, dtype: str) -> bool:
+        """Whether every value of all parts of a row was kept, and their sum can be written."""
+        rows = self.parts[self.begin[row] : self.begin[row] + self.length[row]]
+        file, sampled = (self.run.tensors.numbers(name)[rows] for name in ("blob_file", "sampled"))
+        part = self.run.tensors.coded("part").codes[rows]
+        return bool(np.all((file >= 0) & (sampled < 0) & (part < 0))) and can_encode(dtype)
+
+    def _join_values(self, at: Ints, dim: Ints) -> Bools:
+        """Whether the values kept of the parts, end to end, are what would have been kept of the whole."""
+        tensors = self.run.tensors
+        parts, begin = self._parts(at)
+        part = tensors.coded("part")
+        kept = np.logical_and.reduceat(tensors.numbers("blob_file")[parts] >= 0, begin)
+        alike = np.maximum.reduceat(part.codes[parts], begin) == np.minimum.reduceat(part.codes[parts], begin)
+        alike &= np.maximum.reduceat(tensors.numbers("sampled")[parts], begin) < 0
+        for row in np.flatnonzero(kept & alike & (part.codes[parts[begin]] >= 0)).tolist():
+            first = int(parts[begin[row]])
+            alike[row] = _spares(str(part[first]), len(tensors["shape"][first]), int(dim[at[row]]))
+        self.remark[at[kept & ~alike]] |= Reason.OTHER_PART
+        return np.asarray(kept & alike)
+
+    def _place(self, at: Ints, kept: Bools, dim: Ints) -> None:
+        """Say where the values of joined rows lie: at one place for all that are put together from the same parts."""
+        self.columns["blob_file"][at] = np.where(kept, NOWHERE, -1)
+        at = at[kept]
+        if not len(at):
+            return
+        recorded = self.run.tensors
+        parts, begin = self._parts(at)
+        places = one_key([recorded.numbers("blob_file"), recorded.numbers("blob_offset")])
+        _, number = distinct_lines(self._lines(at, places, dim))
+        self.columns["blob_offset"][at] = number + self._places
+        self.columns["blob_bytes"][at] = np.add.reduceat(recorded.numbers("blob_bytes")[parts], begin)
+        self._places += int(number.max()) + 1
+
+
+def _together(fingerprints: Ints, begin: Ints) -> Ints:
+    """One number for the fingerprints of several parts in their order. It is no fingerprint of the whole."""
+    place = np.arange(len(fingerprints)) - np.repeat(begin, np.diff(np.append(begin, len(fingerprints))))
+    factor = np.uint64(2) * place.astype(np.uint64) + np.uint64(1)  # odd, so that no bit is lost
+    return np.add.reduceat(fingerprints * factor * np.uint64(0x9E3779B97F4A7C15), begin)
+
+
+def _measured(total: npt.NDArray[Any]) -> Columns:
+    """The statistics of a tensor as columns of one row."""
+    found = measure(Strided.from_numpy(total), fingerprint=False).statistics
+    assert found is not None, "statistics were asked for"
+    known = {name: value for name, value in found._asdict().items() if value is not None}
+    none = dict.fromkeys(STATISTICS, np.nan)  # of a count there is always one
+    return {name: np.array([value]) for name, value in (none | known).items()}
+
+
+def _end_to_end(shapes: list[tuple[int, ...]], dim: int) -> tuple[int, ...]:
+    if not shapes[0]:
+        return (len(shapes),)
+    return tuple(sum(shape[dim] for shape in shapes) if at == dim else size for at, size in enumerate(shapes[0]))
+
+
+def _spares(part: str, dims: int, dim: int) -> bool:
+    """Whether a slice takes all of a dimension."""
+    shape = tuple(2 if at == dim else 1 << 40 for at in range(dims))
+    return Part.parse(part).shape_of(shape)[dim] == 2
+
+
+def join_calls(run: RankRun) -> tuple[Ints, Table]:
+    """The calls of a run without its micro steps, numbered anew; and for each recorded call its row among them."""
+    calls = run.calls
+    columns = [calls.coded(name).codes if isinstance(calls[name], Coded) else calls.numbers(name) for name in CALL]
+    columns = [column.astype(np.int64) for column in columns]
+    micro = calls.numbers("micro")
+    again = number_repeats(one_key([*columns, micro]))
+    seq = calls.numbers("seq")
+    order = np.argsort(seq, kind="stable")
+    _, first, number = np.unique(one_key([*columns, again])[order], return_index=True, return_inverse=True)
+    group = np.empty(len(seq), np.int64)
+    group[order] = number
+    chosen = order[first]  # of each group the call that began first
+    place = np.argsort(np.argsort(chosen))  # calls stay in the order in which they were recorded
+    rows, row_of = np.sort(chosen), place[group]
+    table = calls.take(rows)
+    numbers = np.argsort(np.argsort(seq[rows])).astype(np.int64)
+    parent = calls.numbers("parent")[rows]
+    found = np.minimum(np.searchsorted(seq, parent, sorter=order), max(len(seq) - 1, 0))
+    outer = order[found] if len(seq) else found
+    known = (parent >= 0) & (seq[outer] == parent) if len(seq) else parent >= 0
+    changed: dict[str, Any] = dict(table.columns)
+    changed["seq"] = numbers
+    changed["parent"] = np.where(known, numbers[row_of[outer]] if len(seq) else -1, -1)
+    changed["micro"] = np.zeros_like(table.numbers("micro"))
+    return row_of, Table(changed, {name: changed[name] >= 0 for name in ("parent", "stack")})

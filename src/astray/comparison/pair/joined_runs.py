@@ -15,13 +15,12 @@ from functools import cached_property
 
 import numpy as np
 
-from astray.comparison.pair.joined_rank import JoinedRank, Tables
-from astray.comparison.pair.joining import Numbers, join_rows
+from astray.comparison.pair.joined_rank import JoinedRank, Numbers, Tables, join_rows
 from astray.comparison.pair.matching import Matching
 from astray.comparison.pair.micro_groups import Groups, Members, Way, group, micro_steps
-from astray.comparison.reasons import Reason
 from astray.comparison.rows import Ints, Reading, Rows, Vocabularies, Vocabulary, read_rows
-from astray.graph.keys_keys import one_key
+from astray.comparison.verdict import Reason
+from astray.graph.keys import one_key
 from astray.steps import Steps
 from astray.store import RankRun, Run, Table
 from astray.wording import counted

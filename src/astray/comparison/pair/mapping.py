@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from astray.errors import CompareError
-from astray.plain_yaml import bounded_loader, check_bounded
 from astray.records import ROOT
+from astray.safe_text import bounded_loader, check_bounded
 from astray.wording import did_you_mean
 
 SECTIONS = ("sites", "patterns", "types", "functions")

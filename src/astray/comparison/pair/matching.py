@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from astray.comparison.pair.mapping import NOTHING, Mapping, check_use, read_mapping
 from astray.comparison.rows import Reading
-from astray.comparison.select.conditions import regular_expression
+from astray.comparison.select.filter import regular_expression
 from astray.errors import CompareError
 from astray.steps import Steps
 from astray.store import Run

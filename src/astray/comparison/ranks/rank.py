@@ -19,21 +19,19 @@ from astray.comparison.judge import Gains, judge, noise_gains
 from astray.comparison.judge.tolerances import Tolerances
 from astray.comparison.measure.custom_metrics import Failures, OwnMetrics
 from astray.comparison.measure.evidence import Evidence, Progress, ReadBlocks, ReadPieces, ReadValues
-from astray.comparison.measure.kept_values import is_partial
+from astray.comparison.measure.kept_values import is_partial, labelled, with_part
 from astray.comparison.measure.pieces import Pieces
-from astray.comparison.pair.alignment import Alignment, align
+from astray.comparison.pair.alignment import Alignment, Words, align
 from astray.comparison.pair.checkpoints import find_worst
 from astray.comparison.pair.joined_rank import JoinedRank
 from astray.comparison.pair.joined_runs import join_ranks
 from astray.comparison.pair.matching import Matching
-from astray.comparison.pair.partners import Words
-from astray.comparison.ranks.table import RankPairs, table
-from astray.comparison.rows import CALL_COLUMNS, Floats, Ints, Rows, Vocabularies, Vocabulary, read_rows
+from astray.comparison.rows import CALL_COLUMNS, WORDS, Floats, Ints, Rows, Vocabularies, Vocabulary, read_rows
 from astray.comparison.setup.differences import of_rank
 from astray.comparison.setup.setup_difference import SetupDifference
-from astray.comparison.verdict import MEASURES, Judgement, Verdict
+from astray.comparison.verdict import LABELS, MEASURES, RULES, Judgement, Verdict, explain
 from astray.errors import RunError
-from astray.store import CheckpointRank, RankRun
+from astray.store import CheckpointRank, Coded, RankRun, Table
 from astray.store.run import Account
 
 
@@ -288,3 +286,60 @@ def _of_either(left: Ints, right: Ints, pairs: Alignment) -> Ints:
 def _at(column: Ints, rows: Ints) -> Ints:
     """The column at some rows, −1 where the row is −1."""
     return np.append(column, np.array(-1, column.dtype))[rows]
+
+
+# -- table -------------------------------------------------------------------------------------------------------------
+# Puts the pairs of some ranks into one table: the `pairs` of a Comparison.
+#
+# Each rank comes with words of its own, and they get common numbers in the order of the ranks. A column that says the
+# same of all pairs, such as a metric that could not be measured, takes no memory.
+
+
+class RankPairs(NamedTuple):
+    """The pairs of one rank, so many: texts are codes into `words`, and a single entry stands for all."""
+
+    length: int
+    columns: dict[str, npt.NDArray[Any]]
+    words: dict[str, list[Any]]
+
+    def take(self, name: str) -> npt.NDArray[Any]:
+        """Take a column out: all of them twice, here and in the table, would be too much for many ranks."""
+        return self.columns.pop(name)
+
+
+def table(ranks: Sequence[RankPairs]) -> Table:
+    """The pairs of these ranks, one rank after another; they are left without columns."""
+    vocabularies: Vocabularies = defaultdict(Vocabulary)
+    lengths = [rank.length for rank in ranks]
+    joined: dict[str, Any] = {}
+    for name in list(ranks[0].columns):
+        word = name.removesuffix("_reference").removesuffix("_candidate")
+        if word in WORDS:
+            codes = [vocabularies[word].encode(Coded(rank.take(name), rank.words[word])) for rank in ranks]
+            joined[name] = vocabularies[word].decode(_in_a_row(codes, lengths))
+        else:
+            joined[name] = _in_a_row([rank.take(name) for rank in ranks], lengths)
+    part = joined.pop("part")
+    joined["recompute"] = joined["recompute"].astype(np.bool_)
+    joined["verdict"] = Coded(joined["verdict"].astype(np.int32), LABELS)
+    joined["source"] = labelled(with_part(joined["source"].astype(np.int32), part.codes), part.values)
+    joined["measure"] = Coded(joined["measure"].astype(np.int32), list(MEASURES))
+    joined["rule"] = Coded(joined["rule"].astype(np.int32), RULES)
+    joined["reason"] = _reasons(joined["reason"])
+    return Table(joined)
+
+
+def _in_a_row(parts: list[npt.NDArray[Any]], lengths: list[int]) -> npt.NDArray[Any]:
+    """One array after another; one of a single entry stands for as many as its rank has pairs."""
+    if all(len(part) == 1 for part in parts) and len({part.tobytes() for part in parts}) == 1:
+        return np.broadcast_to(parts[0], sum(lengths))
+    full = [np.broadcast_to(part, length) for part, length in zip(parts, lengths, strict=True)]
+    return parts[0] if len(full) == 1 and len(parts[0]) == lengths[0] else np.concatenate(full)
+
+
+def _reasons(flags: Ints) -> Coded[str]:
+    """Every combination of reasons that occurs, in words."""
+    at = np.flatnonzero(flags)  # no reason is null
+    codes = np.full(len(flags), -1, np.int32)
+    found, codes[at] = np.unique(flags[at], return_inverse=True)
+    return Coded(codes, [explain(flag) for flag in found.tolist()])

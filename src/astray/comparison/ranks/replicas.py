@@ -7,6 +7,7 @@ and what most ranks hold says which rank that is. A tensor that is spread over r
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from astray.comparison.divergence import Place
+from astray.comparison.problems import span
 from astray.comparison.rows import Bools, Ints, Rows, Vocabularies, Vocabulary, read_rows
 from astray.errors import CompareError
-from astray.graph.keys_keys import number_repeats, one_key
+from astray.graph.keys import number_repeats, one_key
 from astray.steps import Steps
 from astray.store import Run, open_run
+from astray.wording import counted, printable
 
 Groups = tuple[tuple[int, ...], ...]
 """Ranks that hold the same, the largest group first."""
@@ -63,7 +66,6 @@ class Replicas:
         return 0 if self.same else 1
 
     def __str__(self) -> str:
-        from astray.comparison.ranks.replicas_replicas import render
 
         return render(self)
 
@@ -195,3 +197,43 @@ def _code(vocabulary: Vocabulary, word: str) -> int:
 
 def _among(steps: Steps) -> str:
     return f" in steps {steps}" if steps else ""
+
+
+# -- replicas replicas -------------------------------------------------------------------------------------------------
+# The report of `astray compare RUN --replicas`: which rank went its own way, and with which tensor.
+
+
+WIDTH = 100
+
+
+def render(replicas: Replicas, *, width: int = WIDTH) -> str:
+    """The report as text."""
+    ranks = span(sorted(replicas.run.ranks))
+    path = printable(str(replicas.run.path))
+    lines = [f"{path}        ranks {ranks} · {replicas.compared:,} tensors on more than one rank", ""]
+    if replicas.first is None:
+        return "\n".join([*lines, "✓ All replicas agree to the bit."])
+    lines.append(f"✗ {_headline(replicas.first)}")
+    lines += ["", f"    first       {printable(replicas.first.place.full)}"]
+    for group in replicas.first.groups:
+        lines.append(f"    equal       {_ranks(group)}")
+    text = f"{counted(replicas.different, 'tensor')} of {replicas.compared:,} differ. {_alone(replicas)}"
+    return "\n".join([*lines, "", *textwrap.wrap(text.strip(), width)])
+
+
+def _headline(first: Disagreement) -> str:
+    if first.odd:
+        return f"{_ranks(first.odd)} went astray: what the others hold is equal, and this is not."
+    return "The replicas differ, and no value is held by most of them."
+
+
+def _alone(replicas: Replicas) -> str:
+    often = {rank: count for rank, count in replicas.alone.items() if count}
+    if not often:
+        return ""
+    parts = [f"rank {rank} {count:,} times" for rank, count in sorted(often.items(), key=lambda item: -item[1])]
+    return f"Not what most hold: {', '.join(parts)}."
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {span(list(ranks))}"

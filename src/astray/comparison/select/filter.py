@@ -9,24 +9,254 @@ distinct values of its column, not in every row. docs/reports.md explains the la
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple, Protocol, get_args
 
-from astray.comparison.select.columns import Columns
-from astray.comparison.select.conditions import (
-    MIRRORED,
-    AllOf,
-    AnyOf,
-    Compared,
-    Condition,
-    Fact,
-    Literal,
-    Member,
-    Not,
-)
+import numpy as np
+
+from astray.comparison.select.columns import Cells, Columns
+from astray.comparison.verdict import AGREEING, BAD, LABELS
 from astray.errors import UsageError
+from astray.records import Kind, Phase, Role
+from astray.store import Coded
 from astray.store.columns import BoolArray
+from astray.wording import did_you_mean
+
+# -- conditions --------------------------------------------------------------------------------------------------------
+# The conditions a filter expression is made of, each of which gives a mask over the rows of a comparison.
+#
+# What is not known (NaN, a tensor that one run does not have) fits no comparison but `!=`, `!~` and `== null`: a
+# negated sign is always the exact opposite.
+
+
+ORDERS: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+OPPOSITES = {"!=": "==", "!~": "~"}
+GROUPS = {"wrong": BAD, "agrees": AGREEING}
+"""Words that stand for several verdicts."""
+
+_FIXED: dict[str, Sequence[str]] = {
+    "verdict": LABELS,
+    "kind": get_args(Kind),
+    "phase": get_args(Phase),
+    "role": get_args(Role),
+}
+_NULLS = ("null", "none", "nan")
+
+
+class Literal(NamedTuple):
+    """Something written in the expression. Without quotes it is a number, a column, or a text, as the context wants."""
+
+    text: str
+    quoted: bool = False
+
+    def is_column(self, columns: Columns) -> bool:
+        return not self.quoted and self.text in columns
+
+    @property
+    def is_null(self) -> bool:
+        return not self.quoted and self.text.lower() in _NULLS
+
+    @property
+    def is_number(self) -> bool:
+        try:
+            float(self.text)
+        except ValueError:
+            return False
+        return not self.quoted
+
+
+class Condition(Protocol):
+    def mask(self, columns: Columns) -> BoolArray: ...
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    parts: tuple[Condition, ...]
+
+    def mask(self, columns: Columns) -> BoolArray:
+        return reduce(operator.or_, (part.mask(columns) for part in self.parts))
+
+
+@dataclass(frozen=True)
+class AllOf:
+    parts: tuple[Condition, ...]
+
+    def mask(self, columns: Columns) -> BoolArray:
+        return reduce(operator.and_, (part.mask(columns) for part in self.parts))
+
+
+@dataclass(frozen=True)
+class Not:
+    part: Condition
+
+    def mask(self, columns: Columns) -> BoolArray:
+        return ~self.part.mask(columns)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A word alone: `wrong`, `agrees`, or a column that is true or false."""
+
+    word: Literal
+
+    def mask(self, columns: Columns) -> BoolArray:
+        if self.word.text in GROUPS:
+            return np.isin(columns.pairs.coded("verdict").codes, GROUPS[self.word.text])
+        if not self.word.is_column(columns):
+            raise _no_column(self.word, columns)
+        column = columns[self.word.text].column
+        if isinstance(column, Coded) or column.dtype != np.bool_:
+            raise UsageError(f"A filter compares {self.word.text} with something, such as {self.word.text} != null.")
+        return column
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two things and a sign between them, at least one of which must be a column."""
+
+    left: Literal
+    sign: str
+    right: Literal
+
+    def mask(self, columns: Columns) -> BoolArray:
+        if self.sign in OPPOSITES:
+            return ~Compared(self.left, OPPOSITES[self.sign], self.right).mask(columns)
+        if self.left.is_column(columns):
+            if self.right.is_column(columns) and self.sign != "~":
+                return self._two_columns(columns)
+            return _against(self.left.text, columns, self.sign, self.right)
+        if self.right.is_column(columns) and self.sign in MIRRORED:
+            return _against(self.right.text, columns, MIRRORED[self.sign], self.left)
+        if self.right.is_column(columns):
+            raise UsageError(f"A filter has the column before the {self.sign}: {self.right.text} {self.sign} '...'.")
+        for side in (self.left, self.right):
+            if not (side.quoted or side.is_number):
+                raise _no_column(side, columns)
+        raise UsageError(f"Neither {self.left.text!r} nor {self.right.text!r} is a column. A comparison needs one.")
+
+    def _two_columns(self, columns: Columns) -> BoolArray:
+        left, right = columns[self.left.text], columns[self.right.text]
+        one, other = left.column, right.column
+        if isinstance(one, Coded) and isinstance(other, Coded):
+            if self.sign != "==":
+                raise UsageError(f"{self.left.text} and {self.right.text} are texts, which {self.sign} cannot order.")
+            one, other = _joint(one, other)
+        elif isinstance(one, Coded) or isinstance(other, Coded):
+            raise UsageError(
+                f"Of {self.left.text} and {self.right.text}, one holds texts and the other numbers. "
+                "Put what is no column into quotes."
+            )
+        mask: BoolArray = ORDERS[self.sign](one, other) & left.known & right.known
+        return mask
+
+
+@dataclass(frozen=True)
+class Member:
+    """A column and the values it may have."""
+
+    column: Literal
+    choices: tuple[Literal, ...]
+
+    def mask(self, columns: Columns) -> BoolArray:
+        return AnyOf(tuple(Compared(self.column, "==", choice) for choice in self.choices)).mask(columns)
+
+
+def _against(name: str, columns: Columns, sign: str, wanted: Literal) -> BoolArray:
+    """A column compared with what is written in the expression."""
+    cells = columns[name]
+    if wanted.is_null and sign == "==":
+        return ~cells.known
+    if isinstance(cells.column, Coded):
+        return _text_against(name, cells.column, sign, wanted)
+    if sign == "~":
+        raise UsageError(f"{name} is a column of numbers, which ~ cannot search. Compare it with ==, <, <=, > or >=.")
+    mask: BoolArray = ORDERS[sign](cells.column, _number(name, cells, wanted, columns)) & cells.known
+    return mask
+
+
+def _text_against(name: str, column: Coded[Any], sign: str, wanted: Literal) -> BoolArray:
+    if sign == "~":
+        pattern = regular_expression(wanted.text)
+        fits = [pattern.search(_text(value)) is not None for value in column.values]
+    elif sign == "==":
+        text = _meant(name, wanted.text)
+        fits = [_text(value) == text for value in column.values]
+    else:
+        raise UsageError(f"{name} is a column of texts, which {sign} cannot order. Use ==, !=, ~, !~ or in (...).")
+    return np.array([*fits, False], np.bool_)[column.codes]  # a null has the code −1, which is the last
+
+
+def _text(value: Any) -> str:
+    return "×".join(map(str, value)) or "scalar" if isinstance(value, tuple) else str(value)
+
+
+def _meant(name: str, text: str) -> str:
+    """The text as the column has it: shapes may be typed with an x, verdicts with underscores."""
+    if name.startswith("shape_"):
+        return re.sub(r"\s*[x,*]\s*", "×", text.strip("()[]")) or "scalar"
+    if name not in _FIXED:
+        return text
+    known = {re.sub(r"[ -]", "_", word): word for word in _FIXED[name]}
+    try:
+        return known[re.sub(r"[ -]", "_", text)]
+    except KeyError:
+        listed = ", ".join(_FIXED[name])
+        raise UsageError(
+            f"There is no {name} {text!r}.{did_you_mean(text, _FIXED[name])} There are {listed}."
+        ) from None
+
+
+def _number(name: str, cells: Cells, wanted: Literal, columns: Columns) -> float | bool:
+    """What a column of numbers or booleans is compared with. Fingerprints are written in hexadecimal."""
+    kind = cells.column.dtype.kind if isinstance(cells.column, np.ndarray) else ""
+    try:
+        if kind == "b":
+            return {"true": True, "false": False}[wanted.text.lower()]
+        return int(wanted.text, 16) if kind == "u" else float(wanted.text)
+    except (KeyError, ValueError):
+        what = "true or false" if kind == "b" else "a number"
+        guess = "" if wanted.quoted else did_you_mean(wanted.text, columns.names)
+        raise UsageError(f"{name} can be compared with {what} or a column, not with {wanted.text!r}.{guess}") from None
+
+
+def regular_expression(text: str) -> re.Pattern[str]:
+    """What a user typed as a regular expression. Raises UsageError with what is wrong with it."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UsageError(
+            f"{text!r} is not a regular expression: {error}. Put a backslash before ( ) [ ] . * +"
+        ) from None
+
+
+def _joint(left: Coded[Any], right: Coded[Any]) -> tuple[Any, Any]:
+    """The codes of two columns of texts in one numbering."""
+    numbers: dict[Any, int] = {}
+    one, other = (
+        np.array([*(numbers.setdefault(value, len(numbers)) for value in side.values), -1])[side.codes]
+        for side in (left, right)
+    )
+    return one, other
+
+
+def _no_column(word: Literal, columns: Columns) -> UsageError:
+    known = [*columns.names, *GROUPS]
+    return UsageError(
+        f"There is no column {word.text!r}.{did_you_mean(word.text, known)} There are {', '.join(columns.names)}; "
+        f"and the words {' and '.join(GROUPS)}."
+    )
+
 
 _TOKEN = re.compile(
     r"""\s*(?:

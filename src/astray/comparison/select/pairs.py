@@ -16,13 +16,13 @@ import numpy.typing as npt
 from astray.comparison.select.columns import Cells, Columns
 from astray.comparison.select.filter import Filter
 from astray.errors import UsageError
-from astray.numerals import numeral
 from astray.store import Coded
 from astray.store.arrow import PIECE_ROWS, batch_of, schema_of, stream_of
-from astray.wording import counted, did_you_mean
+from astray.wording import counted, did_you_mean, numeral
 
 if TYPE_CHECKING:
     import pandas
+
 
 Order = str | Sequence[str]
 
@@ -76,7 +76,6 @@ class Pairs:
 
     def to_pandas(self) -> pandas.DataFrame:
         """A DataFrame: texts as categories, what is not known as NaN or NA."""
-        from astray.comparison.select.frame import frame  # reports stand on comparisons, so they are fetched only here
 
         return frame(self)
 
@@ -171,3 +170,30 @@ def check_top(top: int) -> int:
     if top < 0:
         raise UsageError(f"{top} rows cannot be shown. Give a number from 0 on.")
     return top
+
+
+# -- frame -------------------------------------------------------------------------------------------------------------
+# Rows of a comparison as a pandas DataFrame, made straight from the columns: pyarrow is not needed.
+
+
+def frame(pairs: Pairs) -> pandas.DataFrame:
+    """The rows with every column."""
+    try:
+        import pandas
+    except ImportError:
+        raise UsageError(
+            "to_pandas needs pandas, which is not installed: pip install pandas. "
+            "Without it, pyarrow.table(...) and polars.DataFrame(...) take the same rows."
+        ) from None
+    columns = {name: _series(pandas, pairs[name]) for name in pairs.names}
+    return pandas.DataFrame(columns, copy=False)
+
+
+def _series(pandas: Any, cells: Cells) -> Any:
+    column = cells.column
+    if isinstance(column, Coded):
+        words = pandas.Index(column.values, dtype=object, tupleize_cols=False)
+        return pandas.Categorical.from_codes(column.codes, words)
+    if column.dtype.kind in "iu" and not cells.known.all():
+        return pandas.arrays.IntegerArray(column, ~cells.known)
+    return column

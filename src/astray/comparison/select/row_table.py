@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from astray.comparison.reasons import SENTENCES, Reason
 from astray.comparison.select.columns import SIDES
 from astray.comparison.select.pairs import Pairs
-from astray.comparison.verdict import AGREEING, BAD, LABELS
+from astray.comparison.verdict import AGREEING, BAD, LABELS, SENTENCES, Reason
 from astray.formatting import figures
 from astray.formatting.grid import Grid
 from astray.formatting.page import painted

@@ -16,7 +16,7 @@ import numpy as np
 from astray.comparison.pair.mapping import Mapping
 from astray.comparison.rows import Ints
 from astray.comparison.setup.setup_difference import ABSENT
-from astray.graph.keys_keys import one_key
+from astray.graph.keys import one_key
 from astray.records import Setup
 from astray.safe_text import read_plain
 from astray.store import RankRun

@@ -10,7 +10,6 @@ The files, names and columns are msprobe's; `astray help moving-from-msprobe` te
 from __future__ import annotations
 
 from astray.foreign.msprobe.comparing import compare, compare_distributed
-from astray.foreign.msprobe.debugger import PrecisionDebugger
-from astray.foreign.msprobe.seeding import seed_all
+from astray.foreign.msprobe.debugger import PrecisionDebugger, seed_all
 
 __all__ = ["PrecisionDebugger", "compare", "compare_distributed", "seed_all"]

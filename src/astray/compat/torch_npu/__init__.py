@@ -15,13 +15,12 @@ import os
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from astray.capture.seeding import seed_all
+from astray.capture.experiments import seed_all
 from astray.compat.torch_npu.tools import compare
 from astray.errors import UsageError
-from astray.foreign.torch_npu.dumping import Dumping, dump_path
+from astray.foreign.torch_npu.dumping import Dumping, Schedule, dump_path, schedule, step_schedule
 from astray.foreign.torch_npu.overflow import Overflow, OverflowCheck
-from astray.foreign.torch_npu.schedule import Schedule, schedule, step_schedule
-from astray.paths import absolute
+from astray.process import absolute
 
 if TYPE_CHECKING:
     import torch

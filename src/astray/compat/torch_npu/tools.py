@@ -22,10 +22,10 @@ from astray.errors import CompareError, RunError
 from astray.foreign import torch_npu
 from astray.foreign.torch_npu import numbers
 from astray.foreign.torch_npu.calls import calls
-from astray.foreign.torch_npu.dumped import SAMPLE, Dumped, Floats
 from astray.foreign.torch_npu.dumping import settle
-from astray.foreign.torch_npu.forms import place_of
-from astray.ranks import rank_and_world_size
+from astray.foreign.torch_npu.names import SAMPLE, Dumped, Floats
+from astray.foreign.torch_npu.writer import place_of
+from astray.process import rank_and_world_size
 from astray.report.atomic_files import drafted
 from astray.stats import Contrast, Strided, contrast
 from astray.wording import counted

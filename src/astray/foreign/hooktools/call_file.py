@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from astray.checkpoints.torch_objects import attributes
-from astray.foreign.torch_file import Nest
-from astray.numerals import numeral
+from astray.foreign.array_files import Nest
 from astray.records import Role
 from astray.safe_text import read_plain
+from astray.wording import numeral
 
 CLASSES = {"module": "nn.module", "parameter": "gradient"}
 """What `classify` says of each kind of call; of all others it says that they are no nn.module."""

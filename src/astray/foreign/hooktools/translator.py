@@ -23,10 +23,9 @@ from astray.checkpoints.open_files import Files
 from astray.checkpoints.stored_tensor import read_whole
 from astray.checkpoints.torch_files import open_any
 from astray.errors import RunExists
+from astray.foreign.array_files import Nest, TorchTensor, write_torch_file
 from astray.foreign.hooktools.call_file import CLASSES, OTHERWISE, Place, nest, place_of, plain_leaves
-from astray.foreign.hooktools.layout import Label
-from astray.foreign.hooktools.series import Series
-from astray.foreign.torch_file import Nest, TorchTensor, write
+from astray.foreign.hooktools.layout import Label, Series
 from astray.store.run import RankRun
 from astray.store.run_info import End, RunInfo
 
@@ -231,7 +230,7 @@ class HooktoolsTranslator:
             leaves = entry.plain.get(part, {}) | entry.tensors.get(part, {})
             if leaves:
                 content[part] = nest(leaves)
-        write(entry.path, content)
+        write_torch_file(entry.path, content)
         entry.is_new, entry.is_loaded = False, False
         entry.tensors = {}
 

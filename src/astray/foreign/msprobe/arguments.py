@@ -6,9 +6,12 @@ is how astray sees them. A recording for msprobe's files knows how the call was 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from typing import Any
 
+from astray.foreign.msprobe.tensors import Found, is_tensor, walk
 from astray.records import Spelling
+from astray.wording import numeral
 
 
 def arrangement(spelling: Spelling | None, count: int, words: Collection[str]) -> dict[str, str] | None:
@@ -30,3 +33,84 @@ def arrangement(spelling: Spelling | None, count: int, words: Collection[str]) -
     if count > len(names) or spelling.positional > len(names) or not given.keys() <= seen.keys():
         return None
     return {seen[name]: place for name, place in given.items()}
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+# Which argument a gradient of a function's backward entry belongs to.
+#
+# msprobe hooks the last node of the graph that a function made, and numbers what that node sends on. Where the function
+# is that node (`relu`, `add`, `layer_norm`) those are the gradients of its arguments. Where it is made of several
+# (`linear` of three dimensions, `matmul`, `cross_entropy`) they are of something in between: such a gradient is kept
+# under a path of its own, and never compared with that of an argument.
+
+
+NODE = "node."
+"""What the path of a gradient begins with that is of a node and not known to be of an argument."""
+
+OWN = "gradients"
+"""The key of a backward entry for a function's gradients of its arguments that are not among those of its last node."""
+
+_UNARY = {
+    "abs", "clamp", "cos", "elu", "erf", "exp", "gelu", "hardtanh", "leaky_relu", "log", "log_softmax", "mean", "mish",
+    "neg", "pow", "reciprocal", "relu", "relu6", "rsqrt", "selu", "sigmoid", "silu", "sin", "softmax", "softplus",
+    "sqrt", "sum", "tanh",
+}  # fmt: skip
+_BINARY = {"add", "div", "mul", "sub"}
+_NODES = {
+    "layer_norm": ("0", "kwargs.weight", "kwargs.bias"),
+    "batch_norm": ("0", "kwargs.weight", "kwargs.bias"),
+    "group_norm": ("0", "kwargs.weight", "kwargs.bias"),
+    "embedding": ("1",),
+    "conv1d": ("0", "1", "2"),
+    "conv2d": ("0", "1", "2"),
+    "conv3d": ("0", "1", "2"),
+}
+"""The arguments that the gradients of a node belong to, in its order, as astray names them."""
+
+
+def gradient_paths(function: str, content: dict[str, Any], forward: Any, by_us: bool, nodes: Any) -> Iterator[Found]:
+    """The gradients of a function's backward entry, each with its path.
+
+    forward: the function's forward entry, whose arguments tell by their shapes whether gradients can be theirs.
+    by_us: whether astray wrote the dump, which has them by argument where msprobe's own order says nothing.
+    nodes: which argument each is of, where astray has written them as msprobe does.
+    """
+    output = content.get("output")
+    if by_us and isinstance(nodes, dict):
+        for path, leaf in walk(output, ""):
+            known = nodes.get(path)
+            yield Found(known if isinstance(known, str) else f"{NODE}{path}", leaf)
+        own = content.get(OWN)
+        yield from (
+            Found(path, leaf) for path, leaf in (own.items() if isinstance(own, dict) else ()) if is_tensor(leaf)
+        )
+        return
+    order = order_of(function)
+    if order is None:
+        yield from (Found(path if by_us else f"{NODE}{path}", leaf) for path, leaf in walk(output, ""))
+        return
+    shapes = _shapes(forward)
+    for path, leaf in walk(output, ""):
+        place = numeral(path)
+        known = place is not None and place < len(order)
+        target = order[place] if place is not None and known else path
+        fits = known and (by_us or shapes.get(target, leaf["shape"]) == leaf["shape"])
+        yield Found(target if fits or by_us else f"{NODE}{path}", leaf)
+
+
+def order_of(function: str) -> tuple[str, ...] | None:
+    """The arguments of a function that is one node of the graph, in the order of its gradients; None of others.
+
+    >>> order_of("layer_norm"), order_of("relu"), order_of("linear")
+    (('0', 'kwargs.weight', 'kwargs.bias'), ('0',), None)
+    """
+    if function in _UNARY:
+        return ("0",)
+    return ("0", "1") if function in _BINARY else _NODES.get(function)
+
+
+def _shapes(forward: Any) -> dict[str, Any]:
+    arguments = forward.get("input_args") if isinstance(forward, dict) else None
+    if not isinstance(arguments, list):
+        return {}
+    return {str(number): one["shape"] for number, one in enumerate(arguments) if is_tensor(one)}

@@ -13,14 +13,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from astray.foreign.msprobe.arguments import arrangement
-from astray.foreign.msprobe.gradients import NODE, OWN, order_of
+from astray.foreign.msprobe.arguments import NODE, OWN, arrangement, order_of
 from astray.foreign.msprobe.leaves import Leaf, scalar
 from astray.foreign.msprobe.names import GRADIENTS, by_keyword, function_stem, module_stem, parse, positional, short
 from astray.foreign.msprobe.tensors import DEEPEST
-from astray.numerals import numeral
 from astray.records import ROOT, Frame, SpelledFrame, Spelling
 from astray.safe_text import read_plain
+from astray.wording import numeral
 
 Row = dict[str, Any]
 

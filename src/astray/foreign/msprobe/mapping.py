@@ -19,7 +19,7 @@ from astray.errors import CompareError, RecordError
 from astray.foreign.msprobe.run_names import Names
 from astray.records import Role
 from astray.store import Coded, Run, Table
-from astray.store.retold import Retold
+from astray.store.convert import Retold
 from astray.store.run import RankRun
 
 

@@ -11,14 +11,13 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 from astray.foreign.dump_rows import Gathering
-from astray.foreign.msprobe.files import frames
-from astray.foreign.msprobe.gradients import gradient_paths
+from astray.foreign.msprobe.arguments import gradient_paths
+from astray.foreign.msprobe.comparing import frames
 from astray.foreign.msprobe.identities import Identities, Said, count, forward_of
 from astray.foreign.msprobe.names import Entry, by_keyword
 from astray.foreign.msprobe.tensors import Found, Tensors, is_tensor, skeleton, walk
-from astray.numerals import numeral
 from astray.records import ROOT, Phase, Role
-from astray.wording import counted
+from astray.wording import counted, numeral
 
 
 class StepReader:

@@ -11,18 +11,18 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from astray.errors import RunExists, UsageError
-from astray.foreign import torch_file
-from astray.foreign.msprobe.choice import Choice, Held, MakesAsked, Overflow, of_these
+from astray.foreign import array_files
+from astray.foreign.array_files import TorchTensor
 from astray.foreign.msprobe.entries import StepEntries
-from astray.foreign.msprobe.leaves import Leaf, checksum, leaf_of
-from astray.store.file_names import file_name
+from astray.foreign.msprobe.leaves import Leaf, checksum, is_finite, leaf_of
 from astray.store.run import RankRun
 from astray.store.run_info import End, RunInfo
+from astray.store.safe_paths import file_name
 from astray.wording import did_you_mean
 
 Task = Literal["statistics", "tensor", "md5", "structure", "overflow_check"]
@@ -169,9 +169,9 @@ class MsprobeTranslator:
             return
         if values is not None and (self._task == "tensor" or self._choice.keeps_values(place.entry)):
             bits = None if row["fingerprint"] is None else (row["fingerprint"], row["dtype"], row["shape"])
-            self._write(into, leaf, place.file, torch_file.TorchTensor(values, row["dtype"]), bits)
+            self._write(into, leaf, place.file, array_files.TorchTensor(values, row["dtype"]), bits)
         elif self._overflow is not None:
-            tensor = None if values is None else torch_file.TorchTensor(values.copy(), row["dtype"])
+            tensor = None if values is None else array_files.TorchTensor(values.copy(), row["dtype"])
             is_result = row["role"] in ("output", "gradient")
             for held in self._overflow.take(place.entry, Held(leaf, place.file, tensor), is_result):
                 if held.tensor is not None:
@@ -181,7 +181,7 @@ class MsprobeTranslator:
         self._count_lost(row, leaf, partial)
 
     def _write(
-        self, into: _Step, leaf: Leaf, name: str, tensor: torch_file.TorchTensor, bits: Hashable | None = None
+        self, into: _Step, leaf: Leaf, name: str, tensor: array_files.TorchTensor, bits: Hashable | None = None
     ) -> None:
         file = file_name(name, ".pt")
         if file is None:
@@ -191,7 +191,7 @@ class MsprobeTranslator:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / file
         if bits is None or not _link(path, into.files.setdefault(bits, path)):
-            torch_file.write(path, tensor)
+            array_files.write_torch_file(path, tensor)
         leaf["data_name"] = file
 
     def _count_lost(self, row: dict[str, Any], leaf: Leaf, partial: bool) -> None:
@@ -310,3 +310,77 @@ def _replace(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_bytes(text.encode("utf-8", "replace") + b"\n")
     draft.replace(path)
+
+
+# -- choice ------------------------------------------------------------------------------------------------------------
+# Which entries of a dump are written, where not all are asked for: by their names, or by what is in them.
+#
+# An entry that is left out uses up its number all the same, so that the others bear the names they would have had.
+
+
+Asked = Callable[[str, Sequence[str]], bool]
+"""Whether an entry is written, by its name and those of the entries around it. Asked once, in the order they begin."""
+
+MakesAsked = Callable[[], Asked]
+"""Makes it anew for each step."""
+
+
+class Choice(NamedTuple):
+    """What is written; `translate` explains each."""
+
+    asked: MakesAsked | None = None
+    with_values: Callable[[str], bool] | None = None
+    most: int | None = None
+    extra_info: bool = True
+
+    def keeps_values(self, name: str) -> bool:
+        return self.with_values is not None and self.with_values(name)
+
+
+class Held(NamedTuple):
+    """A tensor that waits until it is known whether its entry is written."""
+
+    leaf: Leaf
+    file: str
+    tensor: TorchTensor | None
+
+
+class Overflow:
+    """Finds the entries of which a result is not finite. The values of an entry are held until its results are known.
+
+    found: their names, in this step. most: how many are looked for, in all of them.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self.found: set[str] = set()
+        self._most = most
+        self._count = 0
+        self._held: dict[str, list[Held]] = {}
+        self._finite: set[str] = set()  # entries with results that were
+
+    def take(self, name: str, held: Held, is_result: bool) -> list[Held]:
+        """One more tensor of an entry. Gives what is to be written now."""
+        if is_result and not is_finite(held.leaf) and (self._most is None or self._count < self._most):
+            self._count += name not in self.found
+            self.found.add(name)
+        elif is_result:
+            self._finite.add(name)
+        self._held.setdefault(name, []).append(held)
+        return self._held.pop(name) if name in self.found else []
+
+    def forget(self) -> None:
+        """Let go of the entries whose results are there and finite. Those that are still running have none yet."""
+        for name in self._finite:
+            self._held.pop(name, None)
+        self._finite.clear()
+
+    def next_step(self) -> None:
+        """A step is over, and names begin anew."""
+        self.found.clear()
+        self._held.clear()
+
+
+def of_these(stacks: Mapping[str, Sequence[Sequence[str]]], names: Collection[str]) -> dict[str, list[list[str]]]:
+    """The stacks of some entries."""
+    kept = [([name for name in called if name in names], list(lines)) for called, lines in stacks.values()]
+    return {str(number): [*pair] for number, pair in enumerate(pair for pair in kept if pair[0])}

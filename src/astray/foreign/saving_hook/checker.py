@@ -16,8 +16,7 @@ from astray.comparison.measure import metrics
 from astray.comparison.measure.evidence import Progress
 from astray.errors import RunError
 from astray.foreign import array_files as npy
-from astray.foreign.saving_hook.files import FOLDERS, Folder
-from astray.foreign.saving_hook.listed import Listed, list_rank, rank_folders
+from astray.foreign.saving_hook.files import FOLDERS, Folder, Listed, list_rank, rank_folders
 from astray.report.atomic_files import drafted
 from astray.stats import Strided, contrast
 from astray.stats.moments import Moments, moments

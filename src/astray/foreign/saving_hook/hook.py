@@ -24,8 +24,7 @@ from astray.capture.settings import Given
 from astray.errors import RecordError
 from astray.foreign.live_writer import LiveWriter
 from astray.foreign.saving_hook import Limit, SavingTranslator, translate
-from astray.foreign.saving_hook.files import Folder
-from astray.foreign.saving_hook.listed import list_rank
+from astray.foreign.saving_hook.files import Folder, list_rank
 from astray.foreign.saving_hook.writer import ACCUMULATED, AGAIN
 from astray.log import logger
 from astray.records import NOTHING, ROOT

@@ -15,8 +15,7 @@ from pathlib import Path
 from astray.errors import RunError
 from astray.foreign import array_files as npy
 from astray.foreign.dump_rows import GatheredRank, Gathering, Values
-from astray.foreign.saving_hook.files import FOLDERS, NAME, Folder, rank_of
-from astray.foreign.saving_hook.listed import File, list_rank, rank_folders
+from astray.foreign.saving_hook.files import FOLDERS, NAME, File, Folder, list_rank, rank_folders, rank_of
 from astray.records import Role
 from astray.store.run import RankRun, Run
 from astray.store.run_info import RunInfo

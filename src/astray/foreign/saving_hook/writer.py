@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 from astray.errors import RunExists
 from astray.foreign import array_files as npy
-from astray.foreign.saving_hook.files import Folder, Saved, compose, is_draft, parse
-from astray.foreign.saving_hook.listed import rank_folders
+from astray.foreign.saving_hook.files import Folder, Saved, compose, is_draft, parse, rank_folders
 from astray.stats.dtypes import DTYPES
 from astray.store.columns import Table
-from astray.store.file_names import MOST_BYTES
 from astray.store.run import RankRun, known_to_numpy
 from astray.store.run_format.folder import recordable
 from astray.store.run_info import End, RunInfo
+from astray.store.safe_paths import MOST_NAME_BYTES
 from astray.wording import counted
 
 ACCUMULATED = "a gradient that has accumulated"
@@ -157,12 +156,12 @@ class SavingTranslator:
             return
         name = compose(folder, Saved(self._saved[folder], call.site, call.type, call.micro, path))
         if name is None:
-            self.lost[f"a tensor whose file would have a name of more than {MOST_BYTES} bytes"] += 1
+            self.lost[f"a tensor whose file would have a name of more than {MOST_NAME_BYTES} bytes"] += 1
             return
         known = known_to_numpy(values, dtype)
         if known.dtype != values.dtype:
             self.lost[f"the dtype {dtype}, stored as {known.dtype}"] += 1
-        npy.write(self._homes[folder] / name, known)
+        npy.write_npy(self._homes[folder] / name, known)
         self._saved[folder] += 1
         if self._limits[folder].per_step > 0:
             self._of_micro[folder, call.micro] += 1

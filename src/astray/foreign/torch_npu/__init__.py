@@ -19,7 +19,7 @@ from astray.errors import RunError
 from astray.foreign.dump_rows import GatheredRank, Gathering
 from astray.foreign.torch_npu import arrays, lines
 from astray.foreign.torch_npu.calls import gather
-from astray.foreign.torch_npu.dumped import Dump
+from astray.foreign.torch_npu.names import Dump
 from astray.foreign.torch_npu.writer import translate
 from astray.store.run import RankRun, Run
 from astray.store.run_info import RunInfo

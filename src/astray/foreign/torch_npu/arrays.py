@@ -19,8 +19,7 @@ from astray.checkpoints.torch_files import MOST_EXPANDED
 from astray.errors import RunError
 from astray.foreign import array_files as npy
 from astray.foreign.dump_rows import Values, shape_of
-from astray.foreign.torch_npu.dumped import Array, Dump, Dumped, Floats
-from astray.foreign.torch_npu.names import Name, parse
+from astray.foreign.torch_npu.names import Array, Dump, Dumped, Floats, Name, parse
 from astray.stats import DTYPES
 from astray.stats.dtypes import widen
 from astray.store.safe_paths import entries

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from astray.foreign.dump_rows import Gathering
 from astray.foreign.msprobe.names import by_keyword
-from astray.foreign.torch_npu.dumped import Dumped
-from astray.foreign.torch_npu.names import NODE, Site, order, site
+from astray.foreign.torch_npu.names import NODE, Dumped, Site, order, site
 
 Shape = tuple[int, ...]
 

@@ -7,11 +7,16 @@ nodes see it: `input` are the gradients that a call sends to its inputs, `output
 from __future__ import annotations
 
 import re
-from typing import Literal, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, cast
 
+import numpy as np
+import numpy.typing as npt
+
+from astray.foreign.dump_rows import Values
 from astray.foreign.msprobe import names as api
-from astray.numerals import numeral
-from astray.records import Kind, Phase, Role
+from astray.records import Kind, Phase, Role, Statistics
+from astray.wording import numeral
 
 Side = Literal["input", "output"]
 
@@ -130,3 +135,48 @@ def order(path: str) -> tuple[tuple[int, int, str], ...]:
     """What sorts paths: numbers by their size, and before words."""
     parts = ((part, numeral(part)) for part in path.split(".") if part)
     return tuple((1, 0, part) if number is None else (0, number, "") for part, number in parts)
+
+
+# -- dumped ------------------------------------------------------------------------------------------------------------
+# One tensor of a dump of torch_npu.hooks, whichever of its two forms it has: a line of JSON, or a file of numpy's.
+
+
+Floats = npt.NDArray[np.float64]
+
+SAMPLE = 10
+"""How many values a sampled line begins with: the first of the tensor, in row-major order."""
+SUMMARY = 3
+"""What follows them: the maximum, the minimum and the mean of the whole tensor."""
+
+
+class Dumped(NamedTuple):
+    """A tensor as the dump has it.
+
+    text: its name as it is written, `name` the same taken apart. place: where it stands, in words.
+    numbers: gives what the dump holds of it, in float64, one after another. Raises RunError.
+    is_sampled: that is some of its values, and three numbers that say something of all.
+    counts_tensors: the path in its name counts the tensors on its side, of which a lone one is number 0.
+    """
+
+    name: Name
+    text: str
+    place: str
+    dtype: str
+    shape: tuple[int, ...]
+    numbers: Callable[[], Floats]
+    values: Values | None = None
+    statistics: Statistics | None = None
+    note: str | None = None
+    is_sampled: bool = False
+    counts_tensors: bool = False
+
+
+class Dump(NamedTuple):
+    """The tensors of one rank, in order, and what is wrong with it. `is_cut`: its end shows that it was cut short."""
+
+    tensors: list[Dumped]
+    problems: list[str]
+    is_cut: bool = False
+
+
+Array = npt.NDArray[Any]

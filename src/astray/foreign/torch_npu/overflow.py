@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from astray.capture.adapters import adapter_for
 from astray.errors import AstrayError
 from astray.foreign.torch_npu import numbers
-from astray.foreign.torch_npu.forms import Kept, line
 from astray.foreign.torch_npu.names import order, stem, written_path
+from astray.foreign.torch_npu.writer import Kept, line
 from astray.guarding.exact import Stop
 from astray.guarding.guard import Guard
 from astray.guarding.trip import Trip
 from astray.log import logger
-from astray.ranks import rank_and_world_size
+from astray.process import rank_and_world_size
 from astray.stats import DTYPES
 from astray.store import RankRun, open_run
 

@@ -114,7 +114,7 @@ PyObject *import_name(const char *module, const char *name) {
 }  // namespace
 
 PyMODINIT_FUNC PyInit__native() {
-    statistics_type = import_name("astray.record", "Statistics");
+    statistics_type = import_name("astray.records", "Statistics");
     measurement_type = import_name("astray.stats.types", "Measurement");
     contrast_type = import_name("astray.stats.types", "Contrast");
     not_a_number = import_name("math", "nan");

@@ -26,8 +26,7 @@ from astray.store.run_format.decoder import empty_table, read_table
 from astray.store.run_format.folder import END_FILE, RUN_FILE, SETUP_FILE, STACKS_FILE, is_rank, rank_folders
 from astray.store.run_format.schema import CALLS, TENSORS, Column
 from astray.store.run_format.tensor_values import ValuesReader
-from astray.store.run_format.validation import sound_calls, sound_tensors
-from astray.store.run_format.verifying import fits
+from astray.store.run_format.validation import fits, sound_calls, sound_tensors
 from astray.store.run_info import FORMAT, End, RunInfo, read_json
 from astray.wording import counted
 

@@ -21,12 +21,10 @@ import numpy as np
 from astray.errors import RunError
 from astray.interrupts import pass_interrupt
 from astray.part import Part
-from astray.paths import absolute
+from astray.process import WeakRegistry, absolute
 from astray.records import Call, Frame, Missed, Setup, Tensor
-from astray.registry import WeakRegistry
 from astray.stats import sample_positions
-from astray.store.deferred import Source
-from astray.store.late import Late
+from astray.store.deferred import Late, Source
 from astray.store.run_format.rows import Row, Rows
 from astray.store.run_format.tensor_values import Values
 from astray.store.run_info import End, plain

@@ -15,18 +15,18 @@ from pathlib import Path
 import msgspec
 
 from astray.interrupts import pass_interrupt
-from astray.paths import absolute
+from astray.process import absolute
 from astray.records import Missed, Setup
-from astray.store.late import Late
+from astray.store.deferred import Late
 from astray.store.run_format.tensor_values import Values
 from astray.store.run_info import End, Flight, RunInfo, now, plain
 from astray.store.writing.background_writer import QUEUE_BYTES, Intake
-from astray.store.writing.holding import Holding
+from astray.store.writing.buffer_pool import Holding
+from astray.store.writing.record_queue import Wake
 from astray.store.writing.snapshot import Account, Dump, in_child, write_dump
 from astray.store.writing.step_boundaries import Cut, Cuts
 from astray.store.writing.step_buffer import Attached, Piece
 from astray.store.writing.step_listener import Listener, Watch
-from astray.store.writing.wake import Wake
 from astray.wording import sized
 
 REMEMBER = 5

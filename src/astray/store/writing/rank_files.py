@@ -21,7 +21,7 @@ import numpy as np
 from astray.interrupts import pass_interrupt
 from astray.process import largest_file, reason
 from astray.records import Blob, Frame, Missed, Setup
-from astray.store.late import Late
+from astray.store.deferred import Late
 from astray.store.run_format.cells import Cells, numbers
 from astray.store.run_format.encoder import BatchFile, call_columns, tensor_columns
 from astray.store.run_format.folder import END_FILE, RANK_FILES, SETUP_FILE, STACKS_FILE

@@ -7,6 +7,7 @@ before what it refers to: whoever takes does so in the reverse of the order in w
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sized
@@ -17,7 +18,6 @@ from astray.store.run_format.encoder import MOST_ROWS
 from astray.store.run_format.rows import Row, Rows, call_rows, tensor_rows
 from astray.store.run_format.tensor_values import Values
 from astray.store.writing.rank_files import Stack
-from astray.store.writing.wake import Wake
 
 BATCH_ROWS = MOST_ROWS  # so many are written at once
 QUEUE_ROWS = 4 * BATCH_ROWS
@@ -198,3 +198,31 @@ def _take(lane: list[Record], count: int | None = None) -> list[Record]:
     taken = lane[:count]
     del lane[:count]
     return taken
+
+
+# -- wake --------------------------------------------------------------------------------------------------------------
+# A bell that one thread waits for and any thread rings, also from a signal handler in the middle of ringing it.
+
+
+class Wake:
+    """What `threading.Event` is, for one who waits, and waiting resets it.
+
+    An event has a lock inside: a signal handler that sets it while its own thread is doing just that would wait for
+    itself. This is a lock and nothing else, free when somebody has rung.
+    """
+
+    __slots__ = ("_bell",)
+
+    def __init__(self) -> None:
+        self._bell = threading.Lock()
+        self._bell.acquire()
+
+    def set(self) -> None:
+        """Ring."""
+        if self._bell.locked():
+            with contextlib.suppress(RuntimeError):  # somebody else was faster
+                self._bell.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until somebody rings, or has rung since the last time; False when nobody did."""
+        return self._bell.acquire(timeout=-1 if timeout is None else max(0.0, timeout))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from astray.errors import RunError
 from astray.records import Setup
-from astray.store.late import Late
+from astray.store.deferred import Late
 from astray.store.run_format.folder import claim, recordable, release
 from astray.store.run_format.tensor_values import Values, ValuesReader
 from astray.store.run_info import RunInfo

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from astray.store.late import Late
+from astray.store.deferred import Late
 from astray.store.run_format.rows import TICKET, call_rows, tensor_rows
 from astray.store.run_format.tensor_values import Values
 from astray.store.writing import record_queue as backlog

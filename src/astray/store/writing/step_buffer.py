@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from astray.records import Blob, Frame, Missed
 from astray.store.columns import Table
-from astray.store.late import Late
+from astray.store.deferred import Late
 from astray.store.run_format.cells import AnyCells, Cells, Listed, Masked, numbers
 from astray.store.run_format.decoder import in_memory
 from astray.store.run_format.encoder import call_columns, tensor_columns

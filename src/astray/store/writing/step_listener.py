@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from astray.store.late import Late
+from astray.store.deferred import Late
+from astray.store.writing.record_queue import Wake
 from astray.store.writing.step_buffer import KeptBytes, Memory, Piece, StepRows
-from astray.store.writing.wake import Wake
 
 LOOK_SECONDS = 1.0  # so often it is looked whether the recorder can still answer
 

@@ -16,11 +16,11 @@ from operator import attrgetter
 from pathlib import Path
 
 from astray.process import largest_file
+from astray.records import Blob
+from astray.store.deferred import PAGE, PIECE_BYTES, Piece
 from astray.store.run_format.disk_io import Hands, Job
-from astray.store.run_format.shard_file import Shard
+from astray.store.run_format.shard_file import LARGE, Place, Shard
 from astray.store.run_format.tensor_values import Values, shard_name
-from astray.store.writing.lanes import Batch, Lane
-from astray.store.writing.pace import Pace
 
 SHARD_BYTES = 1 << 30
 HEADER_BYTES = 128 << 10, 4 << 20
@@ -230,3 +230,150 @@ class ValuesWriter:
 
 def _nothing(*_: object) -> None:
     pass
+
+
+# -- lanes -------------------------------------------------------------------------------------------------------------
+# Tensors on their way into a shard: what is written together, in which order, and what becomes of each.
+#
+# `values_writer.py` fills lanes with batches; `store/run_format/disk_io.py` does the jobs that a batch is made of.
+
+
+class Lane:
+    """A shard being filled, and the batches that are being written to it or to the one before it, in their order."""
+
+    __slots__ = ("load", "shard", "waiting")
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self.waiting: deque[Batch] = deque()
+        self.load = 0  # bytes of the batches
+
+
+class Batch:
+    """Tensors that follow one another in a shard, and of which its header is told at once."""
+
+    __slots__ = ("complete", "error", "large", "left", "lost", "nbytes", "places", "shard")
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self.places: dict[Values, Place] = {}
+        self.nbytes = 0
+        self.large = 0  # bytes of them that may be written directly
+        self.left = 0  # jobs that are not done
+        self.complete = False  # all its jobs have been given out
+        self.error: Exception | None = None
+        self.lost: dict[Values, str] = {}  # whose bytes never came, and why
+
+    def add(self, values: Values) -> bool:
+        """Find a place for a tensor; False when it needs the next shard."""
+        place = self.shard.place(values.name, values.dtype, values.shape, values.size, certain=values.source is None)
+        if place is not None:
+            self.places[values] = place
+            self.nbytes += place.nbytes
+            self.large += place.nbytes if place.nbytes >= LARGE else 0
+        return place is not None
+
+    def jobs(self, direct: bool) -> Iterator[Job | None]:
+        """The work to be done, cut so that memory is given back as it is written.
+
+        A job is direct from its first byte on. None says that there is more to come later.
+        """
+        job: Job | None = None
+        for values, place in self.places.items():
+            end, pages = place.offset, direct and place.nbytes >= LARGE
+            for piece in self._pieces(values):
+                full = job is not None and job.nbytes >= PIECE_BYTES
+                if job is not None and (piece is None or full or (pages and not job.direct) or end - job.end >= PAGE):
+                    yield job
+                    job = None
+                if piece is None:
+                    yield None
+                else:
+                    job = job or Job(self.shard.file, end, pages and end % PAGE == 0, self)
+                    job.add(values, piece, end)
+                    end = job.end
+        if job is not None:
+            yield job
+
+    def _pieces(self, values: Values) -> Iterable[Piece | None]:
+        if values.data is not None and values.size <= PIECE_BYTES:
+            return (Piece(values.data),)
+        return self._pieces_to_come(values)
+
+    def _pieces_to_come(self, values: Values) -> Iterator[Piece | None]:
+        try:
+            yield from values.pieces()
+        except Exception as error:  # noqa: BLE001 - these bytes are lost, and no others
+            self.lost[values] = f"{type(error).__name__}: {error}"
+
+    def finish(self, job: Job) -> None:
+        self.left -= 1
+        self.error = self.error or job.error
+        self.lost.update(job.lost)
+
+    def publish(self) -> None:
+        """Tell the header."""
+        self.shard.publish(self.places.values(), [self.places[values] for values in self.lost])
+
+    def settle(self) -> int:
+        """Say where everything is; returns how much memory became free."""
+        held = 0
+        for values, place in self.places.items():
+            held += values.held
+            blob = Blob(self.shard.number, place.offset, place.nbytes, values.sampled, values.part)
+            values.settle(None if values in self.lost else blob)
+        return held
+
+
+# -- pace --------------------------------------------------------------------------------------------------------------
+# Which way of writing is the faster one now: through the page cache, or past it.
+#
+# Into free memory the kernel copies faster than any disk writes; once that is full, or shared with others, it is slower
+# than giving the disk the bytes themselves. Neither can be known beforehand, so both are measured where they are used.
+
+
+class Pace:
+    """The choice. The other way is tried again after a while, with a few bytes."""
+
+    FIRST = 32 << 20  # buffered in any case: most recordings are shorter
+    TRIAL = 32 << 20
+    AGAIN = 2 << 30, 16 << 30  # bytes until the other way is tried again: at first, and at most
+    MEMORY = 64 << 20  # bytes over which a speed is averaged
+
+    def __init__(self) -> None:
+        self.direct = False  # whether that is the faster way, as far as is known
+        self._possible = True
+        self._cost: dict[bool, float] = {}  # seconds for a byte
+        self._trying = False  # the other way
+        self._left = self.FIRST  # bytes until that changes
+        self._interval = self.AGAIN[0]
+
+    def refuse(self) -> None:
+        """Say that there is no direct way."""
+        self._possible = self.direct = self._trying = False
+
+    def choose(self, nbytes: int) -> bool:
+        """The way for the next bytes: whether they go directly."""
+        if not self._possible:
+            return False
+        self._left -= nbytes
+        if self._left < 0:
+            self._trying = not self._trying
+            self._left = self.TRIAL if self._trying else self._interval
+            if not self._trying:
+                self._interval = min(2 * self._interval, self.AGAIN[1])
+        if not self._trying:
+            self._follow()
+        return self.direct != self._trying
+
+    def took(self, direct: bool, nbytes: int, seconds: float) -> None:
+        """Say what some bytes took."""
+        weight = min(1.0, nbytes / self.MEMORY)
+        cost = seconds / nbytes
+        self._cost[direct] = cost * weight + self._cost.get(direct, cost) * (1 - weight)
+
+    def _follow(self) -> None:
+        """Go the faster way; when that is another than before, look at both more closely for a while."""
+        if self._cost.get(not self.direct, float("inf")) < 0.9 * self._cost.get(self.direct, 0.0):
+            self.direct = not self.direct
+            self._left = self._interval = self.AGAIN[0]

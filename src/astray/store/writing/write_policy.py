@@ -10,7 +10,7 @@ from collections import deque
 from typing import Protocol
 
 from astray.records import Blob
-from astray.store.late import Late
+from astray.store.deferred import Late
 from astray.store.writing.rank_files import RankFiles, Stack
 from astray.store.writing.record_queue import Backlog
 from astray.store.writing.step_boundaries import Cut, Cuts

@@ -11,7 +11,7 @@ import numpy as np
 from astray.records import Call, Frame, Tensor
 from astray.store import RunInfo, RunWriter
 from astray.store.writing import values_writer
-from astray.store.writing.pace import Pace
+from astray.store.writing.values_writer import Pace
 
 SIZES = (3, 1000, 0, 70_000, 16, 400_000)
 

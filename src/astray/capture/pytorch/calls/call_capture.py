@@ -15,14 +15,12 @@ from torch._ops import OpOverload
 
 from astray.capture.engine import Engine, OpenCall
 from astray.capture.nonfinite_values import Found
-from astray.capture.objects import Objects
-from astray.capture.pytorch.calls.places import Named, Places, is_overriding
-from astray.capture.pytorch.gradients import InputEdges, LiveGradients
-from astray.capture.pytorch.last_nodes import LastNodes
+from astray.capture.pytorch.calls.sites import Named, Places, is_overriding
+from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import PLAIN, is_tensor
 from astray.capture.pytorch.torch_code import is_machinery
-from astray.capture.structure import Flattener
+from astray.capture.structure import Flattener, Objects
 
 Tensors = list[tuple[str, torch.Tensor]]
 Take = Callable[..., Tensors | None]

@@ -19,7 +19,7 @@ from torch._C import DisableTorchFunction
 from torch.compiler import is_compiling
 
 from astray.capture.engine import Engine, Site
-from astray.capture.pytorch.covers import Cover
+from astray.capture.pytorch.hooks import Cover
 
 LABELLED = {
     "cross_entropy": "target", "nll_loss": "target", "multi_margin_loss": "target", "multilabel_margin_loss": "target",

@@ -19,11 +19,9 @@ from torch.compiler import is_compiling
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.identity_map import IdentityMap
 from astray.capture.nonfinite_values import Found
-from astray.capture.objects import DEEPEST, MOST_TENSORS, Objects
 from astray.capture.pytorch.calls.call_capture import Tensors, flattener
 from astray.capture.pytorch.calls.catalogue import RUNNING
 from astray.capture.pytorch.calls.fast_paths import FastPaths
-from astray.capture.pytorch.calls.fsdp import Gathered, Gatherings
 from astray.capture.pytorch.calls.model_copies import CleanCopies
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.sites import Sites
@@ -31,6 +29,8 @@ from astray.capture.pytorch.calls.wrappers import (
     Chain,
     Children,
     Gate,
+    Gathered,
+    Gatherings,
     can_be_called,
     hides_gradients,
     is_compiled,
@@ -38,12 +38,12 @@ from astray.capture.pytorch.calls.wrappers import (
 )
 from astray.capture.pytorch.calls.wrappers import state as state_of
 from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCode, never_compiled
-from astray.capture.pytorch.gradients import InputEdges, LiveGradients, Origins
+from astray.capture.pytorch.gradients import InputEdges, LiveGradients, Origins, ParameterCapture
 from astray.capture.pytorch.hooks import Hook
 from astray.capture.pytorch.native.build import load
-from astray.capture.pytorch.parameters import ParameterCapture
 from astray.capture.pytorch.setup.setup_capture import SetupCapture
 from astray.capture.pytorch.shards import is_distributed
+from astray.capture.structure import DEEPEST_ATTRIBUTE, MOST_TENSORS, Objects
 from astray.interrupts import pass_interrupt
 from astray.records import ROOT
 
@@ -192,7 +192,8 @@ class ModuleCapture:
 
     def _note_too_large(self, kind: str) -> None:
         self._engine.missed(
-            f"tensors inside a {kind}", f"of one object {MOST_TENSORS} tensors are taken, {DEEPEST} levels deep"
+            f"tensors inside a {kind}",
+            f"of one object {MOST_TENSORS} tensors are taken, {DEEPEST_ATTRIBUTE} levels deep",
         )
 
     def _note_fast_path(self, layer: nn.Module) -> None:

@@ -18,7 +18,7 @@ from astray.capture.function_list import FunctionList
 from astray.capture.pytorch.calls.call_capture import Mode, Taking
 from astray.capture.pytorch.calls.catalogue import NOT_MATHS, RUNNING, Unfilled, is_buffer_maker
 from astray.capture.pytorch.calls.collectives import FunctionalCollective, describe_op
-from astray.capture.pytorch.calls.places import Places
+from astray.capture.pytorch.calls.sites import Places
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.structure import Flattener

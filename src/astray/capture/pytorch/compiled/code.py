@@ -22,7 +22,7 @@ from torch._C._dynamo import eval_frame as dynamo
 
 from astray.capture.engine import Engine, Site
 from astray.capture.pytorch.calls.wrappers import forward_of
-from astray.capture.pytorch.files import TORCH, torch_folder
+from astray.capture.pytorch.torch_code import TORCH, torch_folder
 from astray.records import ROOT
 
 AS_ONE = "torch.compile runs them as one graph"

@@ -25,8 +25,8 @@ from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.compiled.operators import NO_CALL, SEPARATOR, Named, define, recordings
-from astray.capture.pytorch.files import TORCH
 from astray.capture.pytorch.hooks import Hook
+from astray.capture.pytorch.torch_code import TORCH
 
 _OURS = (TORCH, f"{Path(__file__).parent}{os.sep}")
 

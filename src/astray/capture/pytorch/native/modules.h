@@ -191,7 +191,7 @@ private:
 
     void observe_parameters(const Site &site, PyObject *all, const OpenCall &call) {
         const Ref items = Ref::made(PyDict_Items(all));  // a copy: the program may change it meanwhile
-        const bool is_root = is_text(site.name, "<root>");   // astray.record.ROOT
+        const bool is_root = is_text(site.name, "<root>");   // astray.records.ROOT
         for (Py_ssize_t i = 0; i < PyList_Size(items); ++i) {
             PyObject *name = PyTuple_GetItem(PyList_GetItem(items, i), 0), *one = PyTuple_GetItem(PyList_GetItem(items, i), 1);
             if (one == Py_None) continue;

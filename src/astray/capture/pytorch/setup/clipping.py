@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn.utils import clip_grad
 
 from astray.capture.engine import Engine
 from astray.capture.pytorch.compiled.code import never_compiled
-from astray.capture.pytorch.covers import Cover
+from astray.capture.pytorch.hooks import Cover
 from astray.interrupts import pass_interrupt
 
 NAMES = ("clip_grad_norm", "clip_grad_value")
@@ -90,3 +91,24 @@ def _covering(clipping: Clipping, name: str, clip: Callable[..., Any]) -> Callab
         return clip(*given.args, **given.kwargs)
 
     return covered
+
+
+# -- written -----------------------------------------------------------------------------------------------------------
+# Which gradients somebody has written to between the backward pass and the optimizer, unlike the others.
+#
+# Clipping and unscaling write to all of them alike. One that was written to more often than the others, or replaced,
+# was singled out by the program; Adam makes nearly the same update of it, so that the weights of a few steps hardly
+# show it. Version counters tell: no tensor is read.
+
+
+NAME = "written_gradients"
+
+
+def singled_out(parameters: Sequence[torch.Tensor], writes: Callable[[torch.Tensor], int | None]) -> list[torch.Tensor]:
+    """Those of some parameters whose gradients were written to more or less often than most of theirs were."""
+    found = [(parameter, writes(parameter)) for parameter in parameters]
+    counts = Counter(number for _, number in found if number is not None)
+    if len(counts) < 2:
+        return []
+    usual = min(counts, key=lambda number: (-counts[number], number))
+    return [parameter for parameter, number in found if number not in (None, usual)]
