@@ -22,8 +22,8 @@ from playwright.sync_api import Browser, sync_playwright
 from tables import markdown, provenance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from astray.web.index import Page, file_html, read_page
-from astray.web.safety import Keyring
+from astray.web.index import PageAssets, file_html, read_page
+from astray.web.safety import AccessToken
 from astray.web.server import address, application, listen, server_of
 from astray.web.wire import encode, pack
 from web_tables import big_file, big_overview, big_session, big_table
@@ -50,9 +50,9 @@ class Table:
 
 
 @contextmanager
-def served(rows: int, page: Page) -> Iterator[str]:
+def served(rows: int, page: PageAssets) -> Iterator[str]:
     """The address of a server that shows the table."""
-    keyring = Keyring()
+    keyring = AccessToken()
     with listen("127.0.0.1", 0) as bound:
         server = server_of(application(Table(rows), page, keyring))  # type: ignore[arg-type]
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)

@@ -12,7 +12,7 @@ import time
 import numpy as np
 from tables import markdown, provenance
 
-from astray.comparison.pair.sequence_alignment import Stream, pair_streams
+from astray.comparison.pair.sequence_alignment import CallStream, pair_streams
 
 PER_LAYER, KINDS, SHAPES, LAYERS = 40, 18, 8, 24
 KNOWN = ("kinds and shapes", "and names", "and sizes")
@@ -36,15 +36,15 @@ def trial(calls: int, share: float, known: str) -> tuple[float, float]:
     random = np.random.default_rng(0)
     whole = stream(calls, random)
     truth = np.flatnonzero(random.random(len(whole)) >= share)
-    kept = Stream(*(column[truth] for column in whole))
+    kept = CallStream(*(column[truth] for column in whole))
     at = np.flatnonzero(random.random(len(kept)) < share / 4)  # others that were put in
-    other = Stream(
+    other = CallStream(
         random.integers(0, KINDS, len(at)),
         random.integers(0, SHAPES, len(at)),
         -at - 1,
         random.normal(size=len(at)) * 2,
     )
-    candidate = Stream(*(np.insert(column, at, more) for column, more in zip(kept, other, strict=True)))
+    candidate = CallStream(*(np.insert(column, at, more) for column, more in zip(kept, other, strict=True)))
     truth = np.insert(truth, at, -1)
     sides = [only(side, known) for side in (whole, candidate)]
     started = time.perf_counter()
@@ -53,19 +53,19 @@ def trial(calls: int, share: float, known: str) -> tuple[float, float]:
     return float(np.sum(truth[right] == left) / np.sum(truth >= 0)), seconds
 
 
-def stream(calls: int, random: np.random.Generator) -> Stream:
+def stream(calls: int, random: np.random.Generator) -> CallStream:
     """Steps of equal layers between a few calls of their own."""
     kinds, shapes = random.integers(0, KINDS, PER_LAYER), random.integers(0, SHAPES, PER_LAYER)
     step = [np.concatenate([[90, 91], np.tile(one, LAYERS), [92, 93, 94]]) for one in (kinds, shapes)]
     count = max(calls // len(step[0]), 1)
     kind, detail = (np.tile(one, count) for one in step)
-    return Stream(kind, detail, np.arange(len(kind)), random.normal(size=len(kind)) * 2)
+    return CallStream(kind, detail, np.arange(len(kind)), random.normal(size=len(kind)) * 2)
 
 
-def only(side: Stream, known: str) -> Stream:
+def only(side: CallStream, known: str) -> CallStream:
     name = side.name if known == "and names" else np.zeros(len(side), np.int64)
     size = side.size if known == "and sizes" else np.full(len(side), np.nan)
-    return Stream(side.kind, side.detail, name, size)
+    return CallStream(side.kind, side.detail, name, size)
 
 
 if __name__ == "__main__":

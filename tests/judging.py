@@ -15,7 +15,7 @@ from astray.comparison.judge.whole_run import Scaling, find_scaling, find_units,
 from astray.comparison.measure.custom_metrics import OwnMetrics
 from astray.comparison.measure.evidence import Evidence
 from astray.comparison.pair.alignment import Words, align
-from astray.comparison.rows import Reading, Vocabularies, Vocabulary, read_rows
+from astray.comparison.rows import RowReader, StringTable, Vocabularies, read_rows
 from astray.comparison.verdict import Judgement
 from astray.store import Run
 
@@ -24,8 +24,8 @@ class Judged:
     """One rank of two runs, as far as it is asked for."""
 
     def __init__(self, reference: Run, candidate: Run) -> None:
-        words: Vocabularies = defaultdict(Vocabulary)
-        left, right = (read_rows(run.ranks[0], words, Reading()) for run in (reference, candidate))
+        words: Vocabularies = defaultdict(StringTable)
+        left, right = (read_rows(run.ranks[0], words, RowReader()) for run in (reference, candidate))
         pairs = align(left, right, Words(words["kind"].words, words["site"].words))
         self.evidence = Evidence(
             left,

@@ -10,7 +10,7 @@ from typing import Any
 import astray
 from astray.foreign.msprobe.translator import MsprobeTranslator, translate
 from astray.store import RankRun, Run
-from astray.store.convert import Steps
+from astray.store.convert import StepBatches
 from astray.store.run_info import End
 
 CASES = Path(__file__).parent / "cases" / "msprobe"
@@ -47,7 +47,7 @@ def write(run: Run, path: Path, **options: Any) -> MsprobeTranslator:
     """A run as a dump, without `convert`, for the options that it does not have."""
     for rank in run.ranks.values():
         translator = translate(path, rank.rank, run.info, **options)
-        whole = Steps(rank)
+        whole = StepBatches(rank)
         for step in rank.account.steps:
             translator.take(step, whole.of(step))
             translator.step_over(step)

@@ -10,7 +10,7 @@ import numpy as np
 from astray.part import Part
 from astray.records import Blob, Call, Frame, Tensor
 from astray.stats.kernels import Strided, measure, sample_positions
-from astray.store import Coded, End, RankRun, Run, RunInfo, Table
+from astray.store import DictionaryColumn, End, RankRun, Run, RunInfo, Table
 
 WORDS_OF_CALL = {"kind", "site", "type", "phase", "args"}
 WORDS_OF_TENSOR = {"role", "path", "dtype", "shape", "stride", "device", "placement", "note"}
@@ -69,7 +69,9 @@ class Rank:
     def calls(self) -> tuple[Table, list[str]]:
         rows = {name: [getattr(call, name) for call in self._calls] for name in Call._fields}
         columns: dict[str, Any] = {
-            name: Coded.of(cells) if name in WORDS_OF_CALL else np.array([_or_null(cell) for cell in cells], np.int64)
+            name: DictionaryColumn.of(cells)
+            if name in WORDS_OF_CALL
+            else np.array([_or_null(cell) for cell in cells], np.int64)
             for name, cells in rows.items()
         }
         columns["recompute"] = np.array(rows["recompute"], np.bool_)
@@ -78,7 +80,7 @@ class Rank:
     def tensors(self) -> tuple[Table, list[str]]:
         rows = self._tensors
         columns: dict[str, Any] = {"seq": np.array([row.seq for row in rows], np.int64)}
-        columns |= {name: Coded.of([getattr(row, name) for row in rows]) for name in WORDS_OF_TENSOR}
+        columns |= {name: DictionaryColumn.of([getattr(row, name) for row in rows]) for name in WORDS_OF_TENSOR}
         columns["requires_grad"] = np.array([row.requires_grad for row in rows], np.bool_)
         for names, kind, null in ((MEASURES, np.float64, np.nan), (COUNTS, np.int64, -1)):
             for name in names:
@@ -88,7 +90,7 @@ class Rank:
         for place, name in enumerate(("blob_file", "blob_offset", "blob_bytes", "sampled")):
             cells = [None if row.blob is None else row.blob[place] for row in rows]
             columns[name] = np.array([_or_null(cell) for cell in cells], np.int64)
-        columns["part"] = Coded.of([None if row.blob is None else row.blob.part for row in rows])
+        columns["part"] = DictionaryColumn.of([None if row.blob is None else row.blob.part for row in rows])
         columns["value"] = np.array([_or_null(row.value) for row in rows], np.int64)
         known = np.array([row.fingerprint is not None for row in rows], np.bool_)
         return Table(columns, {"fingerprint": known}), []

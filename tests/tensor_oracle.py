@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.tensor_reader import OddTensors
+from astray.capture.tensor_reader import SlowPath
 
 
 class _Numbered(weakref.ref[Any]):
@@ -79,7 +79,7 @@ class Numbers:
 class PythonTaker:
     """What a recording asks of a taker, by the methods that see to odd tensors."""
 
-    def __init__(self, odd: OddTensors) -> None:
+    def __init__(self, odd: SlowPath) -> None:
         self.observe, self.observe_unread = odd.observe, odd.observe_unread
         self.written, self.changed = odd.written, odd.changed
         self._numbers = Numbers()

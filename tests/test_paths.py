@@ -14,7 +14,7 @@ import astray
 from astray.capture.settings import placed
 from astray.compat.hooktools import Tracer
 from astray.compat.msprobe import PrecisionDebugger
-from astray.process import absolute, shown
+from astray.process import absolute, relative_to_cwd
 from astray.store import open_run
 
 
@@ -40,16 +40,16 @@ def test_a_path_is_absolute_and_is_shown_as_it_would_be_typed(folders: tuple[Pat
     home, away = folders
     path = absolute("runs/a")
     assert path == home / "runs" / "a"
-    assert shown(path) == "runs/a"
+    assert relative_to_cwd(path) == "runs/a"
     os.chdir(away)
-    assert shown(path) == str(home / "runs" / "a")
+    assert relative_to_cwd(path) == str(home / "runs" / "a")
 
 
 def test_a_folder_that_is_gone_is_not_our_failure(folders: tuple[Path, Path]) -> None:
     home, _ = folders
     home.rmdir()
     assert absolute("runs/a") == Path("runs/a")
-    assert shown(Path("/somewhere/else")) == "/somewhere/else"
+    assert relative_to_cwd(Path("/somewhere/else")) == "/somewhere/else"
 
 
 @pytest.mark.parametrize("guard", [None, "warn"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from astray.errors import UsageError
-from astray.steps import Steps
+from astray.steps import StepSelection
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,11 @@ from astray.steps import Steps
         ("1,3, 8:10", [1, 3, 8, 9], "1,3,8:10"),
         ([1, 4], [1, 4], "1,4"),
         (range(2, 6, 2), [2, 4], "2:6:2"),
-        (Steps.parse("5"), [5], "5"),
+        (StepSelection.parse("5"), [5], "5"),
     ],
 )
 def test_what_is_chosen(given: Any, chosen: list[int], text: str) -> None:
-    steps = Steps.parse(given)
+    steps = StepSelection.parse(given)
     assert [step for step in range(12) if step in steps] == chosen
     assert str(steps) == text
     assert bool(steps) == (text != "all")
@@ -40,11 +40,11 @@ def test_what_is_chosen(given: Any, chosen: list[int], text: str) -> None:
 )
 def test_what_is_no_selection_is_answered_with_the_form(given: Any) -> None:
     with pytest.raises(UsageError, match="begin:end"):
-        Steps.parse(given)
+        StepSelection.parse(given)
 
 
 def test_ranks_are_chosen_in_the_same_way() -> None:
     with pytest.raises(UsageError, match=r"^'5:2' selects no rank\."):
-        Steps.parse("5:2", "rank")
+        StepSelection.parse("5:2", "rank")
     with pytest.raises(UsageError, match=r"^'x' is not a selection of ranks\."):
-        Steps.parse("x", "rank")
+        StepSelection.parse("x", "rank")

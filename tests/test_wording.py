@@ -6,7 +6,7 @@ import pytest
 
 from astray.errors import UsageError
 from astray.part import Part
-from astray.steps import Steps
+from astray.steps import StepSelection
 from astray.wording import numeral
 
 
@@ -26,6 +26,6 @@ def test_no_more_digits_than_asked_for() -> None:
 @pytest.mark.parametrize("text", ["9" * 5000, f"0:{'9' * 5000}", f"::{'9' * 5000}", f"{'9' * 5000}:"])
 def test_numbers_without_end_select_nothing(text: str) -> None:
     with pytest.raises(UsageError, match="is not a selection of steps"):
-        Steps.parse(text)
+        StepSelection.parse(text)
     with pytest.raises(UsageError, match="is not a part of a tensor"):
         Part.parse(text)

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 
 from astray.comparison.verdict import LABELS
-from astray.store import Coded
+from astray.store import DictionaryColumn
 from astray.web.wire import Column, encode, pack
 
 LAYERS = 12
@@ -40,8 +40,8 @@ def big_table(rows: int) -> dict[str, Column]:
     verdict = np.where(error > 1e-3, 3, np.where(error > 1e-5, 2, np.where(error > 0, 1, 0)))
     nothing = np.full(rows, np.nan)
 
-    def words(codes: np.ndarray, values: list[str]) -> Coded[str]:
-        return Coded(codes.astype(np.int32), values)
+    def words(codes: np.ndarray, values: list[str]) -> DictionaryColumn[str]:
+        return DictionaryColumn(codes.astype(np.int32), values)
 
     same = np.zeros(rows, np.int64)
     return {

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from astray.device.devices import Devices
+from astray.device.devices import DeviceMeasurer
 from astray.stats import Strided
 from gpu_sections.bandwidth import best_read, device_seconds
 from gpu_sections.work import Report, Work
@@ -34,7 +34,7 @@ def run(work: Work, report: Report) -> None:
     if not work.has_gpu:
         report.say("Not measured: there is no GPU.")
         return
-    devices = Devices()
+    devices = DeviceMeasurer()
     report.say(
         f"{ELEMENTS:,} contiguous elements: GB/s, and in brackets the fraction of the best plain read of that memory."
     )
@@ -65,7 +65,7 @@ def fill(dtype: str, count: int) -> torch.Tensor:
 class Job:
     """Has one tensor measured, again and again."""
 
-    def __init__(self, devices: Devices, tensor: torch.Tensor, statistics: bool = True) -> None:
+    def __init__(self, devices: DeviceMeasurer, tensor: torch.Tensor, statistics: bool = True) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
         self._memory = Strided(tensor.data_ptr(), dtype, tuple(tensor.shape), tensor.stride())
         self._devices, self._tensor, self._statistics = devices, tensor, statistics
@@ -86,21 +86,21 @@ class Job:
         return device_seconds(self, between=self.fetch)
 
 
-def large(devices: Devices, dtype: str) -> list[str]:
+def large(devices: DeviceMeasurer, dtype: str) -> list[str]:
     tensor = fill(dtype, ELEMENTS)
     bound = best_read(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
     rates = [tensor.nbytes / Job(devices, tensor, statistics).seconds() for statistics in (True, False)]
     return [dtype, f"{bound / 1e9:,.0f}", *(f"{rate / 1e9:,.0f} ({rate / bound:.2f})" for rate in rates)]
 
 
-def strided(devices: Devices, dtype: str, layout: str) -> str:
+def strided(devices: DeviceMeasurer, dtype: str, layout: str) -> str:
     whole = fill(dtype, ELEMENTS).view(-1, SIDE)
     tensor = LAYOUTS[layout](whole)
     rate = tensor.nbytes / Job(devices, tensor).seconds()
     return f"{rate / 1e9:,.0f} ({rate / best_read(whole):.2f})"
 
 
-def small(devices: Devices, count: int) -> list[str]:
+def small(devices: DeviceMeasurer, count: int) -> list[str]:
     job = Job(devices, fill("float32", count))
     both, alone = [], []
     for _ in range(5):

@@ -11,7 +11,7 @@ import torch
 
 from astray.capture.observer import Observer
 from astray.capture.settings import Settings
-from astray.device.devices import Devices
+from astray.device.devices import DeviceMeasurer
 from astray.stats import DTYPES, Strided
 
 
@@ -31,9 +31,9 @@ class Measured:
 @contextmanager
 def counting() -> Iterator[Measured]:
     """Counts what is measured inside, on all threads. Recordings that start here measure in Python, to be seen."""
-    found, measure, apply = Measured(), Devices.measure, Observer.apply
+    found, measure, apply = Measured(), DeviceMeasurer.measure, Observer.apply
 
-    def counted(self: Devices, tensor: torch.Tensor, memory: Strided, *rest: Any, **named: Any) -> int | str:
+    def counted(self: DeviceMeasurer, tensor: torch.Tensor, memory: Strided, *rest: Any, **named: Any) -> int | str:
         found.add(memory)
         return measure(self, tensor, memory, *rest, **named)
 
@@ -41,10 +41,10 @@ def counting() -> Iterator[Measured]:
         apply(self, settings)
         self.taker.apply(False, settings.roles, True, False, False)  # every tensor counts as odd
 
-    Devices.measure = counted  # type: ignore[method-assign]
+    DeviceMeasurer.measure = counted  # type: ignore[method-assign]
     Observer.apply = apply_oddly  # type: ignore[method-assign]
     try:
         yield found
     finally:
-        Devices.measure = measure  # type: ignore[method-assign]
+        DeviceMeasurer.measure = measure  # type: ignore[method-assign]
         Observer.apply = apply  # type: ignore[method-assign]

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
     from astray.capture.experiments import elsewhere, seed_all, without_dropout
     from astray.capture.recorder import Recorder
-    from astray.capture.settings import Given
+    from astray.capture.settings import RecordingOptions
     from astray.comparison.comparison import Comparison
     from astray.comparison.divergence import Divergence
-    from astray.comparison.pair.matching import Asked
+    from astray.comparison.pair.matching import MatchingOptions
     from astray.guarding.actions import On
     from astray.guarding.guard import Guard
     from astray.guarding.options import Gradients
-    from astray.guarding.recording_guard import Guarding
+    from astray.guarding.recording_guard import GuardSetting
     from astray.guarding.step_monitor import Condition
     from astray.guarding.trip import Trip, Tripped
     from astray.state import (
@@ -132,7 +132,12 @@ Path = str | os.PathLike[str]
 
 
 def record(
-    path: Path, model: Any, *, overwrite: bool = False, guard: Guarding | None = None, **settings: Unpack[Given]
+    path: Path,
+    model: Any,
+    *,
+    overwrite: bool = False,
+    guard: GuardSetting | None = None,
+    **settings: Unpack[RecordingOptions],
 ) -> Recorder:
     """Starts recording `model` into the run at `path`; use it in a `with`, or call `.stop()` at the end.
 
@@ -168,7 +173,7 @@ def guard(
     spike: float | None = None,
     when: Condition | None = None,
     max_memory: int | str = 512 << 20,
-    **settings: Unpack[Given],
+    **settings: Unpack[RecordingOptions],
 ) -> Guard:
     """Watches `model` for NaN and infinity, and names the call they come from.
 
@@ -220,7 +225,7 @@ def compare(
     allow_missing: bool = False,
     progress: Callable[[int, int], None] | None = None,
     processes: int | None = None,
-    **asked: Unpack[Asked],
+    **asked: Unpack[MatchingOptions],
 ) -> Comparison:
     """Compares two runs and finds the first divergence.
 

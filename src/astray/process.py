@@ -79,7 +79,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
         return Path(path)
 
 
-def shown(path: Path) -> str:
+def relative_to_cwd(path: Path) -> str:
     """A path in a sentence: relative if it lies in the current folder.
 
     >>> shown(Path.cwd() / "runs" / "a")

@@ -192,7 +192,7 @@ class Setup(NamedTuple):
     values: dict[str, Any]
 
 
-class Missed(NamedTuple):
+class MissedTensor(NamedTuple):
     """Something that was not observed, why, and how often."""
 
     what: str

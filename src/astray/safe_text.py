@@ -73,13 +73,13 @@ def bounded_loader() -> type[yaml.SafeLoader]:
     """A safe loader that does not follow `<<` without end."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class BoundedLoader(yaml.SafeLoader):
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
             super().flatten_mapping(node)
             if len(node.value) > MOST:
                 raise ValueError(_TOO_MANY)
 
-    return Loader
+    return BoundedLoader
 
 
 _TOO_MANY = f"by its references it stands for more than {MOST:,} values"

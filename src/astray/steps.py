@@ -16,7 +16,7 @@ _FORM = "Write begin:end, begin:end:stride, one number, or numbers with commas (
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepSelection:
     """A selection of step numbers.
 
     >>> 4 in Steps.parse("0:10:2"), 5 in Steps.parse("0:10:2"), 10 in Steps.parse("0:10:2")
@@ -28,12 +28,12 @@ class Steps:
     parts: tuple[range, ...] = ()
 
     @classmethod
-    def parse(cls, given: str | int | Sequence[int] | range | Steps | None, of: str = "step") -> Steps:
+    def parse(cls, given: str | int | Sequence[int] | range | StepSelection | None, of: str = "step") -> StepSelection:
         """A selection from what a user wrote; None, "all", an empty text and an empty list mean every step.
 
         of: what is counted, for the words of an error.
         """
-        if isinstance(given, Steps):
+        if isinstance(given, StepSelection):
             return given
         if given is None or (isinstance(given, str) and given == "all"):
             return cls()

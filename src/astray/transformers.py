@@ -18,13 +18,13 @@ from torch import nn
 from transformers import TrainerCallback
 
 from astray.capture.recorder import Recorder, overseer
-from astray.capture.settings import Given, Settings, placed
+from astray.capture.settings import RecordingOptions, Settings, placed
 from astray.process import absolute
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from astray.guarding.recording_guard import Guarding
+    from astray.guarding.recording_guard import GuardSetting
 
 
 __all__ = ["AstrayCallback"]
@@ -64,8 +64,8 @@ class AstrayCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
         path: str | os.PathLike[str],
         *,
         overwrite: bool = False,
-        guard: Guarding | None = None,
-        **settings: Unpack[Given],
+        guard: GuardSetting | None = None,
+        **settings: Unpack[RecordingOptions],
     ) -> None:
         checked = Settings.check(**settings)
         if guard is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from astray.capture.pytorch.calls import spelling
-from astray.capture.pytorch.calls.spelling import UNKNOWN, Waiting
+from astray.capture.pytorch.calls.spelling import UNKNOWN, CallInstruction
 
 CHECK = """
 import importlib.util, sys
@@ -135,7 +135,7 @@ class Held:
 
     def __add__(self, other: Any) -> Any:
         frame: FrameType = sys._getframe(1)
-        return Waiting(frame).operands()
+        return CallInstruction(frame).operands()
 
 
 def test_what_a_program_lets_go_is_not_kept() -> None:
@@ -174,7 +174,7 @@ def test_no_code_of_the_program_is_run() -> None:
 
     class Quiet(Held):
         def __radd__(self, other: Any) -> Any:
-            return Waiting(sys._getframe(1)).operands()
+            return CallInstruction(sys._getframe(1)).operands()
 
     loud, quiet = Loud(), Quiet()
     frames: list[Any] = []

@@ -19,7 +19,7 @@ import astray
 import tensor_oracle
 from astray.capture.pytorch import adapter
 from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.tensor_reader import Identity, Reading
+from astray.capture.tensor_reader import TensorIdentity, TensorReading
 from recorded_rows import different, rows
 from small_models import InPlace, Residual
 
@@ -29,7 +29,7 @@ MEASURED = ("min", "max", "mean", "std", "l2", "absmax", "zeros", "nan", "inf", 
 class FarReader(TorchReader):
     """Takes the CPU for a device."""
 
-    def read(self, tensor: torch.Tensor, identity: Identity | None, statistics: bool) -> Reading:
+    def read(self, tensor: torch.Tensor, identity: TensorIdentity | None, statistics: bool) -> TensorReading:
         near = super().read(tensor, identity, statistics)
         if near.memory is None:
             return near

@@ -13,7 +13,7 @@ from torch import nn
 import astray
 from astray.capture.recorder import Recorder
 from astray.cli import main
-from astray.store import FlightRecorder, RankRun, StepRows
+from astray.store import BufferedStep, FlightRecorder, RankRun
 from recorded_rows import hooks_of, rows
 
 SETTINGS: dict[str, Any] = {"level": ["module", "function"], "optimizer": ["gradient", "update"]}
@@ -54,7 +54,7 @@ def test_a_dump_compares_as_identical_with_an_ordinary_recording(
         train(ordinary, model)
     seen: list[int] = []
 
-    def look(step: StepRows) -> None:
+    def look(step: BufferedStep) -> None:
         rank = RankRun(0, step)
         assert (rank.call_rows >= 0).all()
         assert not step.numbers("nan").any()
@@ -88,7 +88,7 @@ def rows_between(run: astray.Run) -> list[dict[str, Any]]:
 def test_a_nan_is_seen_when_its_step_is_over(tmp_path: Path) -> None:
     bad: list[tuple[int, list[str]]] = []
 
-    def look(step: StepRows) -> None:
+    def look(step: BufferedStep) -> None:
         if step.numbers("nan").any():
             rank = RankRun(0, step)
             sites = rank.calls.coded("site").take(rank.call_rows[rank.tensors.numbers("nan") > 0])

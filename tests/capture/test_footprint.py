@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import astray
-from astray.capture.selection import Taken, forecast
+from astray.capture.selection import RecordedBytes, forecast
 
 SCRIPT = """
 import torch
@@ -63,7 +63,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[int]:
 )
 def test_what_is_said(disk: Any, free: float, max_bytes: int | None, ranks: int, sentence: str) -> None:
     disk(int(free))
-    assert sentence in forecast(Taken(1_000_000, 0), Path("runs/a"), max_bytes, ranks).sentence
+    assert sentence in forecast(RecordedBytes(1_000_000, 0), Path("runs/a"), max_bytes, ranks).sentence
 
 
 def record(path: Path, **settings: Any) -> None:

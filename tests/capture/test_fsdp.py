@@ -132,7 +132,7 @@ def test_nothing_remains_on_shards_or_on_what_was_gathered(tmp_path: Path) -> No
 def test_a_torch_that_keeps_its_parameters_elsewhere_costs_no_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def elsewhere(module: nn.Module) -> Iterator[wrappers.Gathered]:
+    def elsewhere(module: nn.Module) -> Iterator[wrappers.GatheredParameter]:
         raise AttributeError("no attribute 'fsdp_params'")
 
     monkeypatch.setattr(wrappers, "_gathered", elsewhere)

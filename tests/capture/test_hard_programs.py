@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import astray
-from astray.capture.pytorch.calls.fast_paths import FastPaths
+from astray.capture.pytorch.calls.fast_paths import InferenceFastPaths
 from recorded_rows import hooks_of, rows
 from small_models import Residual, build, same_bits, train
 
@@ -282,7 +282,7 @@ def test_a_recorder_that_cannot_start_leaves_nothing(tmp_path: Path, monkeypatch
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no")
 
-    monkeypatch.setattr(FastPaths, "check", fail)  # after the hooks were put in place
+    monkeypatch.setattr(InferenceFastPaths, "check", fail)  # after the hooks were put in place
     with pytest.raises(OSError, match="no"):
         astray.record(tmp_path / "run", model)
     monkeypatch.undo()

@@ -14,7 +14,7 @@ from torch import nn
 import astray
 from astray.capture.identity_map import IdentityMap, IdentitySet, same
 from astray.cli import main
-from astray.records import Missed
+from astray.records import MissedTensor
 from astray.store import Run, open_run
 from recorded_rows import rows
 
@@ -196,7 +196,7 @@ class Bare:
         pass
 
 
-def missed(run: Run) -> list[Missed]:
+def missed(run: Run) -> list[MissedTensor]:
     end = run.ranks[0].end
     assert end is not None
     return list(end.missed)

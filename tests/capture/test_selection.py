@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from astray.capture.selection import Quota, Scope, Selection
+from astray.capture.selection import Quota, RecordingSelection, Scope
 from astray.capture.settings import Settings
 
 SITES: list[tuple[str, str, Any]] = [
@@ -27,7 +27,7 @@ SITES: list[tuple[str, str, Any]] = [
 
 
 def wanted(**settings: Any) -> list[str]:
-    selection = Selection(Settings.check(**settings))
+    selection = RecordingSelection(Settings.check(**settings))
     return [site for site, type, kind in SITES if selection.wants_site(site, type, kind)]
 
 
@@ -62,7 +62,7 @@ def test_sites_by_name_and_class(settings: dict[str, Any], sites: list[str]) -> 
 
 
 def test_phases_roles_and_scope_are_passed_on() -> None:
-    selection = Selection(Settings.check(phases="backward", roles=["output", "gradient"]))
+    selection = RecordingSelection(Settings.check(phases="backward", roles=["output", "gradient"]))
     assert (selection.phases, selection.roles) == ({"backward"}, {"output", "gradient"})
 
 

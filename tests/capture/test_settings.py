@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from astray.capture.recorder import Recorder
-from astray.capture.settings import CHECKS, Given, Settings
+from astray.capture.settings import CHECKS, RecordingOptions, Settings
 from astray.cli import parser
 from astray.cli.settings import settings_of
 from astray.errors import RecordError
 from astray.part import Part
-from astray.steps import Steps
+from astray.steps import StepSelection
 
 RECORDING = Path(__file__).parents[2] / "docs" / "recording.md"
 
@@ -47,7 +47,7 @@ EVERYTHING: dict[str, Any] = {
 
 def test_nothing_given_is_the_default() -> None:
     assert Settings.check() == Settings()
-    assert Settings.check(**dict.fromkeys(Given.__optional_keys__)) == Settings()
+    assert Settings.check(**dict.fromkeys(RecordingOptions.__optional_keys__)) == Settings()
 
 
 def test_what_is_given_becomes_values() -> None:
@@ -58,7 +58,7 @@ def test_what_is_given_becomes_values() -> None:
     assert settings.optimizer == {"weight", "update"}
     assert settings.compiled == {"modules"}
     assert settings.perturb == 5
-    assert settings.steps == Steps.parse("0:10:2")
+    assert settings.steps == StepSelection.parse("0:10:2")
     assert [rank for rank in range(5) if rank in settings.ranks] == [0, 3]
     assert settings.match == (r"h\.0", "attn,proj")  # a comma may be part of a regular expression
     assert settings.ignore == ("drop",)
@@ -162,7 +162,7 @@ def test_statistics_are_left_out_for_fingerprints_alone() -> None:
 
 def test_every_place_that_lists_the_settings_lists_them_all() -> None:
     every = {*CHECKS, "config"}
-    assert Given.__optional_keys__ == every
+    assert RecordingOptions.__optional_keys__ == every
     described = re.findall(r"^    (\w+): ", Recorder.__doc__ or "", re.MULTILINE)
     assert sorted(described) == sorted({*every, "path", "model", "overwrite", "guard", "writer"})
     table = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \|", RECORDING.read_text("utf-8"), re.MULTILINE)

@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import astray
 from astray.capture.pytorch.shards import add_up
 from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.tensor_reader import Reading
+from astray.capture.tensor_reader import TensorReading
 from astray.stats import Strided, measure, merge_fingerprints
 
 
@@ -38,11 +38,11 @@ def playing(*mesh_shape: int) -> Iterator[DeviceMesh]:
             dist.destroy_process_group()
 
 
-def read(tensor: torch.Tensor) -> Reading:
+def read(tensor: torch.Tensor) -> TensorReading:
     return TorchReader().read(tensor, None, True)
 
 
-def fingerprint(reading: Reading) -> int | None:
+def fingerprint(reading: TensorReading) -> int | None:
     assert reading.memory is not None
     return measure(reading.box or reading.memory, statistics=False, shard=reading.shard).fingerprint
 
@@ -61,7 +61,7 @@ def indices(placement: dict[str, Any], shape: tuple[int, ...]) -> tuple[Any, ...
     return np.ix_(*along)
 
 
-def values(reading: Reading) -> np.ndarray[Any, Any]:
+def values(reading: TensorReading) -> np.ndarray[Any, Any]:
     assert reading.memory is not None
     return reading.memory.view().copy()
 

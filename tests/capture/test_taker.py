@@ -22,7 +22,7 @@ import tensor_oracle
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import NAMES
 from astray.capture.settings import Settings
-from astray.capture.tensor_reader import Identity
+from astray.capture.tensor_reader import TensorIdentity
 from astray.store.run_format import rows as store_rows
 from astray.store.run_format.rows import TICKET, PythonRows, tensor_rows
 from recorded_rows import different, rows
@@ -167,7 +167,7 @@ class Bench:
         self.rows: list[tuple[Any, ...]] = []  # given to the writer's own method, where there is no lane
         self.crowded: list[int] = []  # how many rows the lane had when it was said to be crowded
         self.odd: list[tuple[Any, ...]] = []
-        self.firsts: list[Identity] = []
+        self.firsts: list[TensorIdentity] = []
         self.unfilled: dict[int, Any] = {}
         self.failing = False
         self.writer = SimpleNamespace(tensor_row=self.rows.append, crowded=lambda lane: self.crowded.append(len(lane)))
@@ -179,12 +179,12 @@ class Bench:
             self.odd.append(given)
 
         self.taker = Taker(
-            examples, nn.Parameter, {}, rings, lambda index: 0xABC, None, None, Identity, self.unfilled,
+            examples, nn.Parameter, {}, rings, lambda index: 0xABC, None, None, TensorIdentity, self.unfilled,
             self.writer, lane, batch, odd, odd, odd, odd, self.first,
         )  # fmt: skip
         self.taker.apply(True, ROLES, True, False, False)
 
-    def first(self, tensor: torch.Tensor, identity: Identity, seq: int, role: str, path: str) -> tuple[Any, ...]:
+    def first(self, tensor: torch.Tensor, identity: TensorIdentity, seq: int, role: str, path: str) -> tuple[Any, ...]:
         if self.failing:
             raise ZeroDivisionError
         self.firsts.append(identity)

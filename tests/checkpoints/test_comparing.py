@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import astray
 from astray.cli import main
 from astray.comparison.pair.checkpoints import find_renaming
-from astray.comparison.pair.mapping_draft import Named, pair_renamed
+from astray.comparison.pair.mapping_draft import TensorSignature, pair_renamed
 from astray.errors import CompareError
 from saved_checkpoints import save_distributed
 
@@ -248,14 +248,20 @@ def test_other_names_are_mapped(two: Tensors, capsys: pytest.CaptureFixture[str]
 
 
 def test_tensors_of_other_values_are_paired_by_names() -> None:
-    left = [Named(f"h.{i}.{name}", (4, 4), None) for i in range(2) for name in ("attn.q.weight", "attn.k.weight")]
-    right = [Named(f"l.{i}.{name}", (4, 4), None) for name in ("attn.k.weight", "attn.q.weight") for i in range(2)]
+    left = [
+        TensorSignature(f"h.{i}.{name}", (4, 4), None) for i in range(2) for name in ("attn.q.weight", "attn.k.weight")
+    ]
+    right = [
+        TensorSignature(f"l.{i}.{name}", (4, 4), None) for name in ("attn.k.weight", "attn.q.weight") for i in range(2)
+    ]
     assert [(left[i].name[2:], right[j].name[2:]) for i, j in pair_renamed(left, right)] == [
         (one.name[2:], one.name[2:]) for one in left
     ]
-    assert pair_renamed([Named("a.0", (2,), 5)], [Named("x.1", (2,), 5), Named("a.0", (2,), 6)]) == [(0, 0)]
-    assert pair_renamed([Named("a.0.w", (2, 3), None)], [Named("b.0.w", (3, 2), None)]) == [(0, 0)]
-    assert pair_renamed([Named("a.0.w", (2,), None)], [Named("a.1.w", (2,), None)]) == []
+    assert pair_renamed(
+        [TensorSignature("a.0", (2,), 5)], [TensorSignature("x.1", (2,), 5), TensorSignature("a.0", (2,), 6)]
+    ) == [(0, 0)]
+    assert pair_renamed([TensorSignature("a.0.w", (2, 3), None)], [TensorSignature("b.0.w", (3, 2), None)]) == [(0, 0)]
+    assert pair_renamed([TensorSignature("a.0.w", (2,), None)], [TensorSignature("a.1.w", (2,), None)]) == []
 
 
 def test_a_checkpoint_and_a_run(two: Tensors, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from astray.checkpoints.checkpoint import measure_blocks, merge_statistics
-from astray.checkpoints.stored_tensor import Spec, boxes
+from astray.checkpoints.stored_tensor import TensorSpec, boxes
 from astray.records import Statistics
 from astray.stats import Strided, measure
 
@@ -39,7 +39,7 @@ def cut(values: np.ndarray, size: int) -> list[np.ndarray]:
     ids=["normal", "special", "nan", "constant", "integers", "booleans", "complex"],
 )
 def test_blocks_say_what_the_whole_says(values: np.ndarray, size: int) -> None:
-    spec = Spec(values.dtype.name, values.shape)
+    spec = TensorSpec(values.dtype.name, values.shape)
     found, whole = measure_blocks(cut(values, size), spec), measure(Strided.from_numpy(values))
     assert found.fingerprint == whole.fingerprint
     assert found.statistics is not None
@@ -50,7 +50,7 @@ def test_blocks_say_what_the_whole_says(values: np.ndarray, size: int) -> None:
 
 
 def test_nothing_is_measured_too() -> None:
-    assert measure_blocks([], Spec("bfloat16", (0, 3))).statistics == Statistics(*[None] * 6, 0, 0, 0, 0)
+    assert measure_blocks([], TensorSpec("bfloat16", (0, 3))).statistics == Statistics(*[None] * 6, 0, 0, 0, 0)
     empty = Statistics(None, None, None, None, None, None, 0, 2, 0, 2)
     assert merge_statistics([empty, empty]) == empty._replace(nan=4, count=4)
 

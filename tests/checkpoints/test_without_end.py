@@ -21,7 +21,7 @@ import pytest
 from astray import checkpoints
 from astray.checkpoints import distributed, pickles, torch_objects
 from astray.checkpoints.distributed import Chunk
-from astray.checkpoints.torch_files import Extent
+from astray.checkpoints.torch_files import ByteRange
 from astray.errors import CheckpointError
 
 SECONDS = 100
@@ -178,13 +178,13 @@ def test_a_compressed_zip_is_not_unpacked(tmp_path: Path) -> None:
 
 def test_parts_of_a_tensor_that_are_too_many_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "MOST_COMPARED", 1_000_000)
-    parts = [Chunk((0, n), (1, 1), Path("f"), Extent(n, 1)) for n in range(20_000)]
+    parts = [Chunk((0, n), (1, 1), Path("f"), ByteRange(n, 1)) for n in range(20_000)]
     with pytest.raises(ValueError, match="too many parts"):
         distributed._cover((1, 20_000), parts)
 
 
 def test_little_files_that_lie_over_each_other() -> None:
-    chunk = Chunk((), (), Path("d/f"), Extent(1, 9))
+    chunk = Chunk((), (), Path("d/f"), ByteRange(1, 9))
     distributed._check_apart({(f"{n}", None): chunk for n in range(10)})
     with pytest.raises(CheckpointError, match="9,000 bytes of tensors lie in the first 10 of d/f, over each other"):
         distributed._check_apart({(f"{n}", None): chunk for n in range(1000)})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import astray
-from astray.capture.children import VARIABLE, Children, reach
+from astray.capture.children import VARIABLE, ChildProcesses, reach
 from astray.cli import main
 
 RANK = """\
@@ -273,7 +273,7 @@ def test_a_word_that_cannot_be_read_is_no_failure_of_the_child(capsys: pytest.Ca
 
 
 def test_notes_that_were_cut_are_passed_over(tmp_path: Path) -> None:
-    children = Children(tmp_path / "run", {}, None)
+    children = ChildProcesses(tmp_path / "run", {}, None)
     children.place.mkdir()
     (children.place / "process-1.json").write_text('[1, "')
     assert children.notes() == []

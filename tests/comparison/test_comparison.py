@@ -12,7 +12,7 @@ from astray.comparison.blame.clues import differences
 from astray.comparison.comparison import compare
 from astray.comparison.problems import span
 from astray.errors import CompareError
-from astray.records import Call, Missed, Tensor
+from astray.records import Call, MissedTensor, Tensor
 from astray.stats.kernels import Strided, measure
 from astray.store import End, RunInfo, RunWriter
 
@@ -117,7 +117,7 @@ def test_what_was_not_observed_is_told(runs):
     one, other = runs.Builder(), runs.Builder()
     for builder in (one, other):
         filled(builder, "a")
-    one.rank().end = End(complete=True, missed=[Missed("a sparse tensor", "its numbers cannot be read", 3)])
+    one.rank().end = End(complete=True, missed=[MissedTensor("a sparse tensor", "its numbers cannot be read", 3)])
     assert compare(one.run, other.run).problems == (
         "Not observed in the reference: a sparse tensor (3 times): its numbers cannot be read.",
     )

@@ -26,7 +26,7 @@ import pytest
 import torch
 
 from astray.device import launcher
-from astray.device.launcher import CAPTURING, FAILED, LAUNCHED, NoKernelsError, Source, TritonKernel
+from astray.device.launcher import CAPTURING, FAILED, LAUNCHED, KernelSource, NoKernelsError, TritonKernel
 
 _launch = pytest.importorskip("astray.device._launch", reason="The native launcher was not built: no C compiler?")
 
@@ -302,7 +302,9 @@ def narrow(x, n, BLOCK: tl.constexpr):  # noqa: N803
     tl.store(x + at, at, mask=at < n)
 
 
-SCALE = Source(scale, {"x": "*i64", "out": "*i64", "n": "i64", "factor": "i64"}, {"BLOCK": 256}, aligned=("x", "out"))
+SCALE = KernelSource(
+    scale, {"x": "*i64", "out": "*i64", "n": "i64", "factor": "i64"}, {"BLOCK": 256}, aligned=("x", "out")
+)
 HOPPER = triton.backends.compiler.GPUTarget("cuda", 90, 32)
 HIDDEN = 2 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5) else 1
 """Addresses of scratch memory: a global one, and since Triton 3.5 a profiler's."""
@@ -320,7 +322,7 @@ def hopper(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
 class Stand:
     """In place of Triton's launcher, which needs a card."""
 
-    def __init__(self, compiled: Any, source: Source, device: int) -> None:
+    def __init__(self, compiled: Any, source: KernelSource, device: int) -> None:
         self.made_for = compiled.metadata.name, source, device
 
 
@@ -340,7 +342,7 @@ def test_code_that_is_not_as_expected_is_refused() -> None:
         launcher.hidden_arguments(ptx, "scale", 128, 1)
     with pytest.raises(ValueError, match=f"takes {4 + HIDDEN} arguments, but 7 are given"):
         launcher.hidden_arguments(ptx, "scale", 128, 7)
-    short = launcher.compile_for(Source(narrow, {"x": "*i32", "n": "i32"}, {"BLOCK": 64}), HOPPER).asm["ptx"]
+    short = launcher.compile_for(KernelSource(narrow, {"x": "*i32", "n": "i32"}, {"BLOCK": 64}), HOPPER).asm["ptx"]
     with pytest.raises(ValueError, match=r"its arguments are u64, u32, u64.*, not all of 64 bits"):
         launcher.hidden_arguments(short, "narrow", 128, 2)
 
@@ -369,7 +371,7 @@ def test_what_is_aligned_changes_the_code() -> None:
 def test_a_kernel_is_compiled_once_for_each_device(hopper: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_for, compiled = launcher.compile_for, []
 
-    def counting(source: Source, target: Any) -> Any:
+    def counting(source: KernelSource, target: Any) -> Any:
         compiled.append(source)
         return compile_for(source, target)
 
@@ -421,7 +423,7 @@ def test_kernels_that_need_more_go_to_tritons_launcher(
 ) -> None:
     compile_for = launcher.compile_for
 
-    def altered(source: Source, target: Any) -> Any:
+    def altered(source: KernelSource, target: Any) -> Any:
         compiled = compile_for(source, target)
         compiled.metadata = SimpleNamespace(**compiled.metadata._asdict() | {field: value})
         return compiled
@@ -463,7 +465,7 @@ def test_a_machine_without_triton_says_so(hopper: Driver, monkeypatch: Any) -> N
 def test_a_kernel_that_cannot_be_built_is_tried_once(hopper: Driver, monkeypatch: Any) -> None:
     compile_for, tried = launcher.compile_for, []
 
-    def counting(source: Source, target: Any) -> Any:
+    def counting(source: KernelSource, target: Any) -> Any:
         tried.append(source)
         return compile_for(source, target)
 

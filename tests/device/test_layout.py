@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from astray.device import layout
-from astray.device.layout import Tuning, Walk, walk
-from astray.stats import DTYPES, Shard
+from astray.device.layout import MemoryWalk, Tuning, walk
+from astray.stats import DTYPES, ShardPosition
 
 VIEWS = {
     "contiguous": lambda a: a,
@@ -32,7 +32,7 @@ VIEWS = {
 }
 
 
-def walked(way: Walk, item: int) -> list[tuple[int, int]]:
+def walked(way: MemoryWalk, item: int) -> list[tuple[int, int]]:
     """The places of the elements in memory and in logical order, as the kernel finds them; both in elements."""
     count, base, *packed = way.arguments
     each = way.unit // item
@@ -59,7 +59,7 @@ def walked(way: Walk, item: int) -> list[tuple[int, int]]:
     return places
 
 
-def expected(view: torch.Tensor, shard: Shard | None) -> list[tuple[int, int]]:
+def expected(view: torch.Tensor, shard: ShardPosition | None) -> list[tuple[int, int]]:
     offset, whole = shard or ((0,) * view.dim(), tuple(view.shape))
     places = []
     for index in product(*map(range, view.shape)):
@@ -74,8 +74,8 @@ def expected(view: torch.Tensor, shard: Shard | None) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", VIEWS)
 def test_every_element_is_read_once(name: str, dtype: str) -> None:
     view = VIEWS[name](torch.empty(20, 48, dtype=getattr(torch, dtype)))
-    shards = [None, Shard((0,) * view.dim(), tuple(size + 3 for size in view.shape))]
-    shards.append(Shard((1,) * view.dim(), tuple(size + 1 for size in view.shape)))
+    shards = [None, ShardPosition((0,) * view.dim(), tuple(size + 3 for size in view.shape))]
+    shards.append(ShardPosition((1,) * view.dim(), tuple(size + 1 for size in view.shape)))
     for shard in shards:
         way = walk(view.shape, view.stride(), dtype, view.storage_offset() * view.element_size(), shard)
         assert sorted(walked(way, view.element_size())) == expected(view, shard)
@@ -119,12 +119,12 @@ def test_indices_are_wide_where_32_bits_do_not_suffice() -> None:
     assert walk(((1 << 32) + 1,), (1,), "float32", 0).wide
     assert walk((1 << 31,), (1,), "float64", 0).wide is False
     assert walk(((1 << 31) + 1,), (1,), "float64", 0).wide
-    assert walk((10,), (1,), "float32", 0, Shard((1 << 32,), (1 << 33,))).wide
+    assert walk((10,), (1,), "float32", 0, ShardPosition((1 << 32,), (1 << 33,))).wide
     assert walk((2, 1000), (1 << 31, 1), "float32", 0).wide
     assert not walk((2, 1000), (1 << 30, 1), "float32", 0).wide
     assert walk((1 << 15, 1 << 16), (0, 1), "float32", 0).wide
     assert not walk((1 << 15, 1 << 16), (0, 1), "bfloat16", 0).wide
-    assert walk((4, 4), (4, 1), "float32", 0, Shard((1 << 20, 0), (1 << 21, 1 << 11))).wide
+    assert walk((4, 4), (4, 1), "float32", 0, ShardPosition((1 << 20, 0), (1 << 21, 1 << 11))).wide
 
 
 def test_what_cannot_be_walked_is_refused() -> None:

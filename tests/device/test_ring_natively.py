@@ -24,7 +24,7 @@ from torch import nn
 
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import NAMES
-from astray.capture.tensor_reader import Identity
+from astray.capture.tensor_reader import TensorIdentity
 from astray.device.cuda_ring import Slots
 from astray.device.tickets import CAPTURED, SLOTS, Tickets
 from astray.stats import Strided
@@ -121,8 +121,8 @@ class Bench:
         writer = SimpleNamespace(tensor_row=self.rows.append)
         refuse = lambda *_: pytest.fail("the twin was asked")  # noqa: E731
         self.taker = Taker(
-            examples, nn.Parameter, {}, {DEVICE: ring}, lambda index: STREAM, self.together, None, Identity, {}, writer,
-            None, 1 << 20, refuse, refuse, refuse, refuse, self.first,
+            examples, nn.Parameter, {}, {DEVICE: ring}, lambda index: STREAM, self.together, None, TensorIdentity, {},
+            writer, None, 1 << 20, refuse, refuse, refuse, refuse, self.first,
         )  # fmt: skip
         self.taker.apply(True, frozenset({"output", "parameter", "state"}), True, False, False)
 
@@ -132,7 +132,7 @@ class Bench:
         self.groups.append(0 if tickets is None else len(tickets))
         return tickets
 
-    def first(self, tensor: torch.Tensor, identity: Identity, *_: Any) -> tuple[Any, ...]:
+    def first(self, tensor: torch.Tensor, identity: TensorIdentity, *_: Any) -> tuple[Any, ...]:
         ticket = self.ring.measure(Strided(*identity[2:6]), None, True)
         note = ticket if isinstance(ticket, str) else None
         return (ticket if note is None else None, None, None, None, note)

@@ -13,15 +13,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from astray.device.staging import NotStagedError, Staged, Staging, boxes  # noqa: E402
-from astray.device.streams import Plain  # noqa: E402
-from astray.records import Missed, Tensor  # noqa: E402
+from astray.device.streams import SynchronousDevice  # noqa: E402
+from astray.records import MissedTensor, Tensor  # noqa: E402
 from astray.store import RunInfo, RunWriter, open_run  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = 4 << 20  # of memory: four chunks
 
 
-class Delayed(Plain):
+class Delayed(SynchronousDevice):
     """A device that copies to the host at the last moment: when a stream or a thread waits for it."""
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ def test_bytes_that_never_come_cost_only_their_values(writer: RunWriter, tmp_pat
     assert (run.values(0, 2) == 1).all()
     assert run.ranks[0].end is not None
     why = "RuntimeError: an illegal memory access was encountered"
-    assert run.ranks[0].end.missed == [Missed("the values of a tensor", why, 1)]
+    assert run.ranks[0].end.missed == [MissedTensor("the values of a tensor", why, 1)]
     assert run.ranks[0].end.values == 2
 
 

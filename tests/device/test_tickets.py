@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from astray.device import tickets as module
-from astray.device.devices import Devices
+from astray.device.devices import DeviceMeasurer
 from astray.device.result_row import FIELDS, NONE, WIDTH, measurements
 from astray.device.tickets import FORGOTTEN, UNSENT, Tickets
 from astray.stats import Strided, measure
@@ -25,14 +25,14 @@ def tensors(count: int) -> list[torch.Tensor]:
     return [torch.randn(3 + number, 5) * 10.0**number for number in range(count)]
 
 
-def ticket_for(devices: Devices, tensor: torch.Tensor, statistics: bool = True) -> int:
+def ticket_for(devices: DeviceMeasurer, tensor: torch.Tensor, statistics: bool = True) -> int:
     ticket = devices.measure(tensor, strided(tensor), None, statistics)
     assert isinstance(ticket, int)
     return ticket
 
 
 def test_what_comes_back_is_what_the_kernels_here_find() -> None:
-    devices = Devices()
+    devices = DeviceMeasurer()
     given = tensors(5)
     given[2][1, 3], given[2][2, 0], given[4][3, 2] = -math.inf, math.nan, math.nan
     held = np.array([ticket_for(devices, tensor) for tensor in given])
@@ -50,7 +50,7 @@ def test_what_comes_back_is_what_the_kernels_here_find() -> None:
 
 
 def test_a_ticket_is_due_once_it_is_sent_for_and_can_be_redeemed_often() -> None:
-    devices = Devices()
+    devices = DeviceMeasurer()
     (tensor,) = tensors(1)
     ticket = ticket_for(devices, tensor)
     assert not devices.tickets.is_due(ticket)
@@ -64,7 +64,7 @@ def test_a_ticket_is_due_once_it_is_sent_for_and_can_be_redeemed_often() -> None
 
 
 def test_the_numbers_are_those_of_the_moment_of_measuring() -> None:
-    devices = Devices()
+    devices = DeviceMeasurer()
     (tensor,) = tensors(1)
     expected = measure(strided(tensor)).fingerprint
     ticket = ticket_for(devices, tensor)
@@ -74,7 +74,7 @@ def test_the_numbers_are_those_of_the_moment_of_measuring() -> None:
 
 
 def test_fingerprints_alone() -> None:
-    devices = Devices()
+    devices = DeviceMeasurer()
     (tensor,) = tensors(1)
     held = np.array([ticket_for(devices, tensor, statistics) for statistics in (True, False)])
     devices.tickets.settle()
@@ -86,7 +86,7 @@ def test_fingerprints_alone() -> None:
 
 def test_a_full_segment_is_sent_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("astray.device.devices.SLOTS", 2)
-    devices = Devices()
+    devices = DeviceMeasurer()
     held = [ticket_for(devices, tensor) for tensor in tensors(3)]
     assert [devices.tickets.is_due(ticket) for ticket in held] == [True, True, False]
 
@@ -96,7 +96,7 @@ def test_tickets_are_used_again_until_the_program_has_all_sent_for_or_many_segme
 ) -> None:
     monkeypatch.setattr("astray.device.devices.SLOTS", 1)
     monkeypatch.setattr(module, "_KEPT", 12)  # a quarter is shared
-    devices, forgotten = Devices(), []
+    devices, forgotten = DeviceMeasurer(), []
     devices.tickets.forget = lambda: forgotten.append(1)
     (tensor,) = tensors(1)
     for expected in (0, 0, 1, 1, 1, 2, 2):
@@ -114,7 +114,7 @@ def test_a_segment_that_is_lost_is_not_used_again(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("no")
 
     monkeypatch.setattr("astray.device.devices._send", fail)
-    devices, forgotten = Devices(), []
+    devices, forgotten = DeviceMeasurer(), []
     devices.tickets.forget = lambda: forgotten.append(1)
     ticket_for(devices, tensors(1)[0])
     devices.tickets.settle(own_thread=True)
@@ -154,7 +154,7 @@ def test_an_end_leaves_nothing_undue() -> None:
 
 def test_old_segments_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT", 2)
-    devices = Devices()
+    devices = DeviceMeasurer()
     (tensor,) = tensors(1)
     held = []
     for _ in range(6):
@@ -189,7 +189,7 @@ def test_rows_of_nothing_finite_and_of_one_number_only() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_tensors_measured_together_have_the_numbers_they_have_alone(dtype: torch.dtype) -> None:
-    devices, given = Devices(), [tensor.cuda().to(dtype) for tensor in [*tensors(40), torch.randn(3000, 1001)]]
+    devices, given = DeviceMeasurer(), [tensor.cuda().to(dtype) for tensor in [*tensors(40), torch.randn(3000, 1001)]]
     memories = [strided(tensor) for tensor in given]
     alone = [ticket_for(devices, tensor) for tensor in given]
     for _ in range(3):  # the list is on the device from the second time on

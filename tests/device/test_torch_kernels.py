@@ -13,7 +13,7 @@ import torch
 from astray.device import torch_kernels
 from astray.device.result_row import NONE
 from astray.records import Statistics
-from astray.stats import DTYPES, Shard, Strided, merge_fingerprints, numpy_kernels
+from astray.stats import DTYPES, ShardPosition, Strided, merge_fingerprints, numpy_kernels
 
 DTYPE_NAMES = [name for name in DTYPES if hasattr(torch, name)]
 FLOATS = [name for name in DTYPE_NAMES if DTYPES[name].kind in ("float", "complex")]
@@ -84,7 +84,7 @@ def make(dtype: str, shape: tuple[int, ...], *, special: bool = False, seed: int
     return torch.from_numpy(values).to(getattr(torch, dtype))
 
 
-def expected(tensor: torch.Tensor, shard: Shard | None = None) -> tuple[Statistics, int]:
+def expected(tensor: torch.Tensor, shard: ShardPosition | None = None) -> tuple[Statistics, int]:
     name = str(tensor.dtype).removeprefix("torch.")
     memory = Strided(tensor.data_ptr(), name, tuple(tensor.shape), tensor.stride())
     statistics, fingerprint = numpy_kernels.measure(memory, True, True, shard)
@@ -93,7 +93,7 @@ def expected(tensor: torch.Tensor, shard: Shard | None = None) -> tuple[Statisti
     return statistics, fingerprint
 
 
-def measured(tensor: torch.Tensor, device: str, shard: Shard | None = None) -> tuple[Statistics, int]:
+def measured(tensor: torch.Tensor, device: str, shard: ShardPosition | None = None) -> tuple[Statistics, int]:
     """The row of a tensor that was put onto the device with its strides, and what it says."""
     row = torch_kernels.measure(put(tensor, device), statistics=True, shard=shard)
     assert (row.shape, row.dtype, row.device.type, row.requires_grad) == ((10,), torch.int64, device, False)
@@ -120,7 +120,7 @@ def put(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return there.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-def check(tensor: torch.Tensor, device: str, shard: Shard | None = None, *, rel: float = 1e-12) -> int:
+def check(tensor: torch.Tensor, device: str, shard: ShardPosition | None = None, *, rel: float = 1e-12) -> int:
     """Compare with the numpy kernels: all but mean, std and norm exactly. Gives the fingerprint."""
     (reference, mark), (result, found) = expected(tensor, shard), measured(tensor, device, shard)
     assert found == mark
@@ -175,7 +175,7 @@ def test_shards_add_up_to_the_whole(
     marks = []
     for rows, columns in SHARDS[cut]:
         part = whole[rows, columns]
-        marks.append(check(part, device, Shard((rows.start or 0, columns.start or 0), (40, 50))))
+        marks.append(check(part, device, ShardPosition((rows.start or 0, columns.start or 0), (40, 50))))
     assert merge_fingerprints(marks) == check(whole, device)
 
 
@@ -183,23 +183,23 @@ def test_shards_add_up_to_the_whole(
 @pytest.mark.parametrize(
     "shard",
     [
-        Shard((0, 0, 0), (2, 3, 5)),
-        Shard((4, 0, 0), (9, 3, 5)),
-        Shard((4, 1, 0), (9, 7, 5)),
-        Shard((0, 0, 2), (2, 3, 8)),
-        Shard((1, 2, 3), (4, 6, 9)),
-        Shard((1 << 20, 1 << 10, 5), (1 << 21, 1 << 11, 1 << 12)),
+        ShardPosition((0, 0, 0), (2, 3, 5)),
+        ShardPosition((4, 0, 0), (9, 3, 5)),
+        ShardPosition((4, 1, 0), (9, 7, 5)),
+        ShardPosition((0, 0, 2), (2, 3, 8)),
+        ShardPosition((1, 2, 3), (4, 6, 9)),
+        ShardPosition((1 << 20, 1 << 10, 5), (1 << 21, 1 << 11, 1 << 12)),
     ],
 )
-def test_a_shard_anywhere_in_a_tensor(dtype: str, shard: Shard, device: str) -> None:
+def test_a_shard_anywhere_in_a_tensor(dtype: str, shard: ShardPosition, device: str) -> None:
     """The last of them lies beyond the first 2³² words."""
     check(make(dtype, (2, 3, 5), special=True), device, shard)
 
 
 def test_a_shard_of_a_scalar_and_of_nothing(device: str) -> None:
     number = make("float32", (1,), seed=1)[0]
-    assert measured(number, device, Shard((), ())) == measured(number, device)
-    check(make("float32", (0, 4)), device, Shard((3, 0), (3, 4)))
+    assert measured(number, device, ShardPosition((), ())) == measured(number, device)
+    check(make("float32", (0, 4)), device, ShardPosition((3, 0), (3, 4)))
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_nothing_waits_for_the_device() -> None:
     try:
         for tensor, row in zip(tensors, whole, strict=True):
             again = torch_kernels.measure(tensor, statistics=True)
-            torch_kernels.measure(tensor, statistics=False, shard=Shard((3, 4), (50, 60)))
+            torch_kernels.measure(tensor, statistics=False, shard=ShardPosition((3, 4), (50, 60)))
             row -= again
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -19,7 +19,7 @@ from astray.device import launcher, layout
 from astray.device.layout import Tuning
 from astray.device.result_row import NONE, measurements
 from astray.records import Statistics
-from astray.stats import DTYPES, Shard, Strided, merge_fingerprints, numpy_kernels
+from astray.stats import DTYPES, ShardPosition, Strided, merge_fingerprints, numpy_kernels
 
 from .interpreted import WIDTH, Card, Interpreter, Machine, Part, address, aligned
 
@@ -102,7 +102,7 @@ def found(rows: np.ndarray) -> list[tuple[Statistics, int]]:
     return [measured.at(each) for each in range(rows.shape[1])]
 
 
-def expected(view: torch.Tensor, dtype: str, shard: Shard | None = None) -> tuple[Statistics, int]:
+def expected(view: torch.Tensor, dtype: str, shard: ShardPosition | None = None) -> tuple[Statistics, int]:
     place = Strided(view.data_ptr(), dtype, tuple(view.shape), view.stride())
     statistics, fingerprint = numpy_kernels.measure(place, True, True, shard)
     assert statistics is not None
@@ -191,7 +191,7 @@ def test_the_first_bad_element_of_a_shard_counts_in_the_whole(machine: Machine) 
     whole = tensor("bfloat16")
     whole[5, 9], whole[16, 30] = -math.inf, math.nan
     for rows, cols in SHARDS["quarters"]:
-        shard = Shard((rows.start or 0, cols.start or 0), tuple(whole.shape))
+        shard = ShardPosition((rows.start or 0, cols.start or 0), tuple(whole.shape))
         (result,) = measure(machine, [whole[rows, cols]], "bfloat16", shard=shard)
         check(result, expected(whole[rows, cols], "bfloat16", shard), "bfloat16")
         known = {(0, 0): (5 * 48 + 9, -math.inf), (9, 20): (16 * 48 + 30, math.nan)}
@@ -237,7 +237,7 @@ def test_fingerprints_of_shards_add_up(machine: Machine, cut: str) -> None:
         parts = []
         for rows, cols in SHARDS[cut]:
             view = whole[rows, cols]
-            shard = Shard((rows.start or 0, cols.start or 0), tuple(whole.shape))
+            shard = ShardPosition((rows.start or 0, cols.start or 0), tuple(whole.shape))
             (result,) = measure(machine, [view], dtype, shard=shard)
             check(result, expected(view, dtype, shard), dtype)
             parts.append(result[1])
@@ -248,10 +248,10 @@ def test_fingerprints_of_shards_add_up(machine: Machine, cut: str) -> None:
 def test_indices_beyond_32_bits(machine: Machine, dtype: str) -> None:
     whole = tensor(dtype, (200, 4))
     for view, shard in [
-        (whole, Shard((1 << 33, 0), (1 << 34, 4))),
-        (whole, Shard(((1 << 32) - 100, 0), (1 << 34, 4))),
-        (whole[:, 1:3], Shard(((1 << 35) - 1, 1), (1 << 36, 4))),
-        (whole[:100].T, Shard((0, 1 << 33), (4, 1 << 34))),
+        (whole, ShardPosition((1 << 33, 0), (1 << 34, 4))),
+        (whole, ShardPosition(((1 << 32) - 100, 0), (1 << 34, 4))),
+        (whole[:, 1:3], ShardPosition(((1 << 35) - 1, 1), (1 << 36, 4))),
+        (whole[:100].T, ShardPosition((0, 1 << 33), (4, 1 << 34))),
     ]:
         (result,) = measure(machine, [view], dtype, shard=shard)
         check(result, expected(view, dtype, shard), dtype)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from astray.errors import RunError
-from astray.foreign.dump_rows import GatheredRank, Gathering, Values, shape_of
+from astray.foreign.dump_rows import DumpRank, DumpRows, ValueLocation, shape_of
 from astray.records import Frame, Statistics
 from astray.store import RunInfo
 from astray.store.run import Run
@@ -17,14 +17,14 @@ from astray.store.run import Run
 def test_rows_and_values() -> None:
     read: list[str] = []
 
-    def load(name: str, array: np.ndarray) -> Values:
+    def load(name: str, array: np.ndarray) -> ValueLocation:
         def now() -> np.ndarray:
             read.append(name)
             return array
 
-        return Values(name, now, array.nbytes)
+        return ValueLocation(name, now, array.nbytes)
 
-    rows = Gathering()
+    rows = DumpRows()
     stack = rows.stack([Frame("a.py", 1, "f", "x = 1")])
     assert rows.stack([Frame("a.py", 1, "f", "x = 1")]) == stack
     assert rows.stack([]) is None
@@ -36,7 +36,7 @@ def test_rows_and_values() -> None:
     told = Statistics(-1.0, 2.0, 0.5, None, 3.0, 2.0, -1, -1, -1, 6)
     rows.tensor(outer, "output", "out", "float32", (6,), statistics=told, note="as the dump has it")
     rows.tensor(outer, "output", "odd", "float7", (6,), values=both)
-    rank = GatheredRank(0, rows.source())
+    rank = DumpRank(0, rows.source())
     run = Run(Path("x"), RunInfo(astray="", created="2026-01-01T00:00:00+00:00"), {0: rank})
     assert repr(run) == "<Run x: no framework, 1 step, 1 rank, 2 calls, 4 tensors, complete>"
     assert read == []  # nobody has looked
@@ -60,13 +60,13 @@ def test_values_that_cannot_be_read_leave_what_the_dump_says() -> None:
     def lost() -> np.ndarray:
         raise RunError("w.npy is gone.")
 
-    rows = Gathering()
+    rows = DumpRows()
     seq = rows.call("fc", "Linear")
     told = Statistics(0.0, 1.0, 0.5, None, 1.0, 1.0, -1, -1, -1, 2)
-    rows.tensor(seq, "output", "out", "float32", (2,), statistics=told, values=Values("w.npy", lost, 8))
-    other = Values("v.npy", lambda: np.zeros(3, np.float32), 8)
+    rows.tensor(seq, "output", "out", "float32", (2,), statistics=told, values=ValueLocation("w.npy", lost, 8))
+    other = ValueLocation("v.npy", lambda: np.zeros(3, np.float32), 8)
     rows.tensor(seq, "output", "out", "float32", (2,), values=other)
-    rank = GatheredRank(0, rows.source())
+    rank = DumpRank(0, rows.source())
     assert rank.tensors.row(0)["max"] == 1.0
     assert rank.tensors["note"].tolist() == [
         "w.npy is gone.",
@@ -95,12 +95,12 @@ def test_shapes_that_are_none() -> None:
     ],
 )
 def test_statistics_that_no_tensor_has_are_told_and_left_out(told: dict[str, float], said: str) -> None:
-    rows = Gathering()
+    rows = DumpRows()
     seq = rows.call("fc", "Linear")
     sound = Statistics(-1.0, 2.0, 0.5, None, 3.0, 2.0, -1, -1, -1, 6)
     for statistics in (None, sound, sound._replace(**told)):
         rows.tensor(seq, "output", "out", "float32", (6,), statistics=statistics)
-    rank = GatheredRank(0, rows.source())
+    rank = DumpRank(0, rows.source())
     assert [rank.tensors.row(row)["max"] for row in range(3)] == [None, 2.0, None]
     assert rank.problems == [
         f"The dump says of 1 tensor what no tensor has, and that is left out. The first is tensor 2, with {said}."

@@ -149,7 +149,9 @@ def test_a_tensor_that_is_met_again_has_its_values_each_time(
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(4))).to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    recorder = Recorder(tmp_path, model, level=["module", "function"], keep="tensors", writer=live.live(make)).start()
+    recorder = Recorder(
+        tmp_path, model, level=["module", "function"], keep="tensors", writer=live.live_writer(make)
+    ).start()
     for step in range(4):
         model(torch.randn(8, 32, device=device)).square().mean().backward()
         if step == 1:

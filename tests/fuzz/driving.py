@@ -251,11 +251,11 @@ def state_of_two(scene: Scene) -> None:
 
 def page(scene: Scene) -> None:
     """What somebody does in the page: two runs or one, every document, and the rows to take away."""
-    from astray.web.run_list import Shelf
+    from astray.web.run_list import RunList
     from astray.web.wire import encode
-    from astray.web.workspace import Desk
+    from astray.web.workspace import Workspace
 
-    desk = Desk(Shelf([scene.damaged, scene.whole]), {"processes": 1})
+    desk = Workspace(RunList([scene.damaged, scene.whole]), {"processes": 1})
     chosen = scene.chance.choice((("0", None), ("0", "1"), ("1", "0")))
     err = io.StringIO()
     with contextlib.redirect_stderr(err):  # the thread prints what is a fault
@@ -274,22 +274,22 @@ def page(scene: Scene) -> None:
 
 def page_of_a_folder(scene: Scene) -> None:
     """The runs in a folder, to choose from."""
-    from astray.web.run_list import Shelf
+    from astray.web.run_list import RunList
     from astray.web.wire import encode
 
-    shelf = Shelf([scene.damaged.parent])
+    shelf = RunList([scene.damaged.parent])
     encode({"runs": shelf.documents()})
     for number in range(len(shelf)):
         encode(shelf.document(str(number)))
 
 
 def exported(scene: Scene) -> None:
-    from astray.web.server import MEDIA, Exported
+    from astray.web.server import MEDIA, ExportedFile
 
     found = astray.compare(scene.damaged, scene.whole, processes=1)
     for kind in MEDIA:
         for concluded in (False, True):
-            Exported(found, kind, "not agrees", scene.chance.choice(("site", "-path", "-error")), concluded).close()
+            ExportedFile(found, kind, "not agrees", scene.chance.choice(("site", "-path", "-error")), concluded).close()
 
 
 def reports_read(scene: Scene) -> None:

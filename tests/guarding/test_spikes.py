@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import astray
-from astray.guarding.spikes import LEAST, Spikes
+from astray.guarding.spikes import LEAST, SpikeDetector
 from guarding.training import Net, batch, guarded, loss_of, steps_in, train, tripped
 
 
@@ -32,7 +32,7 @@ class WithLoss(nn.Module):
 
 
 def test_a_number_stands_out_when_it_is_so_many_times_the_median() -> None:
-    spikes = Spikes(10)
+    spikes = SpikeDetector(10)
     assert [spikes.usual(value) for value in [1.0] * (LEAST - 1)] == [None] * (LEAST - 1)
     assert spikes.usual(1e9) is None  # too few before it
     assert spikes.usual(10.0) is None  # as many times, not more
@@ -40,7 +40,7 @@ def test_a_number_stands_out_when_it_is_so_many_times_the_median() -> None:
     assert spikes.usual(-10.1) == 1.0
     assert [spikes.usual(1e3) for _ in range(100)] == [1.0] * 100  # and is never taken for normal
     assert spikes.usual(math.nan) is spikes.usual(math.inf) is None
-    zeros = Spikes(10)
+    zeros = SpikeDetector(10)
     assert [zeros.usual(0.0) for _ in range(20)] == [None] * 20
     assert zeros.usual(1.0) is None  # nothing is many times zero
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import astray
-from astray.guarding.guard import OnTermination
+from astray.guarding.guard import TerminationHandler
 from guarding.training import Net, batch, guarded, hooks_of, steps_in, train, tripped
 
 HERE = Path(__file__).parent
@@ -195,7 +195,7 @@ def test_a_forked_child_passes_the_signal_on() -> None:
     heard: list[str] = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("before"))
     try:
-        listening = OnTermination(lambda: heard.append("act"))
+        listening = TerminationHandler(lambda: heard.append("act"))
         child = os.fork()
         if child == 0:
             with contextlib.suppress(BaseException):
@@ -213,7 +213,7 @@ def test_a_guard_that_is_stopped_elsewhere_only_passes_the_signal_on() -> None:
     heard: list[str] = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("before"))
     try:
-        listening = OnTermination(lambda: heard.append("act"))
+        listening = TerminationHandler(lambda: heard.append("act"))
         thread = threading.Thread(target=listening.remove)  # which cannot take the handler away
         thread.start()
         thread.join()

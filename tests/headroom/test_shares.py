@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from astray.headroom.shares import Values, at_least, below, normal_share
+from astray.headroom.shares import StatisticColumns, at_least, below, normal_share
 
 RANDOM = np.random.default_rng(7)
 
 
-def statistics(*arrays: np.ndarray) -> Values:
+def statistics(*arrays: np.ndarray) -> StatisticColumns:
     """What a recording would keep of some arrays."""
     rows = []
     for array in arrays:
@@ -20,7 +20,7 @@ def statistics(*arrays: np.ndarray) -> Values:
         biggest = np.abs(x).max()
         l2 = biggest * np.sqrt(((x / (biggest or 1)) ** 2).sum())  # in units of the largest: no square overflows
         rows.append((x.min(), x.max(), x.mean(), l2, biggest, x.size, np.count_nonzero(x)))
-    return Values(*(np.array(column, np.float64) for column in zip(*rows, strict=True)))
+    return StatisticColumns(*(np.array(column, np.float64) for column in zip(*rows, strict=True)))
 
 
 def families(size: int) -> dict[str, np.ndarray]:

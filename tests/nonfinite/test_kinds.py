@@ -6,32 +6,36 @@ import math
 
 import pytest
 
-from astray.nonfinite.alarm import Seen
-from astray.nonfinite.kinds import Case, kind_of
+from astray.nonfinite.alarm import TensorMention
+from astray.nonfinite.kinds import OriginCase, kind_of
 from astray.nonfinite.step_rows import function_of
 from astray.records import Statistics
 
 
 def seen(path: str, low: float | None, high: float | None, *, role: str = "input", dtype: str = "float32",
          zeros: int = 0, nan: int = 0, inf: int = 0, count: int = 8, forward: bool = False,
-         first: float | None = None) -> Seen:  # fmt: skip
+         first: float | None = None) -> TensorMention:  # fmt: skip
     size = None if low is None or high is None else max(abs(low), abs(high))
     bad = (None, None) if first is None else (0, first)
     statistics = Statistics(low, high, 0.0, 0.0, 0.0, size, zeros, nan, inf, count, *bad)
-    return Seen(role, path, dtype, (count,), statistics, forward)
+    return TensorMention(role, path, dtype, (count,), statistics, forward)
 
 
-def spoilt(dtype: str = "float32", nan: int = 0, inf: int = 2, count: int = 8) -> Seen:
+def spoilt(dtype: str = "float32", nan: int = 0, inf: int = 2, count: int = 8) -> TensorMention:
     return seen("out", None, None, role="output", dtype=dtype, nan=nan, inf=inf, count=count)
 
 
-def forward_of(function: str, *given: Seen, made: Seen | None = None, args: str | None = None) -> tuple[str, str]:
-    kind = kind_of(Case("produced", function, "forward", given, [made or spoilt()], args=args))
+def forward_of(
+    function: str, *given: TensorMention, made: TensorMention | None = None, args: str | None = None
+) -> tuple[str, str]:
+    kind = kind_of(OriginCase("produced", function, "forward", given, [made or spoilt()], args=args))
     return kind.word, kind.text
 
 
-def backward_of(function: str, *forward: Seen) -> str:
-    return kind_of(Case("produced", function, "backward", [seen("out", 1, 1)], [spoilt(nan=2, inf=0)], forward)).word
+def backward_of(function: str, *forward: TensorMention) -> str:
+    return kind_of(
+        OriginCase("produced", function, "backward", [seen("out", 1, 1)], [spoilt(nan=2, inf=0)], forward)
+    ).word
 
 
 @pytest.mark.parametrize(
@@ -104,8 +108,10 @@ def test_the_deviation_of_a_constant_is_zero_in_the_result() -> None:
 
 def test_infinities_of_both_signs() -> None:
     given = seen("0", None, None, inf=8)
-    assert kind_of(Case("converted", "sub", "forward", [given, given], [spoilt(nan=8, inf=0)])).word == "inf−inf"
-    assert kind_of(Case("converted", "sin", "forward", [given], [spoilt(nan=8, inf=0)])).word == "NaN from infinity"
+    assert kind_of(OriginCase("converted", "sub", "forward", [given, given], [spoilt(nan=8, inf=0)])).word == "inf−inf"
+    assert (
+        kind_of(OriginCase("converted", "sin", "forward", [given], [spoilt(nan=8, inf=0)])).word == "NaN from infinity"
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +127,7 @@ def test_infinities_of_both_signs() -> None:
 )
 def test_what_the_sign_of_infinities_tells(function: str, signs: list[float | None], word: str, part: str) -> None:
     given = [seen(str(at), -1.0, 1.0, inf=2, first=sign) for at, sign in enumerate(signs)]
-    kind = kind_of(Case("converted", function, "forward", given, [spoilt(nan=8, inf=0)]))
+    kind = kind_of(OriginCase("converted", function, "forward", given, [spoilt(nan=8, inf=0)]))
     assert kind.word == word
     assert part in kind.text
 
@@ -142,11 +148,11 @@ def test_one_name_for_functions_ops_and_modules(type_: str, name: str) -> None:
 
 def test_ranges_are_those_of_the_formats() -> None:
     assert "3.38953e+38" in forward_of("mul", seen("0", 0, 1e38), seen("1", 0, 1e38), made=spoilt("bfloat16"))[1]
-    assert math.isclose(Case("produced", "mul", "forward", [], [spoilt("float8_e4m3fn")]).limit, 448.0)
+    assert math.isclose(OriginCase("produced", "mul", "forward", [], [spoilt("float8_e4m3fn")]).limit, 448.0)
 
 
 @pytest.mark.parametrize("digits", [400, 4000])
 def test_an_argument_that_no_float_can_hold(digits: int) -> None:
-    case = Case("produced", "pow", "forward", [], [spoilt()], args=f'{{"args": ["<tensor>", {"9" * digits}]}}')
+    case = OriginCase("produced", "pow", "forward", [], [spoilt()], args=f'{{"args": ["<tensor>", {"9" * digits}]}}')
     assert case.constant(1) is None
     assert kind_of(case).word

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from astray.comparison.comparison import compare
-from astray.report.atomic_files import check_place, drafted
+from astray.report.atomic_files import atomic_file, check_place
 
 WRITERS = {"csv": "c", "xlsx": "d.xlsx", "json": "d.json", "junit": "j.xml"}
 
@@ -27,7 +27,7 @@ def everything(folder: Path) -> list[str]:
 
 def test_it_takes_its_place_at_the_end(tmp_path):
     place = tmp_path / "new" / "report.txt"
-    with drafted(place) as file:
+    with atomic_file(place) as file:
         file.write_text("done")
         assert not place.exists()
     assert place.read_text() == "done"
@@ -40,7 +40,7 @@ def test_an_older_report_stays_when_the_new_one_fails(tmp_path, failure):
     place.write_text("old")
 
     def fail() -> None:
-        with drafted(place) as file:
+        with atomic_file(place) as file:
             file.write_text("half")
             raise failure
 
@@ -54,7 +54,7 @@ def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path):
     (tmp_path / "there").mkdir()
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "there" / "report.txt")
-    with drafted(link) as file:
+    with atomic_file(link) as file:
         file.write_text("done")
     assert link.is_symlink()
     assert (tmp_path / "there" / "report.txt").read_text() == "done"
@@ -65,7 +65,7 @@ def test_a_pipe_is_written_to_and_stays(tmp_path):
     os.mkfifo(pipe)
     end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        with drafted(pipe) as file:
+        with atomic_file(pipe) as file:
             file.write_text("done")
         assert os.read(end, 10) == b"done"
     finally:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from astray.errors import UsageError
-from astray.records import Missed
-from astray.report.listing import Wanted, render
-from astray.steps import Steps
+from astray.records import MissedTensor
+from astray.report.listing import ListingOptions, render
+from astray.steps import StepSelection
 from astray.store import End
 from astray.store.run_info import Flight
 
@@ -29,7 +29,7 @@ def table(text: str) -> list[list[str]]:
 
 
 def test_the_header_says_what_the_run_is(run):
-    lines = render(run, Wanted()).splitlines()
+    lines = render(run, ListingOptions()).splitlines()
     assert lines[0] == "runs/good        3 steps · 1 rank · 36 calls · 69 tensors · complete"
     assert lines[1].split() == ["recorded", "with", "no", "framework"]
 
@@ -42,7 +42,7 @@ def test_settings_and_command_are_shown(runs):
     run.info.created = "2026-01-01T00:00:00+00:00"
     run.info.command = ["train.py", "--lr", "0.1"]
     run.info.settings = {"level": "module", "keep": ["stats", "fingerprint"]}
-    assert render(run, Wanted()).splitlines()[1:4] == [
+    assert render(run, ListingOptions()).splitlines()[1:4] == [
         "  recorded   2026-01-01T00:00:00+00:00 with torch 2.13",
         "  command    train.py --lr 0.1",
         "  settings   level module, keep stats+fingerprint",
@@ -54,7 +54,7 @@ def test_a_perturbed_run_says_so(runs):
     builder.tensor(builder.call("layer"), "output", "out", ONES)
     run = builder.run
     run.info.settings = {"level": "module", "perturb": 3}
-    assert render(run, Wanted()).splitlines()[2:4] == [
+    assert render(run, ListingOptions()).splitlines()[2:4] == [
         "  perturbed  its inputs, by roundings (seed 3): for astray compare --noise",
         "  settings   level module",
     ]
@@ -66,23 +66,26 @@ def test_a_flight_recording_says_why_it_was_written(runs):
     run = builder.run
     written = "2026-01-01T00:00:05+00:00"
     run.info.flight = Flight(why="a NaN in step 412", rank=0, written=written, remember=5, max_bytes=1 << 20)
-    assert render(run, Wanted()).splitlines()[2] == f"  written    {written} from memory: a NaN in step 412"
+    assert render(run, ListingOptions()).splitlines()[2] == f"  written    {written} from memory: a NaN in step 412"
     run.info.flight.rank, run.info.world_size = 3, 4
-    assert render(run, Wanted()).splitlines()[2] == f"  written    {written} from memory, by rank 3: a NaN in step 412"
+    assert (
+        render(run, ListingOptions()).splitlines()[2]
+        == f"  written    {written} from memory, by rank 3: a NaN in step 412"
+    )
 
 
 def test_what_was_missed_and_what_is_wrong_is_shown(runs):
     builder = runs.Builder()
     builder.tensor(builder.call("layer"), "output", "out", ONES)
-    builder.rank().end = End(complete=True, missed=[Missed("calls of layer", "they were compiled", 3)])
+    builder.rank().end = End(complete=True, missed=[MissedTensor("calls of layer", "they were compiled", 3)])
     builder.rank().problems.append("Something is not there.")
-    text = render(builder.run, Wanted())
+    text = render(builder.run, ListingOptions())
     assert "  note       Something is not there.\n" in text
     assert "  missed     calls of layer: they were compiled (3×)\n" in text
 
 
 def test_rows_are_in_order_of_observation(run):
-    head, first, second, *rest = table(render(run, Wanted()))
+    head, first, second, *rest = table(render(run, ListingOptions()))
     assert head == ["step", "phase", "site", "tensor", "kind", "mean", "std", "min", "max", "l2"]
     assert first[:5] == ["0", "forward", "<root>", "input 0", "f32 4×8"]
     assert second[2] == "mlp"
@@ -92,13 +95,13 @@ def test_rows_are_in_order_of_observation(run):
 @pytest.mark.parametrize(
     ("wanted", "rows"),
     [
-        (Wanted(top=0), 69),
-        (Wanted(top=0, steps=Steps.parse("1:3")), 46),
-        (Wanted(top=0, match=r"proj$"), 15),
-        (Wanted(top=0, match=r"proj$", phase="backward"), 6),
-        (Wanted(top=0, role="gradient"), 6),
-        (Wanted(top=0, rank=0), 69),
-        (Wanted(top=5), 5),
+        (ListingOptions(top=0), 69),
+        (ListingOptions(top=0, steps=StepSelection.parse("1:3")), 46),
+        (ListingOptions(top=0, match=r"proj$"), 15),
+        (ListingOptions(top=0, match=r"proj$", phase="backward"), 6),
+        (ListingOptions(top=0, role="gradient"), 6),
+        (ListingOptions(top=0, rank=0), 69),
+        (ListingOptions(top=5), 5),
     ],
 )
 def test_filters(run, wanted, rows):
@@ -106,27 +109,27 @@ def test_filters(run, wanted, rows):
 
 
 def test_more_rows_than_shown_are_counted(run):
-    assert "… 64 more rows. Narrow them" in render(run, Wanted(top=5))
-    assert "… 1 more row. Narrow them" in render(run, Wanted(top=68))
-    assert "…" not in render(run, Wanted(top=69))
+    assert "… 64 more rows. Narrow them" in render(run, ListingOptions(top=5))
+    assert "… 1 more row. Narrow them" in render(run, ListingOptions(top=68))
+    assert "…" not in render(run, ListingOptions(top=69))
 
 
 def test_nothing_found_says_what_was_looked_for(run):
-    text = render(run, Wanted(match="nowhere", role="state", phase="forward", steps=Steps.parse("7")))
+    text = render(run, ListingOptions(match="nowhere", role="state", phase="forward", steps=StepSelection.parse("7")))
     assert text.endswith(
         "No tensor is in phase forward and in the role state and at a site like 'nowhere' and in steps 7."
     )
 
 
 def test_an_empty_run(runs):
-    assert render(runs.Builder().run, Wanted()).endswith("It holds no tensor.")
+    assert render(runs.Builder().run, ListingOptions()).endswith("It holds no tensor.")
 
 
 def test_wrong_wishes(run):
     with pytest.raises(UsageError, match=r"has no rank 4\. It has 0"):
-        render(run, Wanted(rank=4))
+        render(run, ListingOptions(rank=4))
     with pytest.raises(UsageError, match="is not a regular expression"):
-        render(run, Wanted(match="("))
+        render(run, ListingOptions(match="("))
 
 
 def test_sorting_is_by_magnitude_with_the_unmeasured_last(runs):
@@ -134,7 +137,7 @@ def test_sorting_is_by_magnitude_with_the_unmeasured_last(runs):
     for site, value in (("small", 1), ("negative", -3), ("nothing", None), ("large", 2)):
         rest = {"keep": {"fingerprint"}} if value is None else {}
         builder.tensor(builder.call(site), "output", "out", ONES * np.float32(value or 0), **rest)
-    sites = [row[2] for row in table(render(builder.run, Wanted(sort="mean")))[1:]]
+    sites = [row[2] for row in table(render(builder.run, ListingOptions(sort="mean")))[1:]]
     assert sites == ["negative", "large", "small", "nothing"]
 
 
@@ -142,9 +145,9 @@ def test_several_ranks_have_a_column(runs):
     builder = runs.Builder(world_size=2)
     for rank in range(2):
         runs.program(builder, rank=rank, steps=1)
-    head, first, *rest = table(render(builder.run, Wanted(top=0)))
+    head, first, *rest = table(render(builder.run, ListingOptions(top=0)))
     assert (head[0], first[0], rest[-1][0]) == ("rank", "0", "1")
-    assert {row[0] for row in table(render(builder.run, Wanted(rank=1, top=0)))[1:]} == {"1"}
+    assert {row[0] for row in table(render(builder.run, ListingOptions(rank=1, top=0)))[1:]} == {"1"}
 
 
 def test_what_is_not_finite_and_notes_stand_at_the_end(runs):
@@ -153,7 +156,7 @@ def test_what_is_not_finite_and_notes_stand_at_the_end(runs):
     values[:3] = np.nan, np.nan, np.inf
     builder.tensor(builder.call("broken", call=2, micro=1, recompute=True), "output", "out", values)
     builder.tensor(builder.call("odd"), "output", "out", ONES, note="a view", keep={"fingerprint"})
-    _, broken, odd = table(render(builder.run, Wanted()))
+    _, broken, odd = table(render(builder.run, ListingOptions()))
     assert broken[:3] == ["0.1", "forward again", "broken #2"]
     assert broken[-1] == "2 NaN, 1 Inf from [0]"
     assert odd[-2:] == ["–", "a view"]
@@ -175,7 +178,7 @@ def deep(runs):
 
 @pytest.mark.parametrize(("width", "numbers"), [(60, 0), (100, 1), (200, 5)])
 def test_lines_keep_to_the_width(runs, width, numbers):
-    text = render(deep(runs), Wanted(top=4), width=width)
+    text = render(deep(runs), ListingOptions(top=4), width=width)
     assert max(map(len, text.splitlines())) <= width
     head = table(text)[0]
     shown = [name for name in head if name in ("mean", "std", "min", "max", "l2")]
@@ -185,11 +188,11 @@ def test_lines_keep_to_the_width(runs, width, numbers):
 
 
 def test_a_narrow_table_keeps_its_numbers_where_there_is_room(run):
-    assert table(render(run, Wanted(), width=80))[0][-3:] == ["kind", "mean", "std"]
+    assert table(render(run, ListingOptions(), width=80))[0][-3:] == ["kind", "mean", "std"]
 
 
 def test_colour_only_when_asked_and_never_in_the_text(runs):
-    plain, coloured = (render(deep(runs), Wanted(), colour=colour) for colour in (False, True))
+    plain, coloured = (render(deep(runs), ListingOptions(), colour=colour) for colour in (False, True))
     assert "\x1b" not in plain
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
 
@@ -197,6 +200,6 @@ def test_colour_only_when_asked_and_never_in_the_text(runs):
 def test_what_it_is_sorted_by_is_shown_even_on_a_narrow_terminal(runs) -> None:
     run = runs.program(runs.Builder())
     for width in (60, 100):
-        text = render(run, Wanted(sort="absmax", top=3), width=width)
+        text = render(run, ListingOptions(sort="absmax", top=3), width=width)
         assert "absmax" in text
         assert max(map(len, text.splitlines())) <= width

@@ -12,7 +12,7 @@ from astray.cli import main
 from astray.comparison.comparison import Comparison, compare
 from astray.records import Call, Setup, Statistics, Tensor
 from astray.report.html import comparison_as_html
-from astray.report.listing import Wanted
+from astray.report.listing import ListingOptions
 from astray.report.listing import render as listing
 from astray.report.setup import render as table
 from astray.report.setup import summary_of
@@ -133,5 +133,5 @@ def test_a_run_says_what_it_was_set_to(tmp_path: Path) -> None:
         "AdamW lr 0.001, betas (0.9, 0.99) · 2 float32 parameters and buffers · autocast cpu bfloat16 · "
         "matmul precision high · 2 threads · seed 7 · in no optimizer: fc.bias"
     )
-    assert "  setup      AdamW lr 0.001" in listing(open_run(tmp_path / "a"), Wanted())
+    assert "  setup      AdamW lr 0.001" in listing(open_run(tmp_path / "a"), ListingOptions())
     assert summary_of(open_run(write(tmp_path / "b", []))) == ""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from astray.errors import StateError
-from astray.state import StateDict, Table
+from astray.state import StateDict, StatisticsTable
 from astray.state.describe import layout
 from astray.state.naming import grouped
 
@@ -150,7 +150,7 @@ def test_a_table_goes_to_pandas() -> None:
     frame = state().describe(lw=True, display=False).to_pandas()
     assert list(frame.columns) == ["no", "name", "shape", "numel", "norm1", "norm1_mean", "norm2"]
     assert frame["numel"].sum() == 9
-    assert isinstance(state().describe(display=False), Table)
+    assert isinstance(state().describe(display=False), StatisticsTable)
 
 
 def test_a_layer_is_a_part_of_the_name_that_is_a_number() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 import astray
 from astray.errors import StateError
 from astray.state import differences as pairs_module
-from astray.state.differences import Pair, pairs
+from astray.state.differences import PairSums, pairs
 
 
 def two_states(dtype: torch.dtype = torch.float32) -> tuple[astray.StateDict, astray.StateDict]:
@@ -103,7 +103,7 @@ def test_what_only_one_has_and_other_shapes_come_last() -> None:
 
 
 def test_pairs_add_up() -> None:
-    assert Pair(2, 2, 1.0, 2.0, 3.0, 4.0, 5.0, 1).plus(Pair(3, 2, 1.0, 1.0, 1.0, 1.0, 9.0, 2)) == Pair(
+    assert PairSums(2, 2, 1.0, 2.0, 3.0, 4.0, 5.0, 1).plus(PairSums(3, 2, 1.0, 1.0, 1.0, 1.0, 9.0, 2)) == PairSums(
         5, 4, 2.0, 3.0, 4.0, 5.0, 9.0, 3
     )
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import astray
 from astray.errors import StateError
 from astray.state import StateDict, measuring
-from astray.state.measuring import Queue
+from astray.state.measuring import DeviceMeasurements
 from astray.state.reductions import REDUCTIONS
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -145,7 +145,7 @@ def test_groups_are_reduced_together(state: StateDict) -> None:
 @given(states)
 def test_the_way_of_devices_gives_the_same(state: StateDict) -> None:
     """By torch operations, block by block, which run on any device."""
-    queue = Queue()
+    queue = DeviceMeasurements()
     filled = {name: value for name, value in state.items() if value.numel()}
     for name, value in filled.items():
         queue.add(name, value, (3.0, -1.0))
@@ -163,7 +163,7 @@ def test_nothing_is_copied_and_large_tensors_are_cut(monkeypatch: pytest.MonkeyP
     from astray.state import values
 
     monkeypatch.setattr(values, "BLOCK", 7)
-    queue = Queue()
+    queue = DeviceMeasurements()
     values = torch.randn(5, 9, generator=torch.Generator().manual_seed(0)).t()  # neither whole rows nor contiguous
     queue.add("x", values, ())
     assert queue.fetch()["x"].moments.l2 == pytest.approx(values.double().norm().item(), rel=1e-14)
@@ -188,7 +188,7 @@ def test_tensors_for_the_kernel_are_measured_together(monkeypatch: pytest.Monkey
         f"w{number}": torch.randn(9 + number, generator=torch.Generator().manual_seed(number)) for number in range(5)
     }
     values["other"] = values["w0"].double()
-    queue = Queue()
+    queue = DeviceMeasurements()
     for name, value in values.items():
         queue.add(name, value, ())
     found = queue.fetch()

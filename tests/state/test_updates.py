@@ -12,7 +12,7 @@ from torch import nn
 
 import astray
 from astray.errors import UsageError
-from astray.state.updates import Before, Expected, Update, Updates
+from astray.state.updates import ExpectedUpdate, ParameterState, Update, Updates
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -254,9 +254,9 @@ def test_an_optimizer_without_rule_is_not_checked_and_says_so() -> None:
 
 
 def test_a_rule_of_ones_own() -> None:
-    def rule(before: Before) -> Expected:
+    def rule(before: ParameterState) -> ExpectedUpdate:
         change = -before.group["lr"] * before.gradient.sign()
-        return Expected(change, 1e-6 * torch.ones_like(change), {})
+        return ExpectedUpdate(change, 1e-6 * torch.ones_like(change), {})
 
     class SignSGD(torch.optim.Optimizer):
         def __init__(self, parameters: Any) -> None:

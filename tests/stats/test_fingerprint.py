@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from astray.stats import DTYPES, Shard, Strided, kernels, merge_fingerprints
+from astray.stats import DTYPES, ShardPosition, Strided, kernels, merge_fingerprints
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 
-def fingerprint(array: np.ndarray, dtype: str | None = None, shard: Shard | None = None) -> int:
+def fingerprint(array: np.ndarray, dtype: str | None = None, shard: ShardPosition | None = None) -> int:
     result = kernels.measure(Strided.from_numpy(array, dtype), statistics=False, shard=shard).fingerprint
     assert result is not None
     return result
@@ -111,7 +111,7 @@ def test_shards_add_up(dtype: str, rows: list[int], columns: list[int]) -> None:
     whole = noise(dtype, (9, 13))
     parts = []
     for row, column in itertools.product(cuts(9, rows), cuts(13, columns)):
-        shard = Shard((row.start, column.start), whole.shape)
+        shard = ShardPosition((row.start, column.start), whole.shape)
         views = whole[row, column], np.ascontiguousarray(whole[row, column]), np.asfortranarray(whole[row, column])
         prints = {fingerprint(view, dtype, shard) for view in views}
         assert len(prints) == 1
@@ -133,15 +133,21 @@ def test_words_beyond_16_gib(dtype: str) -> None:
         x = x * 0x7FEB352D % 2**32
         x ^= x >> 15
         expected += (byte << 8 * (place & 3)) * x
-    assert fingerprint(array, dtype, Shard((first,), (2**36,))) == expected % 2**64
+    assert fingerprint(array, dtype, ShardPosition((first,), (2**36,))) == expected % 2**64
     backwards = np.ascontiguousarray(array[::-1])[::-1]
-    assert fingerprint(backwards, dtype, Shard((first,), (2**36,))) == expected % 2**64
+    assert fingerprint(backwards, dtype, ShardPosition((first,), (2**36,))) == expected % 2**64
 
 
 @pytest.mark.parametrize(
-    "shard", [Shard((0,), (4, 4)), Shard((3, 0), (4, 4)), Shard((-1, 0), (4, 4)), Shard((0, 0), (4,))]
+    "shard",
+    [
+        ShardPosition((0,), (4, 4)),
+        ShardPosition((3, 0), (4, 4)),
+        ShardPosition((-1, 0), (4, 4)),
+        ShardPosition((0, 0), (4,)),
+    ],
 )
-def test_a_shard_outside_the_whole_is_refused(shard: Shard) -> None:
+def test_a_shard_outside_the_whole_is_refused(shard: ShardPosition) -> None:
     with pytest.raises(ValueError, match="does not lie within"):
         fingerprint(np.zeros((2, 4), np.float32), shard=shard)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from astray.records import Statistics
-from astray.stats import DTYPES, Shard, Strided, kernels
+from astray.stats import DTYPES, ShardPosition, Strided, kernels
 
 from .conftest import decoded, encode
 
@@ -137,7 +137,7 @@ def test_the_first_bad_element_of_a_shard_counts_in_the_whole(dtype: str) -> Non
         (slice(6, 12), slice(10, 20), (7, 11)),
         (slice(8, 12), slice(5, 9), None),
     ]:
-        shard = Shard((rows.start, columns.start), whole.shape)
+        shard = ShardPosition((rows.start, columns.start), whole.shape)
         for part in (whole[rows, columns], whole.T.copy().T[rows, columns]):
             found = kernels.measure(Strided.from_numpy(part, dtype), shard=shard).statistics
             assert found is not None

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from astray.store.columns import Coded, Table
+from astray.store.columns import DictionaryColumn, Table
 
 
 def test_coded_keeps_distinct_values_in_order_of_first_appearance() -> None:
-    column = Coded.of(["b", "a", None, "b"])
+    column = DictionaryColumn.of(["b", "a", None, "b"])
     assert column.values == ["b", "a"]
     assert column.codes.tolist() == [0, 1, -1, 0]
     assert list(column) == ["b", "a", None, "b"]
@@ -15,14 +15,14 @@ def test_coded_keeps_distinct_values_in_order_of_first_appearance() -> None:
 
 
 def test_coded_takes_rows_masks_and_slices() -> None:
-    column = Coded.of([(1, 2), (), (1, 2), None])
+    column = DictionaryColumn.of([(1, 2), (), (1, 2), None])
     assert column.take(np.array([3, 0])).tolist() == [None, (1, 2)]
     assert column.take(np.array([True, False, True, False])).tolist() == [(1, 2), (1, 2)]
     assert column.take(slice(1, 2)).tolist() == [()]
 
 
 def test_code_of_an_unknown_value_matches_no_row() -> None:
-    column = Coded.of(["a", None])
+    column = DictionaryColumn.of(["a", None])
     assert not (column.codes == column.code("b")).any()
     assert column.code("a") == 0
 
@@ -30,7 +30,7 @@ def test_code_of_an_unknown_value_matches_no_row() -> None:
 @pytest.fixture
 def table() -> Table:
     columns = {
-        "site": Coded.of(["x", None, "y"]),
+        "site": DictionaryColumn.of(["x", None, "y"]),
         "step": np.array([0, 1, 2]),
         "mean": np.array([0.5, np.nan, np.nan]),
         "fingerprint": np.array([2**64 - 1, 0, 0], np.uint64),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from astray.errors import RunError
-from astray.records import Missed
+from astray.records import MissedTensor
 from astray.store.run_info import FORMAT, End, RunInfo, read_json, write_json
 
 
@@ -24,7 +24,7 @@ def test_documents_come_back(tmp_path: Path) -> None:
     info = RunInfo.here(settings={"steps": [0, 2], "match": None, "lr": 1e-3})
     write_json(tmp_path / "run.json", info)
     assert read_json(tmp_path / "run.json", RunInfo) == info
-    end = End(complete=True, missed=[Missed("a", "ß", 2)])
+    end = End(complete=True, missed=[MissedTensor("a", "ß", 2)])
     write_json(tmp_path / "end.json", end)
     assert read_json(tmp_path / "end.json", End) == end
     assert sorted(path.name for path in tmp_path.iterdir()) == ["end.json", "run.json"]

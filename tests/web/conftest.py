@@ -152,12 +152,12 @@ class Served(NamedTuple):
 def serve(*runs: Path) -> Iterator[Served]:
     """A server that shows runs, as `astray view` starts it."""
     from astray.web.index import read_page
-    from astray.web.run_list import Shelf
-    from astray.web.safety import Keyring
+    from astray.web.run_list import RunList
+    from astray.web.safety import AccessToken
     from astray.web.server import address, application, listen, server_of
-    from astray.web.workspace import Desk
+    from astray.web.workspace import Workspace
 
-    desk, keyring = Desk(Shelf(runs)), Keyring()
+    desk, keyring = Workspace(RunList(runs)), AccessToken()
     with listen("127.0.0.1", 0) as bound:
         server = server_of(application(desk, read_page(), keyring))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from astray.comparison.measure.kept_values import ALL, Selection
+from astray.comparison.measure.kept_values import ALL, KeptSelection
 from astray.errors import RunError
 from astray.stats import dtypes
 from astray.store import open_run
@@ -52,13 +52,13 @@ def test_a_bfloat16_is_widened():
 
 def test_the_index_of_a_number_of_a_slice_and_of_a_sample():
     whole = np.arange(60, dtype=np.float64).reshape(3, 4, 5)
-    sliced = Elements(whole[1:3, :, ::2], "float64", whole.shape, Selection("1:3, ..., ::2", -1))
+    sliced = Elements(whole[1:3, :, ::2], "float64", whole.shape, KeptSelection("1:3, ..., ::2", -1))
     assert [whole[tuple(sliced.index(at))] for at in range(24)] == whole[1:3, :, ::2].reshape(-1).tolist()
-    kept = Selection(None, 7)
+    kept = KeptSelection(None, 7)
     sampled = Elements(ALL.narrow(whole, kept), "float64", whole.shape, kept)
     values = np.concatenate(list(sampled.walk([7]))).tolist()
     assert [whole[tuple(sampled.index(at))] for at in range(7)] == values
-    both = Selection("1:3, ..., ::2", 5)
+    both = KeptSelection("1:3, ..., ::2", 5)
     part = Elements(ALL.narrow(whole, both), "float64", whole.shape, both)
     assert [whole[tuple(part.index(at))] for at in range(5)] == np.concatenate(list(part.walk([5]))).tolist()
 
@@ -70,7 +70,7 @@ def test_the_index_of_a_complex_number_says_which_part():
 
 
 def test_a_slice_of_more_axes_than_there_are_takes_all():
-    found = Elements(np.zeros(4), "float64", (4,), Selection("0:1, 0:1", -1))
+    found = Elements(np.zeros(4), "float64", (4,), KeptSelection("0:1, 0:1", -1))
     assert found.index(3) == [3]
 
 

@@ -10,9 +10,9 @@ from astray.web import elements
 from astray.web.contrasting import (
     BINS,
     CELLS,
-    Heat,
+    HeatMap,
     Histogram,
-    Worst,
+    WorstElements,
     contrast,
     describe,
     difference_of,
@@ -127,7 +127,7 @@ def test_whole_numbers(dtype: str):
 @pytest.mark.parametrize("shape", [(200,), (3, 50), (70, 3), (2, 3, 130), (3, 2, 5, 7), (2, 2, 3, 2, 4), (1, 9, 1)])
 def test_a_map_is_the_mean_over_all_other_axes(shape: tuple[int, ...]):
     sizes = np.abs(RANDOM.normal(size=shape))
-    heat = Heat(shape)
+    heat = HeatMap(shape)
     begin = 0
     for block in blocks(shape):
         heat.add(block, sizes.reshape(-1)[begin : begin + block.size])
@@ -151,7 +151,7 @@ def test_a_map_is_the_mean_over_all_other_axes(shape: tuple[int, ...]):
 
 
 def test_cells_of_a_map_where_nothing_and_where_everything_is_off():
-    heat = Heat((2, 2))
+    heat = HeatMap((2, 2))
     heat.add(next(iter(blocks((2, 2)))), np.array([0.0, 1.0, np.inf, 100.0]))
     document = heat.document(complex=False)
     assert document is not None
@@ -168,7 +168,7 @@ def test_scalars_and_empty_tensors_have_no_map():
 def test_the_worst_elements_are_those_of_a_full_sort():
     for size in (1, 19, 20, 21, 500):
         sizes = np.round(np.abs(RANDOM.normal(size=size)), 1)  # many are equal
-        found = Worst()
+        found = WorstElements()
         for begin in range(0, size, 33):
             part = slice(begin, begin + 33)
             found.add(begin, sizes[part], sizes[part], -sizes[part])

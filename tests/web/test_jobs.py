@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from astray.errors import CompareError
-from astray.web.workspace import Job
+from astray.web.workspace import BackgroundJob
 
 
 def test_progress_can_be_asked_for_while_it_works():
@@ -19,7 +19,7 @@ def test_progress_can_be_asked_for_while_it_works():
         assert go_on.wait(20)
         progress(10, 10)
 
-    job = Job(work, "comparing values")
+    job = BackgroundJob(work, "comparing values")
     assert job.document() == {"state": "idle", "done": 0, "total": 0, "text": "comparing values"}
     job.start()
     assert reached.wait(20)
@@ -43,7 +43,7 @@ def test_it_stops_at_the_next_report():
             after.append("caught")
         after.append("went on")
 
-    job = Job(work).start()
+    job = BackgroundJob(work).start()
     assert reached.wait(20)
     job.stop()
     go_on.set()
@@ -56,7 +56,7 @@ def test_what_cannot_be_done_is_said():
     def work(progress):
         raise CompareError("The runs have nothing in common.")
 
-    job = Job(work).start()
+    job = BackgroundJob(work).start()
     job.wait(20)
     assert job.document()["state"] == "failed"
     assert job.document()["text"] == "The runs have nothing in common."
@@ -66,7 +66,7 @@ def test_a_fault_does_not_leave_the_page_waiting(capsys: pytest.CaptureFixture[s
     def work(progress):
         raise ValueError("oh")
 
-    job = Job(work).start()
+    job = BackgroundJob(work).start()
     job.wait(20)
     assert job.document()["state"] == "failed"
     assert job.document()["text"] == "This is a fault in astray itself, please report it: ValueError('oh')."

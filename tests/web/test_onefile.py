@@ -18,14 +18,14 @@ from astray.comparison.comparison import compare
 from astray.errors import UsageError
 from astray.web import index, onefile
 from astray.web.detail import detail_of
-from astray.web.index import Page, file_html, read_page
+from astray.web.index import PageAssets, file_html, read_page
 from astray.web.onefile import contents, write_html
 from astray.web.overview import overview_of
 from astray.web.views import ComparisonView
 from astray.web.wire import encode
 from page_documents import HOSTILE, hostile_run, pair_of, program_comparison, unpack
 
-PAGE = Page("const answer = 6 * 7;\n", "body { margin: 0 }\n")
+PAGE = PageAssets("const answer = 6 * 7;\n", "body { margin: 0 }\n")
 
 
 class Parsed(HTMLParser):
@@ -151,15 +151,21 @@ def test_nothing_is_fetched_from_elsewhere(tmp_path: Path):
 
 
 def test_lines_end_as_the_hash_was_taken(tmp_path: Path):
-    page = Page("let a = 1;\r\nlet b = 2;\r", "a{}\r\n")
+    page = PageAssets("let a = 1;\r\nlet b = 2;\r", "a{}\r\n")
     file = write_html(pair_of(np.ones(2), np.ones(2)), tmp_path / "diff.html", page)
     assert b"\r" not in file.read_bytes()
 
 
 @pytest.mark.parametrize(
-    "page", [Page("x = '</script>'", ""), Page("x = '</SCRIPT '", ""), Page("<!-- x", ""), Page("", "</style>")]
+    "page",
+    [
+        PageAssets("x = '</script>'", ""),
+        PageAssets("x = '</SCRIPT '", ""),
+        PageAssets("<!-- x", ""),
+        PageAssets("", "</style>"),
+    ],
 )
-def test_a_page_that_would_end_its_own_tag_is_refused(page: Page):
+def test_a_page_that_would_end_its_own_tag_is_refused(page: PageAssets):
     with pytest.raises(UsageError, match="Build it again"):
         file_html(page, "", "")
 

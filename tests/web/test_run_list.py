@@ -8,7 +8,7 @@ import pytest
 
 from astray.errors import RunError, UsageError
 from astray.store import RunInfo, RunWriter
-from astray.web.run_list import Shelf
+from astray.web.run_list import RunList
 
 
 def write(path: Path) -> Path:
@@ -30,14 +30,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_runs_that_are_named(folder: Path):
-    shelf = Shelf([str(folder / "b"), folder / "a"])
+    shelf = RunList([str(folder / "b"), folder / "a"])
     assert shelf.given == ["0", "1"]
     assert [shelf.path(number).name for number in shelf.given] == ["b", "a"]
     assert shelf.open("1").path == folder / "a"
 
 
 def test_runs_in_a_folder_that_is_named(folder: Path):
-    shelf = Shelf([folder])
+    shelf = RunList([folder])
     assert shelf.given == []
     assert [document["label"] for document in shelf.documents()] == ["a", "b", "c"]
     assert not any(document["open"] for document in shelf.documents())
@@ -47,7 +47,7 @@ def test_runs_in_a_folder_that_is_named(folder: Path):
 
 @pytest.mark.parametrize("number", ["9", "-1", "", "../secret", "/etc/passwd", "0/../1", "a" * 5000])
 def test_nothing_else_can_be_named(folder: Path, number: str):
-    shelf = Shelf([folder / "a"])
+    shelf = RunList([folder / "a"])
     for ask in (shelf.path, shelf.open, shelf.document):
         with pytest.raises(UsageError) as caught:
             ask(number)
@@ -56,13 +56,13 @@ def test_nothing_else_can_be_named(folder: Path, number: str):
 
 def test_what_is_no_run_is_said_at_once(folder: Path):
     with pytest.raises(RunError, match="is no run"):
-        Shelf([folder / "notes"])
+        RunList([folder / "notes"])
     with pytest.raises(RunError, match="does not exist"):
-        Shelf([folder / "nowhere"])
+        RunList([folder / "nowhere"])
 
 
 def test_a_run_in_a_folder_that_cannot_be_read_says_so(folder: Path):
-    shelf = Shelf([folder])
+    shelf = RunList([folder])
     (folder / "a" / "run.json").write_text("{")
     found = shelf.document("0")
     assert found["open"] is False

@@ -26,17 +26,17 @@ from astray.store import RunInfo, RunWriter, open_run
 from astray.web import connections
 from astray.web import workspace as desks
 from astray.web.detail import detail_of
-from astray.web.index import Page
+from astray.web.index import PageAssets
 from astray.web.overview import overview_of
-from astray.web.run_list import Shelf
-from astray.web.safety import HEADERS, MOST_BODY, Keyring, names_of
+from astray.web.run_list import RunList
+from astray.web.safety import HEADERS, MOST_BODY, AccessToken, names_of
 from astray.web.server import address, application, listen, server_of
 from astray.web.views import ComparisonView
 from astray.web.wire import encode, pack
-from astray.web.workspace import Desk
+from astray.web.workspace import Workspace
 from page_documents import HOSTILE
 
-PAGE = Page("let page = '<script>';\n", "body { margin: 0 }\n")
+PAGE = PageAssets("let page = '<script>';\n", "body { margin: 0 }\n")
 JSON = {"Content-Type": "application/json", "X-Astray": "1"}
 
 
@@ -53,9 +53,9 @@ class Answer(NamedTuple):
 class Client:
     """A server in a thread, and somebody who asks it."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Workspace) -> None:
         self.desk = desk
-        self.keyring = Keyring()
+        self.keyring = AccessToken()
         self.socket = listen("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
         self._server = server_of(application(desk, PAGE, self.keyring))
@@ -105,7 +105,7 @@ class Client:
 @pytest.fixture(scope="module")
 def client(trained: Any) -> Iterator[Client]:
     """The comparison of two runs of three that were given."""
-    found = Client(Desk(Shelf(trained)))
+    found = Client(Workspace(RunList(trained)))
     found.desk.look("0", "1", {}).wait(60)
     yield found
     found.close()
@@ -114,7 +114,7 @@ def client(trained: Any) -> Iterator[Client]:
 @pytest.fixture
 def choosing(trained: Any) -> Iterator[Client]:
     """A folder of runs, of which none is chosen yet."""
-    found = Client(Desk(Shelf([trained.good.parent])))
+    found = Client(Workspace(RunList([trained.good.parent])))
     yield found
     found.close()
 
@@ -392,7 +392,7 @@ def test_hostile_names_are_only_ever_json(tmp_path: Path):
             writer.call(Call(number, 0, 0, "module", name, name, 0, "forward"))
             memory = Strided.from_numpy(array)
             writer.tensor(Tensor(number, "output", name, "float32", (3,), (1,), "cpu", False, *measure(memory)), array)
-    hostile = Client(Desk(Shelf([tmp_path / "run"])))
+    hostile = Client(Workspace(RunList([tmp_path / "run"])))
     try:
         hostile.desk.look("0", None, {}).wait(20)
         for row, name in enumerate(HOSTILE):

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from astray.comparison.comparison import compare
-from astray.store import Coded, End, RankRun, Run, RunInfo, Table
+from astray.store import DictionaryColumn, End, RankRun, Run, RunInfo, Table
 from astray.web.columns import headroom, states
 from astray.web.detail import detail_of
 from astray.web.onefile import contents
@@ -165,7 +165,7 @@ def test_the_state_of_a_tensor_is_by_the_rules_of_risk():
     assert unpack(pack(table))["state"] == [*(state for _, _, state in cases), "unknown"]
     # 8-bit floats are scaled to be full: only the last factor of two is worth a word, and none of it is alarming.
     eighth = np.array([448.0, 300.0, 100.0])
-    dtype = Coded(np.zeros(3, np.int32), ["float8_e4m3fn"])
+    dtype = DictionaryColumn(np.zeros(3, np.int32), ["float8_e4m3fn"])
     none = np.zeros(3)
     columns = {"absmax": eighth, "dtype": dtype, "headroom": headroom(eighth, dtype), "nan": none, "inf": none}
     assert states(columns).tolist() == ["tight", "tight", "finite"]
@@ -277,22 +277,24 @@ def _large(rows: int, gap: float) -> Run:
         "seq": seq,
         "step": seq // sites,
         **{name: np.zeros(calls, np.int64) for name in ("micro", "call")},
-        "site": Coded((seq % sites).astype(np.int32), [f"layers.{n // 10}.block.{n % 10}" for n in range(sites)]),
-        **{name: Coded(same[:calls], [word]) for name, word in (("kind", "module"), ("type", "Linear"))},
-        "phase": Coded(same[:calls], ["forward"]),
+        "site": DictionaryColumn(
+            (seq % sites).astype(np.int32), [f"layers.{n // 10}.block.{n % 10}" for n in range(sites)]
+        ),
+        **{name: DictionaryColumn(same[:calls], [word]) for name, word in (("kind", "module"), ("type", "Linear"))},
+        "phase": DictionaryColumn(same[:calls], ["forward"]),
         "parent": np.where(seq % 10, seq - seq % 10, -1),
         "stack": null[:calls],
-        "args": Coded(null[:calls].astype(np.int32), []),
+        "args": DictionaryColumn(null[:calls].astype(np.int32), []),
         "recompute": np.zeros(calls, np.bool_),
     }
     tensors = {
         "seq": np.repeat(seq, 2),
-        "role": Coded(coded, ["input", "output"]),
-        "path": Coded(coded, ["0", "out"]),
-        "dtype": Coded(same, ["float32"]),
-        **{name: Coded(same, [(8, 64)]) for name in ("shape", "stride")},
-        "device": Coded(same, ["cpu"]),
-        **{name: Coded(null.astype(np.int32), []) for name in ("placement", "note", "part")},
+        "role": DictionaryColumn(coded, ["input", "output"]),
+        "path": DictionaryColumn(coded, ["0", "out"]),
+        "dtype": DictionaryColumn(same, ["float32"]),
+        **{name: DictionaryColumn(same, [(8, 64)]) for name in ("shape", "stride")},
+        "device": DictionaryColumn(same, ["cpu"]),
+        **{name: DictionaryColumn(null.astype(np.int32), []) for name in ("placement", "note", "part")},
         "requires_grad": np.zeros(rows, np.bool_),
         **dict.fromkeys(("min", "max", "mean", "std", "l2", "absmax"), numbers),
         "first_bad_value": np.full(rows, np.nan),

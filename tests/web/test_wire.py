@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from astray.store import Coded
+from astray.store import DictionaryColumn
 from astray.web.wire import encode, pack, plain
 from page_documents import HOSTILE, unpack
 
@@ -30,8 +30,8 @@ def test_what_json_does_not_know_becomes_a_text():
 
 def test_columns_come_back_as_they_were():
     columns = {
-        "site": Coded.of(["a", None, "</script>", "a", "b"]),
-        "shape": Coded.of([(2, 3), (), (7,), None, (2, 3)]),
+        "site": DictionaryColumn.of(["a", None, "</script>", "a", "b"]),
+        "shape": DictionaryColumn.of([(2, 3), (), (7,), None, (2, 3)]),
         "error": np.array([1e-300, math.nan, math.inf, -0.0, 5.0]),
         "step": np.array([0, 1, 2, 3, 4]),
         "again": np.array([True, False, True, False, True]),
@@ -49,4 +49,4 @@ def test_columns_come_back_as_they_were():
 
 
 def test_a_table_without_rows():
-    assert unpack(pack({"step": np.empty(0, np.int64), "site": Coded.of([])})) == {"step": [], "site": []}
+    assert unpack(pack({"step": np.empty(0, np.int64), "site": DictionaryColumn.of([])})) == {"step": [], "site": []}

@@ -1,7 +1,7 @@
 """The processes that a program under `astray run` starts: ranks among them are recorded, and the others are told of.
 
-`Children` is the side of `astray run`: it leaves word in the environment, and gathers what the ranks have recorded into
-the run. `reach` is the side of the child, where Python runs it at the start by
+`ChildProcesses` is the side of `astray run`: it leaves word in the environment, and gathers what the ranks have
+recorded into the run. `reach` is the side of the child, where Python runs it at the start by
 `capture/child_startup/sitecustomize.py`. A child is a rank when torch.distributed says so at the first call of a
 module; until then nothing is done but to wait for that. Ranks record beside the run, for the process that starts them
 has its own recording in it. A child that is forked has the recording of its parent, and none of its own: it says so
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from astray.errors import AstrayError
 from astray.interrupts import pass_interrupt
-from astray.process import shown
+from astray.process import relative_to_cwd
 
 VARIABLE = "ASTRAY_RUN"
 PATIENCE = 60.0  # seconds that a rank is waited for which has not ended its recording yet, while its process lives
@@ -34,7 +34,7 @@ _FRAMEWORK = "torch"
 _SITE = str(Path(__file__).parent / "child_startup")
 _NOTE = "process-{}.json"
 _FORKED = "it was forked, where no recording follows; start it by the method `spawn`, or by torchrun"
-_waiting: list[OnImport] = []
+_waiting: list[ImportHook] = []
 _told: int | None = None  # the process that has told of being forked
 
 
@@ -47,7 +47,7 @@ class Note(NamedTuple):
     why: str | None
 
 
-class Children:
+class ChildProcesses:
     """The child processes of a program, as the process sees them that was started by `astray run`."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], guard: Mapping[str, Any] | None) -> None:
@@ -127,7 +127,8 @@ def _as_sentence(path: Path, ranks: int) -> str:
     run = open_run(path)
     first = run.ranks[min(run.ranks)]
     parts = [counted(len(run.steps), "step"), counted(len(first.calls), "call"), counted(len(first.tensors), "tensor")]
-    return f"{', '.join(parts)} in {shown(path)} (on rank {first.rank}; {counted(ranks, 'rank')}, in child processes)"
+    where = f"on rank {first.rank}; {counted(ranks, 'rank')}, in child processes"
+    return f"{', '.join(parts)} in {relative_to_cwd(path)} ({where})"
 
 
 def _wait(process: int, file: Path) -> None:
@@ -163,7 +164,7 @@ def reach(environment: Mapping[str, str]) -> None:
         word = json.loads(environment[VARIABLE])
         if word["parent"] == os.getpid():
             return
-        _waiting.append(OnImport(_FRAMEWORK, lambda: _await_call(word)).install())
+        _waiting.append(ImportHook(_FRAMEWORK, lambda: _await_call(word)).install())
     except Exception as error:  # noqa: BLE001 - the program must not fail because we did
         sys.stderr.write(f"astray: this process is not recorded ({type(error).__name__}: {error}).\n")
 
@@ -250,14 +251,14 @@ class _Ended:
 # framework first would change what the script computes.
 
 
-class OnImport(importlib.abc.MetaPathFinder):
+class ImportHook(importlib.abc.MetaPathFinder):
     """Calls `then()` once, after `package` is first imported; at once when it is there already."""
 
     def __init__(self, package: str, then: Callable[[], None]) -> None:
         self._package = package
         self._then = then
 
-    def install(self) -> OnImport:
+    def install(self) -> ImportHook:
         if self._package in sys.modules:
             self._then()
         else:

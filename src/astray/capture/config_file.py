@@ -170,25 +170,25 @@ def _yaml_loader() -> type[yaml.SafeLoader]:
     """The safe loader without numbers in base 60 and without dates, and with keys that stand only once."""
     import yaml
 
-    class Loader(bounded_loader()):  # type: ignore[misc]
+    class UniqueKeyLoader(bounded_loader()):  # type: ignore[misc]
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
             _without_repeats([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
             found: dict[Hashable, Any] = super().construct_mapping(node, deep)
             return found
 
     plainer = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp"}
-    Loader.yaml_implicit_resolvers = {
+    UniqueKeyLoader.yaml_implicit_resolvers = {
         letter: [(tag, pattern) for tag, pattern in resolvers if tag not in plainer]
         for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     number = r"[-+]?(?:0|[1-9][0-9_]*)"
-    Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(rf"{number}\Z"), list("-+0123456789"))
-    Loader.add_implicit_resolver(
+    UniqueKeyLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(rf"{number}\Z"), list("-+0123456789"))
+    UniqueKeyLoader.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(rf"{number}(?:\.[0-9]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)\Z"),
         list("-+0123456789"),
     )
-    return Loader
+    return UniqueKeyLoader
 
 
 def _without_repeats(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

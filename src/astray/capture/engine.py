@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from astray.capture.observer import Observer
 from astray.capture.pytorch.native.build import load
-from astray.capture.selection import Scope, Selection
+from astray.capture.selection import RecordingSelection, Scope
 from astray.capture.settings import Settings
 from astray.capture.setup_log import SetupLog
 from astray.capture.stacks import Stacks
@@ -24,7 +24,7 @@ from astray.interrupts import interrupt_of
 from astray.log import logger
 from astray.process import WeakRegistry
 from astray.records import NOTHING, Call, Kind, Spelling
-from astray.store import Intake
+from astray.store import BackgroundWriter
 
 if TYPE_CHECKING:
     from astray.capture.pytorch._torch import Calls, OpenCall, Site
@@ -49,7 +49,7 @@ class Engine(Calls):
 
     def __init__(
         self,
-        writer: Intake,
+        writer: BackgroundWriter,
         settings: Settings,
         reader: TensorReader,
         internal: tuple[str, ...],
@@ -73,7 +73,7 @@ class Engine(Calls):
     def apply(self, settings: Settings) -> None:
         """Records by these settings from now on."""
         self.settings = settings
-        self._selection = Selection(settings)
+        self._selection = RecordingSelection(settings)
         self._scope = Scope(*settings.scope) if settings.scope is not None else None
         self._levels = frozenset(settings.level)
         self._phases = self._selection.phases

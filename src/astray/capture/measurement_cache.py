@@ -12,17 +12,17 @@ import weakref
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from astray.store import Values
+from astray.store import TensorBytes
 
 _ENOUGH = 4096
 
 
-class Sighting(NamedTuple):
+class CachedMeasurement(NamedTuple):
     """What the row of a tensor needs that is costly to have, and belongs to its numbers alone."""
 
     statistics: tuple[Any, ...] | int | None  # the fields of a `Statistics`, or the ticket for them
     fingerprint: int | None
-    values: Values | None
+    values: TensorBytes | None
     placement: str | None = None
     note: str | None = None
 
@@ -41,7 +41,7 @@ class _Owner(weakref.ref[Any]):
     others: dict[Hashable, tuple[Any, ...]] | None  # seen under further keys
 
 
-class Sightings:
+class MeasurementCache:
     """Finds the numbers of a memory again, by the living object that owns it and a key for what of it was read."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Sightings:
         self._crowded = _ENOUGH
 
     def find(self, owner: Any, key: Hashable) -> tuple[Any, ...] | None:
-        """The fields of a `Sighting`."""
+        """The fields of a `CachedMeasurement`."""
         known = self._by_owner.get(id(owner))
         if known is None or known() is not owner:
             return None
@@ -57,7 +57,7 @@ class Sightings:
             return known.seen
         return None if known.others is None else known.others.get(key)
 
-    def add(self, owner: Any, key: Hashable, sighting: Sighting) -> None:
+    def add(self, owner: Any, key: Hashable, sighting: CachedMeasurement) -> None:
         known = self._by_owner.get(id(owner))
         if known is not None and known() is owner and known.key != key:
             if known.others is None:
@@ -84,7 +84,7 @@ class Sightings:
         self._by_owner = {number: known for number, known in list(self._by_owner.items()) if known() is not None}
 
 
-class Unfilled:
+class UnfilledMemory:
     """Memory that was made and that nobody has filled yet: what lies there is another thing in every run.
 
     Only what is about to be written over goes unread. Whoever takes such a memory as an input must know that it has

@@ -14,7 +14,7 @@ from astray.capture.tensor_reader import TensorReader
 from astray.records import Role, Statistics
 from astray.stats import Strided, measure, pack
 from astray.stats.dtypes import DTYPES
-from astray.store import Intake
+from astray.store import BackgroundWriter
 
 Found = tuple[Role, str, Any]
 """A tensor of a call: its role, its path, and itself."""
@@ -41,10 +41,10 @@ class _Measured(NamedTuple):
     fingerprint: int
 
 
-class Catcher:
+class NonFiniteKeeper:
     """The calls of one recording that made something bad."""
 
-    def __init__(self, writer: Intake, reader: TensorReader) -> None:
+    def __init__(self, writer: BackgroundWriter, reader: TensorReader) -> None:
         self._writer = writer
         self._reader = reader
         self.next_step()

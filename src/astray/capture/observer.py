@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.capture.measurement_cache import Sighting, Sightings, Unfilled
-from astray.capture.nonfinite_values import Catcher, Found, is_bad
-from astray.capture.selection import Quota, Taken
+from astray.capture.measurement_cache import CachedMeasurement, MeasurementCache, UnfilledMemory
+from astray.capture.nonfinite_values import Found, NonFiniteKeeper, is_bad
+from astray.capture.selection import Quota, RecordedBytes
 from astray.capture.settings import Settings
-from astray.capture.tensor_reader import Identity, OddTensors, Reading, TensorReader
+from astray.capture.tensor_reader import SlowPath, TensorIdentity, TensorReader, TensorReading
 from astray.interrupts import pass_interrupt
 from astray.part import Part
 from astray.records import Role
 from astray.stats import Strided, gather, measure, pack
 from astray.stats.dtypes import DTYPES
-from astray.store import Intake, Values
+from astray.store import BackgroundWriter, TensorBytes
 
-_VALUES = Sighting._fields.index("values")
+_VALUES = CachedMeasurement._fields.index("values")
 
 NOT_WRITTEN = -1
 """The number of a call that has no row, because it was not asked for."""
@@ -54,26 +54,26 @@ class Observer:
     changed: Callable[[Any], None]
     """A call wrote into this tensor, perhaps without its version counter knowing."""
 
-    def __init__(self, writer: Intake, reader: TensorReader, settings: Settings) -> None:
+    def __init__(self, writer: BackgroundWriter, reader: TensorReader, settings: Settings) -> None:
         self.reader = reader
         self.forgotten = 0  # how often everything known of memory was
         self.quota = Quota(settings)
         self._writer = writer
-        self._sightings = Sightings()
-        self._unfilled = Unfilled()
-        odd = OddTensors(
+        self._sightings = MeasurementCache()
+        self._unfilled = UnfilledMemory()
+        odd = SlowPath(
             self._observe, self._observe_unread, self._written, self._changed, self._first, self._unfilled, writer
         )
         self.taker = taker = reader.taker(odd)
         self.observe, self.observe_unread = taker.observe, taker.observe_unread
         self.written, self.changed = taker.written, taker.changed
-        self._catcher = Catcher(writer, reader) if writer.catches else None
+        self._catcher = NonFiniteKeeper(writer, reader) if writer.catches else None
         taker.catch(self._catcher is not None)
         reader.start(self._clear, writer.waited, settings.queue_bytes)
         self.apply(settings)
 
     @property
-    def taken(self) -> Taken:
+    def taken(self) -> RecordedBytes:
         """What was recorded so far."""
         self.quota.count(self.taker.counted())
         return self.quota.taken
@@ -138,11 +138,11 @@ class Observer:
             pass_interrupt(error)
             self._writer.missed("the tensors of a call that gave NaN or infinity", f"{type(error).__name__}: {error}")
 
-    def _first(self, tensor: Any, identity: Identity, seq: int, role: Role, path: str) -> Sighting:
+    def _first(self, tensor: Any, identity: TensorIdentity, seq: int, role: Role, path: str) -> CachedMeasurement:
         """The first sight of a memory, for the taker."""
         return self._measure(tensor, self.reader.read(tensor, identity, self._statistics), seq, role, path)
 
-    def _measure(self, tensor: Any, reading: Reading, seq: int, role: Role, path: str) -> Sighting:
+    def _measure(self, tensor: Any, reading: TensorReading, seq: int, role: Role, path: str) -> CachedMeasurement:
         values = fingerprint = None
         statistics: tuple[Any, ...] | int | None = None
         if reading.memory is not None:
@@ -158,9 +158,9 @@ class Observer:
                 values = self._fetch(tensor, reading, f"{seq}.{role}.{path}")
         else:
             self._writer.missed(f"the numbers of a {reading.dtype} tensor", reading.note or "unknown")
-        return Sighting(statistics, fingerprint, values, reading.placement, reading.note)
+        return CachedMeasurement(statistics, fingerprint, values, reading.placement, reading.note)
 
-    def _values(self, memory: Strided, name: str) -> Values | None:
+    def _values(self, memory: Strided, name: str) -> TensorBytes | None:
         """What of a tensor's values is to be kept, on its way to the disk; None when the budget is spent."""
         kept = self._kept(memory)
         if kept is None:
@@ -173,7 +173,7 @@ class Observer:
         sampled = len(positions)
         return self._writer.values(gather(memory, positions), name, memory.dtype, (sampled,), sampled, part)
 
-    def _fetch(self, tensor: Any, reading: Reading, name: str) -> Values | None:
+    def _fetch(self, tensor: Any, reading: TensorReading, name: str) -> TensorBytes | None:
         """The same for a tensor that lies on a device."""
         kept = self._kept(Strided(0, reading.dtype, reading.shape, reading.stride))
         if kept is None:

@@ -20,27 +20,34 @@ from astray import stats
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.config_file import LiveConfig
 from astray.capture.selection import forecast
-from astray.capture.settings import Given, Settings
+from astray.capture.settings import RecordingOptions, Settings
 from astray.errors import RecordError
 from astray.log import logger
-from astray.process import absolute, rank_and_world_size, shown
+from astray.process import absolute, rank_and_world_size, relative_to_cwd
 from astray.records import NOTHING
-from astray.store import Intake, Late, RunInfo, RunWriter
+from astray.store import BackgroundWriter, DeferredMeasurements, RunInfo, RunWriter
 from astray.wording import counted, sized
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from astray.capture.engine import Engine
-    from astray.guarding.recording_guard import Guarding, Overseer
+    from astray.guarding.recording_guard import GuardSetting, RecordingGuard
 
 
 class Opens(Protocol):
     """Makes what takes the rows of one rank: `RunWriter`, or something in its place."""
 
     def __call__(
-        self, path: Path, rank: int, *, info: RunInfo, overwrite: bool, queue_bytes: int, late: Late | None
-    ) -> Intake: ...
+        self,
+        path: Path,
+        rank: int,
+        *,
+        info: RunInfo,
+        overwrite: bool,
+        queue_bytes: int,
+        late: DeferredMeasurements | None,
+    ) -> BackgroundWriter: ...
 
 
 class Recorder:
@@ -99,9 +106,9 @@ class Recorder:
         model: Any,
         *,
         overwrite: bool = False,
-        guard: Guarding | None = None,
+        guard: GuardSetting | None = None,
         writer: Opens = RunWriter,
-        **settings: Unpack[Given],
+        **settings: Unpack[RecordingOptions],
     ) -> None:
         self.path = absolute(path)
         config = settings.get("config")
@@ -109,7 +116,7 @@ class Recorder:
         self.settings = Settings.check(**settings) if self._live is None else self._live.settings
         if guard is not None and writer is not RunWriter:
             raise RecordError("guard= looks at what is written to disk, and writer= takes it elsewhere. Leave out one.")
-        self.guard: Overseer | None = None if guard is None else overseer(guard, self.settings)
+        self.guard: RecordingGuard | None = None if guard is None else overseer(guard, self.settings)
         # Paced, though the program says where steps end: a GradScaler's skips are to be known.
         self._adapter: Adapter = (
             model.adapter if isinstance(model, _Chosen) else adapter_for(model, paced=self.guard is not None)
@@ -119,7 +126,7 @@ class Recorder:
         self._open_writer: Opens = writer if self.guard is None else self.guard.open
         self._started = False
         self._ranks = (0, 1)
-        self._writer: Intake | None = None
+        self._writer: BackgroundWriter | None = None
         self._engine: Engine | None = None
         self._failure_told = False
         self._forecast_told = writer is not RunWriter
@@ -132,9 +139,9 @@ class Recorder:
         adapter: Adapter,
         *,
         overwrite: bool = False,
-        guard: Guarding | None = None,
+        guard: GuardSetting | None = None,
         writer: Opens = RunWriter,
-        **settings: Unpack[Given],
+        **settings: Unpack[RecordingOptions],
     ) -> Self:
         """A recorder for a program whose models and steps the adapter finds by itself."""
         return cls(path, _Chosen(adapter), overwrite=overwrite, guard=guard, writer=writer, **settings)
@@ -143,7 +150,8 @@ class Recorder:
         """Opens the run and puts the hooks in place. Does nothing on a rank that was not asked for."""
         if self._started:
             raise RecordError(
-                f"This recorder has already been started, on {shown(self.path)}. Make another for a second run."
+                f"This recorder has already been started, on {relative_to_cwd(self.path)}. "
+                "Make another for a second run."
             )
         self._started = True
         rank, world_size = self._ranks = self._adapter.rank_and_world_size() or rank_and_world_size(os.environ)
@@ -293,7 +301,7 @@ class Recorder:
         self._tell_failure()
         return True
 
-    def _close_writer(self, engine: Engine, writer: Intake, ended: str) -> None:
+    def _close_writer(self, engine: Engine, writer: BackgroundWriter, ended: str) -> None:
         with self._guarding(engine, "the end of the recording"):
             writer.close(ended)
 
@@ -340,10 +348,10 @@ class Recorder:
         if self._started and self._writer is None:
             return f"nothing was recorded here: ranks={self.settings.ranks} leaves this one out"
         if end is None:
-            return f"{shown(self.path)} is still being recorded"
+            return f"{relative_to_cwd(self.path)} is still being recorded"
         reason = next((one.why for one in end.missed if one.what == NOTHING), None)
         if reason is not None:
-            return f"nothing was recorded in {shown(self.path)}: {reason}"
+            return f"nothing was recorded in {relative_to_cwd(self.path)}: {reason}"
         parts = [counted(end.steps, "step"), counted(end.calls, "call"), counted(end.tensors, "tensor")]
         if end.value_bytes:
             parts.append(f"{sized(end.value_bytes)} of values")
@@ -351,7 +359,7 @@ class Recorder:
             parts.append(f"waited {end.waited_seconds:.1f} s for the disk")
         if end.missed:
             parts.append(f"{sum(missed.count for missed in end.missed):,} not observed (see end.json)")
-        return f"{', '.join(parts)} in {shown(self.path)}{self._of_ranks()}"
+        return f"{', '.join(parts)} in {relative_to_cwd(self.path)}{self._of_ranks()}"
 
     def _of_ranks(self) -> str:
         """That this is one of several ranks: what the others hold is said by nobody, for it is much the same."""
@@ -399,11 +407,11 @@ class Recorder:
                 self._engine.pause()
 
 
-def overseer(guard: Guarding, settings: Settings) -> Overseer:
+def overseer(guard: GuardSetting, settings: Settings) -> RecordingGuard:
     """Who looks at a recording by these settings. Raises a RecordError where it cannot do what it is asked for."""
-    from astray.guarding.recording_guard import Overseer  # which stands on this package, and is wanted by few
+    from astray.guarding.recording_guard import RecordingGuard  # which stands on this package, and is wanted by few
 
-    return Overseer(guard, settings)
+    return RecordingGuard(guard, settings)
 
 
 class _Paused(contextlib.AbstractContextManager[None]):

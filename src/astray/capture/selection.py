@@ -1,7 +1,7 @@
 """Which of the sites, calls and tensors are recorded, once the settings are known. Used by the engine, in the hot path.
 
-`Selection` answers for a site, whose answer the caller keeps; `Scope` follows the calls between two sites; `Quota`
-counts down to the limits, and remembers what was left out beyond them.
+`RecordingSelection` answers for a site, whose answer the caller keeps; `Scope` follows the calls between two sites;
+`Quota` counts down to the limits, and remembers what was left out beyond them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from astray.capture.settings import Settings
-from astray.records import Kind, Missed
+from astray.records import Kind, MissedTensor
 from astray.wording import sized
 
 _UNTYPED = ("parameter", "optimizer")  # their class says nothing about what they are
 
 
-class Selection:
+class RecordingSelection:
     """What the settings ask for. A call of `rec.save` is always wanted: somebody wrote it down on purpose."""
 
     def __init__(self, settings: Settings) -> None:
@@ -137,17 +137,17 @@ class Quota:
         return True
 
     @property
-    def taken(self) -> Taken:
+    def taken(self) -> RecordedBytes:
         """What was recorded so far."""
-        return Taken(self._bytes, self._rows)
+        return RecordedBytes(self._bytes, self._rows)
 
     def next_step(self) -> None:
         self._rows_of_step = 0
 
-    def left_out(self) -> list[Missed]:
+    def left_out(self) -> list[MissedTensor]:
         """What was not recorded, which limit it was beyond, and how often; to be written into the run."""
         with self._lock:
-            return [Missed(what, why, count) for (what, why), count in self._left_out.items()]
+            return [MissedTensor(what, why, count) for (what, why), count in self._left_out.items()]
 
 
 # -- footprint ---------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ FEW = 20
 """With room for fewer steps than this, the sentence says what to do about it."""
 
 
-class Taken(NamedTuple):
+class RecordedBytes(NamedTuple):
     """What was recorded so far: bytes of values, and rows."""
 
     values: int
@@ -175,7 +175,7 @@ class Taken(NamedTuple):
         return self.values + ROW_BYTES * self.rows
 
 
-class Forecast(NamedTuple):
+class DiskForecast(NamedTuple):
     """How many more steps like the first one fit, and that in a sentence."""
 
     steps: int
@@ -186,7 +186,7 @@ class Forecast(NamedTuple):
         return self.steps < FEW
 
 
-def forecast(step: Taken, folder: Path, max_bytes: int | None, ranks: int) -> Forecast:
+def forecast(step: RecordedBytes, folder: Path, max_bytes: int | None, ranks: int) -> DiskForecast:
     """What is to come of a step that took this much, on each of so many ranks. Raises OSError of the disk."""
     free = shutil.disk_usage(folder).free
     more, room = free // max(step.nbytes * ranks, 1), f"the {sized(free)} that are free at {folder}"
@@ -195,4 +195,4 @@ def forecast(step: Taken, folder: Path, max_bytes: int | None, ranks: int) -> Fo
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
     fit = f"{more:,} more {'fits' if more == 1 else 'fit'} into {room}" if more else f"no more fits into {room}"
     advice = " Record fewer steps or sites, a slice or a sample (`astray help recording`)." if more < FEW else ""
-    return Forecast(more, f"a step takes {sized(step.nbytes)} on the disk{each}; {fit}.{advice}")
+    return DiskForecast(more, f"a step takes {sized(step.nbytes)} on the disk{each}; {fit}.{advice}")

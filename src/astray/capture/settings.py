@@ -18,7 +18,7 @@ from astray.capture.function_list import FunctionList
 from astray.errors import RecordError, UsageError
 from astray.part import Part
 from astray.process import absolute
-from astray.steps import Steps
+from astray.steps import StepSelection
 from astray.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -137,9 +137,9 @@ def size(least: int) -> Check:
 def step_selection(of: str) -> Check:
     """A selection of steps or ranks."""
 
-    def check(name: str, given: Any) -> Steps:
+    def check(name: str, given: Any) -> StepSelection:
         try:
-            return Steps.parse(given, of)
+            return StepSelection.parse(given, of)
         except UsageError as error:
             raise RecordError(f"{name}={error}") from None
 
@@ -206,10 +206,10 @@ OPTIMIZER = ("gradient", "weight", "state", "update", "calls")
 COMPILED = ("modules",)
 
 Words = str | Sequence[str] | AbstractSet[str]
-Numbers = str | int | Sequence[int] | range | Steps
+Numbers = str | int | Sequence[int] | range | StepSelection
 
 
-class Given(TypedDict, total=False):
+class RecordingOptions(TypedDict, total=False):
     """The settings as a user may write them. None stands for a setting that is not given."""
 
     level: Words | None
@@ -254,8 +254,8 @@ class Settings:
     optimizer: frozenset[str] = _setting(frozenset(), words(OPTIMIZER, none=True))
     compiled: frozenset[str] = _setting(frozenset(), words(COMPILED, none=True))
     perturb: int | None = _setting(None, seed)
-    steps: Steps = _setting(Steps(), step_selection("step"))
-    ranks: Steps = _setting(Steps(), step_selection("rank"))
+    steps: StepSelection = _setting(StepSelection(), step_selection("step"))
+    ranks: StepSelection = _setting(StepSelection(), step_selection("rank"))
     match: tuple[str, ...] = _setting((), patterns)
     ignore: tuple[str, ...] = _setting((), patterns)
     classes: tuple[str, ...] = _setting((), names)
@@ -269,7 +269,7 @@ class Settings:
     queue_bytes: int = _setting(256 << 20, size(1 << 20))
 
     @classmethod
-    def check(cls, **given: Unpack[Given]) -> Settings:
+    def check(cls, **given: Unpack[RecordingOptions]) -> Settings:
         """Settings from what a user wrote, or a RecordError that names the nearest right word.
 
         With `config`, those of the file hold for everything that is not given here.
@@ -306,7 +306,7 @@ def checked(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return found
 
 
-def placed(given: Given) -> Given:
+def placed(given: RecordingOptions) -> RecordingOptions:
     """The same settings for somebody who reads their files later: a program may go to another folder until then."""
     found = given.copy()
     for name in ("config", "functions"):
@@ -318,7 +318,7 @@ def placed(given: Given) -> Given:
 
 def _plain(value: Any) -> Any:
     """A setting in the form of JSON."""
-    if isinstance(value, Steps | Part):
+    if isinstance(value, StepSelection | Part):
         return str(value)
     if isinstance(value, FunctionList):
         return value.as_given()

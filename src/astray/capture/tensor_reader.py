@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from astray.capture.measurement_cache import Sighting, Unfilled
+from astray.capture.measurement_cache import CachedMeasurement, UnfilledMemory
 from astray.records import Role
-from astray.stats import Shard, Strided
-from astray.store import Intake, Late, Source
+from astray.stats import ShardPosition, Strided
+from astray.store import BackgroundWriter, DeferredBytes, DeferredMeasurements
 
 
-class Identity(NamedTuple):
+class TensorIdentity(NamedTuple):
     """What a tensor is right now, as far as it can be told without reading its numbers.
 
     `owner` is the living object that owns the memory; `key` changes whenever the numbers may have, and is the same for
@@ -35,7 +35,7 @@ class Identity(NamedTuple):
     version: int = 0
 
 
-class Reading(NamedTuple):
+class TensorReading(NamedTuple):
     """A tensor as its adapter sees it.
 
     Its numbers are in `memory`, or are being measured under `ticket`. When they cannot be read there is neither, and
@@ -48,25 +48,25 @@ class Reading(NamedTuple):
     memory: Strided | None
     owner: Any = None  # keeps `memory` alive, when that is a copy of the tensor
     box: Strided | None = None  # the same memory, shaped as `shard` has it
-    shard: Shard | None = None
+    shard: ShardPosition | None = None
     placement: str | None = None
     note: str | None = None
     ticket: int | None = None
 
 
-class OddTensors(NamedTuple):
+class SlowPath(NamedTuple):
     """What a taker leaves to the recorder: tensors that are out of the ordinary, the first sight of values to keep."""
 
     observe: Callable[[int, Role, str, Any], bool | None]
     observe_unread: Callable[[int, Role, str, Any], bool | None]
     written: Callable[[Any], None]
     changed: Callable[[Any], None]
-    first: Callable[[Any, Identity, int, Role, str], Sighting]  # measures, and keeps values
-    unfilled: Unfilled
-    writer: Intake
+    first: Callable[[Any, TensorIdentity, int, Role, str], CachedMeasurement]  # measures, and keeps values
+    unfilled: UnfilledMemory
+    writer: BackgroundWriter
 
 
-class Taker(Protocol):
+class NativeObserver(Protocol):
     """An adapter's native code that observes tensors, one call each."""
 
     @property
@@ -112,11 +112,11 @@ class Taker(Protocol):
 class TensorReader(Protocol):
     """What the recorder asks of an adapter."""
 
-    def taker(self, odd: OddTensors) -> Taker:
+    def taker(self, odd: SlowPath) -> NativeObserver:
         """Native code for this recording."""
 
     @property
-    def late(self) -> Late:
+    def late(self) -> DeferredMeasurements:
         """Where the tickets of its readings are redeemed."""
 
     def start(self, forget: Callable[[], None], waited: Callable[[float], None], queue_bytes: int) -> None:
@@ -129,7 +129,7 @@ class TensorReader(Protocol):
     def stop(self) -> None:
         """It is over, and everything has been written: gives all memory back."""
 
-    def identity(self, tensor: Any) -> Identity | None:
+    def identity(self, tensor: Any) -> TensorIdentity | None:
         """None when it cannot be told whether the tensor has changed."""
 
     def requires_grad(self, tensor: Any) -> bool: ...
@@ -142,10 +142,10 @@ class TensorReader(Protocol):
     def is_whole(self, tensor: Any) -> bool:
         """Whether it is all of the memory that its owner has."""
 
-    def read(self, tensor: Any, identity: Identity | None, statistics: bool) -> Reading:
+    def read(self, tensor: Any, identity: TensorIdentity | None, statistics: bool) -> TensorReading:
         """`identity` is what this reader said of the tensor a moment ago."""
 
-    def fetch(self, tensor: Any, memory: Strided, positions: npt.NDArray[np.int64] | None) -> Source | str:
+    def fetch(self, tensor: Any, memory: Strided, positions: npt.NDArray[np.int64] | None) -> DeferredBytes | str:
         """Brings bytes of a tensor here that has a ticket: those of `memory`, whose address counts from the tensor's
         first byte, or of its elements at these positions. A text says why that cannot be done.
         """

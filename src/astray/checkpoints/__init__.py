@@ -14,6 +14,6 @@ from __future__ import annotations
 from astray.checkpoints.checkpoint import Checkpoint
 from astray.checkpoints.opening import ENDINGS, recognises
 from astray.checkpoints.opening import open_checkpoint as open
-from astray.checkpoints.stored_tensor import Spec
+from astray.checkpoints.stored_tensor import TensorSpec
 
-__all__ = ["ENDINGS", "Checkpoint", "Spec", "open", "recognises"]
+__all__ = ["ENDINGS", "Checkpoint", "TensorSpec", "open", "recognises"]

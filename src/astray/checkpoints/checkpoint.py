@@ -12,10 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.checkpoints.open_files import Files
-from astray.checkpoints.stored_tensor import BLOCK_BYTES, Contents, Spec, Stored, Unread, read_blocks, read_whole
+from astray.checkpoints.stored_tensor import (
+    BLOCK_BYTES,
+    CheckpointContents,
+    Stored,
+    TensorSpec,
+    Unread,
+    read_blocks,
+    read_whole,
+)
 from astray.errors import CheckpointError
 from astray.records import Statistics
-from astray.stats import DTYPES, Measurement, Shard, Strided, measure, merge_fingerprints
+from astray.stats import DTYPES, Measurement, ShardPosition, Strided, measure, merge_fingerprints
 from astray.wording import counted, did_you_mean, sized
 
 if TYPE_CHECKING:
@@ -34,7 +42,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
     others: what in it is no tensor: plain values as they are, and `Unread` with the reason for the rest.
     """
 
-    def __init__(self, path: Path, contents: Contents, files: Files) -> None:
+    def __init__(self, path: Path, contents: CheckpointContents, files: Files) -> None:
         self.path = path
         self.format = contents.format
         self.files = contents.files
@@ -53,7 +61,7 @@ class Checkpoint(Mapping[str, "Tensor"]):
         """The tensors that are not read, or what they lie in, with the reason."""
         return {name: what for name, what in self.others.items() if isinstance(what, Unread) and what.tensors}
 
-    def spec(self, name: str) -> Spec:
+    def spec(self, name: str) -> TensorSpec:
         """The dtype and shape of a tensor, without loading it."""
         return self._stored(name).spec
 
@@ -144,13 +152,13 @@ def to_torch(values: npt.NDArray[Any], dtype: str) -> Tensor:
 # Statistics and the fingerprint of a tensor that comes in blocks, put together as if it had come whole.
 
 
-def measure_blocks(blocks: Iterable[npt.NDArray[Any]], spec: Spec) -> Measurement:
+def measure_blocks(blocks: Iterable[npt.NDArray[Any]], spec: TensorSpec) -> Measurement:
     """Measure blocks that follow each other in row-major order. One block alone gives what `measure` gives."""
     found: list[Measurement] = []
     start = 0
     for block in blocks:
         whole = block.size == spec.size
-        shard = None if whole else Shard((start,), (spec.size,))
+        shard = None if whole else ShardPosition((start,), (spec.size,))
         found.append(measure(Strided.from_numpy(block, spec.dtype), shard=shard))
         start += block.size
     if not found:

@@ -15,8 +15,16 @@ from typing import Any, NamedTuple
 
 from astray.checkpoints.open_files import Files
 from astray.checkpoints.pickles import Made, read_pickle
-from astray.checkpoints.stored_tensor import Contents, Piece, Spec, Stored, Unread, is_shape, printable
-from astray.checkpoints.torch_files import Extent, open_embedded
+from astray.checkpoints.stored_tensor import (
+    CheckpointContents,
+    Stored,
+    StoredBox,
+    TensorSpec,
+    Unread,
+    is_shape,
+    printable,
+)
+from astray.checkpoints.torch_files import ByteRange, open_embedded
 from astray.checkpoints.torch_objects import dtype_name, is_size, sizes
 from astray.errors import CheckpointError
 from astray.stats.dtypes import DTYPES
@@ -44,10 +52,10 @@ class Chunk(NamedTuple):
     offset: tuple[int, ...]
     shape: tuple[int, ...]
     file: Path
-    where: Extent
+    where: ByteRange
 
 
-def open_distributed(folder: Path, files: Files) -> Contents:
+def open_distributed(folder: Path, files: Files) -> CheckpointContents:
     """The tensors that the metadata of a folder lists, in its order."""
     path = folder / METADATA
     size = files.size(path)
@@ -77,7 +85,7 @@ def open_distributed(folder: Path, files: Files) -> Contents:
         else:
             tensors[name] = found
     data = sorted({place.file for place in places.values()})
-    return Contents(f"distributed, {counted(len(data), 'file')}", (path, *data), tensors, others)
+    return CheckpointContents(f"distributed, {counted(len(data), 'file')}", (path, *data), tensors, others)
 
 
 Places = dict[tuple[str, tuple[int, ...] | None], Chunk]
@@ -101,7 +109,7 @@ def _places(folder: Path, stored: Any) -> Places:
         at = None if offset is None else sizes(offset)
         if not isinstance(relative, str):
             raise ValueError
-        found[name, at] = Chunk(at or (), (), _inside(folder, relative), Extent(start, nbytes))
+        found[name, at] = Chunk(at or (), (), _inside(folder, relative), ByteRange(start, nbytes))
     _check_apart(found)
     return found
 
@@ -149,7 +157,7 @@ def _tensor(name: str, entry: Any, places: Places, files: Files) -> Stored | Unr
         chunks.append(Chunk(offsets, lengths, place.file, place.where))
     if not _cover(shape, chunks):
         return Unread(f"a tensor of {dtype} and shape {list(shape)}", "its parts do not make up the whole of it", 1)
-    spec = Spec(dtype, shape)
+    spec = TensorSpec(dtype, shape)
     if spec.nbytes > sum(chunk.where.nbytes for chunk in chunks):
         return Unread(f"a tensor of {dtype} and shape {list(shape)}", "its files are too small to hold it", 1)
     return Stored(spec, partial(_locate, name, spec, tuple(chunks), files), tuple(chunks))
@@ -197,9 +205,9 @@ def _share(one: Chunk, other: Chunk) -> bool:
     )
 
 
-def _locate(name: str, spec: Spec, chunks: tuple[Chunk, ...], files: Files) -> list[Piece]:
+def _locate(name: str, spec: TensorSpec, chunks: tuple[Chunk, ...], files: Files) -> list[StoredBox]:
     """The pieces of a tensor, from the little files in which they lie."""
-    found: list[Piece] = []
+    found: list[StoredBox] = []
     for chunk in chunks:
         if not math.prod(chunk.shape):
             continue
@@ -211,7 +219,7 @@ def _locate(name: str, spec: Spec, chunks: tuple[Chunk, ...], files: Files) -> l
             )
         contents = open_embedded(chunk.file, files, chunk.where)
         stored = next(iter(contents.tensors.values()), None)
-        if stored is None or stored.spec != Spec(spec.dtype, chunk.shape):
+        if stored is None or stored.spec != TensorSpec(spec.dtype, chunk.shape):
             there = "no tensor" if stored is None else f"{stored.spec.dtype} of shape {list(stored.spec.shape)}"
             raise CheckpointError(
                 f"{chunk.file} should hold a part of {name!r} at {chunk.where.start:,}, {spec.dtype} of shape "

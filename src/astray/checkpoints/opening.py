@@ -11,7 +11,7 @@ from astray.checkpoints import distributed
 from astray.checkpoints.checkpoint import Checkpoint
 from astray.checkpoints.open_files import Files
 from astray.checkpoints.safetensors_files import open_safetensors
-from astray.checkpoints.stored_tensor import Contents, Stored, printable
+from astray.checkpoints.stored_tensor import CheckpointContents, Stored, printable
 from astray.checkpoints.torch_files import open_legacy, open_zip
 from astray.errors import CheckpointError
 from astray.wording import counted
@@ -83,7 +83,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(place, contents, files)
 
 
-def open_file(path: Path, files: Files) -> Contents:
+def open_file(path: Path, files: Files) -> CheckpointContents:
     """The tensors of a file."""
     if not path.exists():
         raise CheckpointError(f"{path} does not exist.")
@@ -92,7 +92,7 @@ def open_file(path: Path, files: Files) -> Contents:
     return _open_shard(path, files)
 
 
-def _open_shard(path: Path, files: Files) -> Contents:
+def _open_shard(path: Path, files: Files) -> CheckpointContents:
     size = files.size(path)
     start = files.read(path, 0, min(size, 32))
     kind = _kind(start)
@@ -126,7 +126,7 @@ def _described(start: bytes, size: int) -> str:
     return known or "no checkpoint: it begins neither like safetensors nor like a file of torch.save"
 
 
-def _open_folder(folder: Path, files: Files) -> Contents:
+def _open_folder(folder: Path, files: Files) -> CheckpointContents:
     try:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
@@ -154,7 +154,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(map(printable, names[:5])) + (" …" if len(names) > 5 else "")
 
 
-def _without_tensors(path: Path, contents: Contents) -> str:
+def _without_tensors(path: Path, contents: CheckpointContents) -> str:
     """Why there is nothing to show, and what to do about it."""
     for name, other in contents.others.items():
         if getattr(other, "why", ""):
@@ -176,7 +176,7 @@ def _without_tensors(path: Path, contents: Contents) -> str:
 INDEX = ".index.json"
 MOST_INDEX_BYTES = 100_000_000
 
-OpenFile = Callable[[Path, Files], Contents]
+OpenFile = Callable[[Path, Files], CheckpointContents]
 
 
 def find_index(folder: Path, names: list[str]) -> Path | None:
@@ -191,7 +191,7 @@ def find_index(folder: Path, names: list[str]) -> Path | None:
     return None
 
 
-def open_index(path: Path, files: Files, open_file: OpenFile) -> Contents:
+def open_index(path: Path, files: Files, open_file: OpenFile) -> CheckpointContents:
     """The tensors of all files that an index names, file by file."""
     weight_map = _weight_map(path, files)
     shards = list(dict.fromkeys(weight_map.values()))
@@ -227,7 +227,9 @@ def open_index(path: Path, files: Files, open_file: OpenFile) -> Contents:
             "checkpoint: copy them again."
         )
     kind = next(iter(opened.values())).format if opened else "no"
-    return Contents(f"{kind}, {counted(len(shards), 'file')}", tuple(path.parent / s for s in shards), tensors, others)
+    return CheckpointContents(
+        f"{kind}, {counted(len(shards), 'file')}", tuple(path.parent / s for s in shards), tensors, others
+    )
 
 
 def _weight_map(path: Path, files: Files) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from astray.checkpoints.open_files import Files
-from astray.checkpoints.stored_tensor import Contents, Spec, Stored, Unread, is_shape, printable
+from astray.checkpoints.stored_tensor import CheckpointContents, Stored, TensorSpec, Unread, is_shape, printable
 from astray.errors import CheckpointError
 from astray.stats.dtypes import DTYPES
 
@@ -22,7 +22,7 @@ _NAMES = {dtype.safetensors: dtype.name for dtype in DTYPES.values() if dtype.sa
 _AGAIN = "Copy it again from where it was made."
 
 
-def open_safetensors(path: Path, files: Files) -> Contents:
+def open_safetensors(path: Path, files: Files) -> CheckpointContents:
     """The tensors of one file, in the order in which they lie there."""
     size = files.size(path)
     if size < 8:
@@ -47,7 +47,7 @@ def open_safetensors(path: Path, files: Files) -> Contents:
             others[name] = found
         else:
             tensors[name] = Stored.contiguous(found, path, 8 + length + begin)
-    return Contents("safetensors", (path,), tensors, others)
+    return CheckpointContents("safetensors", (path,), tensors, others)
 
 
 def _header(path: Path, raw: bytes) -> dict[str, Any]:
@@ -84,14 +84,14 @@ def _offsets(path: Path, name: str, entry: Any, room: int) -> tuple[int, int]:
     return begin, end
 
 
-def _tensor(path: Path, name: str, entry: Any, nbytes: int) -> Spec | Unread:
+def _tensor(path: Path, name: str, entry: Any, nbytes: int) -> TensorSpec | Unread:
     dtype, shape = entry.get("dtype"), entry.get("shape")
     if not isinstance(shape, list) or not is_shape(shape):
         raise CheckpointError(f"The header of {path} is damaged: {name!r} has a shape that is none. {_AGAIN}")
     if not isinstance(dtype, str) or dtype not in _NAMES:
         kind = printable(dtype) if isinstance(dtype, str) else "something"
         return Unread(f"a tensor of {kind} and shape {shape}", "astray does not know this dtype", 1)
-    spec = Spec(_NAMES[dtype], tuple(shape))
+    spec = TensorSpec(_NAMES[dtype], tuple(shape))
     if spec.nbytes != nbytes:
         raise CheckpointError(
             f"The header of {path} is damaged: {name!r} is {spec.dtype} of shape {shape}, which takes {spec.nbytes:,} "

@@ -55,7 +55,7 @@ def is_shape(sizes: Sequence[object]) -> bool:
     return elements <= MOST_ELEMENTS
 
 
-class Spec(NamedTuple):
+class TensorSpec(NamedTuple):
     """What is known of a tensor without loading it."""
 
     dtype: str
@@ -72,7 +72,7 @@ class Spec(NamedTuple):
         return self.size * dtypes.find(self.dtype).itemsize
 
 
-class Piece(NamedTuple):
+class StoredBox(NamedTuple):
     """A box of a tensor in a file.
 
     start: the byte of its first element. offset: the index of that element in the tensor. stride: in elements.
@@ -91,17 +91,17 @@ class Stored(NamedTuple):
     place: what two names of one tensor have in common.
     """
 
-    spec: Spec
-    locate: Callable[[], Sequence[Piece]]
+    spec: TensorSpec
+    locate: Callable[[], Sequence[StoredBox]]
     place: object
 
     @classmethod
-    def contiguous(cls, spec: Spec, file: Path, start: int) -> Stored:
+    def contiguous(cls, spec: TensorSpec, file: Path, start: int) -> Stored:
         """A tensor that lies in one file in row-major order."""
-        return cls.of(spec, Piece(file, start, (0,) * len(spec.shape), spec.shape, row_major(spec.shape)))
+        return cls.of(spec, StoredBox(file, start, (0,) * len(spec.shape), spec.shape, row_major(spec.shape)))
 
     @classmethod
-    def of(cls, spec: Spec, piece: Piece) -> Stored:
+    def of(cls, spec: TensorSpec, piece: StoredBox) -> Stored:
         """A tensor that is one piece."""
         return cls(spec, lambda: (piece,), (spec, piece))
 
@@ -170,7 +170,7 @@ def _empty(dtype: str, shape: Index) -> Array:
         raise CheckpointError(f"There is not enough memory for a tensor of {dtype} and shape {list(shape)}.") from None
 
 
-def _fill(into: Array, offset: Index, pieces: Sequence[Piece], files: Files) -> None:
+def _fill(into: Array, offset: Index, pieces: Sequence[StoredBox], files: Files) -> None:
     """Fill an array, which begins at this index of the tensor, with what the pieces have of it."""
     for piece in pieces:
         low = [max(here, there) for here, there in zip(offset, piece.offset, strict=True)]
@@ -239,7 +239,7 @@ class Unread(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Contents:
+class CheckpointContents:
     """The tensors of a checkpoint by name, in the order of the file, and everything else that is in it.
 
     others: plain values as they are, and `Unread` for what is none.

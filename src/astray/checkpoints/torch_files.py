@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from astray.checkpoints.open_files import Files
 from astray.checkpoints.pickles import read_pickle
-from astray.checkpoints.stored_tensor import Contents, Piece, Spec, Stored, Unread
-from astray.checkpoints.torch_objects import Storage, View, find_tensors, is_size
+from astray.checkpoints.stored_tensor import CheckpointContents, Stored, StoredBox, TensorSpec, Unread
+from astray.checkpoints.torch_objects import Storage, StorageView, find_tensors, is_size
 from astray.errors import CheckpointError
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -38,7 +38,7 @@ _BROKEN = (
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # its mark, and how long the name and what follows it are
 
 
-class Extent(NamedTuple):
+class ByteRange(NamedTuple):
     """Some bytes of a file."""
 
     start: int
@@ -53,24 +53,24 @@ def _as_it_is(content: Any) -> Any:
     return content
 
 
-def open_zip(path: Path, files: Files, unwrap: Unwrap = _as_it_is) -> Contents:
+def open_zip(path: Path, files: Files, unwrap: Unwrap = _as_it_is) -> CheckpointContents:
     """A file that `torch.save` wrote since 2020."""
-    return Contents("torch", (path,), *_tensors(path, files, Extent(0, files.size(path)), unwrap))
+    return CheckpointContents("torch", (path,), *_tensors(path, files, ByteRange(0, files.size(path)), unwrap))
 
 
-def open_any(path: Path, files: Files, unwrap: Unwrap = _as_it_is) -> Contents:
+def open_any(path: Path, files: Files, unwrap: Unwrap = _as_it_is) -> CheckpointContents:
     """A file that `torch.save` wrote, ever."""
     is_zip = files.read(path, 0, min(files.size(path), 4)) == b"PK\3\4"
     return open_zip(path, files, unwrap) if is_zip else open_legacy(path, files, unwrap)
 
 
-def open_embedded(path: Path, files: Files, where: Extent) -> Contents:
+def open_embedded(path: Path, files: Files, where: ByteRange) -> CheckpointContents:
     """Such a file that is a part of another."""
-    return Contents("torch", (path,), *_tensors(path, files, where))
+    return CheckpointContents("torch", (path,), *_tensors(path, files, where))
 
 
 def _tensors(
-    path: Path, files: Files, where: Extent, unwrap: Unwrap = _as_it_is
+    path: Path, files: Files, where: ByteRange, unwrap: Unwrap = _as_it_is
 ) -> tuple[dict[str, Stored], dict[str, object]]:
     records = _records(path, files, where)
     root = next((name[: -len("data.pkl")] for name in records if name.endswith("data.pkl")), None)
@@ -87,7 +87,7 @@ def _tensors(
     return _place(path, found.tensors, found.others, lambda storage: records.get(f"{root}data/{storage.key}"))
 
 
-def _records(path: Path, files: Files, where: Extent) -> Mapping[str, Extent]:
+def _records(path: Path, files: Files, where: ByteRange) -> Mapping[str, ByteRange]:
     """Where in the file the records of a zip lie."""
     try:
         with zipfile.ZipFile(io.BufferedReader(_Window(path, files, where))) as archive:
@@ -105,7 +105,7 @@ def _records(path: Path, files: Files, where: Extent) -> Mapping[str, Extent]:
         ) from None
 
 
-def _record(path: Path, files: Files, where: Extent, entry: zipfile.ZipInfo) -> Extent:
+def _record(path: Path, files: Files, where: ByteRange, entry: zipfile.ZipInfo) -> ByteRange:
     if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
         raise CheckpointError(
             f"{path} is compressed, so its tensors cannot be read one by one. Unpack it, or save it anew with "
@@ -118,13 +118,13 @@ def _record(path: Path, files: Files, where: Extent, entry: zipfile.ZipInfo) -> 
     start = entry.header_offset + _LOCAL_HEADER.size + name + extra
     if mark != b"PK\3\4" or start + entry.file_size > where.nbytes:
         raise ValueError(f"{entry.filename!r} is not where it should be")
-    return Extent(where.start + start, entry.file_size)
+    return ByteRange(where.start + start, entry.file_size)
 
 
 class _Window(io.RawIOBase):
     """A part of a file, as a file."""
 
-    def __init__(self, path: Path, files: Files, where: Extent) -> None:
+    def __init__(self, path: Path, files: Files, where: ByteRange) -> None:
         self._path, self._files, self._where = path, files, where
         self._place = 0
 
@@ -151,14 +151,14 @@ class _Window(io.RawIOBase):
         return count
 
 
-def open_legacy(path: Path, files: Files, unwrap: Unwrap = _as_it_is) -> Contents:
+def open_legacy(path: Path, files: Files, unwrap: Unwrap = _as_it_is) -> CheckpointContents:
     """A file that `torch.save` wrote before 2020: five pickles, and the storages one after another."""
     said, place = _pickles(path, files)
     found = find_tensors(unwrap(said[3]), str(path))
     keys = said[4] if isinstance(said[4], list) else []
     storages = {view.storage.key: view.storage for view in found.tensors.values()}
     extents = _extents(path, files, place, [str(key) for key in keys if isinstance(key, str) or is_size(key)], storages)
-    return Contents(
+    return CheckpointContents(
         "torch (before 1.6)",
         (path,),
         *_place(path, found.tensors, found.others, lambda storage: extents.get(storage.key)),
@@ -192,27 +192,29 @@ def _read_pickles(path: Path, data: bytes) -> tuple[list[Any], int]:
     return said, place
 
 
-def _extents(path: Path, files: Files, place: int, keys: list[str], storages: dict[str, Storage]) -> dict[str, Extent]:
+def _extents(
+    path: Path, files: Files, place: int, keys: list[str], storages: dict[str, Storage]
+) -> dict[str, ByteRange]:
     """Where the storages lie. Each has its number of elements before it, of a size that only its tensors tell."""
-    size, found = files.size(path), dict[str, Extent]()
+    size, found = files.size(path), dict[str, ByteRange]()
     for key in keys:
         if key not in storages:
             break  # nobody knows how long it is: what comes after it cannot be found
         nbytes = storages[key].nbytes
         if place + 8 + nbytes > size:
             break
-        found[key] = Extent(place + 8, nbytes)
+        found[key] = ByteRange(place + 8, nbytes)
         place += 8 + nbytes
     return found
 
 
 def _place(
-    path: Path, views: dict[str, View], others: dict[str, object], find: Callable[[Storage], Extent | None]
+    path: Path, views: dict[str, StorageView], others: dict[str, object], find: Callable[[Storage], ByteRange | None]
 ) -> tuple[dict[str, Stored], dict[str, object]]:
     """Tensors at their places in the file. One that cannot be there is an error: the file was cut."""
     found: dict[str, Stored] = {}
     for name, view in views.items():
-        spec, storage = Spec(view.dtype, view.shape), find(view.storage)
+        spec, storage = TensorSpec(view.dtype, view.shape), find(view.storage)
         if storage is None or view.end > storage.nbytes:
             there = "is not there" if storage is None else f"has {storage.nbytes:,} bytes"
             raise CheckpointError(
@@ -225,5 +227,5 @@ def _place(
             )
             continue
         start = storage.start + view.offset * (spec.nbytes // spec.size if spec.size else 0)
-        found[name] = Stored.of(spec, Piece(path, start, (0,) * len(view.shape), view.shape, view.stride))
+        found[name] = Stored.of(spec, StoredBox(path, start, (0,) * len(view.shape), view.shape, view.stride))
     return found, others

@@ -67,7 +67,7 @@ class Storage(NamedTuple):
     nbytes: int
 
 
-class View(NamedTuple):
+class StorageView(NamedTuple):
     """A tensor: a view of a storage. `offset` and `stride` count elements."""
 
     storage: Storage
@@ -83,22 +83,22 @@ class View(NamedTuple):
         return (self.offset + size) * DTYPES[self.dtype].itemsize if size else 0
 
 
-class Found(NamedTuple):
+class FoundTensors(NamedTuple):
     """What is in a file, by dotted names."""
 
-    tensors: dict[str, View]
+    tensors: dict[str, StorageView]
     others: dict[str, object]
 
 
-def find_tensors(root: Any, where: str) -> Found:
+def find_tensors(root: Any, where: str) -> FoundTensors:
     """Every tensor in a pickle, in its order. A lone tensor is called `tensor`."""
-    found = Found({}, {})
+    found = FoundTensors({}, {})
     walk = _Walk(where)
     for name, value in walk.entries(root, ()):
         dotted = ".".join(name) or "tensor"
         if dotted in found.tensors or dotted in found.others:
             raise CheckpointError(f"{where} has two entries called {dotted!r}, so it cannot be told which is meant.")
-        if isinstance(value, View):
+        if isinstance(value, StorageView):
             found.tensors[dotted] = value
         else:
             found.others[dotted] = value
@@ -282,7 +282,7 @@ def _count_tensors(made: Made) -> tuple[int, int]:
     return count, looked_at
 
 
-def _tensor(made: Made) -> View | Unread | None:
+def _tensor(made: Made) -> StorageView | Unread | None:
     """The tensor that would be made; None when it would be something else."""
     what = made.called
     for _ in range(DEEPEST):
@@ -299,7 +299,7 @@ def _tensor(made: Made) -> View | Unread | None:
     return _view(what, made.args) if what in _VIEWS else None
 
 
-def _view(what: str, args: tuple[Any, ...]) -> View | Unread:
+def _view(what: str, args: tuple[Any, ...]) -> StorageView | Unread:
     storage = _storage(args[0])
     if isinstance(storage, Unread):
         return storage
@@ -313,7 +313,7 @@ def _view(what: str, args: tuple[Any, ...]) -> View | Unread:
         return Unread("a tensor", "it is a negated or conjugated view; save it with .resolve_neg().resolve_conj()", 1)
     if not is_size(offset) or not is_shape(shape) or len(shape) != len(stride):
         raise ValueError
-    return View(storage, dtype, offset, shape, stride)
+    return StorageView(storage, dtype, offset, shape, stride)
 
 
 def sizes(value: Any) -> tuple[int, ...]:

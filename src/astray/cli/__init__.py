@@ -72,14 +72,14 @@ def _write_no_more() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def parser() -> _Parser:
+def parser() -> _CommandParser:
     """All commands and their options."""
-    top = _Parser(
+    top = _CommandParser(
         prog="astray",
         description="Where did it go astray? Record the tensors of two runs, and learn which call went wrong first; or "
         "check one, and learn which call NaN and infinity come from.",
     )
-    top.add_argument("--version", action=_Version)
+    top.add_argument("--version", action=_VersionAction)
     commands: argparse._SubParsersAction[argparse.ArgumentParser] = top.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
     )
@@ -89,13 +89,13 @@ def parser() -> _Parser:
     return top
 
 
-class _Parser(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """The parser of the command itself, which knows those of its commands."""
 
     commands: Mapping[str, argparse.ArgumentParser]
 
 
-class _Version(argparse.Action):
+class _VersionAction(argparse.Action):
     """Looks the version up only when it is asked for."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:

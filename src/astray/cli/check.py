@@ -8,8 +8,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.config_file import settings_in
-from astray.capture.settings import Given, Settings, placed
-from astray.cli.program import FRAMEWORK, Found, Outcome, add_program, load_program, look_closer, run_program
+from astray.capture.settings import RecordingOptions, Settings, placed
+from astray.cli.program import FRAMEWORK, Outcome, TripPrinter, add_program, load_program, look_closer, run_program
 from astray.cli.settings import add_what, add_which, settings_of
 from astray.formatting.terminal import tell
 from astray.process import absolute, rank_and_world_size
@@ -75,33 +75,33 @@ def main(options: argparse.Namespace) -> int:
     return check.finish(run_program(program, options, check.start, check.is_ours))
 
 
-def _settings(options: argparse.Namespace) -> Given:
+def _settings(options: argparse.Namespace) -> RecordingOptions:
     settings = settings_of(options)
     if options.level is None and (options.config is None or "level" not in settings_in(options.config)):
         settings["level"] = LEVEL
     return settings
 
 
-def _refuse(options: argparse.Namespace, settings: Given) -> None:
+def _refuse(options: argparse.Namespace, settings: RecordingOptions) -> None:
     """Says before the script runs, not in the middle of it, that something is wrong with what was asked for."""
     from astray.guarding import options as asked
-    from astray.guarding.snapshots import Places
+    from astray.guarding.snapshots import SnapshotFolder
 
     asked.check(options.on, options.gradients, options.exact, options.remember, options.spike, None, options.max_memory)
     asked.check_settings(Settings.check(**settings))
-    Places(options.output, *rank_and_world_size(os.environ))
+    SnapshotFolder(options.output, *rank_and_world_size(os.environ))
 
 
 class _Check:
     """The guard of this command, which starts in the middle of the script's imports."""
 
-    def __init__(self, options: argparse.Namespace, settings: Given) -> None:
+    def __init__(self, options: argparse.Namespace, settings: RecordingOptions) -> None:
         self._options = options
         self._settings = placed(settings)
         self._path = None if options.output is None else absolute(options.output)
         self._process = os.getpid()
         self._guard: Guard | None = None
-        self._found = Found(may_stop=options.on == "raise")
+        self._found = TripPrinter(may_stop=options.on == "raise")
 
     def start(self) -> None:
         from astray.capture.adapters import discovering_adapter
@@ -124,10 +124,10 @@ class _Check:
         """Whether it was us who stopped the script; a guard of its own may do so too."""
         if self._guard is None:
             return False
-        from astray.guarding.exact import Stop
+        from astray.guarding.exact import ExactStop
         from astray.guarding.trip import Tripped
 
-        return isinstance(error, Stop) or (isinstance(error, Tripped) and error.trip in self._guard.trips)
+        return isinstance(error, ExactStop) or (isinstance(error, Tripped) and error.trip in self._guard.trips)
 
     def finish(self, outcome: Outcome) -> int:
         """Ends the guard, says in one line what it has seen, and gives the exit code."""

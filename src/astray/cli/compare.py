@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from astray.comparison.comparison import Comparison
-    from astray.comparison.pair.matching import Asked
+    from astray.comparison.pair.matching import MatchingOptions
 
 TOP = 25
 
@@ -207,7 +207,7 @@ def arguments(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _asked(options: argparse.Namespace) -> Asked:
+def _asked(options: argparse.Namespace) -> MatchingOptions:
     from astray.web.options import ranks_of
 
     ranks = None if options.ranks is None else ranks_of("--ranks", options.ranks)

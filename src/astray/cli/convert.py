@@ -26,13 +26,13 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     from astray.formatting.terminal import Progress, say, tell
-    from astray.steps import Steps
+    from astray.steps import StepSelection
     from astray.store import open_run
     from astray.store.convert import convert
     from astray.wording import counted, printable
 
     run = open_run(options.run)
-    chosen = Steps.parse(options.steps)
+    chosen = StepSelection.parse(options.steps)
     steps = [step for step in run.steps if step in chosen] if chosen else None
     with Progress("converting") as progress:
         done = convert(run, options.output, options.to, overwrite=options.force, steps=steps, progress=progress)

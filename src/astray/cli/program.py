@@ -93,19 +93,19 @@ def run_program(
     An exception that ends it is shown as Python would show it, without the frames in front of the script's; one that
     is ours is left to the caller. If `start` raises an AstrayError, that ends the program and is raised from here.
     """
-    from astray.capture.children import OnImport
+    from astray.capture.children import ImportHook
 
-    watch = OnImport(FRAMEWORK, lambda: _starting(start)).install()
+    watch = ImportHook(FRAMEWORK, lambda: _starting(start)).install()
     sys.argv = [options.script, *options.arguments]
     try:
         return _outcome(program, is_ours)
-    except _CannotStartError as refused:
+    except _StartError as refused:
         raise refused.reason from None
     finally:
         watch.remove()
 
 
-class _CannotStartError(BaseException):
+class _StartError(BaseException):
     """Leaves the script, from the middle of its imports; no exception that a script would think of catching."""
 
     def __init__(self, reason: AstrayError) -> None:
@@ -116,7 +116,7 @@ def _starting(start: Callable[[], None]) -> None:
     try:
         start()
     except AstrayError as error:
-        raise _CannotStartError(error) from None
+        raise _StartError(error) from None
 
 
 def _script(name: str) -> Program:
@@ -162,7 +162,7 @@ def _outcome(program: Program, is_ours: Callable[[BaseException], bool]) -> Outc
         return Outcome(_exit_code(request.code), "normally" if not request.code else f"exit: {request.code}")
     except KeyboardInterrupt:
         return Outcome(130, "interrupted from the keyboard")
-    except _CannotStartError:
+    except _StartError:
         raise
     except BaseException as error:  # noqa: BLE001 - reported just as Python would, below
         if not is_ours(error):
@@ -222,7 +222,7 @@ def _users_part(traceback: TracebackType | None) -> TracebackType | None:
 _SETTING = re.compile(r"\b(level|keep)='(\w+)'")
 
 
-class Found:
+class TripPrinter:
     """Given each trip. Stops the script at the first, as long as it `may_stop` it."""
 
     def __init__(self, may_stop: bool) -> None:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.settings import Settings, placed
-from astray.cli.program import FRAMEWORK, Found, Outcome, add_program, load_program, look_closer, run_program
+from astray.cli.program import FRAMEWORK, Outcome, TripPrinter, add_program, load_program, look_closer, run_program
 from astray.cli.settings import add_limits, add_what, add_which, settings_of
 from astray.errors import UsageError
 from astray.formatting.terminal import tell
-from astray.process import absolute, shown
+from astray.process import absolute, relative_to_cwd
 from astray.wording import counted
 
 if TYPE_CHECKING:
-    from astray.capture.children import Children, Note
+    from astray.capture.children import ChildProcesses, Note
     from astray.capture.recorder import Recorder
 
 _MOST_TOLD = 3
@@ -85,7 +85,7 @@ def main(options: argparse.Namespace) -> int:
     if options.output is None:
         _choose_folder(options)
     _refuse(options)
-    recording = _Recording(options)
+    recording = _ScriptRecording(options)
     with recording.reaching_children():
         outcome = run_program(program, options, recording.start, recording.is_ours)
     if outcome.code:
@@ -144,7 +144,7 @@ def _refuse(options: argparse.Namespace) -> None:
         refuse(folder, 0, overwrite=options.force)
 
 
-class _Recording:
+class _ScriptRecording:
     """The recorder of this command, which starts in the middle of the script's imports."""
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -153,13 +153,13 @@ class _Recording:
         self._settings = placed(settings_of(options))
         self._process = os.getpid()
         self._recorder: Recorder | None = None
-        self._children: Children | None = None
-        self._found = Found(may_stop=options.guard == "raise")
+        self._children: ChildProcesses | None = None
+        self._found = TripPrinter(may_stop=options.guard == "raise")
 
     @contextlib.contextmanager
     def reaching_children(self) -> Iterator[None]:
         """Has the processes that the script starts recorded too, if they are ranks."""
-        from astray.capture.children import Children, stand_down
+        from astray.capture.children import ChildProcesses, stand_down
         from astray.process import rank_and_world_size
 
         stand_down()
@@ -168,7 +168,7 @@ class _Recording:
             return
         options = self._options
         guard = None if options.guard is None else {"on": options.guard, "spike": options.spike}
-        self._children = Children(self._path, self._settings, guard)
+        self._children = ChildProcesses(self._path, self._settings, guard)
         self._children.refuse(overwrite=options.force)
         self._children.leave_word(os.environ)
         try:
@@ -242,8 +242,8 @@ class _Recording:
         elif ranks:
             number = counted(len(ranks), "rank")
             tell(
-                f"astray: {number} in child processes are a run of their own, {shown(children.place)}, since the "
-                "process that started them has called modules too."
+                f"astray: {number} in child processes are a run of their own, {relative_to_cwd(children.place)}, "
+                "since the process that started them has called modules too."
             )
         for note in [note for note in notes if note.why is not None][:_MOST_TOLD]:
             tell(f"astray: process {note.process} called modules and was not recorded: {note.why}.")

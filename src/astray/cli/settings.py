@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import cast
 
-from astray.capture.settings import KEEPS, LEVELS, OPTIMIZER, PHASES, ROLES, Given, Settings
+from astray.capture.settings import KEEPS, LEVELS, OPTIMIZER, PHASES, ROLES, RecordingOptions, Settings
 
 USUAL = Settings()
 
@@ -69,6 +69,6 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def settings_of(options: argparse.Namespace) -> Given:
+def settings_of(options: argparse.Namespace) -> RecordingOptions:
     """The settings among the options; None for each that is not given, or that the command does not have."""
-    return cast(Given, {name: getattr(options, name, None) for name in Given.__optional_keys__})
+    return cast(RecordingOptions, {name: getattr(options, name, None) for name in RecordingOptions.__optional_keys__})

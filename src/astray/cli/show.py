@@ -63,12 +63,12 @@ def main(options: argparse.Namespace) -> int:
     if options.sort is not None and options.sort not in SORTABLE:
         raise UsageError(f"--sort {options.sort} goes with --risk. Tensors are sorted by {', '.join(SORTABLE)}.")
     from astray.formatting.terminal import say, table_width, wants_colour, width
-    from astray.report.listing import Wanted, render
-    from astray.steps import Steps
+    from astray.report.listing import ListingOptions, render
+    from astray.steps import StepSelection
     from astray.store import open_run
 
-    wanted = Wanted(
-        steps=Steps.parse(options.steps),
+    wanted = ListingOptions(
+        steps=StepSelection.parse(options.steps),
         rank=options.rank,
         match=options.match,
         phase=options.phase,
@@ -99,19 +99,21 @@ def _alarms(options: argparse.Namespace) -> int:
 
 def _risk(options: argparse.Namespace) -> int:
     from astray.formatting.terminal import say, table_width, wants_colour, width
-    from astray.headroom.report import Wanted, render
+    from astray.headroom.report import RiskOptions, render
     from astray.headroom.risk import risk
-    from astray.steps import Steps
+    from astray.steps import StepSelection
     from astray.store import open_run
 
     if options.sort is not None and options.sort not in RISKS:
         raise UsageError(f"--sort {options.sort} does not go with --risk. Sites are sorted by {', '.join(RISKS)}.")
     found = risk(
         open_run(options.run),
-        steps=Steps.parse(options.steps),
+        steps=StepSelection.parse(options.steps),
         ranks=None if options.rank is None else [options.rank],
         what_if=",".join(options.what_if or ()),
     )
-    wanted = Wanted(match=options.match, phase=options.phase, role=options.role, sort=options.sort, top=options.top)
+    wanted = RiskOptions(
+        match=options.match, phase=options.phase, role=options.role, sort=options.sort, top=options.top
+    )
     say(render(found, wanted, width=width(), table_width=table_width(), colour=wants_colour(sys.stdout)))
     return 0

@@ -41,13 +41,13 @@ def main(options: argparse.Namespace) -> int:
 
     page = read_page()
     server = _server()
-    from astray.web.run_list import Shelf
-    from astray.web.safety import Keyring
-    from astray.web.workspace import Desk
+    from astray.web.run_list import RunList
+    from astray.web.safety import AccessToken
+    from astray.web.workspace import Workspace
 
-    shelf = Shelf(options.runs)
-    desk = Desk(shelf, _fixed(options))
-    keyring = Keyring()
+    shelf = RunList(options.runs)
+    desk = Workspace(shelf, _fixed(options))
+    keyring = AccessToken()
     with server.listen(options.host, options.port) as bound:
         if len(shelf) == len(shelf.given) <= 2:
             desk.look(shelf.given[0], shelf.given[1] if len(shelf) == 2 else None, _asked(options))

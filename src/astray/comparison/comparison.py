@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.blame.detours import find_detours
+from astray.comparison.blame.detours import find_equivalent_rows
 from astray.comparison.blame.suspects import Suspect, find_suspects
 from astray.comparison.divergence import Divergence
 from astray.comparison.judge.tolerances import Tolerances
 from astray.comparison.measure.custom_metrics import Failures, Metric, failed, find_metrics
 from astray.comparison.measure.evidence import Progress
 from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
-from astray.comparison.pair.alignment import choose as unnamed_calls
+from astray.comparison.pair.alignment import unnamed_calls as unnamed_calls
 from astray.comparison.pair.checkpoints import pair_names
 from astray.comparison.pair.joined_runs import about_micro_steps, join
-from astray.comparison.pair.matching import Asked, Matching
+from astray.comparison.pair.matching import Matching, MatchingOptions
 from astray.comparison.problems import different_settings, little_shared, nothing_comparable, nothing_shared, problems
-from astray.comparison.ranks.rank import Judging, Sides, Tally, compare_rank, table
-from astray.comparison.ranks.schedule import Runs, compare_ranks, job_of
+from astray.comparison.ranks.rank import JudgeOptions, PairCounts, RankSides, compare_rank, table
+from astray.comparison.ranks.schedule import ComparedRuns, compare_ranks, job_of
 from astray.comparison.rows import CALL_COLUMNS
 from astray.comparison.select.columns import Columns
 from astray.comparison.select.filter import Filter
@@ -39,7 +39,7 @@ from astray.comparison.setup.differences import put_together
 from astray.comparison.setup.setup_difference import SetupDifference
 from astray.comparison.verdict import AGREEING, BAD, LABELS, Verdict
 from astray.errors import CompareError
-from astray.steps import Steps
+from astray.steps import StepSelection
 from astray.store import CheckpointRun, Run, RunInfo, Table, open_run
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def compare(
     allow_missing: bool = False,
     progress: Progress | None = None,
     processes: int | None = None,
-    **asked: Unpack[Asked],
+    **asked: Unpack[MatchingOptions],
 ) -> Comparison:
     """Compare a run that is right with one that may be wrong.
 
@@ -76,9 +76,9 @@ def compare(
     >>> diff.first.site, diff.first.step, diff.first.cause
     ('h.2.mlp.proj', 3, 'parameter')
 
-    asked: what to compare and how to pair it: steps, ranks, sites, mapping, by, shapes, micro and offset: see `Asked`.
-    noise: further recordings of the reference, one or several: how far apart two runs get that are both right.
-    tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype.
+    asked: what to compare and how to pair it: steps, ranks, sites, mapping, by, shapes, micro and offset: see
+    `MatchingOptions`. noise: further recordings of the reference, one or several: how far apart two runs get that are
+    both right. tolerances: the largest relative errors to allow, by a regular expression for sites or by dtype.
     exact: the runs should be bit-identical, and whatever is not has diverged.
     metrics: what to measure besides, where both runs kept values: "kl", "file.py:function", a function of two arrays.
     allow_missing: runs agree even if some tensors are only in one of them, whatever these are.
@@ -90,17 +90,17 @@ def compare(
     Raises CompareError when the runs have no tensor in common, or kept nothing of them that can be compared.
     """
     again = () if noise is None else (noise,) if isinstance(noise, str | os.PathLike | Run) else tuple(noise)
-    runs = Runs(_opened(reference), _opened(candidate), tuple(_opened(run) for run in again))
+    runs = ComparedRuns(_opened(reference), _opened(candidate), tuple(_opened(run) for run in again))
     matching, unnamed = unnamed_calls(runs.reference, runs.candidate, Matching.check(**asked))
     if exact and matching.micro == "joined":
         raise CompareError("A batch and its parts are not computed alike, to the bit: --exact needs --micro paired.")
-    judging = Judging(find_metrics(metrics, COLUMNS), Tolerances.check(tolerances), exact)
+    judging = JudgeOptions(find_metrics(metrics, COLUMNS), Tolerances.check(tolerances), exact)
     matching, renamed = pair_names(runs.reference, runs.candidate, matching)
     matching.check_mapping(runs.candidate)
     job = job_of((reference, candidate, again), matching, judging, metrics)
     recorded = runs
     if matching.micro == "joined":
-        runs = Runs(*join(runs.reference, runs.candidate, matching), runs.noise)
+        runs = ComparedRuns(*join(runs.reference, runs.candidate, matching), runs.noise)
     ranks = compare_ranks(runs, matching, judging, job, processes, progress)
     for number, run in enumerate(runs.noise):
         _check([one.noise[number] for one in ranks if len(one.noise) > number], runs.reference, run, matching)
@@ -131,7 +131,9 @@ def compare(
 
 def check_selection(filter: str | None, sort: Order | None, metrics: Sequence[str | Metric] | None = None) -> None:
     """Raises UsageError for rows that no comparison could select: columns that there are not, words without meaning."""
-    nothing = compare_rank(0, Sides(None, None), Matching.check(), Judging(find_metrics(metrics, COLUMNS))).pairs
+    nothing = compare_rank(
+        0, RankSides(None, None), Matching.check(), JudgeOptions(find_metrics(metrics, COLUMNS))
+    ).pairs
     nothing = nothing._replace(words=defaultdict(list, nothing.words))
     run = Run(Path(), RunInfo.here(), {})
     Pairs.select(Columns(run, run, table([nothing])), filter, sort, None)
@@ -141,9 +143,9 @@ def _opened(run: AnyPath | Run) -> Run:
     return run if isinstance(run, Run) else open_run(run)
 
 
-def _check(tallies: Sequence[Tally], reference: Run, candidate: Run, matching: Matching) -> Tally:
+def _check(tallies: Sequence[PairCounts], reference: Run, candidate: Run, matching: Matching) -> PairCounts:
     """What all ranks have together. Raises CompareError when nothing of it can be compared."""
-    tally = Tally(*(sum(counts) for counts in zip(*tallies, strict=True))) if tallies else Tally(0, 0, 0, 0)
+    tally = PairCounts(*(sum(counts) for counts in zip(*tallies, strict=True))) if tallies else PairCounts(0, 0, 0, 0)
     if not tally.matched:
         raise CompareError(nothing_shared(reference, candidate, matching))
     if not tally.comparable:
@@ -174,7 +176,7 @@ class Comparison:
     pairs: Table
     firsts: tuple[Divergence, ...]
     problems: tuple[str, ...] = ()
-    selected: Steps = field(default=Steps())
+    selected: StepSelection = field(default=StepSelection())
     others: tuple[Divergence, ...] = ()
     setup: tuple[SetupDifference, ...] = ()
     allow_missing: bool = False
@@ -225,7 +227,7 @@ class Comparison:
         whole = self.reference.complete and self.candidate.complete  # else nobody knows why one has it alone
         if self.of_checkpoints or not whole or not self.lone.any():
             return np.zeros(len(self.pairs), np.bool_)
-        return find_detours(self.pairs, self.reference, self.candidate)
+        return find_equivalent_rows(self.pairs, self.reference, self.candidate)
 
     @property
     def missing(self) -> npt.NDArray[np.bool_]:

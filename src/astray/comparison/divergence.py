@@ -16,7 +16,7 @@ Cause = Literal["computation", "parameter", "input"]
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """A tensor of a call, and what was said of its pair. With an empty `role` it is the call as such."""
 
     step: int
@@ -34,7 +34,7 @@ class Place:
     weight: bool = False  # an input that is a parameter: where functions alone were recorded
 
     @classmethod
-    def of(cls, pairs: Table, row: int) -> Place:
+    def of(cls, pairs: Table, row: int) -> TensorPlace:
         """The place of one row of the pairs."""
         names = ("step", "micro", "site", "type", "call", "phase", "role", "path", "recompute", "verdict", "error")
         cells: dict[str, Any] = pairs[[*names, "reason"]].row(row)
@@ -117,7 +117,7 @@ class Divergence:
     """
 
     rank: int
-    place: Place
+    place: TensorPlace
     cause: Cause
     limit: float
     magnitude: float
@@ -136,12 +136,12 @@ class Divergence:
     clean: bool = False
     stack: tuple[Frame, ...] = ()
     enclosing: tuple[tuple[str, str], ...] = ()
-    seen: Place | None = None
-    parameter: Place | None = None
+    seen: TensorPlace | None = None
+    parameter: TensorPlace | None = None
     other_parameters: int = 0
     other_buffers: int = 0
-    previous: Place | None = None
-    onset: Place | None = None
+    previous: TensorPlace | None = None
+    onset: TensorPlace | None = None
     evidence: tuple[str, ...] = ()
     victims: int = 0
     growth: tuple[tuple[int, float], ...] = ()
@@ -188,7 +188,7 @@ class Divergence:
         return self.place.error
 
     @property
-    def judged(self) -> Place:
+    def judged(self) -> TensorPlace:
         """The tensor that surprise, measure, deviation, limit and given are about."""
         if self.parameter is not None and not self.parameter.verdict.startswith("only in"):
             return self.parameter

@@ -1,6 +1,6 @@
 """The tensor rows of one rank of one run, ready to be paired: flat columns, every string an integer.
 
-Reads `store`, feeds `align`. The columns of a call are spread over its tensors. Strings are numbered by a `Vocabulary`
+Reads `store`, feeds `align`. The columns of a call are spread over its tensors. Strings are numbered by a `StringTable`
 that both runs and all ranks share, so that the same site has the same number everywhere.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.comparison.pair.mapping import NOTHING, Mapping
-from astray.steps import Steps
-from astray.store import Coded, RankRun
+from astray.steps import StepSelection
+from astray.store import DictionaryColumn, RankRun
 
 Ints = npt.NDArray[np.integer[Any]]
 Bools = npt.NDArray[np.bool_]
@@ -29,7 +29,7 @@ WORDS = ("kind", "site", "type", "phase", "role", "path", "dtype", "shape", "par
 """Those that are numbered by a vocabulary."""
 
 
-class Vocabulary:
+class StringTable:
     """Numbers the distinct values of one column in order of first appearance.
 
     >>> words = Vocabulary()
@@ -45,17 +45,17 @@ class Vocabulary:
         """The values, each at the place of its number."""
         return list(self._numbers)
 
-    def encode(self, column: Coded[Any]) -> npt.NDArray[np.int32]:
+    def encode(self, column: DictionaryColumn[Any]) -> npt.NDArray[np.int32]:
         """The column's codes in this vocabulary; null stays −1."""
         numbers = [self._numbers.setdefault(value, len(self._numbers)) for value in column.values]
         return np.array([*numbers, -1], np.int32)[column.codes]  # the code −1 finds the last entry
 
-    def decode(self, codes: Ints) -> Coded[Any]:
+    def decode(self, codes: Ints) -> DictionaryColumn[Any]:
         """A column of these codes."""
-        return Coded(codes.astype(np.int32, copy=False), self.words)
+        return DictionaryColumn(codes.astype(np.int32, copy=False), self.words)
 
 
-Vocabularies = defaultdict[str, Vocabulary]
+Vocabularies = defaultdict[str, StringTable]
 
 
 @dataclass(frozen=True)
@@ -87,21 +87,21 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Reading:
+class RowReader:
     """How rows are read.
 
     steps, sites: only those; `sites` is a regular expression that is found in a site. ones: whether dimensions of size
     1 count in a shape. mapping, offset: what the candidate's names and steps are in the reference.
     """
 
-    steps: Steps = Steps()
+    steps: StepSelection = StepSelection()
     sites: re.Pattern[str] | None = None
     ones: bool = True
     mapping: Mapping = NOTHING
     offset: int = 0
 
 
-def read_rows(run: RankRun | None, vocabularies: Vocabularies, reading: Reading) -> Rows:
+def read_rows(run: RankRun | None, vocabularies: Vocabularies, reading: RowReader) -> Rows:
     """The rows of a rank that are asked for. A rank that one run lacks (None) has no rows."""
     if run is None:
         nothing = np.empty(0, np.int64)
@@ -123,15 +123,17 @@ def read_rows(run: RankRun | None, vocabularies: Vocabularies, reading: Reading)
     return Rows(run, np.arange(len(run.tensors))[rows], call_row, columns)
 
 
-def _renamed(column: npt.NDArray[Any] | Coded[Any], name: str, reading: Reading) -> npt.NDArray[Any] | Coded[Any]:
+def _renamed(
+    column: npt.NDArray[Any] | DictionaryColumn[Any], name: str, reading: RowReader
+) -> npt.NDArray[Any] | DictionaryColumn[Any]:
     """A column of names in the reference's words."""
-    if not isinstance(column, Coded) or name not in ("site", "type") or reading.mapping == NOTHING:
+    if not isinstance(column, DictionaryColumn) or name not in ("site", "type") or reading.mapping == NOTHING:
         return column
     rename = reading.mapping.site if name == "site" else reading.mapping.type
-    return Coded(column.codes, [rename(value) for value in column.values])
+    return DictionaryColumn(column.codes, [rename(value) for value in column.values])
 
 
-def _without_ones(shape: Ints, vocabulary: Vocabulary) -> Ints:
+def _without_ones(shape: Ints, vocabulary: StringTable) -> Ints:
     """The same code for shapes that differ only in dimensions of size 1; meant to be compared, not to be shown."""
     forms: dict[tuple[int, ...], int] = {}
     shapes = vocabulary.words
@@ -139,18 +141,18 @@ def _without_ones(shape: Ints, vocabulary: Vocabulary) -> Ints:
     return np.array([*codes, -1])[shape]
 
 
-def _integers(column: npt.NDArray[Any] | Coded[Any], vocabulary: Vocabulary) -> Ints:
-    if isinstance(column, Coded):
+def _integers(column: npt.NDArray[Any] | DictionaryColumn[Any], vocabulary: StringTable) -> Ints:
+    if isinstance(column, DictionaryColumn):
         return vocabulary.encode(column)
     return column.view(np.int8) if column.dtype == np.bool_ else column
 
 
-def _found(site: Ints, vocabulary: Vocabulary, pattern: re.Pattern[str] | None) -> Bools:
+def _found(site: Ints, vocabulary: StringTable, pattern: re.Pattern[str] | None) -> Bools:
     if pattern is None:
         return np.ones(len(site), np.bool_)
     found = [bool(pattern.search(name)) for name in vocabulary.words]
     return np.array([*found, False])[site]
 
 
-def _selected(step: Ints, steps: Steps) -> Bools:
+def _selected(step: Ints, steps: StepSelection) -> Bools:
     return np.isin(step, [number for number in np.unique(step).tolist() if number in steps])

@@ -12,7 +12,7 @@ from enum import IntEnum, IntFlag
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.measure.kept_values import Source
+from astray.comparison.measure.kept_values import EvidenceSource
 from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
 from astray.comparison.rows import Floats, Ints
 
@@ -106,7 +106,7 @@ class Judgement:
             given=unknown.copy(),
             siblings=np.zeros(pairs, np.int32),
             origin=np.zeros(pairs, np.bool_),
-            source=np.full(pairs, Source.NONE, np.int8),
+            source=np.full(pairs, EvidenceSource.NONE, np.int8),
             rule=np.full(pairs, Rule.NONE, np.int8),
             reason=np.zeros(pairs, np.int32),
             metrics=dict.fromkeys((*METRICS, *SLICES, *BOUNDS, *own), nowhere),

@@ -21,9 +21,9 @@ from astray.device import layout, triton_kernels
 from astray.device.launcher import CAPTURING, Kernel, NoKernelsError, kernel, relax
 from astray.device.result_row import WIDTH, Rows
 from astray.device.tickets import CAPTURED, SLOTS, Segment, Tickets
-from astray.device.unobserved import quietly
+from astray.device.unobserved import unobserved
 from astray.interrupts import interrupt_of, pass_interrupt
-from astray.stats import Shard, Strided
+from astray.stats import ShardPosition, Strided
 
 PARTIALS = 1 << 18
 """The most partial rows before results are sent for: 21 MB of device memory."""
@@ -61,7 +61,7 @@ class CudaRing:
         # Two numbers of 16 bits in one instruction: what the kernels use of it came with this generation of NVIDIA's.
         self._pairs = torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
         self._settle = kernel(triton_kernels.SETTLE, self._index)
-        with quietly():
+        with unobserved():
             self._partials, self._table, self._results = (
                 torch.empty(size, dtype=torch.int64, device=device)
                 for size in (WIDTH * PARTIALS, 2 * SLOTS, WIDTH * SLOTS)
@@ -79,7 +79,7 @@ class CudaRing:
         self._merged: torch.cuda.Event | None = None
         tickets.add(self)
 
-    def measure(self, memory: Strided, shard: Shard | None, statistics: bool) -> int | str:
+    def measure(self, memory: Strided, shard: ShardPosition | None, statistics: bool) -> int | str:
         """Has a tensor of this device measured, and gives the ticket; a text says why that cannot be done."""
         address, dtype, shape, stride = memory
         key = (dtype, shape, stride, address % 16, shard, statistics)
@@ -141,7 +141,7 @@ class CudaRing:
         except (ValueError, NoKernelsError) as error:
             pass_interrupt(error)
             return None
-        with quietly():
+        with unobserved():
             words = torch.from_numpy(plan.words).to(self._device)
         if len(self._lists) >= _FEW:
             self._lists.clear()
@@ -171,7 +171,7 @@ class CudaRing:
 
         False when it is being captured, where it can wait for nothing outside.
         """
-        with quietly():
+        with unobserved():
             joining = _stream(stream, self._device)
             if _is_captured(joining):
                 return False
@@ -199,7 +199,7 @@ class CudaRing:
             return
         interrupt = None
         try:
-            with quietly():
+            with unobserved():
                 sent = self._merge(segment)
         except Exception as error:  # noqa: BLE001 - a device that has failed must not end the program through us
             interrupt = interrupt_of(error)

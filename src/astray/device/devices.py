@@ -20,10 +20,10 @@ from astray.device.launcher import NoKernelsError
 from astray.device.result_row import WIDTH, Rows
 from astray.device.staging import HOST_BYTES, NotStagedError, Staging
 from astray.device.tickets import CAPTURED, SLOTS, Segment, Tickets
-from astray.device.unobserved import quietly
+from astray.device.unobserved import unobserved
 from astray.interrupts import interrupt_of, pass_interrupt
-from astray.stats import Shard, Strided
-from astray.store import Source
+from astray.stats import ShardPosition, Strided
+from astray.store import DeferredBytes
 
 if TYPE_CHECKING:
     from astray.device.cuda_ring import CudaRing
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("astray")
 
 
-class Devices:
+class DeviceMeasurer:
     """Measures tensors where they lie, without waiting for the result: that comes by ticket."""
 
     def __init__(self) -> None:
         self.tickets = Tickets()
         self.rings: dict[torch.device, CudaRing] = {}
         """Of the CUDA devices that have our kernels. Native code looks into it too, so it stays the same one."""
-        self._plain: dict[torch.device, PlainRing] = {}
+        self._plain: dict[torch.device, TorchRing] = {}
         self._adding = threading.Lock()
         self._told: set[str] = set()
         self._staging: dict[torch.device, Staging] = {}
@@ -64,7 +64,7 @@ class Devices:
         self._plain.clear()
 
     def measure(
-        self, tensor: torch.Tensor, memory: Strided, shard: Shard | None = None, statistics: bool = True
+        self, tensor: torch.Tensor, memory: Strided, shard: ShardPosition | None = None, statistics: bool = True
     ) -> int | str:
         """Has a plain tensor measured: its `memory`, perhaps shaped as its `shard` has it. Gives the ticket.
 
@@ -99,7 +99,7 @@ class Devices:
             return None
         return ring.measure_together(memories, statistics)
 
-    def fetch(self, tensor: torch.Tensor, positions: npt.NDArray[np.int64] | None) -> Source | str:
+    def fetch(self, tensor: torch.Tensor, positions: npt.NDArray[np.int64] | None) -> DeferredBytes | str:
         """The values of a plain tensor as they are now: all, or those at some positions. A text says why not."""
         staging = self._staging.get(tensor.device)
         if staging is None:
@@ -125,7 +125,7 @@ class Devices:
                     return
                 except (NoKernelsError, ImportError) as error:
                     self._say_slow(f"tensors on {device}", error)
-            self._plain[device] = PlainRing(device, self.tickets)
+            self._plain[device] = TorchRing(device, self.tickets)
 
     def _say_slow(self, what: str, why: Exception) -> None:
         if what not in self._told:
@@ -142,7 +142,7 @@ class Devices:
 # of a step come back in one copy.
 
 
-class PlainRing:
+class TorchRing:
     """The measurements of one device."""
 
     def __init__(self, device: torch.device, tickets: Tickets) -> None:
@@ -153,9 +153,9 @@ class PlainRing:
         self._rows: list[torch.Tensor] = []
         tickets.add(self)
 
-    def measure(self, tensor: torch.Tensor, shard: Shard | None, statistics: bool) -> int:
+    def measure(self, tensor: torch.Tensor, shard: ShardPosition | None, statistics: bool) -> int:
         """Has a plain strided tensor of this device measured, and gives the ticket."""
-        with quietly():
+        with unobserved():
             row = torch_kernels.measure(tensor, statistics=statistics, shard=shard)
         with self._lock:
             segment = self._segment
@@ -180,7 +180,7 @@ class PlainRing:
             return
         interrupt = None
         try:
-            with quietly():
+            with unobserved():
                 _send(segment, torch.stack(rows))
         except Exception as error:  # noqa: BLE001 - a device that has failed must not end the program through us
             interrupt = interrupt_of(error)

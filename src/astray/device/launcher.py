@@ -1,4 +1,4 @@
-"""Compiles a Triton kernel once for a device and launches it: a `Source` → a `Kernel` that costs 2–3 µs a launch.
+"""Compiles a Triton kernel once for a device and launches it: a `KernelSource` → a `Kernel` that costs 2–3 µs a launch.
 
 The ring asks for a kernel at the first tensor of a kind, inside the user's program and on any of its threads. So
 neither compiling nor loading touches what the program can see: not the current device or stream, no random number, no
@@ -38,7 +38,7 @@ class NoKernelsError(Exception):
     """Triton kernels cannot run here. The sentence says why; the plain torch kernels serve instead."""
 
 
-class Source(NamedTuple):
+class KernelSource(NamedTuple):
     """A Triton kernel and everything it is compiled for.
 
     `signature` names the runtime arguments in the function's order, all of 64 bits: addresses ("*u8", "*i64", …) and
@@ -88,7 +88,7 @@ _kernels: dict[object, Kernel | NoKernelsError] = {}
 _lock = threading.RLock()  # reentrant: a compile hook of the user's may compute something that is recorded
 
 
-def kernel(source: Source, device: int) -> Kernel:
+def kernel(source: KernelSource, device: int) -> Kernel:
     """The kernel of a source on the CUDA device of that number.
 
     Compiled at the first request, which takes about a second, or milliseconds when Triton's disk cache has it. To look
@@ -113,7 +113,7 @@ def kernel(source: Source, device: int) -> Kernel:
     return found
 
 
-def _build(source: Source, device: int) -> Kernel | NoKernelsError:
+def _build(source: KernelSource, device: int) -> Kernel | NoKernelsError:
     name = getattr(source.function, "__name__", source.function)
     try:
         compiled = compile_for(source, _target(device))
@@ -130,7 +130,7 @@ def _build(source: Source, device: int) -> Kernel | NoKernelsError:
         return NoKernelsError(f"Triton cannot build kernel {name} for device {device}: {type(error).__name__}: {error}")
 
 
-def compile_for(source: Source, target: Any) -> Any:
+def compile_for(source: KernelSource, target: Any) -> Any:
     """Compiles for one of Triton's targets, which need not be in this machine. Gives a CompiledKernel, not loaded."""
     import triton
     from triton.compiler import ASTSource
@@ -169,7 +169,7 @@ def _target(device: int) -> Any:
 # ---- the native launcher --------------------------------------------------------------------------------------------
 
 
-def load_native(compiled: Any, source: Source, device: int) -> Kernel:
+def load_native(compiled: Any, source: KernelSource, device: int) -> Kernel:
     """Loads a compiled kernel into the device's primary context, by the driver itself.
 
     Not by way of Triton, which would build its own launcher first, with a C compiler that may not be there, and which
@@ -230,7 +230,7 @@ class TritonKernel:
     failure: ClassVar[str] = ""
     """The last failure of any of them: a number is explained by whichever kernel is asked, as with the native ones."""
 
-    def __init__(self, compiled: Any, source: Source, device: int) -> None:
+    def __init__(self, compiled: Any, source: KernelSource, device: int) -> None:
         names = source.function.arg_names
         self._compiled = compiled
         self._device = device

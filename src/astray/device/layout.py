@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.stats import Shard, dtypes
+from astray.stats import ShardPosition, dtypes
 
 if TYPE_CHECKING:
-    from astray.device.launcher import Source
+    from astray.device.launcher import KernelSource
 
 MOST_DIMENSIONS = 7
 """What the kernel has arguments for. Merging adjacent dimensions nearly always leaves three or fewer."""
@@ -44,7 +44,7 @@ DENSE = Tuning(warps=4, unroll=4, programs=5)
 SCATTERED = Tuning(warps=4, unroll=4, programs=4)
 
 
-class Walk(NamedTuple):
+class MemoryWalk(NamedTuple):
     """What the kernel is compiled for, and the arguments that vary under it.
 
     `unit` is in bytes, `row` the number of units in a row, `aligned` whether whole rows may be loaded at once, and
@@ -68,19 +68,19 @@ class Plan(NamedTuple):
     partial rows first … first + programs.
     """
 
-    source: Source
+    source: KernelSource
     programs: int
     arguments: tuple[int, ...]
 
 
-class Many(NamedTuple):
+class BatchPlan(NamedTuple):
     """How to measure tensors together: launch `programs` programs of the kernel that `source` compiles to.
 
     The arguments of a launch are the address of `words` on the device, partials, capacity, first, table, slot, and how
     many tensors there are. They leave the partial rows first … first + programs, and take that many slots.
     """
 
-    source: Source
+    source: KernelSource
     programs: int
     words: npt.NDArray[np.int64]
 
@@ -96,7 +96,7 @@ def plan(
     stride: tuple[int, ...],
     dtype: str,
     address: int,
-    shard: Shard | None = None,
+    shard: ShardPosition | None = None,
     statistics: bool = True,
     processors: int = 132,
     pairs: bool = False,
@@ -117,7 +117,7 @@ def _plan(
     stride: tuple[int, ...],
     dtype: str,
     alignment: int,
-    shard: Shard | None,
+    shard: ShardPosition | None,
     statistics: bool,
     processors: int,
     pairs: bool,
@@ -146,7 +146,7 @@ def many(
     processors: int = 132,
     pairs: bool = False,
     tuning: Tuning | None = None,
-) -> Many:
+) -> BatchPlan:
     """Give the plan for tensors of one dtype that are dense and begin at multiples of 16 bytes: address and size.
 
     Each is given the programs that it has alone, so that the results are the same to the last bit. ValueError where
@@ -168,10 +168,12 @@ def many(
     item = kind.itemsize // (2 if kind.kind == "complex" else 1)
     unit = max(item, 4)
     variant = triton_kernels.Variant(kind.part, unit, 16 // unit, True, 0, False, statistics, warps, unroll, pairs)
-    return Many(triton_kernels.measure_many_source(variant), programs, np.concatenate([entries.ravel(), *owners]))
+    return BatchPlan(triton_kernels.measure_many_source(variant), programs, np.concatenate([entries.ravel(), *owners]))
 
 
-def walk(shape: Sequence[int], stride: Sequence[int], dtype: str, address: int, shard: Shard | None = None) -> Walk:
+def walk(
+    shape: Sequence[int], stride: Sequence[int], dtype: str, address: int, shard: ShardPosition | None = None
+) -> MemoryWalk:
     """Choose how to read a tensor."""
     kind = dtypes.find(dtype)
     item = kind.itemsize
@@ -188,7 +190,7 @@ def walk(shape: Sequence[int], stride: Sequence[int], dtype: str, address: int, 
     base = sum(first * step for first, step in zip(offset, logical, strict=True))
     count = prod(shape)
     if not count:
-        return Walk(max(item, 4), 16 // max(item, 4), True, 0, False, 0, (0, 0))
+        return MemoryWalk(max(item, 4), 16 // max(item, 4), True, 0, False, 0, (0, 0))
     merged = _merge([_Dimension(*each) for each in zip(shape, stride, logical, strict=True) if each[0] != 1])
     narrow = 4 // item  # elements in a word; 0 for wide elements
     if merged in ([], [(count, 1, 1)]) and (narrow < 2 or (address % 4 == 0 and base % narrow == 0)):
@@ -209,15 +211,15 @@ def _merge(dimensions: list[_Dimension]) -> list[_Dimension]:
     return merged
 
 
-def _dense(count: int, item: int, base: int, address: int) -> Walk:
+def _dense(count: int, item: int, base: int, address: int) -> MemoryWalk:
     unit = max(item, 4)
     row = 16 // unit
     start, units = base * item // unit, -(-count * item // unit)  # the last word may be a part of one
     wide = (start + units) * unit > 4 * _WORDS
-    return Walk(unit, row, address % 16 == 0, 0, wide, units, (count, start))
+    return MemoryWalk(unit, row, address % 16 == 0, 0, wide, units, (count, start))
 
 
-def _scattered(merged: list[_Dimension], count: int, item: int, base: int, address: int) -> Walk:
+def _scattered(merged: list[_Dimension], count: int, item: int, base: int, address: int) -> MemoryWalk:
     dimensions, unit = _in_memory_order(merged), item
     words = 4 // item
     if words > 1 and _fits(dimensions, words, base) and address % 4 == 0:
@@ -241,7 +243,7 @@ def _scattered(merged: list[_Dimension], count: int, item: int, base: int, addre
     padded = next(number for number in _DIMENSIONS if number >= len(extent))
     extent += [_Dimension(1, 0, 0)] * (padded - len(extent))
     packed = [word for each in extent for word in (each if wide else _packed(each))]
-    return Walk(unit, row, aligned, padded, wide, units, (count, base, *packed))
+    return MemoryWalk(unit, row, aligned, padded, wide, units, (count, base, *packed))
 
 
 def _in_memory_order(dimensions: list[_Dimension]) -> list[_Dimension]:

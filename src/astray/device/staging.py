@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from astray.device.streams import ALIGNMENT, LARGE, Chunks, Device, device_for
+from astray.device.streams import ALIGNMENT, LARGE, Chunks, DeviceStreams, device_for
 from astray.device.tickets import CAPTURED
-from astray.device.unobserved import quietly
+from astray.device.unobserved import unobserved
 from astray.interrupts import pass_interrupt
-from astray.store.deferred import PAGE, Piece
+from astray.store.deferred import PAGE, BytePiece
 
 HOST_BYTES = 512 << 20
 DEVICE_BYTES = 256 << 20
@@ -51,7 +51,7 @@ class Staging:
         host_bytes: int = HOST_BYTES,
         device_bytes: int = DEVICE_BYTES,
         waited: Callable[[float], None] | None = None,
-        operations: Device | None = None,
+        operations: DeviceStreams | None = None,
     ) -> None:
         self.device = device
         self._operations = operations or device_for(device)
@@ -72,7 +72,7 @@ class Staging:
         if self._operations.capturing():
             raise NotStagedError(CAPTURED)
         try:
-            with quietly():
+            with unobserved():
                 words = _words(tensor)
                 if positions is not None:
                     words = self._gather(words, positions, tensor)
@@ -85,7 +85,7 @@ class Staging:
 
     def send(self) -> None:
         """Lets everything taken so far start on its way to the host. Whoever waits for it does this by itself."""
-        with quietly():
+        with unobserved():
             self.chunks.send()
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class Staged:
         self._chunks = staging.chunks
         self._left = boxes(words, self._chunks.size // words.element_size())
         self._next: torch.Tensor | None = None  # of what is left, when there was no memory for it
-        self._pieces: deque[Piece] = deque()  # that nobody has asked for yet
+        self._pieces: deque[BytePiece] = deque()  # that nobody has asked for yet
         self._complete = False
         self._wanted = True
         self._failure: Exception | None = None
@@ -173,7 +173,7 @@ class Staged:
         if self._complete:
             return
         try:
-            with quietly():
+            with unobserved():
                 self.fill(told)
         except Exception as error:  # noqa: BLE001 - the writer hears of it, and the program goes on
             with self._chunks.changed:
@@ -182,7 +182,7 @@ class Staged:
             told()
             pass_interrupt(error)
 
-    def pieces(self) -> Iterator[Piece | None]:
+    def pieces(self) -> Iterator[BytePiece | None]:
         while True:
             with self._chunks.changed:
                 if self._complete and not self._pieces:

@@ -1,8 +1,8 @@
 """What staging asks of a device: memory on both sides, and copies that wait for each other without the program waiting.
 
-`Streams` is for devices that work through queues of their own (CUDA, ROCm, XPU, NPU), `Plain` for all others, where a
-copy is over when its call returns. Threads that write call `adopt` first, so that they can wait for the device even
-while the program captures a graph, without breaking that.
+`AsynchronousDevice` is for devices that work through queues of their own (CUDA, ROCm, XPU, NPU), `SynchronousDevice`
+for all others, where a copy is over when its call returns. Threads that write call `adopt` first, so that they can
+wait for the device even while the program captures a graph, without breaking that.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import torch
 
 from astray.device.launcher import relax
-from astray.store.deferred import PAGE, Piece
+from astray.store.deferred import PAGE, BytePiece
 
 
-class Device(Protocol):
+class DeviceStreams(Protocol):
     """The operations. A stream is whatever `current` returns, an event whatever `mark` and `fetch` do."""
 
     def adopt(self) -> None:
@@ -53,15 +53,15 @@ class Device(Protocol):
         """Waits for everything that `fetch` has begun."""
 
 
-def device_for(device: torch.device) -> Device:
+def device_for(device: torch.device) -> DeviceStreams:
     """The operations for a device, by what torch can do with it."""
     module = getattr(torch, device.type, None)
     if all(hasattr(module, name) for name in ("Stream", "Event", "current_stream", "stream")) and device.type != "cpu":
-        return Streams(device)
-    return Plain(device)
+        return AsynchronousDevice(device)
+    return SynchronousDevice(device)
 
 
-class Streams:
+class AsynchronousDevice:
     """A device with queues, by the module that torch has for its kind. Copies to the host have a queue of their own."""
 
     def __init__(self, device: torch.device) -> None:
@@ -120,7 +120,7 @@ class Streams:
             return self._module.Event()
 
 
-class Plain:
+class SynchronousDevice:
     """A device whose copies are over when they return; also the host itself."""
 
     def __init__(self, device: torch.device) -> None:
@@ -181,7 +181,7 @@ LEAST_BYTES = 1 << 20
 class Chunks:
     """All chunks of a device. Every method is called with `changed` held, or takes it."""
 
-    def __init__(self, device: Device, host_bytes: int, device_bytes: int) -> None:
+    def __init__(self, device: DeviceStreams, host_bytes: int, device_bytes: int) -> None:
         self.changed = threading.Condition()
         self.size = max(min(CHUNK_BYTES, host_bytes // 4, device_bytes // 2) // PAGE * PAGE, LEAST_BYTES)
         self._device = device
@@ -196,7 +196,7 @@ class Chunks:
     def device_bytes(self) -> int:
         return self.size * len(self._slots)
 
-    def put(self, words: torch.Tensor, alignment: int) -> tuple[Piece, torch.Tensor | None] | None:
+    def put(self, words: torch.Tensor, alignment: int) -> tuple[BytePiece, torch.Tensor | None] | None:
         """Copy a tensor, or if it has one dimension its beginning, aside; returns where it is, and the rest.
 
         None when there is no memory, until somebody gives some back.
@@ -276,7 +276,7 @@ class Chunks:
             chunk.segment.there = chunk.slot.free = event
             chunk.sent, chunk.marks, chunk.segment = chunk.filled, {}, _Segment()
 
-    def _piece(self, chunk: _Chunk, start: int) -> Piece:
+    def _piece(self, chunk: _Chunk, start: int) -> BytePiece:
         """What the writer gets: the bytes, how to wait for them, and how to give them back."""
         segment = chunk.segment
         chunk.users += 1
@@ -294,7 +294,7 @@ class Chunks:
                 chunk.users -= 1
                 self._recycle(chunk)
 
-        return Piece(chunk.host.view[start : chunk.filled], ready, release)
+        return BytePiece(chunk.host.view[start : chunk.filled], ready, release)
 
     def _recycle(self, chunk: _Chunk) -> None:
         if chunk.closed and not chunk.users and not self._closed:
@@ -355,7 +355,7 @@ class _Chunk:
         self._free = slot.free
         self._entered: set[Any] = set()  # streams
 
-    def enter(self, device: Device, stream: Any) -> None:
+    def enter(self, device: DeviceStreams, stream: Any) -> None:
         """Let a stream write into the chunk, not before what the device memory held has reached the host."""
         if stream not in self._entered:
             self._entered.add(stream)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from astray.device.launcher import relax
 from astray.device.result_row import WIDTH, Rows, measurements
 from astray.interrupts import pass_interrupt
-from astray.store.deferred import Redeemed
+from astray.store.deferred import RedeemedTickets
 
 SLOTS = 4096
 """The most measurements in a segment."""
@@ -147,7 +147,7 @@ class Tickets:
                 return int(first)
         return len(tickets)
 
-    def redeem(self, tickets: npt.NDArray[np.int64]) -> Redeemed:
+    def redeem(self, tickets: npt.NDArray[np.int64]) -> RedeemedTickets:
         """Waits for what is behind tickets that are due."""
         places, counted = tickets // 2, tickets % 2 == 1
         numbers, slots = places // SLOTS, places % SLOTS
@@ -164,7 +164,7 @@ class Tickets:
             rows[:, among] = found[:, slots[among]]
             here |= among
         self._let_go(int(numbers.max(initial=0)) - _KEPT)
-        return Redeemed(measurements(rows), counted & here, here, lost)
+        return RedeemedTickets(measurements(rows), counted & here, here, lost)
 
     def _let_go(self, before: int) -> None:
         for number in [number for number in list(self._segments) if number < before]:

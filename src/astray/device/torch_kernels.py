@@ -19,7 +19,7 @@ from astray.device.result_row import NONE, WIDTH
 from astray.interrupts import pass_interrupt
 from astray.stats.dtypes import DTYPES, DType, decode_table
 from astray.stats.fingerprint import FLIP, SPREAD, STEP, STEP_HIGH
-from astray.stats.types import Shard
+from astray.stats.types import ShardPosition
 
 BLOCK = 1 << 21
 """Elements taken at once. A multiple of 4, so that blocks of narrow elements begin at whole words. It bounds the memory
@@ -63,7 +63,7 @@ class _Numbers(NamedTuple):
 
 
 @torch.no_grad()
-def measure(tensor: torch.Tensor, *, statistics: bool, shard: Shard | None = None) -> torch.Tensor:
+def measure(tensor: torch.Tensor, *, statistics: bool, shard: ShardPosition | None = None) -> torch.Tensor:
     """Give the row of a tensor as ten int64 words on its device, in the order of `rows.FIELDS`.
 
     The tensor is a plain strided one, its conjugate and negative bits resolved. Without `statistics` only the number of
@@ -251,7 +251,7 @@ class _Extent(NamedTuple):
     full: int
 
 
-def _extents(shape: tuple[int, ...], shard: Shard | None) -> list[_Extent]:
+def _extents(shape: tuple[int, ...], shard: ShardPosition | None) -> list[_Extent]:
     """The dimensions of a tensor within its whole, those that lie in one piece there taken together.
 
     Without a shard, or with one that is cut along its first dimension, a single one is left: a stretch of the whole.

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from astray.device.launcher import Source
+from astray.device.launcher import KernelSource
 from astray.device.layout import MOST_DIMENSIONS
 from astray.device.result_row import NONE
 from astray.stats import dtypes, fingerprint
@@ -742,22 +742,22 @@ class Variant(NamedTuple):
 
 
 @cache
-def measure_source(variant: Variant) -> Source:
+def measure_source(variant: Variant) -> KernelSource:
     """Give `measure` for a variant; equal requests give the same object."""
     names = [f"{name}{each}" for each in range(MOST_DIMENSIONS) for name in _DIMENSION]
     given = 3 * variant.dimensions
     signature = {**_FIRST, "count": "i64", "base": "i64", **dict.fromkeys(names[:given], "i64")}
-    return Source(measure, signature, {**dict.fromkeys(names[given:], 0), **variant.constants}, variant.warps)
+    return KernelSource(measure, signature, {**dict.fromkeys(names[given:], 0), **variant.constants}, variant.warps)
 
 
 @cache
-def measure_many_source(variant: Variant) -> Source:
+def measure_many_source(variant: Variant) -> KernelSource:
     """Give `measure_many` for a variant of dense and aligned tensors; equal requests give the same object."""
     signature = {"listed": "*i64", **dict(list(_FIRST.items())[1:]), "tensors": "i64"}
-    return Source(measure_many, signature, variant.constants, variant.warps)
+    return KernelSource(measure_many, signature, variant.constants, variant.warps)
 
 
-SETTLE = Source(
+SETTLE = KernelSource(
     settle,
     {"partials": "*i64", "capacity": "i64", "table": "*i64", "results": "*i64", "room": "i64"},
     {"BLOCK": 256},

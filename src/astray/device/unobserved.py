@@ -14,7 +14,7 @@ from torch._C import DisableTorchFunction
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def unobserved() -> Iterator[None]:
     with (
         DisableTorchFunction(),
         torch._C._DisableTorchDispatch(),

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from astray.checkpoints.stored_tensor import Spec, is_shape, row_major
+from astray.checkpoints.stored_tensor import TensorSpec, is_shape, row_major
 from astray.checkpoints.torch_objects import STORAGES
 from astray.errors import RunError
 from astray.stats.dtypes import DTYPES
@@ -26,7 +26,7 @@ _NAMES["|b1"] = "bool"
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-def describe(path: Path) -> Spec:
+def describe(path: Path) -> TensorSpec:
     """The dtype and shape of the array in a file. Raises RunError when there is none that can be read."""
     return _header(path)[0]
 
@@ -62,7 +62,7 @@ class _Stream:
         self.write = file.write
 
 
-def _header(path: Path) -> tuple[Spec, np.dtype[Any], bool, int]:
+def _header(path: Path) -> tuple[TensorSpec, np.dtype[Any], bool, int]:
     try:
         with path.open("rb") as file:
             shape, column_major, dtype = _read_header(file)
@@ -79,7 +79,7 @@ def _header(path: Path) -> tuple[Spec, np.dtype[Any], bool, int]:
     name = _NAMES.get(dtype.newbyteorder("<").str if dtype.byteorder == ">" else dtype.str)
     if name is None:
         raise RunError(f"{path} holds {dtype}, which is no type of tensors.")
-    spec = Spec(name, shape)
+    spec = TensorSpec(name, shape)
     needed = start + math.prod(shape) * dtype.itemsize
     if size < needed:
         raise RunError(f"{path} ends after {size:,} of {needed:,} bytes: it was cut. Copy it again.")

@@ -17,7 +17,7 @@ from astray.errors import RunError
 from astray.part import Part
 from astray.records import Call, Frame, Kind, Phase, Role, Statistics, Tensor
 from astray.stats import DTYPES, Measurement, Strided, measure
-from astray.store.columns import Coded, Column, Table
+from astray.store.columns import Column, DictionaryColumn, Table
 from astray.store.measured_table import MEASURES, MeasuredTable
 from astray.store.run import RankRun
 from astray.store.run_info import End
@@ -28,7 +28,7 @@ Load = Callable[[], npt.NDArray[Any]]
 """Reads the values of a tensor, in its storage dtype (bfloat16 as uint16) and its shape. Raises RunError."""
 
 
-class Values(NamedTuple):
+class ValueLocation(NamedTuple):
     """Where the values of a tensor lie. Rows with an equal `place` share them: they are read and measured once.
 
     nbytes: of all of them. sampled: how many values, when they are only a sample. part: the text of the slice, an
@@ -42,7 +42,7 @@ class Values(NamedTuple):
     part: str | None = None
 
 
-class Gathering:
+class DumpRows:
     """Takes calls and tensors one by one.
 
     >>> rows = Gathering()
@@ -55,7 +55,7 @@ class Gathering:
         self.problems: list[str] = []
         self._calls: list[Call] = []
         self._tensors: list[Tensor] = []
-        self._values: list[Values | None] = []
+        self._values: list[ValueLocation | None] = []
         self._stacks: dict[tuple[Frame, ...], int] = {}
 
     def stack(self, frames: Sequence[Frame]) -> int | None:
@@ -94,7 +94,7 @@ class Gathering:
         dtype: str,
         shape: Sequence[int],
         *,
-        values: Values | None = None,
+        values: ValueLocation | None = None,
         statistics: Statistics | None = None,
         fingerprint: int | None = None,
         requires_grad: bool = False,
@@ -115,21 +115,19 @@ class Gathering:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def source(self, complete: bool = True, ended: str = "normally") -> GatheredSource:
+    def source(self, complete: bool = True, ended: str = "normally") -> DumpSource:
         """What a `RankRun` reads. `complete` is False where the dump itself shows that it was cut short."""
-        return GatheredSource(
-            self._calls, self._tensors, self._values, list(self._stacks), self.problems, complete, ended
-        )
+        return DumpSource(self._calls, self._tensors, self._values, list(self._stacks), self.problems, complete, ended)
 
 
-class GatheredSource:
+class DumpSource:
     """The tables, stacks and values of one rank. It is a `RankSource`."""
 
     def __init__(
         self,
         calls: list[Call],
         tensors: list[Tensor],
-        values: list[Values | None],
+        values: list[ValueLocation | None],
         stacks: list[tuple[Frame, ...]],
         problems: list[str],
         complete: bool,
@@ -157,14 +155,14 @@ class GatheredSource:
             "seq": np.array(of["seq"], np.int64),
             "step": np.array(of["step"], np.int64),
             "micro": np.array(of["micro"], np.int32),
-            "kind": Coded.of(of["kind"]),
-            "site": Coded.of(of["site"]),
-            "type": Coded.of(of["type"]),
+            "kind": DictionaryColumn.of(of["kind"]),
+            "site": DictionaryColumn.of(of["site"]),
+            "type": DictionaryColumn.of(of["type"]),
             "call": np.array(of["call"], np.int32),
-            "phase": Coded.of(of["phase"]),
+            "phase": DictionaryColumn.of(of["phase"]),
             "parent": _numbers(of["parent"]),
             "stack": _numbers(of["stack"]),
-            "args": Coded.of(of["args"]),
+            "args": DictionaryColumn.of(of["args"]),
             "recompute": np.array(of["recompute"], np.bool_),
         }
         masks = {name: np.asarray(columns[name]) >= 0 for name in ("parent", "stack")}
@@ -175,11 +173,11 @@ class GatheredSource:
         places: dict[object, int] = {}
         file = [-1 if one is None else places.setdefault(one.place, len(places)) for one in self._values]
         sampled = [-1 if one is None or one.sampled is None else one.sampled for one in self._values]
-        part = Coded.of([None if one is None else one.part for one in self._values])
+        part = DictionaryColumn.of([None if one is None else one.part for one in self._values])
         columns: dict[str, Column] = {
             "seq": np.array([row.seq for row in self._tensors], np.int64),
             **{
-                name: Coded.of([getattr(row, name) for row in self._tensors])
+                name: DictionaryColumn.of([getattr(row, name) for row in self._tensors])
                 for name in ("role", "path", "dtype", "shape", "stride", "device", "placement")
             },
             "requires_grad": np.array([row.requires_grad for row in self._tensors], np.bool_),
@@ -231,7 +229,7 @@ class GatheredSource:
         return np.ascontiguousarray(array).reshape(shape)
 
 
-class GatheredRank(RankRun):
+class DumpRank(RankRun):
     """One rank of a foreign dump. Its problems grow as values are looked at that cannot be read."""
 
     @property
@@ -260,7 +258,7 @@ def _sound(told: list[Statistics | None], dtype: Column) -> tuple[list[Statistic
         name: np.array([(np.nan if name in MEASURES else -1) if cell is None else cell for cell in column])
         for name, column in zip(Statistics._fields, known, strict=True)
     }
-    assert isinstance(dtype, Coded)
+    assert isinstance(dtype, DictionaryColumn)
     wrong = list(contradictions(columns.__getitem__, dtype.take(np.array(rows))))
     if not wrong:
         return told, []

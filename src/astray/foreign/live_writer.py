@@ -17,17 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.interrupts import pass_interrupt
-from astray.records import Missed
+from astray.records import MissedTensor
 from astray.stats import sample_positions
-from astray.store.deferred import Late
+from astray.store.deferred import DeferredMeasurements
 from astray.store.formats import MakesTranslator, losses
 from astray.store.run import RankRun
-from astray.store.run_format.tensor_values import Values
+from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End, RunInfo, now
-from astray.store.writing.background_writer import QUEUE_BYTES, Intake
-from astray.store.writing.buffer_pool import Holding
-from astray.store.writing.step_boundaries import Cut, Cuts
-from astray.store.writing.step_buffer import Piece, StepRows
+from astray.store.writing.background_writer import QUEUE_BYTES, BackgroundWriter
+from astray.store.writing.buffer_pool import HeldValues
+from astray.store.writing.step_boundaries import StepSegment, StepSegments
+from astray.store.writing.step_buffer import BufferedStep, RowBlock
 
 if TYPE_CHECKING:
     from astray.records import Frame
@@ -41,7 +41,7 @@ Positions = Callable[[int, int], npt.NDArray[np.int64]]
 """Chooses the elements of a sample: of how many, and how many of them."""
 
 
-def live(make: MakesTranslator, positions: Positions = sample_positions) -> partial[LiveWriter]:
+def live_writer(make: MakesTranslator, positions: Positions = sample_positions) -> partial[LiveWriter]:
     """What `Recorder(writer=…)` takes to have a recording written by such a translator.
 
     positions: which elements `keep="sample"` takes, where the other tool's sample is not ours.
@@ -49,10 +49,11 @@ def live(make: MakesTranslator, positions: Positions = sample_positions) -> part
     return partial(LiveWriter, make=make, positions=positions)
 
 
-class LiveWriter(Intake):
+class LiveWriter(BackgroundWriter):
     """Has the rows of one rank translated. Its methods may be called from any thread.
 
-    The arguments are those of `RunWriter`, `make`, which makes the translator, and `positions`, as `live` has it.
+    The arguments are those of `RunWriter`, `make`, which makes the translator, and `positions`, as `live_writer` has
+    it.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class LiveWriter(Intake):
         info: RunInfo,
         overwrite: bool = False,
         queue_bytes: int = QUEUE_BYTES,
-        late: Late | None = None,
+        late: DeferredMeasurements | None = None,
         make: MakesTranslator,
         positions: Positions = sample_positions,
     ) -> None:
@@ -71,11 +72,11 @@ class LiveWriter(Intake):
         self.positions = positions  # type: ignore[assignment]
         self.translator = make(self.path, rank, info, overwrite=overwrite)
         self._queue_bytes = queue_bytes
-        self._holding = Holding(self._free, self._lost)
-        self._cuts = Cuts(self._backlog, late)
-        self._next: Cut | None = None  # measured, and perhaps waiting for its values
+        self._holding = HeldValues(self._free, self._lost)
+        self._cuts = StepSegments(self._backlog, late)
+        self._next: StepSegment | None = None  # measured, and perhaps waiting for its values
         self._stacks: dict[int, list[Frame]] = {}
-        self._seen = Seen(self._cuts)
+        self._seen = TranslatedValues(self._cuts)
         self._freed = 0  # bytes of the queue that came into memory and are not translated yet
         self._calls = self._tensors = self._values = self._value_bytes = 0
         self._steps: set[int] = set()
@@ -105,7 +106,7 @@ class LiveWriter(Intake):
             self.failure = self.failure or self._sentence(error)
             self.end = self._account(ended, missed)
 
-    def _account(self, ended: str, missed: list[Missed]) -> End:
+    def _account(self, ended: str, missed: list[MissedTensor]) -> End:
         return End(
             complete=self.failure is None,
             ended=ended,
@@ -163,7 +164,7 @@ class LiveWriter(Intake):
                 self._backlog.answer()
             self._backlog.make_room()
 
-    def _hold(self, cut: Cut) -> None:
+    def _hold(self, cut: StepSegment) -> None:
         """Bring the values that were taken into memory."""
         for values in cut.values:
             self._holding.begin(values)
@@ -188,11 +189,11 @@ class LiveWriter(Intake):
             freed, self._freed = self._freed, 0
             self._backlog.make_room(freed)
 
-    def _hand_over(self, cut: Cut) -> None:
+    def _hand_over(self, cut: StepSegment) -> None:
         self._stacks.update(cut.taken.stacks)
         if cut.size:
-            piece = Piece(cut.step, cut.taken, cut.owned, self._late)
-            self.translator.take(cut.step, RankRun(self.rank, StepRows(cut.step, [piece], self._stacks, cut.ends)))
+            piece = RowBlock(cut.step, cut.taken, cut.owned, self._late)
+            self.translator.take(cut.step, RankRun(self.rank, BufferedStep(cut.step, [piece], self._stacks, cut.ends)))
             gone = sum(values is not None and values.data is None and values.size > 0 for values in piece.values)
             for _ in range(gone - sum(values.data is None for values in cut.owned)):
                 self._lost("they were let go before the call that met them again was written")
@@ -208,7 +209,7 @@ class LiveWriter(Intake):
         self._freed += size
 
 
-class Seen:
+class TranslatedValues:
     """Values that were translated, held for a while: the same tensor may be met again by the next call.
 
     The oldest go when there are too many bytes. First the taps are told to read such a tensor anew (`stale`); its bytes
@@ -216,13 +217,13 @@ class Seen:
     is waited for twice.
     """
 
-    def __init__(self, cuts: Cuts) -> None:
+    def __init__(self, cuts: StepSegments) -> None:
         self._cuts = cuts
-        self._held: deque[Values] = deque()
+        self._held: deque[TensorBytes] = deque()
         self._nbytes = 0
-        self._going: deque[tuple[int, Values, bool]] = deque()  # from how many rows on
+        self._going: deque[tuple[int, TensorBytes, bool]] = deque()  # from how many rows on
 
-    def add(self, owned: list[Values]) -> None:
+    def add(self, owned: list[TensorBytes]) -> None:
         """Hold these too, and let go of what is too much."""
         self._held += owned
         self._nbytes += sum(values.size for values in owned)

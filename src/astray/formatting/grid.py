@@ -13,7 +13,7 @@ Row = Mapping[str, str]
 Least = Mapping[str, int]
 
 
-class Grid:
+class TextTable:
     """How the columns of a table are laid out.
 
     words: columns of texts, which stand to the left; numbers stand to the right.

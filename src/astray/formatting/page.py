@@ -34,7 +34,7 @@ def without_controls(line: str, colour: bool = False) -> str:
     return "".join(part if _COLOUR.fullmatch(part) else printable(part) for part in _COLOUR.split(line))
 
 
-class Page:
+class TextPage:
     """Lines of text, and how to lay them out. table_width: of tables, where it is not that of the texts."""
 
     def __init__(self, width: int, colour: bool, table_width: int | None = None) -> None:

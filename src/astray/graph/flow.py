@@ -21,7 +21,7 @@ from astray.graph.keys import one_key
 from astray.store import Table
 
 
-class Flow(CallTree):
+class ValueFlow(CallTree):
     """The flow of values through the calls of a rank, as columns over its tensors."""
 
     def __init__(self, calls: Table, tensors: Table, call_rows: Ints) -> None:
@@ -34,7 +34,7 @@ class Flow(CallTree):
         return goes_in(self.tensors)
 
     @cached_property
-    def contents(self) -> Contents:
+    def contents(self) -> ValueColumns:
         """What the rows hold, as far as their bits tell."""
         return contents(self.tensors)
 
@@ -103,7 +103,7 @@ class Flow(CallTree):
         return np.where(self.maker >= 0, self.maker, of_value[self._number] + len(self.maker))
 
 
-def find_makers(value: Ints, held: Contents, call: Ints, takes: Bools) -> Ints:
+def find_makers(value: Ints, held: ValueColumns, call: Ints, takes: Bools) -> Ints:
     """For each row the result that made what it shows, −1 where no recorded call did; a maker has itself.
 
     call: of each row. takes: whether the call takes it. Rows are in the order of observation.
@@ -123,7 +123,7 @@ def find_makers(value: Ints, held: Contents, call: Ints, takes: Bools) -> Ints:
     return found
 
 
-def _exact(value: Ints, held: Contents) -> Ints:
+def _exact(value: Ints, held: ValueColumns) -> Ints:
     """One number for each value in each order and part in which it is seen: for most values there is one of these."""
     usual = np.zeros(int(value.max(initial=-1)) + 1, np.uint64)
     usual[value[::-1]] = held.code[::-1]
@@ -153,7 +153,7 @@ def _made_first(number: Ints, call: Ints, takes: Bools) -> Ints:
     return first
 
 
-def _last_alike(held: Contents, makers: Ints, wanted: Ints) -> Ints:
+def _last_alike(held: ValueColumns, makers: Ints, wanted: Ints) -> Ints:
     """For each wanted row the last maker before it with the same bits."""
     makers = makers[np.isin(held.code[makers], held.code[wanted])]
     at = np.concatenate([makers, wanted])
@@ -183,7 +183,7 @@ _ALIKE = ("min", "max", "mean", "l2")
 _ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 
 
-class Contents(NamedTuple):
+class ValueColumns(NamedTuple):
     """What the tensors of a rank hold.
 
     code: the same for equal bits in one dtype and number of elements; 0 where nothing is known.
@@ -205,7 +205,7 @@ class Contents(NamedTuple):
         return np.asarray(~beyond | (self.dtype[rows] != self.dtype[of]))
 
 
-def contents(tensors: Table) -> Contents:
+def contents(tensors: Table) -> ValueColumns:
     """The bits of every row, as one number each."""
     low, high, size = (tensors.numbers(name) for name in ("min", "max", "count"))
     known, measured = tensors.valid("fingerprint"), (size >= 0) | ~np.isnan(high)  # a dump may not tell the size
@@ -221,10 +221,10 @@ def contents(tensors: Table) -> Contents:
     with np.errstate(invalid="ignore"):
         common = measured & ~((low < high) | (low != np.rint(low)) & ~np.isnan(low))
     telling = (known | measured) & ~common & ~(known & (prints == 0))
-    return Contents(code, telling, tensors.coded("dtype").codes, low, high)
+    return ValueColumns(code, telling, tensors.coded("dtype").codes, low, high)
 
 
-def number_values(tree: CallTree, tensors: Table, call_rows: Ints, held: Contents) -> Ints:
+def number_values(tree: CallTree, tensors: Table, call_rows: Ints, held: ValueColumns) -> Ints:
     """The number of each row's value: the column `value`, and numbers behind those where it has none."""
     value = tensors.numbers("value").astype(np.int64)
     value[value >= LARGEST] = -1
@@ -239,7 +239,7 @@ def number_values(tree: CallTree, tensors: Table, call_rows: Ints, held: Content
     return value
 
 
-def _by_bits(value: Ints, rows: Ints, place: Ints, held: Contents) -> None:
+def _by_bits(value: Ints, rows: Ints, place: Ints, held: ValueColumns) -> None:
     """Number rows alike that hold the same in one micro step, and like those with a number that do, too."""
     known = np.flatnonzero((value >= 0) & held.telling)
     at = np.concatenate([known, rows])
@@ -252,7 +252,7 @@ def _by_bits(value: Ints, rows: Ints, place: Ints, held: Contents) -> None:
 
 
 def _by_order(
-    value: Ints, rows: Ints, place: Ints, held: Contents, tree: CallTree, tensors: Table, call_rows: Ints
+    value: Ints, rows: Ints, place: Ints, held: ValueColumns, tree: CallTree, tensors: Table, call_rows: Ints
 ) -> None:
     """Number results anew, and inputs like the last result of the same form before them."""
     if not len(rows):

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from astray.graph.calls import NO_ROW, Ints
-from astray.graph.flow import Flow
+from astray.graph.flow import ValueFlow
 from astray.graph.keys import one_key
 from astray.store import RankRun
 
@@ -16,7 +16,7 @@ MOST = 64
 """So many earlier results are told of which code that was not recorded could have made something: the last ones."""
 
 
-class Graph(Flow):
+class Graph(ValueFlow):
     """Who made, gave, encloses and follows whom. Calls and tensors are named by their row in the rank's two tables.
 
     >>> graph = graph_of(astray.open("runs/a").ranks[0])

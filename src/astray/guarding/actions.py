@@ -12,7 +12,7 @@ from astray.log import logger
 On = Literal["raise", "warn"] | Callable[[Trip], object]
 
 
-class Acting:
+class TripActions:
     """Acts on trips, as `on` says.
 
     save: sees to it that what a trip is about can be read, and gives the trip with the place.

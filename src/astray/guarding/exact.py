@@ -22,12 +22,12 @@ _OF, _ROLE, _STATISTICS = map(Tensor._fields.index, ("seq", "role", "statistics"
 _INFINITE_CONSTANT = re.compile(r'"-?inf"', re.IGNORECASE)
 
 
-class Stop(BaseException):
+class ExactStop(BaseException):
     """Leaves the program from the middle of a call; no exception that a program would think of catching."""
 
 
-class ExactRecorder(FlightRecorder):
-    """Raises `Stop` behind the row that a program should not go on from.
+class ExactSink(FlightRecorder):
+    """Raises `ExactStop` behind the row that a program should not go on from.
 
     `is_scaled` says whether a loss of this step was scaled.
     """
@@ -62,7 +62,7 @@ class ExactRecorder(FlightRecorder):
             self._infinite.add(seq)
         elif measured.nan or seq not in self._infinite:
             self.stopped = True
-            raise Stop
+            raise ExactStop
 
     def step_done(self) -> None:
         super().step_done()

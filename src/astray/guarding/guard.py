@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.recorder import Recorder
 from astray.guarding import options as asked
-from astray.guarding.actions import Acting, On
-from astray.guarding.exact import ExactRecorder, Stop
+from astray.guarding.actions import On, TripActions
+from astray.guarding.exact import ExactSink, ExactStop
 from astray.guarding.options import Gradients
-from astray.guarding.snapshots import Dumps, Places
-from astray.guarding.step_monitor import Condition, Lookout
+from astray.guarding.snapshots import SnapshotFolder, SnapshotWriter
+from astray.guarding.step_monitor import Condition, StepMonitor
 from astray.guarding.trip import Trip, Tripped
 from astray.log import logger
 from astray.process import rank_and_world_size
 from astray.records import NOTHING, STOPPED
-from astray.store import FlightRecorder, Intake
+from astray.store import BackgroundWriter, FlightRecorder
 from astray.wording import counted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from astray.capture.settings import Given
+    from astray.capture.settings import RecordingOptions
 
 
 REMEMBER = 5
@@ -77,7 +77,7 @@ class Guard:
         spike: float | None = None,
         when: Condition | None = None,
         max_memory: int | str = 512 << 20,
-        **settings: Unpack[Given],
+        **settings: Unpack[RecordingOptions],
     ) -> None:
         remember, max_memory = asked.check(on, gradients, exact, remember, spike, when, max_memory)
         if exact and settings.get("keep") is None:
@@ -85,35 +85,35 @@ class Guard:
         self._exact = exact
         self._remember = remember
         self._max_memory = max_memory
-        self._adapter = model if isinstance(model, Chosen) else Chosen(adapter_for(model, paced=True))
+        self._adapter = model if isinstance(model, ChosenAdapter) else ChosenAdapter(adapter_for(model, paced=True))
         self.rank, world_size = self._adapter.it.rank_and_world_size() or rank_and_world_size(os.environ)
         if world_size > 1 and settings.get("optimizer") is None:
             settings["optimizer"] = "gradient"  # summed over ranks: what another one has made shows here first
-        places = Places(path, self.rank, world_size)
-        self._dumps = Dumps(places)
-        self._acting = Acting(on, self._dumps.write)
-        self._lookout = Lookout(self.rank, spike, when, may_read_more=on != "raise")
-        self._recording = Recording.discovering(places.folder, self._adapter.it, writer=self._open, **settings)
+        places = SnapshotFolder(path, self.rank, world_size)
+        self._dumps = SnapshotWriter(places)
+        self._acting = TripActions(on, self._dumps.write)
+        self._lookout = StepMonitor(self.rank, spike, when, may_read_more=on != "raise")
+        self._recording = GuardRecorder.discovering(places.folder, self._adapter.it, writer=self._open, **settings)
         asked.check_settings(self._recording.settings)
         # A condition is given all rows, and whoever asks for functions or ops asks for the line.
         closely = exact or when is not None or self._recording.settings.level != ("module",)
         self._gradients: Gradients = gradients or ("all" if closely else "parameters")
         self._recording.after_step = self._after_step
         self._writer: FlightRecorder | None = None
-        self._termination: OnTermination | None = None
+        self._termination: TerminationHandler | None = None
         self._program_paces = False
         self._was_terminated = False  # an exception behind is how the program goes down
 
     @classmethod
     def of_program(cls, adapter: Adapter, **named: Any) -> Guard:
         """A guard of a program whose models the adapter finds by itself."""
-        return cls(Chosen(adapter), **named)
+        return cls(ChosenAdapter(adapter), **named)
 
     def start(self) -> Guard:
         """Puts the hooks in place."""
         self._recording.start()
         self._choose_gradients()
-        self._termination = OnTermination(self._terminated)
+        self._termination = TerminationHandler(self._terminated)
         return self
 
     def step(self) -> None:
@@ -209,7 +209,7 @@ class Guard:
         for trip in trips[stops and self._acting.raises :]:  # the program is going down as it is
             self._acting.tell(trip, going_down=True)
         if stops:
-            cause = None if isinstance(error, Stop) else error
+            cause = None if isinstance(error, ExactStop) else error
             raise Tripped(trips[0]).with_traceback(trace) from cause
 
     # -- what happens ------------------------------------------------------------------------------------------------
@@ -221,12 +221,12 @@ class Guard:
     @property
     def _is_stopped(self) -> bool:
         """Whether the program was stopped at a call; it may have caught even that, or be in another thread."""
-        return isinstance(self._writer, ExactRecorder) and self._writer.stopped
+        return isinstance(self._writer, ExactSink) and self._writer.stopped
 
-    def _open(self, path: Path, rank: int, **named: Any) -> Intake:
+    def _open(self, path: Path, rank: int, **named: Any) -> BackgroundWriter:
         named |= {"remember": self._remember, "most_bytes": self._max_memory, "on_step": self._lookout.look}
         if self._exact:
-            self._writer = ExactRecorder(path, rank, is_scaled=self._recording.is_scaled, **named)
+            self._writer = ExactSink(path, rank, is_scaled=self._recording.is_scaled, **named)
         else:
             self._writer = FlightRecorder(path, rank, catch=True, **named)
         self._dumps.writer = self._writer
@@ -275,7 +275,7 @@ def _is_wanted(error: BaseException) -> bool:
 # The signal by which a scheduler ends a program: it is heard first, and then has its way.
 
 
-class OnTermination:
+class TerminationHandler:
     """Calls `act` when SIGTERM comes, and then whoever listened before. It can only be put in place by the main thread;
     elsewhere, and where somebody has ignored the signal, it does nothing. Forked children only pass it on.
     """
@@ -317,7 +317,7 @@ CALL_GRADIENTS = "the gradients that pass through calls"
 """What a guard leaves out while nothing is wrong, as the list of what was missed has it."""
 
 
-class Recording(Recorder):
+class GuardRecorder(Recorder):
     """Calls `after_step` at the end of each step, and counts them."""
 
     after_step: Callable[[], None]
@@ -351,7 +351,7 @@ class Recording(Recorder):
         return self.count > 0 and self._engine is not None and not self._engine.has_begun
 
 
-class Chosen:
+class ChosenAdapter:
     """An adapter in place of a model."""
 
     def __init__(self, it: Adapter) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from astray.guarding import options as asked
-from astray.guarding.actions import Acting, On
-from astray.guarding.step_monitor import Condition, Lookout
+from astray.guarding.actions import On, TripActions
+from astray.guarding.step_monitor import Condition, StepMonitor
 from astray.guarding.trip import Trip, Tripped
-from astray.store import Intake, RunWriter
+from astray.store import BackgroundWriter, RunWriter
 from astray.wording import counted
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PATIENCE = 60.0  # seconds that a step is waited for
 
 
-class Asked(TypedDict, total=False):
+class RecordingGuardOptions(TypedDict, total=False):
     """What can be asked of the guard of a recording; `Guard` explains each."""
 
     on: On
@@ -30,11 +30,11 @@ class Asked(TypedDict, total=False):
     when: Condition | None
 
 
-Guarding = On | Asked
+GuardSetting = On | RecordingGuardOptions
 """What `guard=` takes: what to do, or a dict with more than that."""
 
 
-class Overseer:
+class RecordingGuard:
     """The guard of a recording. `Recorder.guard` is one, for those who ask for it.
 
     >>> with astray.record("runs/a", model, guard={"on": "warn", "spike": 10}) as rec:
@@ -43,11 +43,11 @@ class Overseer:
     'no alarm in 20 steps'
     """
 
-    def __init__(self, guarding: Guarding, settings: Settings) -> None:
+    def __init__(self, guarding: GuardSetting, settings: Settings) -> None:
         given = asked.of_recording(guarding)
         self.check(settings)
-        self._acting = Acting(given.get("on", "raise"), self._save)
-        self._lookout = Lookout(0, given.get("spike"), given.get("when"))
+        self._acting = TripActions(given.get("on", "raise"), self._save)
+        self._lookout = StepMonitor(0, given.get("spike"), given.get("when"))
         self._writer: RunWriter | None = None
         self._over = 0  # steps that are over
 
@@ -80,7 +80,7 @@ class Overseer:
         """Raises a RecordError when a recording by these settings shows nothing to a guard."""
         asked.check_settings(settings)
 
-    def open(self, path: Path, rank: int, **named: Any) -> Intake:
+    def open(self, path: Path, rank: int, **named: Any) -> BackgroundWriter:
         """The writer of the recording, which shows each step."""
         self._lookout.rank = rank
         self._writer = RunWriter(path, rank, on_step=self._lookout.look, **named)

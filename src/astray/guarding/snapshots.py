@@ -10,7 +10,7 @@ from pathlib import Path
 from astray.errors import RecordError
 from astray.guarding.trip import Trip
 from astray.log import logger
-from astray.process import absolute, shown
+from astray.process import absolute, relative_to_cwd
 from astray.store import FlightRecorder
 
 MOST_RUNS = 5
@@ -19,10 +19,10 @@ MOST_RUNS = 5
 _AFTERMATH = ("exception", "signal")
 
 
-class Dumps:
+class SnapshotWriter:
     """The runs that a rank has written. `writer` is the recorder that holds the steps, once it is there."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: SnapshotFolder) -> None:
         self.writer: FlightRecorder | None = None
         self._places = places
         self._written: dict[Path, Path | None] = {}  # None where it could not be
@@ -68,7 +68,7 @@ class Dumps:
 HOME = "astray-guard"
 
 
-class Places:
+class SnapshotFolder:
     """The runs of one guard, all in one folder, which is made at the first trip."""
 
     def __init__(self, path: str | os.PathLike[str] | None, rank: int, world_size: int) -> None:
@@ -79,7 +79,7 @@ class Places:
         self._mine: set[str] = set()  # of which this rank is a part
         if rank == 0 and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise RecordError(
-                f"{shown(self.folder)} is there already. Choose another path for what this guard may find."
+                f"{relative_to_cwd(self.folder)} is there already. Choose another path for what this guard may find."
             )
 
     def run(self, step: int, what: str) -> Path:

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.store import RankRun, StepRows, Table
+from astray.store import BufferedStep, RankRun, Table
 
 WINDOW = 50
 LEAST = 8
 """So many values must have been seen before one can stand out."""
 
 
-class Spikes:
+class SpikeDetector:
     """Follows one number. A value is a spike when its magnitude is more than `factor` times the usual one."""
 
     def __init__(self, factor: float) -> None:
@@ -40,16 +40,16 @@ class Spikes:
         return None
 
 
-class Followed:
+class SpikeMonitor:
     """Follows the norm of all gradients, the scalar results of outermost modules, and losses that it is told.
 
     It gives a sentence for each value that stands out.
     """
 
     def __init__(self, factor: float) -> None:
-        self._numbers: defaultdict[str, Spikes] = defaultdict(lambda: Spikes(factor))
+        self._numbers: defaultdict[str, SpikeDetector] = defaultdict(lambda: SpikeDetector(factor))
 
-    def look(self, rows: StepRows) -> list[str]:
+    def look(self, rows: BufferedStep) -> list[str]:
         """Looks at the rows of a step, losses first."""
         run = RankRun(0, rows)
         if (run.call_rows < 0).any():  # a part of a step, and not its first

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from astray.guarding.spikes import Followed
+from astray.guarding.spikes import SpikeMonitor
 from astray.guarding.trip import Trip
 from astray.interrupts import pass_interrupt
 from astray.log import logger
 from astray.nonfinite.alarm import Alarm
-from astray.store import RankRun, StepRows
+from astray.store import BufferedStep, RankRun
 from astray.wording import counted
 
 Condition = Callable[[RankRun], str | None]
@@ -31,7 +31,7 @@ FROM_HERE_ON = "From here on the gradients of all calls are read: should it happ
 
 
 @dataclass
-class Counts:
+class UneventfulCounts:
     """What was seen and is no reason to trip."""
 
     steps: int = 0  # that were looked at
@@ -52,7 +52,7 @@ class Counts:
         return [words for words, count in said.items() if count]
 
 
-class Lookout:
+class StepMonitor:
     """What is found is waiting in `take`.
 
     may_read_more: gradients of calls are read once `wants_call_gradients`, and the program goes on behind an alarm.
@@ -61,10 +61,10 @@ class Lookout:
     def __init__(
         self, rank: int, spike: float | None, condition: Condition | None, may_read_more: bool = False
     ) -> None:
-        self.counts = Counts()
+        self.counts = UneventfulCounts()
         self.stopped = False  # the program was stopped in the middle of a step, at a call that had made NaN or infinity
         self.rank = rank
-        self._followed = Followed(spike) if spike is not None else None
+        self._followed = SpikeMonitor(spike) if spike is not None else None
         self._condition = condition
         self._may_read_more = may_read_more
         self._backward_went_wrong = False
@@ -79,7 +79,7 @@ class Lookout:
         """Whether gradients went wrong by more than a scale that is too large, so that their origin is looked for."""
         return self._backward_went_wrong or self._in_a_row >= SUSPICIOUS
 
-    def look(self, rows: StepRows) -> None:
+    def look(self, rows: BufferedStep) -> None:
         """Looks at the rows of one step."""
         if rows.step != self.counts.last:  # else it is a further part of the same step
             self.counts.steps += 1
@@ -115,7 +115,7 @@ class Lookout:
             logger.warning("%s", self._trouble.popleft())
         return [self._found.popleft() for _ in range(len(self._found))]
 
-    def _non_finite(self, rows: StepRows) -> list[Trip]:
+    def _non_finite(self, rows: BufferedStep) -> list[Trip]:
         if not (rows.numbers("nan").any() or rows.numbers("inf").any()):
             self._in_a_row = 0
             return []
@@ -155,13 +155,13 @@ class Lookout:
             text += f"\n\n{FROM_HERE_ON}"
         return Trip(step, self.rank, "non-finite", text, alarm)
 
-    def _spike(self, rows: StepRows) -> list[Trip]:
+    def _spike(self, rows: BufferedStep) -> list[Trip]:
         return [] if self._followed is None else self._spikes(rows.step, self._followed.look(rows))
 
     def _spikes(self, step: int, sentences: list[str]) -> list[Trip]:
         return [Trip(step, self.rank, "spike", f"✗ {sentence}") for sentence in sentences]
 
-    def _asked(self, rows: StepRows) -> list[Trip]:
+    def _asked(self, rows: BufferedStep) -> list[Trip]:
         said = self._condition(RankRun(self.rank, rows)) if self._condition is not None else None
         return [Trip(rows.step, self.rank, "condition", f"✗ Step {rows.step}: {said}")] if said else []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from astray.errors import AstrayError
-from astray.process import shown
+from astray.process import relative_to_cwd
 
 if TYPE_CHECKING:
     from astray.nonfinite.alarm import Alarm
@@ -55,13 +55,14 @@ class Trip:
         """The command that shows more of it."""
         if self.path is None:
             return None
-        return f"astray show {shown(self.path)} {'--alarms' if self.what in ('non-finite', 'rank') else '--risk'}"
+        option = "--alarms" if self.what in ("non-finite", "rank") else "--risk"
+        return f"astray show {relative_to_cwd(self.path)} {option}"
 
     def __str__(self) -> str:
         if self.path is None:
             return self.text
         what = "All of it is" if self.is_recorded else "The last steps are"
-        return f"{self.text}\n\n{what} in {shown(self.path)}: {self.look}"
+        return f"{self.text}\n\n{what} in {relative_to_cwd(self.path)}: {self.look}"
 
 
 class Tripped(AstrayError):  # noqa: N818 - reads as the fact it states

@@ -30,7 +30,7 @@ NARROW = 2.0**-30
 """A dtype whose smallest normal number is larger than this has gradients that vanish: float16 and the 8-bit floats."""
 
 
-class Limits(NamedTuple):
+class DtypeLimits(NamedTuple):
     """The ends of a dtype, with rounding to nearest, ties to even.
 
     >>> limits("float16")
@@ -57,7 +57,7 @@ eps=0.0009765625)
 
 
 @cache
-def limits(name: str) -> Limits | None:
+def limits(name: str) -> DtypeLimits | None:
     """The ends of this dtype; None for one that is unknown, or that holds no floating-point numbers."""
     dtype = dtypes.DTYPES.get(name)
     if dtype is None or dtype.kind not in ("float", "complex"):
@@ -70,13 +70,13 @@ def limits(name: str) -> Limits | None:
     overflows = halfway if odd else math.nextafter(halfway, math.inf)
     # float8_e8m0fnu has no zero: what is too small becomes its smallest number.
     vanishes = 0.0 if name == "float8_e8m0fnu" else dtype.tiny * dtype.eps / 2
-    return Limits(name, dtype.max, overflows, dtype.tiny, vanishes, dtype.eps)
+    return DtypeLimits(name, dtype.max, overflows, dtype.tiny, vanishes, dtype.eps)
 
 
-def targets(names: str | Iterable[str]) -> list[Limits]:
+def targets(names: str | Iterable[str]) -> list[DtypeLimits]:
     """The dtypes somebody names, as a list or with commas, each once: `float16,bf16`. Raises UsageError for others."""
     words: Sequence[str] = names.split(",") if isinstance(names, str) and names else list(names)
-    found: dict[str, Limits] = {}
+    found: dict[str, DtypeLimits] = {}
     for word in (word.strip().removeprefix("torch.") for word in words):
         known = limits(SHORT.get(word, word))
         if known is None or dtypes.find(known.name).kind != "float":

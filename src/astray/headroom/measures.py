@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.headroom.dtype_limits import limits
-from astray.headroom.motion import Motion, motion
+from astray.headroom.motion import WeightMotion, motion
 from astray.headroom.observations import OF_CALL, OF_TENSOR, Observations
-from astray.headroom.shares import Bounds, Floats, Values, below, normal_share
+from astray.headroom.shares import Floats, ShareBounds, StatisticColumns, below, normal_share
 
 Ints = npt.NDArray[np.int64]
 
@@ -21,17 +21,17 @@ HORIZON = 10
 """A rate seen over so many steps is not followed further than ten times as many into the future."""
 
 
-class Measured(NamedTuple):
+class PlaceMeasures(NamedTuple):
     """The columns of all places, and what they were made from."""
 
     columns: dict[str, Any]
-    values: Values  # of every row
+    values: StatisticColumns  # of every row
     row: Ints  # for each place the row that its columns name
     largest_row: Ints  # and the one with its largest magnitude
-    moving: Motion
+    moving: WeightMotion
 
 
-def measure(seen: Observations) -> Measured:
+def measure(seen: Observations) -> PlaceMeasures:
     """All columns of a table of risks but the judgement."""
     values, at = seen.values(), seen.numbers
     bad = at["nan"] + at["inf"] > 0
@@ -60,7 +60,7 @@ def measure(seen: Observations) -> Measured:
         "half_ulp": eps / 2,
         **moving.columns(),
     }
-    return Measured(columns, values, row, largest_row, moving)
+    return PlaceMeasures(columns, values, row, largest_row, moving)
 
 
 def _first_of_each(seen: Observations, key: Floats) -> Ints:
@@ -95,7 +95,7 @@ def _growth(seen: Observations, absmax: Floats, worst: Floats, largest: Floats) 
     }
 
 
-def _share_of_zeros(seen: Observations, values: Values) -> Floats:
+def _share_of_zeros(seen: Observations, values: StatisticColumns) -> Floats:
     """Zeros among all finite values of all observations, exact; null where none is finite."""
     zeros = np.bincount(seen.place, weights=values.finite - values.nonzero)
     finite = np.bincount(seen.place, weights=values.finite)
@@ -106,10 +106,10 @@ def _share_of_zeros(seen: Observations, values: Values) -> Floats:
 # How much of each place lies below a magnitude, in the step where it is most: a bound, and an estimate within it.
 
 
-class Lost(NamedTuple):
+class ShareBelow(NamedTuple):
     """The share of non-zero values below a magnitude, in the row of each place that has most of them."""
 
-    bounds: Bounds
+    bounds: ShareBounds
     normal: Floats  # if they were normally distributed, within the bounds
     row: npt.NDArray[np.int64]
 
@@ -118,7 +118,7 @@ class Lost(NamedTuple):
         return {f"{name}_least": self.bounds.least, f"{name}_most": self.bounds.most, f"{name}_normal": self.normal}
 
 
-def lost(seen: Observations, values: Values, threshold: Floats | float) -> Lost:
+def lost(seen: Observations, values: StatisticColumns, threshold: Floats | float) -> ShareBelow:
     """How much lies below a threshold (one for all, or one per row) where it is most: by lower bound, then by size."""
     thresholds = np.broadcast_to(np.asarray(threshold, np.float64), values.absmax.shape)
     bounds = below(values, thresholds)
@@ -126,8 +126,8 @@ def lost(seen: Observations, values: Values, threshold: Floats | float) -> Lost:
         relative = np.nan_to_num(thresholds / values.l2 * np.sqrt(values.nonzero), posinf=0.0)
     order = np.lexsort((-relative, -bounds.least, seen.place))
     row = order[np.searchsorted(seen.place[order], np.arange(len(seen.first)))]
-    here = Bounds(bounds.least[row], bounds.most[row])
-    return Lost(here, np.clip(normal_share(values.take(row), thresholds[row]), *here), row)
+    here = ShareBounds(bounds.least[row], bounds.most[row])
+    return ShareBelow(here, np.clip(normal_share(values.take(row), thresholds[row]), *here), row)
 
 
 # -- trend -------------------------------------------------------------------------------------------------------------

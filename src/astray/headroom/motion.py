@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-class Motion(NamedTuple):
+class WeightMotion(NamedTuple):
     """What is known of the weights, for each place; NaN or 0 where a place is none, or nothing is known.
 
     Norms are of the last recorded step in which all was there, of the rank where the ratio is smallest. The shares are
@@ -51,11 +51,11 @@ class _Steps(NamedTuple):
     moved: Ints  # 0 no bit changed, 1 some did, −1 not known
 
 
-def motion(seen: Observations) -> Motion:
+def motion(seen: Observations) -> WeightMotion:
     """How the weights of a run move."""
     names, numbers = _parameters(seen)
     count = len(seen.first)
-    found = Motion(
+    found = WeightMotion(
         *(np.full(count, np.nan) for _ in range(4)),
         *(np.zeros(count, np.int64) for _ in range(2)),
         *(np.full(count, -1, np.int64) for _ in range(2)),
@@ -138,7 +138,7 @@ def _gradients(seen: Observations, numbers: dict[str, int], name: Ints, rank: In
 
 
 def _told(at: dict[str, npt.NDArray[Any]], nonzero: Ints, steps: _Steps) -> tuple[float | int, ...]:
-    """The fields of `Motion` for one weight."""
+    """The fields of `WeightMotion` for one weight."""
     numbers = np.unique(steps.step)
     late = steps.step >= numbers[len(numbers) // 2]
     has_gradient = (steps.gradient >= 0) & (nonzero[steps.gradient] > 0)

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from astray.graph import graph_of
 from astray.headroom.dtype_limits import limits
-from astray.headroom.shares import Values
+from astray.headroom.shares import StatisticColumns
 from astray.stats import dtypes
-from astray.steps import Steps
-from astray.store import Coded, RankRun, Run, Table
+from astray.steps import StepSelection
+from astray.store import DictionaryColumn, RankRun, Run, Table
 
 Ints = npt.NDArray[np.int64]
 
@@ -52,14 +52,14 @@ class Observations:
     first: for each place, its first row.
     """
 
-    def __init__(self, run: Run, steps: Steps, ranks: Collection[int] | None = None) -> None:
+    def __init__(self, run: Run, steps: StepSelection, ranks: Collection[int] | None = None) -> None:
         self.left_out = LeftOut()
         words: dict[str, dict[Any, int]] = {name: {} for name in (*OF_CALL, *OF_TENSOR)}
         chosen = [rank for number, rank in run.ranks.items() if ranks is None or number in ranks]
         parts = [_columns(rank, words, steps, self.left_out) for rank in chosen]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
         self.words = {
-            name: Coded(columns.get(name, np.zeros(0, np.int32)).astype(np.int32), list(known))
+            name: DictionaryColumn(columns.get(name, np.zeros(0, np.int32)).astype(np.int32), list(known))
             for name, known in words.items()
         }
         self.numbers = {name: column for name, column in columns.items() if name not in words}
@@ -68,12 +68,12 @@ class Observations:
     def __len__(self) -> int:
         return len(self.place)
 
-    def values(self) -> Values:
+    def values(self) -> StatisticColumns:
         """The statistics of all rows, as `shares` wants them."""
         at = self.numbers
         finite = (at["count"] - at["nan"] - at["inf"]).astype(np.float64)
         low, high, mean, l2, absmax = (np.nan_to_num(at[name]) for name in ("min", "max", "mean", "l2", "absmax"))
-        return Values(low, high, mean, l2, absmax, finite, finite - at["zeros"])
+        return StatisticColumns(low, high, mean, l2, absmax, finite, finite - at["zeros"])
 
     def where(self, **wanted: str) -> npt.NDArray[np.bool_]:
         """The rows whose words are these."""
@@ -84,7 +84,7 @@ class Observations:
 
 
 def _columns(
-    rank: RankRun, words: dict[str, dict[Any, int]], steps: Steps, left_out: LeftOut
+    rank: RankRun, words: dict[str, dict[Any, int]], steps: StepSelection, left_out: LeftOut
 ) -> dict[str, npt.NDArray[Any]]:
     calls, tensors = rank.calls, rank.tensors
     rows = _measured(rank, steps, left_out)
@@ -99,7 +99,7 @@ def _columns(
     return found
 
 
-def _measured(rank: RankRun, steps: Steps, left_out: LeftOut) -> Ints:
+def _measured(rank: RankRun, steps: StepSelection, left_out: LeftOut) -> Ints:
     """The rows with floating-point statistics, in the steps asked for; the others are counted."""
     tensors, at = rank.tensors, rank.call_rows
     wanted = at >= 0
@@ -121,7 +121,7 @@ def _measured(rank: RankRun, steps: Steps, left_out: LeftOut) -> Ints:
     return np.flatnonzero(wanted & (tensors.numbers("count") > 0))
 
 
-def _by_word(column: Coded[Any], fits: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
+def _by_word(column: DictionaryColumn[Any], fits: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
     return np.array([*map(fits, column.values), False], np.bool_)[column.codes]
 
 
@@ -129,13 +129,13 @@ def _counted(tensors: Table, rows: npt.NDArray[np.bool_]) -> Counter[str]:
     return Counter(str(name) for name in tensors.coded("dtype").take(rows)) if rows.any() else Counter()
 
 
-def _recoded(column: Coded[Any], rows: Ints, words: dict[Any, int]) -> npt.NDArray[np.int32]:
+def _recoded(column: DictionaryColumn[Any], rows: Ints, words: dict[Any, int]) -> npt.NDArray[np.int32]:
     """The codes of some rows in the numbering that all ranks share."""
     numbers = [words.setdefault(word, len(words)) for word in column.values]
     return np.array([*numbers, -1], np.int32)[column.codes[rows]]
 
 
-def _places(columns: list[Coded[Any]]) -> tuple[Ints, Ints]:
+def _places(columns: list[DictionaryColumn[Any]]) -> tuple[Ints, Ints]:
     """Numbers the distinct combinations of some columns in order of their first row."""
     key = np.zeros(len(columns[0]), np.int64)
     for column in columns:

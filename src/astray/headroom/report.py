@@ -18,9 +18,9 @@ import numpy.typing as npt
 from astray.comparison.select.filter import regular_expression
 from astray.comparison.select.pairs import check_top
 from astray.formatting import figures
-from astray.formatting.grid import Grid
+from astray.formatting.grid import TextTable
 from astray.formatting.page import painted
-from astray.headroom.dtype_limits import Limits, limits
+from astray.headroom.dtype_limits import DtypeLimits, limits
 from astray.headroom.risk import HALF, LEVELS, SOME, Risk
 from astray.store import Table
 from astray.wording import printable
@@ -57,7 +57,7 @@ _LEAST_OF_ALL = {"site": 12, "tensor": 12, "why": 20}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RiskOptions:
     """Which places to show: None means any. `sort` is a key of `SORTS`, None the risk; `top` 0 means all."""
 
     match: str | None = None
@@ -69,14 +69,14 @@ class Wanted:
 
 def render(
     risk: Risk,
-    wanted: Wanted | None = None,
+    wanted: RiskOptions | None = None,
     *,
     width: int = WIDTH,
     table_width: int | None = None,
     colour: bool = False,
 ) -> str:
     """The places as text. table_width: that of the table, where it is not the width of the texts around it."""
-    wanted = wanted or Wanted()
+    wanted = wanted or RiskOptions()
     if not len(risk):
         return _folded(f"{risk.run.path}: {_nothing(risk)}", width)
     found = _ordered(risk, risk.table.take(_chosen(risk.table, wanted)), wanted)
@@ -89,7 +89,7 @@ def render(
     rows = [_cells(risk, shown.row(row), wanted.sort) for row in range(len(shown))]
     several = len(risk.run.ranks) > 1
     rows = [{name: cell for name, cell in row.items() if name != "rank" or several} for row in rows]
-    grid = Grid((*_WORDS, *(target.name for target in risk.targets)), _DROPPABLE, _LEAST, _LEAST_OF_ALL)
+    grid = TextTable((*_WORDS, *(target.name for target in risk.targets)), _DROPPABLE, _LEAST, _LEAST_OF_ALL)
     head, *body = grid.lines(rows, table_width or width, _painted if colour else None)
     lines += ["", _paint(head, DIM, colour), *body]
     left = _left_out(risk, once, len(shown), len(found) - len(once))
@@ -106,7 +106,7 @@ def _nothing(risk: Risk) -> str:
     return "it holds no tensor in the steps and ranks asked for." if risk.run.steps else "it holds no tensor."
 
 
-def _chosen(table: Table, wanted: Wanted) -> npt.NDArray[np.bool_]:
+def _chosen(table: Table, wanted: RiskOptions) -> npt.NDArray[np.bool_]:
     chosen = np.ones(len(table), np.bool_)
     if wanted.match is not None:
         pattern, sites = regular_expression(wanted.match), table.coded("site")
@@ -117,13 +117,13 @@ def _chosen(table: Table, wanted: Wanted) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def _described(wanted: Wanted) -> str:
+def _described(wanted: RiskOptions) -> str:
     parts = [f"in phase {wanted.phase}" if wanted.phase else "", f"in the role {wanted.role}" if wanted.role else ""]
     parts += [f"at a site like {wanted.match!r}" if wanted.match else ""]
     return " and ".join(part for part in parts if part)
 
 
-def _ordered(risk: Risk, table: Table, wanted: Wanted) -> Table:
+def _ordered(risk: Risk, table: Table, wanted: RiskOptions) -> Table:
     """What cannot be told comes last; ties stay in order of risk."""
     if wanted.sort is not None:
         key = SORTS[wanted.sort](table)
@@ -376,7 +376,7 @@ _CAUSES: dict[str, Callable[[Row], str]] = {
 }
 
 
-def imagined(row: Row, target: Limits) -> str:
+def imagined(row: Row, target: DtypeLimits) -> str:
     """What would become of a place in another dtype, with the scale that helps behind it, and of the weights' updates.
 
     `overflows 3.2× (fits ×2^-2)`, `≥ 93 % lost (~2 % lost ×2^14)`, `fits; ~90 % stuck`

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.errors import UsageError
-from astray.headroom.dtype_limits import Limits, limits, targets
+from astray.headroom.dtype_limits import DtypeLimits, limits, targets
 from astray.headroom.measures import measure
 from astray.headroom.observations import LeftOut, Observations
 from astray.headroom.what_if import imagine
-from astray.steps import Steps
-from astray.store import Coded, Run, Table
+from astray.steps import StepSelection
+from astray.store import DictionaryColumn, Run, Table
 from astray.store.arrow import PIECE_ROWS, batch_of, schema_of, stream_of
 from astray.store.columns import BoolArray, Column
 
@@ -40,7 +40,7 @@ class Risk:
     """
 
     def __init__(
-        self, run: Run, table: Table, left_out: LeftOut, targets: list[Limits], loss_scales: dict[str, float]
+        self, run: Run, table: Table, left_out: LeftOut, targets: list[DtypeLimits], loss_scales: dict[str, float]
     ) -> None:
         self.run = run
         self.table = table
@@ -79,7 +79,7 @@ class Risk:
 def risk(
     run: Run,
     *,
-    steps: str | int | Sequence[int] | Steps | None = None,
+    steps: str | int | Sequence[int] | StepSelection | None = None,
     ranks: Sequence[int] | None = None,
     what_if: str | Iterable[str] = (),
 ) -> Risk:
@@ -92,9 +92,11 @@ def risk(
     if missing:
         raise UsageError(f"{run.path} has no rank {missing[0]}. It has {', '.join(map(str, run.ranks))}.")
     wanted = targets(what_if)
-    seen = Observations(run, Steps.parse(steps), ranks)
+    seen = Observations(run, StepSelection.parse(steps), ranks)
     if not len(seen):
-        return Risk(run, Table({"risk": Coded(np.zeros(0, np.int32), list(LEVELS))}), seen.left_out, wanted, {})
+        return Risk(
+            run, Table({"risk": DictionaryColumn(np.zeros(0, np.int32), list(LEVELS))}), seen.left_out, wanted, {}
+        )
     measured = measure(seen)
     judged = judge(measured.columns)
     columns = {"risk": judged.level, "cause": judged.cause} | measured.columns
@@ -121,7 +123,7 @@ def _tensors(seen: Observations, row: Ints, levels: npt.NDArray[np.int32]) -> In
 
 def _known(column: Column) -> BoolArray:
     """Where a column has a value: null is NaN in a column of floats."""
-    if isinstance(column, Coded):
+    if isinstance(column, DictionaryColumn):
         return column.codes >= 0
     return ~np.isnan(column) if column.dtype.kind == "f" else np.ones(len(column), np.bool_)
 
@@ -142,15 +144,15 @@ MOST, HALF, SOME = 0.9, 0.5, 0.01
 """Shares: nearly all elements do not move; half of them do not, or are subnormal; one in a hundred is."""
 
 
-class Judged(NamedTuple):
+class LevelColumns(NamedTuple):
     """For each place its level, the cause (null where it is calm), and a number that grows as it gets less severe."""
 
-    level: Coded[str]
-    cause: Coded[str]
+    level: DictionaryColumn[str]
+    cause: DictionaryColumn[str]
     severity: npt.NDArray[np.float64]
 
 
-class Room(NamedTuple):
+class NearLimit(NamedTuple):
     """Which tensors are close to the end of their dtype, and which are there on purpose."""
 
     near: npt.NDArray[np.bool_]
@@ -158,17 +160,17 @@ class Room(NamedTuple):
     limit: npt.NDArray[np.bool_]
 
 
-def room_of(bits: npt.NDArray[np.float64], limit: npt.NDArray[np.bool_], coarse: npt.NDArray[np.bool_]) -> Room:
+def room_of(bits: npt.NDArray[np.float64], limit: npt.NDArray[np.bool_], coarse: npt.NDArray[np.bool_]) -> NearLimit:
     """From head-room in powers of two (infinite where it is not known), and what is exactly at its dtype's largest.
 
     Arithmetic that goes too far gives infinity. What is exactly the largest number was put there: a mask, a clamp, or
     for 8-bit floats a scale that fills the range, which makes little head-room no news at all.
     """
     near = (bits < np.where(coarse, 0.0, NEAR)) & ~limit
-    return Room(near, limit | (bits < np.where(coarse, NEAR, TIGHT)), limit)
+    return NearLimit(near, limit | (bits < np.where(coarse, NEAR, TIGHT)), limit)
 
 
-def judge(columns: dict[str, Any]) -> Judged:
+def judge(columns: dict[str, Any]) -> LevelColumns:
     """The level of each place, from what was measured of it."""
     bits, kinds = np.nan_to_num(columns["headroom_bits"], nan=np.inf), columns["dtype"]
     ends = [limits(str(name)) for name in kinds]
@@ -203,4 +205,8 @@ def judge(columns: dict[str, Any]) -> Judged:
         [columns["step"].astype(np.float64), -stuck, -small],
         bits,
     )
-    return Judged(Coded(level.astype(np.int32), list(LEVELS)), Coded(cause.astype(np.int32), list(CAUSES)), severity)
+    return LevelColumns(
+        DictionaryColumn(level.astype(np.int32), list(LEVELS)),
+        DictionaryColumn(cause.astype(np.int32), list(CAUSES)),
+        severity,
+    )

@@ -26,7 +26,7 @@ SLACK = 4e-6
 _ROUND = 1e-9  # what the arithmetic here may add to a count that is a whole number
 
 
-class Values(NamedTuple):
+class StatisticColumns(NamedTuple):
     """Statistics of some tensors, each a column. `finite` and `nonzero` are how many values are that."""
 
     min: Floats
@@ -37,12 +37,12 @@ class Values(NamedTuple):
     finite: Floats
     nonzero: Floats
 
-    def take(self, rows: npt.NDArray[Any]) -> Values:
+    def take(self, rows: npt.NDArray[Any]) -> StatisticColumns:
         """The same at some rows."""
-        return Values(*(column[rows] for column in self))
+        return StatisticColumns(*(column[rows] for column in self))
 
 
-class Bounds(NamedTuple):
+class ShareBounds(NamedTuple):
     """At least and at most how large a share of the values that are not zero; 0 where there are none."""
 
     least: Floats
@@ -50,7 +50,7 @@ class Bounds(NamedTuple):
 
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
-def below(values: Values, threshold: Floats | float) -> Bounds:
+def below(values: StatisticColumns, threshold: Floats | float) -> ShareBounds:
     """The share of non-zero values whose magnitude is below the threshold."""
     scale = np.where(values.absmax > 0, values.absmax, 1.0)
     m, tau = values.nonzero, np.asarray(threshold / scale, np.float64)
@@ -81,18 +81,18 @@ def below(values: Values, threshold: Floats | float) -> Bounds:
     least = np.where(everything, m, np.where(nothing, 0, np.clip(least, 0, m)))
     most = np.where(everything, m, np.where(nothing, 0, np.clip(most, least, m)))
     some = np.maximum(m, 1)
-    return Bounds(np.where(m > 0, least, 0) / some, np.where(m > 0, most, 0) / some)
+    return ShareBounds(np.where(m > 0, least, 0) / some, np.where(m > 0, most, 0) / some)
 
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
-def at_least(values: Values, threshold: Floats | float) -> Bounds:
+def at_least(values: StatisticColumns, threshold: Floats | float) -> ShareBounds:
     """The share of non-zero values whose magnitude is the threshold or more: those that are not below it."""
     less = below(values, threshold)
     some = values.nonzero > 0
-    return Bounds(np.where(some, 1 - less.most, 0), np.where(some, 1 - less.least, 0))
+    return ShareBounds(np.where(some, 1 - less.most, 0), np.where(some, 1 - less.least, 0))
 
 
-def normal_share(values: Values, threshold: Floats | float) -> Floats:
+def normal_share(values: StatisticColumns, threshold: Floats | float) -> Floats:
     """The share of non-zero values below the threshold if they are normally distributed: an estimate, not a bound.
 
     Mean and spread are those of the non-zero values, which the statistics give exactly. One row at a time, so for few.

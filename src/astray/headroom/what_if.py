@@ -12,24 +12,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.headroom.dtype_limits import Limits
-from astray.headroom.measures import Lost, Measured, lost
-from astray.headroom.motion import Motion
+from astray.headroom.dtype_limits import DtypeLimits
+from astray.headroom.measures import PlaceMeasures, ShareBelow, lost
+from astray.headroom.motion import WeightMotion
 from astray.headroom.observations import Observations
-from astray.headroom.shares import Bounds, Floats, Values, at_least
+from astray.headroom.shares import Floats, ShareBounds, StatisticColumns, at_least
 
 
 class WhatIf(NamedTuple):
     """The places of a run in another dtype."""
 
-    limits: Limits
+    limits: DtypeLimits
     overflows: npt.NDArray[np.bool_]
-    beyond: Bounds  # which share of non-zero values overflows, in the row with the largest magnitude
+    beyond: ShareBounds  # which share of non-zero values overflows, in the row with the largest magnitude
     bits: Floats  # head-room in powers of two, negative where it overflows; NaN where all values are zero
-    flushed: Lost  # what would become zero
-    subnormal: Lost  # what would lose digits, that included
+    flushed: ShareBelow  # what would become zero
+    subnormal: ShareBelow  # what would lose digits, that included
     scale: Floats  # a power of two that would help; NaN where none is applied
-    flushed_scaled: Lost
+    flushed_scaled: ShareBelow
     unmoved_least: Floats  # share of a weight's elements that would not have moved in its last recorded update
     unmoved_estimate: Floats
     loss_scale: float  # the one for all gradients; NaN where there are none
@@ -51,7 +51,7 @@ class WhatIf(NamedTuple):
         return {f"{name}_{self.limits.name}": column for name, column in found.items()}
 
 
-def imagine(seen: Observations, measured: Measured, target: Limits) -> WhatIf:
+def imagine(seen: Observations, measured: PlaceMeasures, target: DtypeLimits) -> WhatIf:
     """Every place of a run in the target dtype."""
     values, worst = measured.values, measured.largest_row
     largest = values.absmax[worst]
@@ -77,7 +77,7 @@ def imagine(seen: Observations, measured: Measured, target: Limits) -> WhatIf:
     )
 
 
-def power_of_two(target: Limits, largest: Floats) -> Floats:
+def power_of_two(target: DtypeLimits, largest: Floats) -> Floats:
     """The largest power of two by which these magnitudes can be multiplied without overflow; NaN for zero."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         exponent = np.floor(np.log2(target.largest) - np.log2(largest))
@@ -88,7 +88,7 @@ def power_of_two(target: Limits, largest: Floats) -> Floats:
     return np.where((largest > 0) & np.isfinite(scale), scale, np.nan)
 
 
-def _unmoved(values: Values, moving: Motion, eps: Floats, target: Limits) -> tuple[Floats, Floats]:
+def _unmoved(values: StatisticColumns, moving: WeightMotion, eps: Floats, target: DtypeLimits) -> tuple[Floats, Floats]:
     """Of each weight whose update was recorded, how many elements would not have moved: at least, and by estimate.
 
     An element stays when what is added is less than half the distance to its next number, which is between a quarter

@@ -12,7 +12,7 @@ Where = Literal["output", "loss", "gradient", "weight", "buffer", "update", "sta
 
 
 @dataclass(frozen=True)
-class Surfaced:
+class SurfacePoint:
     """Where NaN or infinity came to light: in which of the things that matter, and whose it is."""
 
     what: Where
@@ -49,7 +49,7 @@ class Element:
 
 
 @dataclass(frozen=True)
-class Seen:
+class TensorMention:
     """A tensor of a call. `forward` says that it is of the forward call, where the call itself is a backward one."""
 
     role: str
@@ -69,7 +69,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Caller:
+class CallLocation:
     """A call, and the line of the program that made it; of a backward call, the line of its forward call."""
 
     site: str
@@ -92,7 +92,7 @@ class Caller:
 
 
 @dataclass(frozen=True)
-class Kind:
+class AccidentKind:
     """What sort of accident it was: a short word, a sentence with the numbers that show it, and what helps."""
 
     word: str
@@ -120,17 +120,17 @@ class Alarm:
     step: int
     micro: int
     rank: int
-    origin: Caller
-    kind: Kind
-    offenders: tuple[Seen, ...]
-    given: tuple[Seen, ...]
-    chain: tuple[Caller, ...]
-    surfaced: tuple[Surfaced, ...]
+    origin: CallLocation
+    kind: AccidentKind
+    offenders: tuple[TensorMention, ...]
+    given: tuple[TensorMention, ...]
+    chain: tuple[CallLocation, ...]
+    surfaced: tuple[SurfacePoint, ...]
     skipped: int = 0
     enclosing: tuple[tuple[str, str], ...] = ()
     ranks: tuple[int, ...] = ()
     later: tuple[int, ...] = ()
-    candidates: tuple[Caller, ...] = ()
+    candidates: tuple[CallLocation, ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:

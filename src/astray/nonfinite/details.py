@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.nonfinite.alarm import Alarm, Caller, Element, Seen
-from astray.nonfinite.flow import Bounds, Event, bounds_of
-from astray.nonfinite.kinds import Case, arguments, kind_of
+from astray.nonfinite.alarm import Alarm, CallLocation, Element, TensorMention
+from astray.nonfinite.flow import CallInterval, Event, bounds_of
+from astray.nonfinite.kinds import OriginCase, arguments, kind_of
 from astray.nonfinite.origins import Origins, Trace
-from astray.nonfinite.step_rows import NO_ROW, StepRows, function_of, joined
+from astray.nonfinite.step_rows import NO_ROW, StepView, function_of, joined
 from astray.part import whole_shape
 from astray.records import Frame
 from astray.stats import dtypes
@@ -24,17 +24,17 @@ Stacks = Callable[[int], list[Frame]]
 MOST_CALLS = 8
 """So many calls of a chain are told: those next to the origin and those next to where it surfaced."""
 
-_NO_BOUNDS = Bounds()
+_NO_BOUNDS = CallInterval()
 _FLUSHING = frozenset({"mul", "pow", "square", "exp", "half", "to", "div", "softmax", "sigmoid", "type", "bfloat16"})
 
 
-def tell(origins: Origins, rank: int, stacks: Stacks | None, values: Values | None) -> list[Alarm]:
+def describe_origins(origins: Origins, rank: int, stacks: Stacks | None, values: Values | None) -> list[Alarm]:
     """One alarm for each origin of a step, the earliest first."""
-    teller = _Teller(origins, stacks, values)
+    teller = _OriginDescriber(origins, stacks, values)
     return [teller.alarm(trace, rank) for trace in origins.traces]
 
 
-class _Teller:
+class _OriginDescriber:
     def __init__(self, origins: Origins, stacks: Stacks | None, values: Values | None) -> None:
         self.origins, self.rows = origins, origins.rows
         self._stacks, self._values = stacks, values
@@ -64,9 +64,11 @@ class _Teller:
             candidates=tuple(self._caller(call) for call in bounds.candidates),
         )
 
-    def _case(self, event: Event, offenders: tuple[Seen, ...], given: tuple[Seen, ...], before: str) -> Case:
+    def _case(
+        self, event: Event, offenders: tuple[TensorMention, ...], given: tuple[TensorMention, ...], before: str
+    ) -> OriginCase:
         rows, forward = self.rows, self._forward(event.call)
-        return Case(
+        return OriginCase(
             event=event.kind,
             function=function_of(rows.types[event.call]),
             phase=rows.phases[event.call],
@@ -105,7 +107,7 @@ class _Teller:
             return [event.row, *(row for row in rows if row != event.row)]
         return [event.row]
 
-    def _given(self, event: Event) -> Iterator[Seen]:
+    def _given(self, event: Event) -> Iterator[TensorMention]:
         """What the origin worked with; for a backward call that includes what its forward call saw."""
         told = {self.rows.shown(event.row)} if self.rows.goes_in(event.row) else set()  # perhaps by a call inside
         for row in self.rows.rows_of.get(event.call, ()):
@@ -119,9 +121,9 @@ class _Teller:
             return NO_ROW
         return self.rows.parents[call]
 
-    def _seen(self, row: int, forward: bool = False) -> Seen:
+    def _seen(self, row: int, forward: bool = False) -> TensorMention:
         tensors = self.rows.tensors
-        return Seen(
+        return TensorMention(
             role=self.rows.roles[row],
             path=self.rows.paths[row],
             dtype=tensors["dtype"][row],
@@ -131,9 +133,9 @@ class _Teller:
             first=first_bad(self.rows, row, self._values) if self.rows.is_bad(row) else None,
         )
 
-    def _caller(self, call: int, stack: tuple[Frame, ...] | None = None) -> Caller:
+    def _caller(self, call: int, stack: tuple[Frame, ...] | None = None) -> CallLocation:
         rows = self.rows
-        return Caller(
+        return CallLocation(
             site=rows.sites[call],
             type=rows.types[call],
             call=int(rows.calls.numbers("call")[call]),
@@ -184,7 +186,7 @@ class _Teller:
         return ""
 
 
-def _underflow(rows: StepRows, maker: int, row: int, stack: tuple[Frame, ...]) -> str:
+def _underflow(rows: StepView, maker: int, row: int, stack: tuple[Frame, ...]) -> str:
     name, dtype = rows.sites[maker], rows.tensors["dtype"][row]
     smallest = dtypes.find(dtype).tiny * dtypes.find(dtype).eps
     line = f" (line {stack[0].line})" if stack else ""
@@ -206,7 +208,7 @@ Values = Callable[[int], npt.NDArray[Any] | None]
 _CELLS = ("dtype", "shape", "first_bad", "first_bad_value", "placement")
 
 
-def first_bad(rows: StepRows, row: int, values: Values | None) -> Element | None:
+def first_bad(rows: StepView, row: int, values: Values | None) -> Element | None:
     """The first element of a tensor that is no finite number; None where that is not known."""
     return told_by(rows.tensors[list(_CELLS)].row(row)) or _by_values(rows, row, values)
 
@@ -230,7 +232,7 @@ def told_by(cells: Mapping[str, Any]) -> Element | None:
     return Element(_unravelled(place, shape), value, "imaginary" if imaginary else "real", whole)
 
 
-def _by_values(rows: StepRows, row: int, values: Values | None) -> Element | None:
+def _by_values(rows: StepView, row: int, values: Values | None) -> Element | None:
     tensors = rows.tensors
     partial = tensors.valid("part")[row] or int(tensors.numbers("sampled")[row]) >= 0
     raw = values(row) if values is not None and not partial else None

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from astray.errors import RunError, UsageError
 from astray.nonfinite.alarm import Alarm
-from astray.nonfinite.details import Stacks, Values, tell
+from astray.nonfinite.details import Stacks, Values, describe_origins
 from astray.nonfinite.origins import Origins
-from astray.nonfinite.step_rows import StepRows, function_of
+from astray.nonfinite.step_rows import StepView, function_of
 from astray.records import SKIPPED_UPDATE, STOPPED
-from astray.steps import Steps
+from astray.steps import StepSelection
 from astray.store import RankRun, Run, Table, open_run
 
 
@@ -71,7 +71,7 @@ def alarms(
         why = "holds no tensors" if is_empty else "was recorded without statistics"
         known = " ".join([*run.problems[:1], "Record it with keep='stats'."])
         raise RunError(f"{run.path} {why}, so that NaN and infinity cannot be seen. {known}")
-    found = [one for each in ranks.values() for one in _of_rank(each, Steps.parse(steps))]
+    found = [one for each in ranks.values() for one in _of_rank(each, StepSelection.parse(steps))]
     skipped = [one for one in found if was_skipped(ranks[one.rank], one)]
     kept = [one for one in found if one not in skipped]
     return Findings(
@@ -82,7 +82,7 @@ def alarms(
     )
 
 
-def _of_rank(run: RankRun, steps: Steps) -> Iterator[StepFindings]:
+def _of_rank(run: RankRun, steps: StepSelection) -> Iterator[StepFindings]:
     """The steps of a rank in which anything is not finite."""
     known = run.call_rows >= 0
     bad = ((run.tensors.numbers("nan") > 0) | (run.tensors.numbers("inf") > 0)) & known
@@ -92,7 +92,7 @@ def _of_rank(run: RankRun, steps: Steps) -> Iterator[StepFindings]:
         if step in steps:
             wanted = of_call == step
             places = np.flatnonzero(known & wanted[run.call_rows])
-            rows = StepRows(run.calls.take(wanted), run.tensors.take(places))
+            rows = StepView(run.calls.take(wanted), run.tensors.take(places))
             yield findings_of(rows, run.rank, run.stack, _Values(run, places), stopped=step == stopped_in)
 
 
@@ -294,18 +294,18 @@ def step_alarms(
     stacks: gives the stack of a number, innermost frame first. values: gives the values of a row of `tensors` as they
     are stored, None where they were not kept. stopped: the program went no further than the last of the rows.
     """
-    return findings_of(StepRows(calls, tensors), rank, stacks, values, stopped)
+    return findings_of(StepView(calls, tensors), rank, stacks, values, stopped)
 
 
 def findings_of(
-    rows: StepRows, rank: int, stacks: Stacks | None, values: Values | None, stopped: bool = False
+    rows: StepView, rank: int, stacks: Stacks | None, values: Values | None, stopped: bool = False
 ) -> StepFindings:
     """The same, of rows that were taken up already."""
     origins = Origins(rows, stopped)
     return StepFindings(
         step=int(rows.calls.numbers("step")[0]) if len(rows.calls) else 0,
         rank=rank,
-        alarms=tuple(tell(origins, rank, stacks, values)),
+        alarms=tuple(describe_origins(origins, rank, stacks, values)),
         harmless=len(origins.harmless),
         scaled=SKIPPED_UPDATE in rows.sites or any(function_of(type_) in _OF_SCALERS for type_ in set(rows.types)),
         updated="update" in rows.phases,
@@ -313,7 +313,7 @@ def findings_of(
     )
 
 
-def _given_away(rows: StepRows) -> set[Collective]:
+def _given_away(rows: StepView) -> set[Collective]:
     calls = {rows.call_of[row] for row in rows.bad if rows.goes_in(row)}
     micro, number = rows.calls.numbers("micro"), rows.calls.numbers("call")
     return {

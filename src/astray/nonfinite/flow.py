@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from astray.nonfinite.step_rows import NO_ROW, StepRows
+from astray.nonfinite.step_rows import NO_ROW, StepView
 
 EventKind = Literal["produced", "converted", "intended", "input", "weight", "memory", "inside", "outside", "unread"]
 
@@ -41,10 +41,10 @@ class Event(NamedTuple):
 Events = frozenset[Event]
 
 
-class Flow:
+class NonFiniteFlow:
     """`events` has, for each tensor with NaN or infinity, what brought them; `before`, the tensors it has them from."""
 
-    def __init__(self, rows: StepRows) -> None:
+    def __init__(self, rows: StepView) -> None:
         self.rows, self.graph = rows, rows.graph
         self.events: dict[int, Events] = {}
         self.before: dict[int, tuple[int, ...]] = {}
@@ -285,7 +285,7 @@ class Flow:
 # bounds.
 
 
-class Bounds(NamedTuple):
+class CallInterval(NamedTuple):
     """`candidates`: the forward calls of whose backward one did it, in the order of the backward pass.
 
     behind: the other forward calls that ran later; where a model branches, a gradient may have come from these.
@@ -297,7 +297,7 @@ class Bounds(NamedTuple):
     before: str = ""
 
 
-def bounds_of(rows: StepRows, row: int) -> Bounds:
+def bounds_of(rows: StepView, row: int) -> CallInterval:
     """Where the gradient of a parameter, the first that is bad in its backward pass, may have become so."""
     call = rows.call_of[row]
     before = _finite_before(rows, row)
@@ -306,16 +306,16 @@ def bounds_of(rows: StepRows, row: int) -> Bounds:
     last = _first_of(rows, forward, before) if before != NO_ROW else NO_ROW
     name = "" if before == NO_ROW else rows.sites[before]
     if first == NO_ROW:  # the module was not recorded
-        return Bounds(before=name)
+        return CallInterval(before=name)
     around = _around(rows, first, last)
     later = [one for one in reversed(forward) if one >= first or one in around]
     candidates = tuple(
         one for one in later if one in around or last == NO_ROW or one <= last or rows.graph.is_inside(one, last)
     )
-    return Bounds(candidates, tuple(one for one in later if one not in candidates), name)
+    return CallInterval(candidates, tuple(one for one in later if one not in candidates), name)
 
 
-def _forward_calls(rows: StepRows, micro: int) -> list[int]:
+def _forward_calls(rows: StepView, micro: int) -> list[int]:
     """The calls of modules in a micro step, in order, without those that checkpointing made again."""
     again = rows.calls.numbers("recompute")
     return [
@@ -325,7 +325,7 @@ def _forward_calls(rows: StepRows, micro: int) -> list[int]:
     ]
 
 
-def _around(rows: StepRows, first: int, last: int) -> set[int]:
+def _around(rows: StepView, first: int, last: int) -> set[int]:
     """The calls around the first whose own code may have run up to the last: as far out as the one around both."""
     around = [*rows.graph.around(first), first]
     if last == NO_ROW:
@@ -334,7 +334,7 @@ def _around(rows: StepRows, first: int, last: int) -> set[int]:
     return {one for one in around if one not in common} | set(around[len(common) - 1 : len(common)])
 
 
-def _finite_before(rows: StepRows, row: int) -> int:
+def _finite_before(rows: StepView, row: int) -> int:
     """The call of the last gradient of a parameter that came before, in the same micro step, and is finite."""
     call = rows.call_of[row]
     for other in range(row - 1, -1, -1):
@@ -345,6 +345,6 @@ def _finite_before(rows: StepRows, row: int) -> int:
     return NO_ROW
 
 
-def _first_of(rows: StepRows, forward: list[int], parameter: int) -> int:
+def _first_of(rows: StepView, forward: list[int], parameter: int) -> int:
     """The first call of the module that owns a parameter: its gradient is whole when that one's backward has run."""
     return next((one for one in forward if rows.sites[one] == rows.module(parameter)), NO_ROW)

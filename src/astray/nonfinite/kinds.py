@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from astray.nonfinite.alarm import Kind, Seen
+from astray.nonfinite.alarm import AccidentKind, TensorMention
 from astray.nonfinite.flow import EventKind
 from astray.safe_text import read_plain
 from astray.stats import dtypes
@@ -19,7 +19,7 @@ _MEANT = "The infinities were put there on purpose: use a large finite number, o
 _MOST_INPUTS = 4
 
 
-def kind_of(case: Case) -> Kind:
+def kind_of(case: OriginCase) -> AccidentKind:
     """The kind of an origin."""
     if case.event in _ELSEWHERE:
         return _ELSEWHERE[case.event](case)
@@ -29,7 +29,7 @@ def kind_of(case: Case) -> Kind:
     return next((kind for kind in spoken if kind is not None), None) or _unknown(case)
 
 
-def _rules(case: Case) -> Iterator[Rule]:
+def _rules(case: OriginCase) -> Iterator[Rule]:
     yield _constant
     named = (BACKWARD if case.forward else FORWARD).get(case.function)
     if named is not None:
@@ -38,24 +38,24 @@ def _rules(case: Case) -> Iterator[Rule]:
     yield overflow
 
 
-def _bad_input(case: Case) -> Kind:
-    return Kind(
+def _bad_input(case: OriginCase) -> AccidentKind:
+    return AccidentKind(
         "bad input",
         f"It was given {counts(case.result)} in {case.result.name}, and no recorded call has made them.",
         "Look at the data of this step and at what prepares it; or at memory that nobody filled (torch.empty).",
     )
 
 
-def _bad_weight(case: Case) -> Kind:
-    return Kind(
+def _bad_weight(case: OriginCase) -> AccidentKind:
+    return AccidentKind(
         "bad weight",
         f"{case.weight or 'A weight'}, its {case.result.name}, already holds {counts(case.result)} on entry.",
         "Look at the checkpoint it was loaded from, or at what wrote to it last.",
     )
 
 
-def _memory(case: Case) -> Kind:
-    return Kind(
+def _memory(case: OriginCase) -> AccidentKind:
+    return AccidentKind(
         "uninitialised memory",
         f"Its {case.result.name} holds {counts(case.result)}. No recorded call has made it, nor was the module around"
         " given it: it is memory that nobody filled (torch.empty), or was written past torch (by numpy, say).",
@@ -63,27 +63,27 @@ def _memory(case: Case) -> Kind:
     )
 
 
-def _inside(case: Case) -> Kind:
-    return Kind(
+def _inside(case: OriginCase) -> AccidentKind:
+    return AccidentKind(
         "unknown",
         f"Its own code made {counts(case.result)}, between the modules it calls: what these gave is finite.",
         "Record the same step with level='function' to see which line.",
     )
 
 
-def _outside(case: Case) -> Kind:
-    return Kind(
+def _outside(case: OriginCase) -> AccidentKind:
+    return AccidentKind(
         "unknown",
         f"The gradient that arrives at it holds {counts(case.result)}, and comes from code that was not recorded.",
         "Record with level='function' to see the backward of the loss, too.",
     )
 
 
-def _unread(case: Case) -> Kind:
+def _unread(case: OriginCase) -> AccidentKind:
     before = f"that of {case.before}, which came before it, is finite"
     if not case.before:
         before = "none came before it, so that the loss may have brought it"
-    return Kind(
+    return AccidentKind(
         "unknown",
         f"It is the first gradient of this backward pass that is bad, with {counts(case.result)}; {before}. The "
         "gradients of calls were not read in this step, so that it is the backward of one of these calls, or of code "
@@ -92,7 +92,7 @@ def _unread(case: Case) -> Kind:
     )
 
 
-_ELSEWHERE: dict[str, Callable[[Case], Kind]] = {
+_ELSEWHERE: dict[str, Callable[[OriginCase], AccidentKind]] = {
     "input": _bad_input,
     "weight": _bad_weight,
     "memory": _memory,
@@ -103,54 +103,54 @@ _ELSEWHERE: dict[str, Callable[[Case], Kind]] = {
 """Events in which the call itself did nothing wrong."""
 
 
-def _converted(case: Case) -> Kind:
+def _converted(case: OriginCase) -> AccidentKind:
     """What a call made of infinities that were meant to be there."""
     eaten = next((one for one in [*case.given, *case.forward] if one.statistics.inf), None)
     given = "It was given infinities" if eaten is None else f"Its {eaten.name} holds {counts(eaten)}"
     made = counts(case.result)
     if not case.result.statistics.nan:
-        return Kind(
+        return AccidentKind(
             "infinity in a result",
             f"{given}, put there on purpose, and they reach its {case.result.name}: {made}.",
             "A masked place is counted: leave masked places out, or mask with a large finite number.",
         )
     if any(word in case.function for word in ("softmax", "logsumexp", "attention")):
         if eaten is not None and eaten.statistics.first_bad_value == math.inf:
-            return Kind(
+            return AccidentKind(
                 "inf−inf",
                 f"{given}, the first of them +inf: it takes the largest entry of a row from each, and gives {made}.",
                 "Mask with −inf, not +inf; or clamp these entries before.",
             )
-        return Kind(
+        return AccidentKind(
             "fully masked",
             f"{given}: where every entry of a row is −inf there is nothing to divide by, and it gives {made}.",
             "Leave an entry of each row unmasked, or replace the rows that are all masked behind it.",
         )
     if case.function in ("add", "sub", "sum", "mean", "cumsum", "all_reduce"):
         met = "infinities of one sign, subtracted," if _has_one_sign(case) else "infinities of both signs"
-        return Kind("inf−inf", f"{given}; {met} add up to {made}.", _MEANT)
+        return AccidentKind("inf−inf", f"{given}; {met} add up to {made}.", _MEANT)
     if case.function in ("mul", "matmul", "linear", "einsum", "addcmul"):
         zeros = sum(one.statistics.zeros for one in case.given)
-        return Kind("0·inf", f"{given}, and zeros ({zeros:,} in its inputs) meet them: {made}.", _MEANT)
-    return Kind("NaN from infinity", f"{given}, and it made {made} of them.", _MEANT)
+        return AccidentKind("0·inf", f"{given}, and zeros ({zeros:,} in its inputs) meet them: {made}.", _MEANT)
+    return AccidentKind("NaN from infinity", f"{given}, and it made {made} of them.", _MEANT)
 
 
-def _has_one_sign(case: Case) -> bool:
+def _has_one_sign(case: OriginCase) -> bool:
     """Whether a difference is of infinities that have the same sign, as far as the first of each side tells."""
     signs = [one.statistics.first_bad_value for one in case.given if one.statistics.inf]
     return case.function == "sub" and len(signs) > 1 and None not in signs and len({*signs}) == 1
 
 
-def _constant(case: Case) -> Kind | None:
+def _constant(case: OriginCase) -> AccidentKind | None:
     if '"nan"' not in (case.args or ""):
         return None
-    return Kind("constant", "NaN stands in its arguments.", "Look at what should have replaced it.")
+    return AccidentKind("constant", "NaN stands in its arguments.", "Look at what should have replaced it.")
 
 
-def _unknown(case: Case) -> Kind:
+def _unknown(case: OriginCase) -> AccidentKind:
     shown = [*case.given, *case.forward][:_MOST_INPUTS]
     given = "; ".join(f"{one.name} {reach(one)}" for one in shown) or "none were recorded"
-    return Kind(
+    return AccidentKind(
         "unknown",
         f"It made {counts(case.result)} of finite inputs: {given}.",
         "Record this step with level='function' to look inside, and keep='tensors' to see which elements met.",
@@ -162,7 +162,7 @@ def _unknown(case: Case) -> Kind:
 
 
 @dataclass(frozen=True)
-class Case:
+class OriginCase:
     """An origin. `forward` are the tensors of the forward call, where it is a backward one.
 
     flushed: a sentence about the call that rounded an input to zero, where one did. weight: the name of a bad weight.
@@ -172,22 +172,22 @@ class Case:
     event: EventKind
     function: str
     phase: str
-    given: Sequence[Seen]
-    made: Sequence[Seen]
-    forward: Sequence[Seen] = ()
+    given: Sequence[TensorMention]
+    made: Sequence[TensorMention]
+    forward: Sequence[TensorMention] = ()
     args: str | None = None
     flushed: str = ""
     weight: str = ""
     before: str = ""
 
     @property
-    def inputs(self) -> list[Seen]:
+    def inputs(self) -> list[TensorMention]:
         """The floating point inputs; in backward those of the forward call, where the derivative is taken."""
         source = self.forward if self.forward else self.given
         return [one for one in source if one.role != "output" and is_float(one)]
 
     @property
-    def result(self) -> Seen:
+    def result(self) -> TensorMention:
         """The first tensor that it spoilt."""
         return self.made[0]
 
@@ -196,7 +196,7 @@ class Case:
         """The largest number of the result's dtype; of one that is not known, that of float64."""
         return dtypes.DTYPES.get(self.result.dtype, dtypes.DTYPES["float64"]).max
 
-    def input(self, path: str) -> Seen | None:
+    def input(self, path: str) -> TensorMention | None:
         """The input at a place of the arguments."""
         return next((one for one in self.inputs if one.path == path), None)
 
@@ -216,24 +216,24 @@ def arguments(args: str | None) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def is_float(one: Seen) -> bool:
+def is_float(one: TensorMention) -> bool:
     """Whether a tensor can hold infinities at all."""
     return one.dtype in dtypes.DTYPES and dtypes.find(one.dtype).kind in ("float", "complex")
 
 
-def counts(one: Seen) -> str:
+def counts(one: TensorMention) -> str:
     """How many elements are no numbers: "3 NaN and 1 Inf among 64 elements"."""
     statistics = one.statistics
     found = [f"{count:,} {name}" for count, name in ((statistics.nan, "NaN"), (statistics.inf, "Inf")) if count]
     return f"{' and '.join(found)} among {statistics.count:,} elements"
 
 
-def zeros(one: Seen, name: str = "") -> str:
+def zeros(one: TensorMention, name: str = "") -> str:
     """How many elements are zero."""
     return f"{one.statistics.zeros:,} of {one.statistics.count:,} elements of {name or one.name} are zero"
 
 
-def reach(one: Seen) -> str:
+def reach(one: TensorMention) -> str:
     """From where to where the finite elements go."""
     low, high = one.statistics.min, one.statistics.max
     return "has no finite element" if low is None or high is None else f"from {low:.4g} to {high:.4g}"
@@ -246,7 +246,7 @@ def reach(one: Seen) -> str:
 # possible is worded as such.
 
 
-Rule = Callable[[Case], Kind | None]
+Rule = Callable[[OriginCase], AccidentKind | None]
 
 _EPSILON = "Add an epsilon to the divisor, or mask these elements before dividing."
 _LOGITS = (
@@ -259,67 +259,71 @@ _WIDE = ("bfloat16", "float32", "float64")
 """With a range that only what has gone wrong already exceeds."""
 
 
-def _division(case: Case) -> Kind | None:
+def _division(case: OriginCase) -> AccidentKind | None:
     divisor = case.input("0" if case.function in ("reciprocal", "rdiv") else "1")
     if divisor is None or not divisor.statistics.zeros:
         return None
     text = zeros(divisor, f"the divisor ({divisor.name})")
     if case.flushed:
         advice = f"Add an epsilon that {divisor.dtype} can hold, or compute this part in float32."
-        return Kind("underflow then reciprocal", f"{text}: {case.flushed}", advice)
-    return Kind("division by zero", f"{text}.", _EPSILON)
+        return AccidentKind("underflow then reciprocal", f"{text}: {case.flushed}", advice)
+    return AccidentKind("division by zero", f"{text}.", _EPSILON)
 
 
-def _logarithm(case: Case) -> Kind | None:
+def _logarithm(case: OriginCase) -> AccidentKind | None:
     given = case.input("0")
     if given is None or given.statistics.min is None:
         return None
     edge, low = -1.0 if case.function == "log1p" else 0.0, given.statistics.min
     if low < edge:
-        return Kind("log of a negative", f"The smallest element of {given.name} is {low:.6g}.", "Clamp it before.")
+        return AccidentKind(
+            "log of a negative", f"The smallest element of {given.name} is {low:.6g}.", "Clamp it before."
+        )
     if low == edge:
         text = f"The smallest element of {given.name} is −1" if edge else zeros(given)
-        return Kind("log of zero", f"{text}: {case.flushed}" if case.flushed else f"{text}.", _LOGITS)
+        return AccidentKind("log of zero", f"{text}: {case.flushed}" if case.flushed else f"{text}.", _LOGITS)
     return None
 
 
-def _root(case: Case) -> Kind | None:
+def _root(case: OriginCase) -> AccidentKind | None:
     given = case.input("0")
     if given is None or given.statistics.min is None:
         return None
     if given.statistics.min < 0:
         text = f"The smallest element of {given.name} is {given.statistics.min:.6g}."
-        return Kind("sqrt of a negative", text, "Clamp it at zero; rounding alone can bring a small number below it.")
+        return AccidentKind(
+            "sqrt of a negative", text, "Clamp it at zero; rounding alone can bring a small number below it."
+        )
     if case.function == "rsqrt" and given.statistics.zeros:
-        return Kind("division by zero", f"{zeros(given)}, and it divides by their root.", _EPSILON)
+        return AccidentKind("division by zero", f"{zeros(given)}, and it divides by their root.", _EPSILON)
     return None
 
 
-def _power(case: Case) -> Kind | None:
+def _power(case: OriginCase) -> AccidentKind | None:
     base, exponent = case.input("0"), case.constant(1)
     if base is None or exponent is None or base.statistics.min is None:
         return None
     if exponent != round(exponent) and base.statistics.min < 0:
         text = f"The smallest element of {base.name} is {base.statistics.min:.6g}, and the exponent {exponent:g}."
-        return Kind("sqrt of a negative", text, "Clamp it at zero.")
+        return AccidentKind("sqrt of a negative", text, "Clamp it at zero.")
     if exponent < 0 and base.statistics.zeros:
-        return Kind("division by zero", f"{zeros(base)}, and the exponent is {exponent:g}.", _EPSILON)
+        return AccidentKind("division by zero", f"{zeros(base)}, and the exponent is {exponent:g}.", _EPSILON)
     return None
 
 
-def _spread(case: Case) -> Kind | None:
+def _spread(case: OriginCase) -> AccidentKind | None:
     given = case.input("0")
     if given is None or given.statistics.count != case.result.statistics.count:
         return None
     text = "It is taken over a single element, and divides by one less than that."
-    return Kind("division by zero", text, "Use correction=0, or more elements.")
+    return AccidentKind("division by zero", text, "Use correction=0, or more elements.")
 
 
 def _eps(dtype: str) -> float:
     return dtypes.find(dtype).eps if dtype in dtypes.DTYPES else 0.0
 
 
-def _exponential(case: Case) -> Kind | None:
+def _exponential(case: OriginCase) -> AccidentKind | None:
     given = case.input("0")
     largest = None if given is None else given.statistics.max
     if given is not None and case.function in ("sinh", "cosh"):
@@ -327,7 +331,7 @@ def _exponential(case: Case) -> Kind | None:
     edge = math.log(case.limit) / (math.log(2) if case.function == "exp2" else 1)
     if given is None or largest is None or largest <= edge * (1 - _eps(given.dtype)):
         return None
-    return Kind(
+    return AccidentKind(
         "overflow",
         f"{case.function} of {largest:.6g} is beyond {case.limit:.6g}, the largest {case.result.dtype}: its argument"
         f" may not exceed {edge:.4g}.",
@@ -349,18 +353,18 @@ FORWARD: dict[str, Rule] = {
 def _derivative(word: str, why: str, advice: str = _BEFORE) -> Rule:
     """A derivative that is infinite, or none at all, where the function itself is fine: at zero."""
 
-    def rule(case: Case) -> Kind | None:
+    def rule(case: OriginCase) -> AccidentKind | None:
         at = next((one for one in case.inputs if one.statistics.zeros), None)
-        return None if at is None else Kind(word, f"{zeros(at)}. {why}", advice)
+        return None if at is None else AccidentKind(word, f"{zeros(at)}. {why}", advice)
 
     return rule
 
 
-def _deviation(case: Case) -> Kind | None:
+def _deviation(case: OriginCase) -> AccidentKind | None:
     """The deviation of a row is zero when all its elements are the same."""
     at = next((one for one in case.forward if one.role == "output" and one.statistics.zeros), None)
     why = "The derivative divides by the deviation."
-    return None if at is None else Kind("std of a constant", f"{zeros(at)}. {why}", _BEFORE)
+    return None if at is None else AccidentKind("std of a constant", f"{zeros(at)}. {why}", _BEFORE)
 
 
 BACKWARD: dict[str, Rule] = {
@@ -381,13 +385,15 @@ BACKWARD: dict[str, Rule] = {
 """By the name of the function whose backward call it is."""
 
 
-def cast(case: Case) -> Kind | None:
+def cast(case: OriginCase) -> AccidentKind | None:
     """A number that fits its own dtype, and not the one it is converted to."""
     for one in case.given:
         size = one.statistics.absmax
         if one.dtype != case.result.dtype and is_float(one) and size is not None and size > case.limit:
             largest = f"the largest {case.result.dtype} is {case.limit:.6g}"
-            return Kind("overflow", f"Its {one.name} reaches {size:.6g} in {one.dtype}, and {largest}.", _advice(case))
+            return AccidentKind(
+                "overflow", f"Its {one.name} reaches {size:.6g} in {one.dtype}, and {largest}.", _advice(case)
+            )
     return None
 
 
@@ -397,7 +403,7 @@ _GROWING = frozenset((*_PRODUCTS, *_SUMS))
 """Functions whose results are sums or products of what they are given."""
 
 
-def overflow(case: Case) -> Kind | None:
+def overflow(case: OriginCase) -> AccidentKind | None:
     """A result beyond the range of its dtype, if the sizes of the inputs allow one."""
     floats = [one for one in [*case.given, *case.forward] if is_float(one) and one.statistics.absmax]
     sizes = sorted((one.statistics.absmax or 0.0 for one in floats), reverse=True)
@@ -411,7 +417,7 @@ def overflow(case: Case) -> Kind | None:
     sure = case.phase == "backward" or case.function in _GROWING
     doubt = "" if sure else " The sizes allow it; they do not prove it."
     inputs = " and ".join(f"{size:.4g}" for size in sizes[:2])
-    return Kind(
+    return AccidentKind(
         "overflow",
         f"The largest {case.result.dtype} is {case.limit:.6g}. What it is given reaches {inputs}, and what it makes of"
         f" that does not fit: {counts(case.result)}.{doubt}",
@@ -419,5 +425,5 @@ def overflow(case: Case) -> Kind | None:
     )
 
 
-def _advice(case: Case) -> str:
+def _advice(case: OriginCase) -> str:
     return _RUNAWAY if case.result.dtype in _WIDE else _RANGE

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from astray.nonfinite.alarm import Surfaced
-from astray.nonfinite.flow import Event, Flow
-from astray.nonfinite.step_rows import NO_ROW, StepRows, function_of, joined
+from astray.nonfinite.alarm import SurfacePoint
+from astray.nonfinite.flow import Event, NonFiniteFlow
+from astray.nonfinite.step_rows import NO_ROW, StepView, function_of, joined
 from astray.records import ROOT
 
 _MASKING = frozenset({"softmax", "log_softmax", "logsumexp", "softmin", "gumbel_softmax", "multihead_attention"})
@@ -24,7 +24,7 @@ class Trace:
     """An origin and the tensors in which it came to light, in the order of observation."""
 
     event: Event
-    surfaces: tuple[tuple[int, Surfaced], ...]
+    surfaces: tuple[tuple[int, SurfacePoint], ...]
 
 
 class Origins:
@@ -33,16 +33,16 @@ class Origins:
     `stopped`: the program went no further than the last tensor that is bad, which counts as surfaced.
     """
 
-    def __init__(self, rows: StepRows, stopped: bool = False) -> None:
+    def __init__(self, rows: StepView, stopped: bool = False) -> None:
         self.rows = rows
         self._last = rows.bad[-1] if stopped and len(rows.bad) else NO_ROW
-        self.flow = Flow(rows)
+        self.flow = NonFiniteFlow(rows)
         self._resolved: dict[Event, frozenset[Event]] = {}
 
     @cached_property
     def traces(self) -> list[Trace]:
         """One for each origin, the earliest first."""
-        found: dict[Event, list[tuple[int, Surfaced]]] = {}
+        found: dict[Event, list[tuple[int, SurfacePoint]]] = {}
         for row in self.rows.bad:
             surfaced = self._surfaced(row)
             if surfaced is not None:
@@ -88,18 +88,18 @@ class Origins:
             path.append(guilty[0])
         return path[::-1]
 
-    def _surfaced(self, row: int) -> Surfaced | None:
+    def _surfaced(self, row: int) -> SurfacePoint | None:
         rows, call = self.rows, self.rows.call_of[row]
         kind, phase, role, path = rows.kinds[call], rows.phases[call], rows.roles[row], rows.paths[row]
         if kind == "parameter":
-            return Surfaced("gradient", rows.sites[call], path)
+            return SurfacePoint("gradient", rows.sites[call], path)
         if role in ("parameter", "state") and kind == "module":
-            return Surfaced("weight" if role == "parameter" else "buffer", joined(rows.sites[call], path), path)
+            return SurfacePoint("weight" if role == "parameter" else "buffer", joined(rows.sites[call], path), path)
         if phase == "update" and not rows.goes_in(row):
-            return Surfaced("state" if path.startswith("state") else "update", rows.sites[call], path)
+            return SurfacePoint("state" if path.startswith("state") else "update", rows.sites[call], path)
         if phase == "forward" and not rows.goes_in(row) and self._is_result(row, call):
-            return Surfaced("loss" if rows.sizes[row] == 1 else "output", rows.sites[call], path)
-        return Surfaced("output", rows.sites[call], path) if row == self._last else None
+            return SurfacePoint("loss" if rows.sizes[row] == 1 else "output", rows.sites[call], path)
+        return SurfacePoint("output", rows.sites[call], path) if row == self._last else None
 
     def _is_result(self, row: int, call: int) -> bool:
         rows = self.rows

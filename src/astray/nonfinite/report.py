@@ -10,11 +10,11 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from astray.formatting import figures
-from astray.formatting.page import DIM, GREEN, MARGIN, RED, WIDTH, YELLOW, Page
+from astray.formatting.page import DIM, GREEN, MARGIN, RED, WIDTH, YELLOW, TextPage
 from astray.wording import printable
 
 if TYPE_CHECKING:
-    from astray.nonfinite.alarm import Alarm, Caller, Seen
+    from astray.nonfinite.alarm import Alarm, CallLocation, TensorMention
     from astray.nonfinite.findings import Findings
 
 _MOST_TENSORS = 6
@@ -25,7 +25,7 @@ _MOST_CANDIDATES = 6
 
 def render(findings: Findings, *, width: int = WIDTH, colour: bool = False) -> str:
     """All that was found: the first alarm in full, the others in a line each."""
-    page = Page(width, colour)
+    page = TextPage(width, colour)
     if not findings and findings.notes:
         seen = "≈ No NaN or infinity is seen to reach a result, a gradient or a weight. The notes say what is missing."
         for line in page.folded(seen, later_indent=" " * MARGIN):
@@ -49,12 +49,12 @@ def render(findings: Findings, *, width: int = WIDTH, colour: bool = False) -> s
 
 def render_alarm(alarm: Alarm, *, width: int = WIDTH, colour: bool = False) -> str:
     """One alarm in full."""
-    page = Page(width, colour)
+    page = TextPage(width, colour)
     _alarm(page, alarm)
     return page.text()
 
 
-def _alarm(page: Page, alarm: Alarm) -> None:
+def _alarm(page: TextPage, alarm: Alarm) -> None:
     for line in page.folded(f"✗ {what_of(alarm)} from {place_of(alarm)}", later_indent=" " * MARGIN):
         page.line(page.paint(line, RED))
     _frame(page, alarm.origin)
@@ -86,7 +86,7 @@ def place_of(alarm: Alarm) -> str:
     return f"step {alarm.step}{micro}, {alarm.origin.phase}, call {alarm.origin.call} of {alarm.origin.name}{rank}"
 
 
-def _frame(page: Page, origin: Caller) -> None:
+def _frame(page: TextPage, origin: CallLocation) -> None:
     if origin.frame is None:
         return
     of = ", its forward call" if origin.phase == "backward" else ""
@@ -94,7 +94,7 @@ def _frame(page: Page, origin: Caller) -> None:
     page.code(at, origin.frame.code)
 
 
-def _tensors(page: Page, alarm: Alarm) -> None:
+def _tensors(page: TextPage, alarm: Alarm) -> None:
     """A table of the origin's tensors: the spoilt ones, then what it was given."""
     shown = [*alarm.offenders, *alarm.given][:_MOST_TENSORS]
     rows = [_cells(one) for one in shown]
@@ -111,7 +111,7 @@ def _tensors(page: Page, alarm: Alarm) -> None:
     page.line()
 
 
-def _cells(one: Seen) -> tuple[str, ...]:
+def _cells(one: TensorMention) -> tuple[str, ...]:
     statistics = one.statistics
     numbers = (figures.statistic(statistics.min), figures.statistic(statistics.max), f"{statistics.zeros:,}")
     name, dtype = printable(one.name), printable(one.dtype)

@@ -28,7 +28,7 @@ _OUTERMOST = 3  # of parameters, optimizers and what a program saves itself: all
 _OF_NOTHING = Statistics(None, None, None, None, None, None, 0, 0, 0, 0)
 
 
-class StepRows:
+class StepView:
     """One step of one rank: `calls` and `tensors` hold its rows and no others."""
 
     def __init__(self, calls: Table, tensors: Table) -> None:
@@ -48,7 +48,7 @@ class StepRows:
         self.parents: list[int] = self.graph.parent.tolist()
 
     @classmethod
-    def of(cls, run: RankRun, step: int) -> StepRows:
+    def of(cls, run: RankRun, step: int) -> StepView:
         """A step of a rank that was recorded."""
         wanted = run.calls.numbers("step") == step
         known = run.call_rows >= 0

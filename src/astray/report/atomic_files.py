@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def drafted(place: Path) -> Iterator[Path]:
+def atomic_file(place: Path) -> Iterator[Path]:
     """A file to write to, in a folder of its own; at the end of the `with` it takes its place.
 
     >>> with drafted(Path("out/diff.json")) as file:

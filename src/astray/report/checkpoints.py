@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from astray.checkpoints import Checkpoint
 from astray.comparison.divergence import Divergence
 from astray.formatting import figures
-from astray.formatting.grid import Grid
-from astray.formatting.page import DIM, MARGIN, Page
+from astray.formatting.grid import TextTable
+from astray.formatting.page import DIM, MARGIN, TextPage
 from astray.store import CheckpointRun
 from astray.wording import sized
 
@@ -42,10 +42,10 @@ def without_calls(row: Mapping[str, str], reasons: Sequence[str]) -> dict[str, s
     return cells | ({"": "unread"} if cells[""] in reasons else {})
 
 
-def list_worst(page: Page, found: Sequence[Divergence], total: int) -> None:
+def list_worst(page: TextPage, found: Sequence[Divergence], total: int) -> None:
     """The tensors that differ, those that are furthest off first."""
     rows = [_cells(one) for one in found[:MOST]]
-    head, *body = Grid(("name", "verdict", "kind"), ("kind", "cosine"), {"name": 24}, {"name": 12}).lines(
+    head, *body = TextTable(("name", "verdict", "kind"), ("kind", "cosine"), {"name": 24}, {"name": 12}).lines(
         rows, page.table_width - MARGIN
     )
     page.line(" " * MARGIN + page.paint(head, DIM))

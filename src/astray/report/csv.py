@@ -16,11 +16,11 @@ import numpy as np
 
 from astray.comparison.comparison import Comparison
 from astray.comparison.measure.evidence import Progress
-from astray.comparison.select.columns import Cells
+from astray.comparison.select.columns import ColumnCells
 from astray.comparison.select.pairs import Pairs
 from astray.comparison.verdict import LABELS
-from astray.report.atomic_files import drafted
-from astray.store import Coded, Table
+from astray.report.atomic_files import atomic_file
+from astray.store import DictionaryColumn, Table
 
 PIECE = 1 << 14
 
@@ -31,7 +31,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def write_csv(comparison: Comparison, folder: Path, pairs: Pairs, progress: Progress | None = None) -> list[Path]:
     """Write both files into the folder, which is made if needed; gives their paths."""
     files = [folder / "pairs.csv", folder / "summary.csv"]
-    with drafted(files[0]) as rows, drafted(files[1]) as sums:  # both or none
+    with atomic_file(files[0]) as rows, atomic_file(files[1]) as sums:  # both or none
         _write(rows, pairs.names, _rows(pairs, progress))
         _write(sums, HEAD, ([_text(cell) for cell in row] for row in summary(comparison.pairs)))
     return files
@@ -52,10 +52,10 @@ def _rows(pairs: Pairs, progress: Progress | None) -> Iterator[tuple[str, ...]]:
             progress(begin + len(rows), len(pairs))
 
 
-def _cells(cells: Cells) -> list[str]:
+def _cells(cells: ColumnCells) -> list[str]:
     """A column as text."""
-    if isinstance(cells.column, Coded):
-        words = [*(guarded(word(value)) for value in cells.column.values), ""]
+    if isinstance(cells.column, DictionaryColumn):
+        words = [*(escape_formula(word(value)) for value in cells.column.values), ""]
         return [words[code] for code in cells.column.codes.tolist()]
     text = _TEXTS.get(cells.column.dtype.kind, str)
     known = cells.known.tolist()
@@ -67,7 +67,7 @@ def word(value: Any) -> str:
     return "×".join(map(str, value)) or "scalar" if isinstance(value, tuple) else str(value)
 
 
-def guarded(text: str) -> str:
+def escape_formula(text: str) -> str:
     """A text that no spreadsheet runs: whoever made a run may have called a module `=HYPERLINK(…)`.
 
     >>> guarded("=1+1"), guarded("h.2.mlp")
@@ -78,7 +78,7 @@ def guarded(text: str) -> str:
 
 def _text(cell: float | str | None) -> str:
     if isinstance(cell, str):
-        return guarded(cell)
+        return escape_formula(cell)
     return "" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell)
 
 

@@ -39,11 +39,11 @@ import numpy as np
 
 from astray.comparison.blame.suspects import Suspect
 from astray.comparison.comparison import Comparison
-from astray.comparison.divergence import Divergence, Place
+from astray.comparison.divergence import Divergence, TensorPlace
 from astray.comparison.setup.setup_difference import SetupDifference
 from astray.comparison.verdict import AGREEING
 from astray.records import Statistics
-from astray.report.atomic_files import drafted
+from astray.report.atomic_files import atomic_file
 from astray.wording import as_utf8
 
 SCHEMA = 1
@@ -56,7 +56,7 @@ _JUDGED = ("source", "rule", "surprise", "measure", "deviation", "limit", "given
 def write_json(comparison: Comparison, file: Path) -> Path:
     """Write the document; gives its path."""
     text = json.dumps(document(comparison), indent=2, ensure_ascii=False, allow_nan=False)
-    with drafted(file) as draft:
+    with atomic_file(file) as draft:
         draft.write_bytes(as_utf8(text + "\n"))  # with escapes of JSON for what UTF-8 cannot hold
     return file
 
@@ -110,7 +110,7 @@ def _divergence(first: Divergence) -> dict[str, Any]:
     place = fields.pop("place")
     fields |= {"judged": first.judged, "sureness": first.sureness}
     fields |= {"settings": [setup_entry(one) for one in first.settings]}
-    fields = {name: _place(value) if isinstance(value, Place) else value for name, value in fields.items()}
+    fields = {name: _place(value) if isinstance(value, TensorPlace) else value for name, value in fields.items()}
     for side in ("reference", "candidate"):
         cells = {field.name: getattr(fields[side], field.name) for field in dataclasses.fields(fields[side])}
         print_ = cells["fingerprint"]
@@ -119,7 +119,7 @@ def _divergence(first: Divergence) -> dict[str, Any]:
     return _place(place) | fields
 
 
-def _place(place: Place) -> dict[str, Any]:
+def _place(place: TensorPlace) -> dict[str, Any]:
     cells = dataclasses.asdict(place)
     del cells["weight"]  # a matter of words
     return cells
@@ -153,4 +153,4 @@ def _statistics(found: Statistics | None) -> dict[str, Any] | None:
 def _difference(comparison: Comparison, row: int) -> dict[str, Any]:
     cells = comparison.pairs[list(_JUDGED)].row(row)
     words = {name: cells[name] or "" for name in ("source", "rule", "measure")}
-    return {"rank": int(comparison.pairs["rank"][row])} | cells | words | _place(Place.of(comparison.pairs, row))
+    return {"rank": int(comparison.pairs["rank"][row])} | cells | words | _place(TensorPlace.of(comparison.pairs, row))

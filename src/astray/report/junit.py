@@ -16,11 +16,11 @@ from xml.etree import ElementTree
 import numpy as np
 
 from astray.comparison.comparison import Comparison
-from astray.comparison.divergence import Divergence, Place
+from astray.comparison.divergence import Divergence, TensorPlace
 from astray.comparison.rows import Ints
 from astray.comparison.verdict import BAD, Verdict
 from astray.formatting import figures
-from astray.report.atomic_files import drafted
+from astray.report.atomic_files import atomic_file
 from astray.report.text import render, wrong_besides
 
 MOST_CASES = 300
@@ -59,7 +59,7 @@ def _write(suite: ElementTree.Element, file: Path) -> Path:
     suites = ElementTree.Element("testsuites")
     suites.append(suite)
     ElementTree.indent(suites)
-    with drafted(file) as draft:
+    with atomic_file(file) as draft:
         ElementTree.ElementTree(suites).write(draft, encoding="utf-8", xml_declaration=True)
     return file
 
@@ -97,11 +97,11 @@ def _case(
         text = f"{what}{_on_rank(comparison, first)}: {first.place.full}. {first.evidence[0]}{sure}"
         _add(case, "failure", text, first.verdict)
     elif len(unmatched):
-        place = Place.of(comparison.pairs, int(unmatched[0]))
+        place = TensorPlace.of(comparison.pairs, int(unmatched[0]))
         counted = f"{figures.counted(len(unmatched), 'tensor')} in one run only"
         _add(case, "failure", f"{counted}, first {place} ({place.verdict}).", place.verdict)
     elif len(wrong):
-        place = Place.of(comparison.pairs, int(wrong[0]))
+        place = TensorPlace.of(comparison.pairs, int(wrong[0]))
         text = f"{figures.counted(len(wrong), 'tensor')} wrong, first {place} ({place.verdict}"
         text += ")" if math.isnan(place.error) else f", {figures.error(place.error)})"
         if comparison.first is None or comparison.of_checkpoints:  # which have no victims
@@ -109,7 +109,7 @@ def _case(
         else:
             _add(case, "skipped", f"{text}, which the first divergence may explain.", place.verdict)
     elif np.all(verdicts == Verdict.UNKNOWN):
-        place = Place.of(comparison.pairs, int(rows[0]))
+        place = TensorPlace.of(comparison.pairs, int(rows[0]))
         _add(case, "skipped", f"Could not be compared: {place.reason}.", place.verdict)
     return case
 

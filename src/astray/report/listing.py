@@ -16,12 +16,12 @@ from astray.comparison.select.filter import regular_expression
 from astray.comparison.select.pairs import check_top
 from astray.errors import UsageError
 from astray.formatting import figures
-from astray.formatting.grid import Grid
+from astray.formatting.grid import TextTable
 from astray.formatting.page import painted
 from astray.nonfinite.details import told_by
 from astray.report import checkpoints
 from astray.report.setup import summary_of
-from astray.steps import Steps
+from astray.steps import StepSelection
 from astray.store import CheckpointRun, RankRun, Run
 from astray.wording import printable
 
@@ -36,10 +36,10 @@ _INDENT = 13  # of the texts beside the labels
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ListingOptions:
     """Which tensors to list: None means any. `sort` is a statistic, largest magnitude first; `top` 0 means all."""
 
-    steps: Steps = Steps()
+    steps: StepSelection = StepSelection()
     rank: int | None = None
     match: str | None = None
     phase: str | None = None
@@ -49,7 +49,7 @@ class Wanted:
 
 
 def render(
-    run: Run, wanted: Wanted, *, width: int = WIDTH, table_width: int | None = None, colour: bool = False
+    run: Run, wanted: ListingOptions, *, width: int = WIDTH, table_width: int | None = None, colour: bool = False
 ) -> str:
     """The listing as text. table_width: that of the table, where it is not the width of the texts around it."""
     paint = _Paint(colour)
@@ -146,7 +146,7 @@ def _plain(value: Any) -> str:
     return "+".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _find(run: Run, wanted: Wanted) -> list[tuple[int, int]]:
+def _find(run: Run, wanted: ListingOptions) -> list[tuple[int, int]]:
     """The rows asked for, as (rank, row), in the order asked for."""
     if wanted.rank is not None and wanted.rank not in run.ranks:
         raise UsageError(f"{run.path} has no rank {wanted.rank}. It has {', '.join(map(str, run.ranks))}.")
@@ -165,7 +165,7 @@ def _find(run: Run, wanted: Wanted) -> list[tuple[int, int]]:
     return found
 
 
-def _chosen(rank: RankRun, wanted: Wanted) -> npt.NDArray[np.bool_]:
+def _chosen(rank: RankRun, wanted: ListingOptions) -> npt.NDArray[np.bool_]:
     calls = rank.calls
     fitting = np.ones(len(calls), np.bool_)
     if wanted.steps:
@@ -185,7 +185,7 @@ def _chosen(rank: RankRun, wanted: Wanted) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def _described(wanted: Wanted) -> str:
+def _described(wanted: ListingOptions) -> str:
     parts = [f"in phase {wanted.phase}" if wanted.phase else "", f"in the role {wanted.role}" if wanted.role else ""]
     parts += [
         f"at a site like {wanted.match!r}" if wanted.match else "",
@@ -228,6 +228,6 @@ def _table(
     """The rows as lines. When these are too long, long notes and sites are cut, then numbers left out."""
     if not several_ranks:
         rows = [{name: cell for name, cell in row.items() if name != "rank"} for row in rows]
-    grid = Grid(_WORDS, droppable, _LEAST, _LEAST_OF_ALL)
+    grid = TextTable(_WORDS, droppable, _LEAST, _LEAST_OF_ALL)
     head, *body = grid.lines(rows, width, lambda name, cell: cell if name else paint(cell.rstrip(), RED))
     return [paint(head, DIM), *body]

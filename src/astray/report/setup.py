@@ -9,9 +9,9 @@ from typing import Any
 from astray.comparison.comparison import Comparison
 from astray.comparison.select.pairs import natural
 from astray.comparison.setup.setup_difference import SetupDifference
-from astray.comparison.setup.wording import shown
-from astray.formatting.grid import Grid
-from astray.formatting.page import BOLD, DIM, MARGIN, WIDTH, YELLOW, Page
+from astray.comparison.setup.wording import subject_text
+from astray.formatting.grid import TextTable
+from astray.formatting.page import BOLD, DIM, MARGIN, WIDTH, YELLOW, TextPage
 from astray.records import ROOT
 from astray.store import Run
 from astray.wording import counted
@@ -25,7 +25,7 @@ _LEAST = {"what": 24, "reference": 12, "candidate": 12}
 _LEAST_OF_ALL = {"what": 16, "name": 8, "reference": 9, "candidate": 9}
 
 
-def say_setup(page: Page, comparison: Comparison) -> None:
+def say_setup(page: TextPage, comparison: Comparison) -> None:
     """Puts what was set differently onto the page, if anything was: at most a few lines, those first that matter."""
     told = [one for one in comparison.setup if one.expected_effect != "none known"]
     rest = len(comparison.setup) - len(told[:MOST])
@@ -62,14 +62,14 @@ def with_ranks(difference: SetupDifference, comparison: Comparison) -> str:
 
 def render(comparison: Comparison, *, width: int = WIDTH, table_width: int | None = None, colour: bool = False) -> str:
     """Everything that was set differently, as a table."""
-    page = Page(width, colour, table_width)
+    page = TextPage(width, colour, table_width)
     page.line(page.paint(f"{comparison.reference.path}  →  {comparison.candidate.path}", BOLD))
     page.line()
     if comparison.setup:
         several = len(comparison.reference.ranks) > 1
         rows = [_cells(one, several) for one in comparison.setup]
         words = ("what", "name", "reference", "candidate", "changes", "from")
-        head, *body = Grid(words, ["from"], _LEAST, _LEAST_OF_ALL).lines(rows, page.table_width)
+        head, *body = TextTable(words, ["from"], _LEAST, _LEAST_OF_ALL).lines(rows, page.table_width)
         page.line(page.paint(head, DIM))
         for line in body:
             page.line(line)
@@ -88,8 +88,8 @@ def _cells(one: SetupDifference, several: bool) -> dict[str, str]:
         **ranks,
         "what": one.subject,
         "name": one.name,
-        "reference": "–" if one.reference is None else shown(one.reference),
-        "candidate": "–" if one.candidate is None else shown(one.candidate),
+        "reference": "–" if one.reference is None else subject_text(one.reference),
+        "candidate": "–" if one.candidate is None else subject_text(one.candidate),
         "changes": _EFFECTS[one.expected_effect],
         "from": "start" if one.step is None else f"step {one.step}",
     }
@@ -125,7 +125,7 @@ def summary_of(run: Run) -> str:
 def _facts(known: dict[str, dict[str, Any]], dtypes: Counter[str]) -> Iterator[str]:
     optimizer, torch = known.get("optimizer", {}), known.get("torch", {})
     if optimizer:
-        numbers = ", ".join(f"{name} {shown(optimizer[name])}" for name in _OF_OPTIMIZERS if optimizer.get(name))
+        numbers = ", ".join(f"{name} {subject_text(optimizer[name])}" for name in _OF_OPTIMIZERS if optimizer.get(name))
         yield f"{optimizer.get('class', 'an optimizer')} {numbers}".rstrip()
     if dtypes:
         yield ", ".join(f"{count:,} {dtype}" for dtype, count in dtypes.most_common()) + " parameters and buffers"

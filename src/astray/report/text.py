@@ -18,12 +18,12 @@ from astray.comparison.blame.explanation import CERTAIN, UNKNOWN, times
 from astray.comparison.blame.first import related
 from astray.comparison.blame.suspects import Suspect
 from astray.comparison.comparison import Comparison
-from astray.comparison.divergence import Divergence, Place, Side
+from astray.comparison.divergence import Divergence, Side, TensorPlace
 from astray.comparison.measure.metrics import SUMMING
 from astray.comparison.problems import different_settings, span
 from astray.comparison.verdict import AGREEING, BAD, SENTENCES, Reason, Verdict
 from astray.formatting import figures
-from astray.formatting.page import BOLD, DIM, GREEN, LABEL, MARGIN, RED, WIDTH, YELLOW, Page
+from astray.formatting.page import BOLD, DIM, GREEN, LABEL, MARGIN, RED, WIDTH, YELLOW, TextPage
 from astray.records import Statistics
 from astray.report import checkpoints
 from astray.report.setup import say_setup
@@ -43,7 +43,7 @@ _Row = tuple[str, str, str, str]
 
 def render(comparison: Comparison, *, width: int = WIDTH, table_width: int | None = None, colour: bool = False) -> str:
     """The report as text. `colour` adds ANSI colours; set it when writing to a terminal."""
-    page = Page(width, colour, table_width)
+    page = TextPage(width, colour, table_width)
     _header(page, comparison)
     _recording(page, comparison)
     say_setup(page, comparison)
@@ -59,7 +59,7 @@ def render(comparison: Comparison, *, width: int = WIDTH, table_width: int | Non
     return page.text()
 
 
-def _header(page: Page, comparison: Comparison) -> None:
+def _header(page: TextPage, comparison: Comparison) -> None:
     facts = [] if comparison.of_checkpoints else [figures.counted(len(comparison.steps), "step")]
     if len(comparison.reference.ranks) > 1:
         facts.append(figures.counted(len(comparison.reference.ranks), "rank"))
@@ -78,7 +78,7 @@ def _header(page: Page, comparison: Comparison) -> None:
     page.line()
 
 
-def _recording(page: Page, comparison: Comparison) -> None:
+def _recording(page: TextPage, comparison: Comparison) -> None:
     """That the two were not asked for the same: what follows tells of what they share."""
     for text in different_settings(comparison.reference, comparison.candidate):
         for line in page.folded(text, later_indent=" " * MARGIN):
@@ -86,7 +86,7 @@ def _recording(page: Page, comparison: Comparison) -> None:
         page.line()
 
 
-def _divergence(page: Page, comparison: Comparison, first: Divergence) -> None:
+def _divergence(page: TextPage, comparison: Comparison, first: Divergence) -> None:
     for line in page.folded(f"✗ {answer(comparison)}", later_indent=" " * MARGIN):
         page.line(page.paint(line, RED))
     if first.frame is not None:
@@ -115,7 +115,7 @@ def _where(first: Divergence, several: bool) -> str:
     return first.place.full + (f", on rank {first.rank}" if several else "")
 
 
-def _differences(page: Page, comparison: Comparison, first: Divergence) -> None:
+def _differences(page: TextPage, comparison: Comparison, first: Divergence) -> None:
     """Which tensors of two checkpoints differ, and the one that is furthest off."""
     for line in page.folded(f"✗ {_furthest(comparison, first)}", later_indent=" " * MARGIN):
         page.line(page.paint(line, RED))
@@ -208,7 +208,7 @@ def why_bits_count(first: Divergence) -> list[str]:
     ]
 
 
-def _remarks(place: Place) -> Iterator[str]:
+def _remarks(place: TensorPlace) -> Iterator[str]:
     """What else is to be said of how a tensor was judged."""
     said = (SENTENCES[Reason.VICTIM], SENTENCES[Reason.SCALED])  # the cause says as much
     return (text for text in place.reason.split("; ") if text and text not in said)
@@ -240,7 +240,7 @@ def _metrics(first: Divergence) -> Iterator[str]:
         yield f"{figures.counted(int(first.metrics['different']), 'element')} differ"
 
 
-def _sides(page: Page, first: Divergence) -> None:
+def _sides(page: TextPage, first: Divergence) -> None:
     """Both tensors side by side."""
     left, right = first.reference, first.candidate
     rows = [
@@ -314,7 +314,7 @@ def after(first: Divergence) -> str:
     return f"{victims}; the same tensor is off by {', '.join(texts)}"
 
 
-def _other_ranks(page: Page, comparison: Comparison) -> None:
+def _other_ranks(page: TextPage, comparison: Comparison) -> None:
     """Which ranks agree, and where those went wrong that do not."""
     others = comparison.firsts[1:]
     wrong = {first.rank for first in comparison.firsts}
@@ -333,7 +333,7 @@ def _other_ranks(page: Page, comparison: Comparison) -> None:
         page.line()
 
 
-def _others(page: Page, comparison: Comparison) -> None:
+def _others(page: TextPage, comparison: Comparison) -> None:
     """What else is wrong by itself or may be, the most surprising first."""
     before = len(page.lines)
     settings = comparison.first.settings if comparison.first is not None else ()
@@ -394,7 +394,7 @@ def _score(one: Divergence) -> float:
     return math.inf if math.isnan(one.surprise) or not one.surprise > 1 else one.surprise
 
 
-def _told(comparison: Comparison, place: Place, rank: int, score: float, why: str) -> str:
+def _told(comparison: Comparison, place: TensorPlace, rank: int, score: float, why: str) -> str:
     """A place that may be wrong by itself: how surprising it is, and why."""
     on = f", on rank {rank}" if len(comparison.reference.ranks) > 1 else ""
     if math.isinf(score):
@@ -410,7 +410,7 @@ def other_line(one: Divergence, comparison: Comparison) -> str:
     return _told(comparison, one.place, one.rank, _score(one), error_of(one))
 
 
-def suspects_of(comparison: Comparison, told: Sequence[Place] = ()) -> list[Suspect]:
+def suspects_of(comparison: Comparison, told: Sequence[TensorPlace] = ()) -> list[Suspect]:
     """The suspects but for those that are, or lie in or around, a place that was told."""
     return [
         one
@@ -457,7 +457,7 @@ def _agreeing(comparison: Comparison) -> str:
     return text
 
 
-def _agreement(page: Page, comparison: Comparison) -> None:
+def _agreement(page: TextPage, comparison: Comparison) -> None:
     """The report when no tensor is wrong."""
     counts = comparison.counts
     if comparison.same:
@@ -478,15 +478,15 @@ def _agreement(page: Page, comparison: Comparison) -> None:
     page.line()
 
 
-def _largest(comparison: Comparison) -> Place:
-    return Place.of(comparison.pairs, int(np.nanargmax(comparison.pairs.numbers("error"))))
+def _largest(comparison: Comparison) -> TensorPlace:
+    return TensorPlace.of(comparison.pairs, int(np.nanargmax(comparison.pairs.numbers("error"))))
 
 
-def _first_with(comparison: Comparison, *verdicts: Verdict) -> Place:
-    return Place.of(comparison.pairs, int(np.argmax(np.isin(comparison.pairs.coded("verdict").codes, verdicts))))
+def _first_with(comparison: Comparison, *verdicts: Verdict) -> TensorPlace:
+    return TensorPlace.of(comparison.pairs, int(np.argmax(np.isin(comparison.pairs.coded("verdict").codes, verdicts))))
 
 
-def _summary(page: Page, comparison: Comparison) -> None:
+def _summary(page: TextPage, comparison: Comparison) -> None:
     counts = {label: count for label, count in comparison.counts.items() if count}
     page.entry("verdicts", " · ".join(f"{label} {count:,}" for label, count in counts.items()), margin=0)
     told = different_settings(comparison.reference, comparison.candidate)
@@ -523,14 +523,14 @@ def _why_lone(count: int, detours: int) -> str:
     return f" {which} on another way to results that agree."
 
 
-def _short(place: Place, beside: Place) -> str:
+def _short(place: TensorPlace, beside: TensorPlace) -> str:
     """A place without what it shares with another."""
     parts = [f"step {place.step}"] if place.step != beside.step else []
     parts += [place.phase] if place.phase != beside.phase else []
     return ", ".join([*parts, place.module, place.tensor])
 
 
-def _verdict(place: Place) -> str:
+def _verdict(place: TensorPlace) -> str:
     if is_negligible(place):
         return NEGLIGIBLE
     known = place.error and not math.isnan(place.error)

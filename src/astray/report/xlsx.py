@@ -20,15 +20,15 @@ from typing import Any
 from astray.comparison.comparison import Comparison
 from astray.comparison.divergence import Divergence, Side
 from astray.comparison.measure.evidence import Progress
-from astray.comparison.select.columns import Cells
+from astray.comparison.select.columns import ColumnCells
 from astray.comparison.select.pairs import Pairs
 from astray.comparison.verdict import AGREEING, BAD, LABELS, Verdict
 from astray.errors import UsageError
 from astray.formatting import figures
-from astray.report.atomic_files import drafted
+from astray.report.atomic_files import atomic_file
 from astray.report.csv import HEAD, summary, word
 from astray.report.text import suspect_line
-from astray.store import Coded
+from astray.store import DictionaryColumn
 from astray.wording import counted
 
 CREATED = datetime.datetime(1980, 1, 1)
@@ -59,7 +59,7 @@ _COLOURS = {
 def write_xlsx(comparison: Comparison, file: Path, pairs: Pairs, progress: Progress | None = None) -> Path:
     """Write the workbook; gives its path."""
     library = writer()
-    with drafted(file) as draft:
+    with atomic_file(file) as draft:
         try:
             _write(library, comparison, draft, pairs, progress)
         except (OSError, library.exceptions.FileCreateError) as error:
@@ -234,10 +234,10 @@ def _width(name: str) -> int:
     return _WIDTHS.get(stem, max(9, min(len(name) + 3, 20)))  # three for the arrow of the filter
 
 
-def _cells(cells: Cells) -> list[Any]:
+def _cells(cells: ColumnCells) -> list[Any]:
     """A column in plain objects, what is not known as None."""
     column = cells.column
-    if isinstance(column, Coded):
+    if isinstance(column, DictionaryColumn):
         words = [*map(word, column.values), None]
         return [words[code] for code in column.codes.tolist()]
     found: list[Any] = column.tolist()

@@ -14,7 +14,7 @@ sources.py      where states come from: models, optimizers; activations.py; file
 plots.py        histograms and the like
 """
 
-from astray.state.describe import Table
+from astray.state.describe import StatisticsTable
 from astray.state.differences import NoiseScale, cosine, diff, gradient_noise_scale
 from astray.state.files import load_state
 from astray.state.ratios import trust_ratio
@@ -37,7 +37,7 @@ __all__ = [
     "Activations",
     "NoiseScale",
     "StateDict",
-    "Table",
+    "StatisticsTable",
     "cosine",
     "diff",
     "from_activation",

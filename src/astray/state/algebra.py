@@ -18,9 +18,9 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from astray.errors import StateError
-from astray.state.base import Base
+from astray.state.base import StateMapping
 from astray.state.naming import check_same
-from astray.state.values import Computed, Spec, Value, stand_in
+from astray.state.values import Computed, Value, ValueSpec, stand_in
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _OPERAND = (Real, torch.Tensor, Mapping)
 
 
-class Algebra(Base):
+class Algebra(StateMapping):
     """The operators of a state."""
 
     __array_ufunc__ = None  # numpy numbers leave operators to us
@@ -201,7 +201,7 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 def _state(other: Any) -> Any:
     """Any mapping is taken for a state: `weight - model.state_dict()`."""
-    if isinstance(other, Mapping) and not isinstance(other, Base):
+    if isinstance(other, Mapping) and not isinstance(other, StateMapping):
         from astray.state.state_dict import StateDict
 
         return StateDict(other)
@@ -244,7 +244,7 @@ def mapped(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     `checked`: where the function works element by element, shapes must be the same.
     """
     leaves, structure = tree_flatten((args, kwargs))
-    states = [leaf for leaf in leaves if isinstance(leaf, Base)]
+    states = [leaf for leaf in leaves if isinstance(leaf, StateMapping)]
     first, title = states[0], _title(function)
     for other in states[1:]:
         check_same(first, other, (first.name, other.name))
@@ -255,7 +255,9 @@ def mapped(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
     def call(name: str, values: Sequence[Any]) -> Any:
         filled = iter(values)
-        called, named = tree_unflatten([next(filled) if isinstance(leaf, Base) else leaf for leaf in leaves], structure)
+        called, named = tree_unflatten(
+            [next(filled) if isinstance(leaf, StateMapping) else leaf for leaf in leaves], structure
+        )
         try:
             return function(*called, **named)
         except _EXPECTED as error:
@@ -269,24 +271,24 @@ def mapped(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
     if any(state.lazy for state in states) and title not in _WHOLE:
 
-        def spec(name: str) -> Spec:
+        def spec(name: str) -> ValueSpec:
             found = call(name, [_tensor(stand_in(state.spec(name))) for state in states])
-            return Spec(tuple(found.shape), found.dtype)
+            return ValueSpec(tuple(found.shape), found.dtype)
 
         return first._made(Computed(first, make, spec))
     return _collected(first, title, {name: make(name) for name in first})
 
 
-def mapped_in_place(function: Callable[..., Any], state: Base, other: Any = None) -> None:
+def mapped_in_place(function: Callable[..., Any], state: StateMapping, other: Any = None) -> None:
     """Write what the function gives for each value, and for what the other operand has there, into that value."""
     operands = [state] if other is None else [state, other]
     values = state._own("It cannot be changed in place")
-    if isinstance(other, Base):
+    if isinstance(other, StateMapping):
         check_same(state, other, (state.name, other.name))
-    _check_shapes(operands, [each for each in operands if isinstance(each, Base)])
+    _check_shapes(operands, [each for each in operands if isinstance(each, StateMapping)])
     for name in list(values):
         target = state[name]
-        given = [_tensor(each[name]) if isinstance(each, Base) else each for each in operands]
+        given = [_tensor(each[name]) if isinstance(each, StateMapping) else each for each in operands]
         try:
             with torch.no_grad():
                 result = function(*given)
@@ -299,13 +301,13 @@ def mapped_in_place(function: Callable[..., Any], state: Base, other: Any = None
             raise StateError(f"{_title(function)} failed for {name!r} ({_told(state.spec(name))}): {error}") from error
 
 
-def _in_place(function: Callable[..., Any], title: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Base:
+def _in_place(function: Callable[..., Any], title: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StateMapping:
     """`torch.sqrt_(state)` and the like: the state itself, changed."""
     target, *rest = args
-    if not isinstance(target, Base):
+    if not isinstance(target, StateMapping):
         raise StateError(f"{title} would write to something that is no state. Use its form that makes a new one.")
-    other = rest.pop(0) if rest and isinstance(rest[0], Base) else None
-    if any(isinstance(leaf, Base) for leaf in tree_flatten((rest, kwargs))[0]):
+    other = rest.pop(0) if rest and isinstance(rest[0], StateMapping) else None
+    if any(isinstance(leaf, StateMapping) for leaf in tree_flatten((rest, kwargs))[0]):
         raise StateError(f"{title} takes one other state, as its second argument. Use its form that makes a new one.")
 
     def changed(*operands: Any) -> Any:
@@ -316,7 +318,7 @@ def _in_place(function: Callable[..., Any], title: str, args: tuple[Any, ...], k
     return target
 
 
-def _check_shapes(leaves: Sequence[Any], states: Sequence[Base]) -> None:
+def _check_shapes(leaves: Sequence[Any], states: Sequence[StateMapping]) -> None:
     """Raise unless the operands have one shape for each name, but for numbers and tensors without dimensions."""
     others = [(None, leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
     for name in states[0]:
@@ -330,7 +332,7 @@ def _check_shapes(leaves: Sequence[Any], states: Sequence[Base]) -> None:
             )
 
 
-def _collected(first: Base, title: str, results: dict[str, Any]) -> Any:
+def _collected(first: StateMapping, title: str, results: dict[str, Any]) -> Any:
     """The results of all names, as a state."""
     values = list(results.values())
     if title in _WHOLE:
@@ -363,5 +365,5 @@ def _title(function: Callable[..., Any]) -> str:
     return name.strip("_") if name.startswith("__") else name
 
 
-def _told(spec: Spec) -> str:
+def _told(spec: ValueSpec) -> str:
     return "a number" if spec.dtype is None else f"{str(spec.dtype).removeprefix('torch.')} {spec.shape}"

@@ -13,7 +13,7 @@ import torch
 
 from astray.errors import StateError
 from astray.state.naming import Pattern, matching
-from astray.state.values import Computed, InBlocks, Lazy, Picked, Spec, Value, spec_of
+from astray.state.values import Computed, InBlocks, Lazy, RenamedBlocks, Value, ValueSpec, spec_of
 
 if TYPE_CHECKING:
     from astray.state.state_dict import StateDict
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 UNNAMED = "StateDict"
 
 
-class Base(MutableMapping[str, Value]):
+class StateMapping(MutableMapping[str, Value]):
     """Tensors or numbers by name, in order; lazy where the mapping it was made from is."""
 
     _values: Mapping[str, Value]
@@ -36,7 +36,7 @@ class Base(MutableMapping[str, Value]):
         self.name = UNNAMED if name is None else name
         self.dtype = dtype
         """What the values were converted to; None when they are as they were."""
-        if isinstance(values, Base):
+        if isinstance(values, StateMapping):
             values = values._values
         if isinstance(values, Mapping) and isinstance(values, Lazy):
             self._values = values
@@ -96,7 +96,7 @@ class Base(MutableMapping[str, Value]):
         """Where the values come from: the mapping that was given, where it is lazy, and this state otherwise."""
         return self._values if self.lazy else self
 
-    def spec(self, name: str) -> Spec:
+    def spec(self, name: str) -> ValueSpec:
         """The shape and dtype of a value; nothing is loaded for it."""
         return spec_of(self._values, name)
 
@@ -111,7 +111,7 @@ class Base(MutableMapping[str, Value]):
             return {new: self._values[old] for new, old in names.items()}
         values = self._values
         if isinstance(values, InBlocks):
-            return Picked(names, values)
+            return RenamedBlocks(names, values)
         return Computed(names, lambda name: values[names[name]], lambda name: spec_of(values, names[name]))
 
     def _made(self, values: Mapping[str, Value], name: str | None = None) -> StateDict:

@@ -8,7 +8,7 @@ from math import inf, isnan
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from astray.errors import StateError
-from astray.state.base import Base
+from astray.state.base import StateMapping
 from astray.state.naming import Pattern, grouped, matching
 from astray.state.reductions import REDUCTIONS, Reduction, norm_reduction, reduce
 from astray.wording import did_you_mean
@@ -27,13 +27,13 @@ _NORM = re.compile(r"norm(-?(?:\d+(?:\.\d+)?|inf))")
 
 
 def described(
-    state: Base,
+    state: StateMapping,
     lw: bool,
     pattern: Pattern | None,
     include: Sequence[str] | None,
     exclude: Sequence[str] | None,
     group: Pattern | None,
-) -> Table:
+) -> StatisticsTable:
     """The table that `StateDict.describe` prints."""
     names = matching(state, pattern)
     by_name = lw and group is None
@@ -43,7 +43,7 @@ def described(
     results = reduce(state, list(reductions.values()), groups)
     columns: dict[str, Sequence[Cell]] = dict(zip(reductions, results, strict=True))
     columns |= {key: _fact(key, state, groups, by_name) for key in keys if key in FACTS}
-    return Table(f"Stats {state.name}", {key: columns[key] for key in keys})
+    return StatisticsTable(f"Stats {state.name}", {key: columns[key] for key in keys})
 
 
 def _keys(include: Sequence[str] | None, exclude: Sequence[str] | None, default: Sequence[str]) -> list[str]:
@@ -62,7 +62,7 @@ def _reduction(key: str) -> Reduction:
     return REDUCTIONS[key] if key in REDUCTIONS or match is None else norm_reduction(float(match[1]))
 
 
-def _fact(key: str, state: Base, groups: Mapping[str, Sequence[str]], by_name: bool) -> list[Cell]:
+def _fact(key: str, state: StateMapping, groups: Mapping[str, Sequence[str]], by_name: bool) -> list[Cell]:
     """A column that is known without statistics."""
     match key:
         case "no":
@@ -82,13 +82,13 @@ def _fact(key: str, state: Base, groups: Mapping[str, Sequence[str]], by_name: b
             return [_dtype(state, members) for members in groups.values()]
 
 
-def _value(state: Base, members: Sequence[str]) -> float:
+def _value(state: StateMapping, members: Sequence[str]) -> float:
     if len(members) != 1 or state.spec(members[0]).shape:
         raise StateError("The column 'value' is for numbers, one in each row. Use lw=True, or leave it out.")
     return float(state[members[0]])
 
 
-def _dtype(state: Base, members: Sequence[str]) -> str:
+def _dtype(state: StateMapping, members: Sequence[str]) -> str:
     """The dtype of a row, or all of them."""
     found = (str(state.spec(name).dtype or "number").removeprefix("torch.") for name in members)
     return ", ".join(dict.fromkeys(found))
@@ -109,7 +109,7 @@ _LARGE, _SMALL, _LONG = 1e6, 10.0**-DECIMALS, DECIMALS + 6
 """Numbers beyond these would take too many characters, or show no digit at all."""
 
 
-class Table:
+class StatisticsTable:
     """Rows of statistics, as `describe` gives them.
 
     >>> table = state.describe(lw=True, display=False)
@@ -153,7 +153,7 @@ class Table:
             return f"<{rows} row{'s' * (rows != 1)} × {columns} column{'s' * (columns != 1)}>"
         return str(self)
 
-    def show(self) -> Table:
+    def show(self) -> StatisticsTable:
         """Print the table; returns it."""
         print(self)  # noqa: T201 - it is what was asked for
         self._shown = True

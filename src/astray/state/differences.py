@@ -11,8 +11,8 @@ import torch
 
 from astray.capture.pytorch.shards import is_distributed
 from astray.errors import StateError
-from astray.state.base import Base
-from astray.state.describe import Cell, Table
+from astray.state.base import StateMapping
+from astray.state.describe import Cell, StatisticsTable
 from astray.state.measuring import NAMES, readable
 from astray.state.naming import Pattern, check_same, matching
 from astray.state.state_dict import StateDict
@@ -20,7 +20,7 @@ from astray.state.values import blocks
 from astray.stats import Strided, contrast
 
 
-def diff(one: StateDict, other: StateDict, pattern: Pattern | None = None, *, sort: bool = True) -> Table:
+def diff(one: StateDict, other: StateDict, pattern: Pattern | None = None, *, sort: bool = True) -> StatisticsTable:
     """A table of how far the second state is from the first, the parameters that differ most in front.
 
     >>> print(astray.diff(before, after, pattern=".*attn.*"))
@@ -44,7 +44,7 @@ def diff(one: StateDict, other: StateDict, pattern: Pattern | None = None, *, so
         del columns["non-finite"]
     if not apart:
         del columns["unpaired"]
-    return Table(f"{other.name} − {one.name}", columns)
+    return StatisticsTable(f"{other.name} − {one.name}", columns)
 
 
 @overload
@@ -66,10 +66,10 @@ def cosine(one: StateDict, other: StateDict, lw: bool = False, pattern: Pattern 
     found = pairs(one, other, first)
     if lw:
         return StateDict({name: found[name].cosine for name in first}, name="cosine")
-    return reduce(Pair.plus, found.values(), NOTHING).cosine
+    return reduce(PairSums.plus, found.values(), NOTHING).cosine
 
 
-def _row(name: str, state: StateDict, pair: Pair) -> dict[str, Cell]:
+def _row(name: str, state: StateDict, pair: PairSums) -> dict[str, Cell]:
     return {
         "name": name,
         "shape": state.spec(name).shape if name in state else (),
@@ -161,7 +161,7 @@ def gradient_noise_scale(gradients: Iterable[StateDict], batch: int, pattern: Pa
 # with one wait for all.
 
 
-class Pair(NamedTuple):
+class PairSums(NamedTuple):
     """Sums over the elements that are finite on both sides, in float64; they add up over parameters."""
 
     count: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses
@@ -179,10 +179,10 @@ class Pair(NamedTuple):
     different: int
     """Elements that are not equal."""
 
-    def plus(self, more: Pair) -> Pair:
+    def plus(self, more: PairSums) -> PairSums:
         """The sums over the elements of both."""
         sums = [mine + its for mine, its in zip(self, more, strict=True)]
-        return Pair._make(sums)._replace(
+        return PairSums._make(sums)._replace(
             count=self.count + more.count, finite=self.finite + more.finite, different=self.different + more.different,
             largest=max(self.largest, more.largest),
         )  # fmt: skip
@@ -201,12 +201,12 @@ class Pair(NamedTuple):
         return max(-1.0, min(1.0, self.dot / size)) if size and self.finite == self.count else math.nan
 
 
-NOTHING = Pair(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+NOTHING = PairSums(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
 
 
-def pairs(one: Base, other: Base, names: Iterable[str]) -> dict[str, Pair]:
+def pairs(one: StateMapping, other: StateMapping, names: Iterable[str]) -> dict[str, PairSums]:
     """The two values of each of these names, read once."""
-    found: dict[str, Pair] = {}
+    found: dict[str, PairSums] = {}
     waiting: dict[str, torch.Tensor] = {}
     for name in names:
         a, b = (_tensor(name, state[name]) for state in (one, other))
@@ -221,14 +221,14 @@ def pairs(one: Base, other: Base, names: Iterable[str]) -> dict[str, Pair]:
     return found | _fetched(waiting)
 
 
-def _fetched(waiting: dict[str, torch.Tensor]) -> dict[str, Pair]:
+def _fetched(waiting: dict[str, torch.Tensor]) -> dict[str, PairSums]:
     """The sums that were made on devices: one wait for each."""
     found = {}
     for device in {row.device for row in waiting.values()}:
         names = [name for name, row in waiting.items() if row.device == device]
         rows = torch.stack([waiting[name] for name in names]).tolist()
         for name, (count, finite, one, other, apart, dot, largest, different) in zip(names, rows, strict=True):
-            found[name] = Pair(int(count), int(finite), one, other, apart, dot, largest, int(different))
+            found[name] = PairSums(int(count), int(finite), one, other, apart, dot, largest, int(different))
     return found
 
 
@@ -242,17 +242,17 @@ def _tensor(name: str, value: torch.Tensor | float) -> torch.Tensor:
     return readable(name, value)
 
 
-def _contrasted(a: torch.Tensor, b: torch.Tensor) -> Pair:
+def _contrasted(a: torch.Tensor, b: torch.Tensor) -> PairSums:
     found = contrast(*(Strided(t.data_ptr(), NAMES[t.dtype], tuple(t.shape), t.stride()) for t in (a, b)))
     one, other, apart = ((value or 0.0) ** 2 for value in (found.l2_reference, found.l2_candidate, found.l2_error))
-    return Pair(
+    return PairSums(
         found.count, found.finite, one, other, apart, found.dot or 0.0, found.max_abs_error or 0.0, found.different
     )
 
 
 def _summed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The fields of a `Pair`, on the device."""
-    total = torch.zeros(len(Pair._fields), dtype=torch.float64, device=a.device)
+    """The fields of a `PairSums`, on the device."""
+    total = torch.zeros(len(PairSums._fields), dtype=torch.float64, device=a.device)
     for x, y in zip(blocks(a), blocks(b), strict=True):
         x, y = (torch.view_as_real(each).reshape(-1) if each.is_complex() else each for each in (x, y))
         different = ((x != y) & ~((x != x) & (y != y))).sum()

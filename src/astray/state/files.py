@@ -14,10 +14,10 @@ from astray.state.naming import warn
 from astray.state.state_dict import StateDict
 
 if TYPE_CHECKING:
-    from astray.state.base import Base
+    from astray.state.base import StateMapping
 
 
-def save(state: Base, path: str | os.PathLike[str]) -> None:
+def save(state: StateMapping, path: str | os.PathLike[str]) -> None:
     """Write a state: whole or not at all."""
     target = Path(path)
     values = {name: _compact(value) if isinstance(value := state[name], torch.Tensor) else value for name in state}

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from astray.capture.pytorch.shards import arrived, is_awaited, is_distributed
 from astray.device import moments as kernel
 from astray.device.torch_kernels import widest_float
-from astray.device.unobserved import quietly
+from astray.device.unobserved import unobserved
 from astray.errors import StateError
 from astray.state.values import InBlocks, Value, blocks
 from astray.stats import DTYPES, Strided
@@ -33,10 +33,10 @@ def measure(
     names: Iterable[str],
     exponents: Collection[float] = (),
     look: Callable[[str, Value], None] | None = None,
-) -> dict[str, Measurement]:
+) -> dict[str, MomentsMeasurement]:
     """Measure the values of these names, each read once. `look` is shown every value while it is there."""
-    found: dict[str, Measurement] = {}
-    queue, shards = Queue(), Shards()
+    found: dict[str, MomentsMeasurement] = {}
+    queue, shards = DeviceMeasurements(), ShardedTensors()
 
     def take(name: str) -> None:  # a function, so that each value is let go before the next one is made
         value = values[name]
@@ -63,16 +63,16 @@ def measure(
     return found | shards.gather(found)
 
 
-def _measured_in_blocks(values: InBlocks, name: str) -> Measurement:
+def _measured_in_blocks(values: InBlocks, name: str) -> MomentsMeasurement:
     """Of a tensor that is read from disk a block at a time."""
     dtype = str(values.spec(name).dtype).removeprefix("torch.")
     if DTYPES[dtype].kind == "complex":
         return _measured(values[name], ())
     parts = [moments(Strided.from_numpy(block, dtype)) for block in values.blocks(name)]
-    return Measurement(merge(parts), {})
+    return MomentsMeasurement(merge(parts), {})
 
 
-def _measured(tensor: torch.Tensor, exponents: Collection[float]) -> Measurement:
+def _measured(tensor: torch.Tensor, exponents: Collection[float]) -> MomentsMeasurement:
     """Of a tensor in CPU memory."""
     pieces = [tensor]
     if tensor.is_complex():
@@ -83,7 +83,7 @@ def _measured(tensor: torch.Tensor, exponents: Collection[float]) -> Measurement
     for p in exponents:
         unit = unit_for(found, p)
         sums[p] = Power(unit, math.fsum(powers(each, p, unit) for each in memory))
-    return Measurement(found, sums, tensor.is_complex())
+    return MomentsMeasurement(found, sums, tensor.is_complex())
 
 
 def readable(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -114,8 +114,8 @@ def readable(name: str, tensor: torch.Tensor) -> torch.Tensor:
 # -- measurement -------------------------------------------------------------------------------------------------------
 # What is measured of a tensor, and how the measurements of several become one.
 #
-# Every reduction is computed from it: a `Measurement` adds up over layers, over the blocks of a tensor on a device, and
-# over the parts of a distributed one.
+# Every reduction is computed from it: a `MomentsMeasurement` adds up over layers, over the blocks of a tensor on a
+# device, and over the parts of a distributed one.
 
 
 class Power(NamedTuple):
@@ -125,7 +125,7 @@ class Power(NamedTuple):
     total: float
 
 
-class Measurement(NamedTuple):
+class MomentsMeasurement(NamedTuple):
     """Moments, and a sum of powers for every p that was asked for.
 
     Those of complex numbers are of their magnitudes, and `magnitudes` says so.
@@ -139,7 +139,7 @@ class Measurement(NamedTuple):
         """Everything that `from_numbers` needs, to be sent to another process."""
         return [*map(float, self.moments), *(number for power in self.powers.values() for number in power)]
 
-    def from_numbers(self, numbers: Sequence[float]) -> Measurement:
+    def from_numbers(self, numbers: Sequence[float]) -> MomentsMeasurement:
         """A measurement of the same kind as this one."""
         return self._replace(
             moments=moments_from(numbers), powers=powers_from(numbers[len(Moments._fields) :], list(self.powers))
@@ -157,10 +157,10 @@ def powers_from(numbers: Sequence[float], exponents: Sequence[float]) -> dict[fl
     return {p: Power(*pair) for p, pair in zip(exponents, zip(numbers[::2], numbers[1::2], strict=True), strict=True)}
 
 
-def unite(parts: Sequence[Measurement]) -> Measurement:
+def unite(parts: Sequence[MomentsMeasurement]) -> MomentsMeasurement:
     """What would be measured of all these elements together."""
     exponents = parts[0].powers if parts else ()
-    return Measurement(
+    return MomentsMeasurement(
         merge([part.moments for part in parts]),
         {p: add_up([part.powers[p] for part in parts], p) for p in exponents},
         any(part.magnitudes for part in parts),
@@ -197,7 +197,7 @@ HELD_BYTES = 1 << 28
 """Tensors wait for each other, to be measured by one launch, up to so much memory that nobody else may want to keep."""
 
 
-class Queue:
+class DeviceMeasurements:
     """Tensors that are being measured, each on its device."""
 
     def __init__(self) -> None:
@@ -216,17 +216,17 @@ class Queue:
                 self._launch()
             return
         wide = widest_float(tensor.device)
-        with quietly():
+        with unobserved():
             for block in blocks(tensor):
                 numbers = (block.abs() if block.is_complex() else block).to(wide)
                 self._found([name], [1], _row(numbers, self._wanted[name][0]))
 
-    def fetch(self) -> dict[str, Measurement]:
+    def fetch(self) -> dict[str, MomentsMeasurement]:
         """What was found, by name: one wait for each device."""
         self._launch()
-        parts: dict[str, list[Measurement]] = {name: [] for name in self._wanted}
+        parts: dict[str, list[MomentsMeasurement]] = {name: [] for name in self._wanted}
         for found in self._rows.values():
-            with quietly():
+            with unobserved():
                 together = torch.cat([rows.reshape(-1) for _, _, rows in found]).cpu().numpy()
             place = 0
             for names, counts, rows in found:
@@ -241,7 +241,7 @@ class Queue:
     def _launch(self) -> None:
         """Start the kernel for all that wait."""
         for waiting in self._waiting.values():
-            with quietly():
+            with unobserved():
                 rows, counts = kernel.measure([tensor for _, tensor in waiting])
             self._found([name for name, _ in waiting], counts, rows)
         self._waiting.clear()
@@ -250,10 +250,10 @@ class Queue:
     def _found(self, names: list[str], counts: list[int], rows: torch.Tensor) -> None:
         self._rows.setdefault(rows.device, []).append((names, counts, rows))
 
-    def _measurement(self, name: str, numbers: list[float]) -> Measurement:
+    def _measurement(self, name: str, numbers: list[float]) -> MomentsMeasurement:
         exponents, magnitudes = self._wanted[name]
         moments = moments_from([*numbers[:FIELDS], 0.0])
-        return Measurement(moments, powers_from(numbers[FIELDS:], exponents), magnitudes)
+        return MomentsMeasurement(moments, powers_from(numbers[FIELDS:], exponents), magnitudes)
 
 
 def _row(numbers: torch.Tensor, exponents: tuple[float, ...]) -> torch.Tensor:
@@ -325,7 +325,7 @@ def local_part(tensor: Any) -> torch.Tensor:
         return local
 
 
-class Shards:
+class ShardedTensors:
     """The distributed tensors among those that are measured."""
 
     def __init__(self) -> None:
@@ -339,9 +339,9 @@ class Shards:
         cut = tuple(not (placement.is_replicate() or placement.is_partial()) for placement in tensor.placements)
         self._expected.setdefault(mesh, {})[name] = cut
 
-    def gather(self, found: Mapping[str, Measurement]) -> dict[str, Measurement]:
+    def gather(self, found: Mapping[str, MomentsMeasurement]) -> dict[str, MomentsMeasurement]:
         """What is known of the whole tensors, when every process of their meshes has measured its parts."""
-        gathered: dict[str, Measurement] = {}
+        gathered: dict[str, MomentsMeasurement] = {}
         for mesh, cuts in self._expected.items():
             rows = torch.tensor([found[name].numbers() for name in cuts], dtype=torch.float64, device=mesh.device_type)
             parts = {name: rows[number : number + 1] for number, name in enumerate(cuts)}

@@ -14,7 +14,7 @@ from astray.capture.recorder import Recorder
 from astray.errors import UsageError
 from astray.process import absolute
 from astray.records import Statistics
-from astray.store import Intake, RankRun, Run, RunWriter, StepRows, open_run
+from astray.store import BackgroundWriter, BufferedStep, RankRun, Run, RunWriter, open_run
 from astray.wording import did_you_mean
 
 # -- series ------------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ class Point(NamedTuple):
     value: float
 
 
-class Series(NamedTuple):
+class ParameterSeries(NamedTuple):
     """One statistic of one thing, for each parameter over the steps."""
 
     what: str
@@ -53,7 +53,7 @@ class Series(NamedTuple):
 
     def __str__(self) -> str:
         from astray.formatting.figures import statistic
-        from astray.formatting.grid import Grid
+        from astray.formatting.grid import TextTable
 
         if not self.values:
             return f"There is no {self.statistic} of any {self.what} yet."
@@ -61,7 +61,9 @@ class Series(NamedTuple):
             {"parameter": name, **{str(step): statistic(value) for step, value in zip(self.steps, values, strict=True)}}
             for name, values in self.values.items()
         ]
-        grid = Grid(words=["parameter"], droppable=[str(step) for step in self.steps[:-1]], least={"parameter": 20})
+        grid = TextTable(
+            words=["parameter"], droppable=[str(step) for step in self.steps[:-1]], least={"parameter": 20}
+        )
         head = (
             "norm of the update over that of the weight"
             if self.what == RATIO
@@ -92,14 +94,14 @@ def points(rank: RankRun, statistics: tuple[str, ...]) -> Iterator[Point]:
             yield Point(step, parameter, RATIO, "l2", norm / before[parameter])
 
 
-def series(points: Iterable[Point], what: str, statistic: str) -> Series:
+def series(points: Iterable[Point], what: str, statistic: str) -> ParameterSeries:
     """Those of one kind, parameter by parameter."""
     found: dict[str, dict[int, float]] = {}
     for point in points:
         if (point.what, point.statistic) == (what, statistic):
             found.setdefault(point.parameter, {})[point.step] = point.value
     steps = sorted({step for values in found.values() for step in values})
-    return Series(
+    return ParameterSeries(
         what, statistic, steps, {name: [each.get(step, math.nan) for step in steps] for name, each in found.items()}
     )
 
@@ -160,7 +162,7 @@ class Monitor:
         path: str | os.PathLike[str] = "runs/monitor",
         what: Sequence[str] = tuple(WHAT),
         match: str | None = None,
-        tensorboard: str | os.PathLike[str] | Scalars | None = None,
+        tensorboard: str | os.PathLike[str] | ScalarWriter | None = None,
         statistics: Sequence[str] = STATISTICS,
         overwrite: bool = False,
     ) -> None:
@@ -193,7 +195,7 @@ class Monitor:
             self._writer.flush()
         return open_run(self.path)
 
-    def series(self, what: str = "update", statistic: str = "l2") -> Series:
+    def series(self, what: str = "update", statistic: str = "l2") -> ParameterSeries:
         """One number of each parameter over the steps: of its weight, gradient, update, or a state by its name.
 
         "ratio" is the norm of the update over that of the weight it was made to.
@@ -229,11 +231,11 @@ class Monitor:
             self._scalars.close()
             self._closes = False
 
-    def _open(self, path: Path, rank: int, **named: Any) -> Intake:
+    def _open(self, path: Path, rank: int, **named: Any) -> BackgroundWriter:
         self._writer = RunWriter(path, rank, on_step=self._hand_over if self._scalars is not None else None, **named)
         return self._writer
 
-    def _hand_over(self, rows: StepRows) -> None:
+    def _hand_over(self, rows: BufferedStep) -> None:
         """Gives the numbers of a step to TensorBoard, in the recorder's thread."""
         assert self._writer is not None
         for point in points(RankRun(self._writer.rank, rows), self._statistics):
@@ -265,13 +267,13 @@ def _check_optimizer(optimizer: Any, model: Any) -> None:
 # Hands numbers to TensorBoard, or to whatever else takes scalars.
 
 
-class Scalars(Protocol):
+class ScalarWriter(Protocol):
     """What `SummaryWriter` of TensorBoard offers, and many others like it."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
 
 
-def writer_of(given: str | os.PathLike[str] | Scalars) -> Scalars:
+def writer_of(given: str | os.PathLike[str] | ScalarWriter) -> ScalarWriter:
     """Something to write to: what was given, or for a folder a `SummaryWriter`, which somebody has to close."""
     if not isinstance(given, str | os.PathLike):
         if not callable(getattr(given, "add_scalar", None)):
@@ -284,7 +286,7 @@ def writer_of(given: str | os.PathLike[str] | Scalars) -> Scalars:
     return SummaryWriter(os.fspath(absolute(given)))
 
 
-def write(scalars: Scalars, point: Point) -> None:
+def write(scalars: ScalarWriter, point: Point) -> None:
     """One number, under a tag that TensorBoard groups by what it is."""
     group = point.what if point.what == RATIO else f"{point.what} {point.statistic}"
     scalars.add_scalar(f"{group}/{point.parameter}", point.value, point.step)

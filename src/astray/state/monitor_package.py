@@ -4,6 +4,6 @@
 TensorBoard.
 """
 
-from astray.state.monitor import Monitor, Series
+from astray.state.monitor import Monitor, ParameterSeries
 
-__all__ = ["Monitor", "Series"]
+__all__ = ["Monitor", "ParameterSeries"]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from astray.errors import StateError
-from astray.state.base import Base
+from astray.state.base import StateMapping
 from astray.state.describe import described
 from astray.state.measuring import is_shared_out, measure, unite
 from astray.state.naming import Pattern, matching
@@ -35,7 +35,7 @@ PIXELS = 256
 Path = str | os.PathLike[str]
 
 
-class Plots(Base):
+class Plots(StateMapping):
     """The pictures of a state."""
 
     def hist(
@@ -212,7 +212,7 @@ class Distribution(NamedTuple):
         return np.concatenate([[0.0], np.cumsum(self.counts) / total])
 
 
-def distribution(state: Base, names: Sequence[str], bins: int, log: bool) -> Distribution:
+def distribution(state: StateMapping, names: Sequence[str], bins: int, log: bool) -> Distribution:
     """Count the elements of these parameters in equal bins; with `log` their magnitudes, in bins of equal ratio."""
     found = unite(list(measure(state, names).values())).moments
     low, high = (found.absmin, found.absmax) if log else (found.min, found.max)
@@ -229,7 +229,7 @@ def distribution(state: Base, names: Sequence[str], bins: int, log: bool) -> Dis
     return Distribution(counts, edges, found.count - int(counts.sum()))
 
 
-def numbers(state: Base, names: Sequence[str]) -> Iterator[Floats]:
+def numbers(state: StateMapping, names: Sequence[str]) -> Iterator[Floats]:
     """The elements of these parameters in order, as float64, a block at a time."""
     for name in names:
         value = state[name]

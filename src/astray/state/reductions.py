@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 import torch
 
 from astray.errors import StateError
-from astray.state.base import Base
-from astray.state.measuring import Measurement, measure, unite
+from astray.state.base import StateMapping
+from astray.state.measuring import MomentsMeasurement, measure, unite
 from astray.state.naming import Pattern, grouped, matching
 from astray.state.values import Value
 from astray.stats.moments import Moments
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # NaN, infinity what it makes of a sum, a maximum or a norm.
 
 
-Formula = Callable[[Measurement], float]
+Formula = Callable[[MomentsMeasurement], float]
 
 
 def signed(formula: Callable[[Moments], float]) -> Formula:
@@ -43,7 +43,7 @@ def signed(formula: Callable[[Moments], float]) -> Formula:
     return lambda found: math.nan if found.magnitudes else formula(found.moments)
 
 
-def norm_of(found: Measurement, p: float) -> float:
+def norm_of(found: MomentsMeasurement, p: float) -> float:
     """(Σ|x|ᵖ)^(1/p); the number of elements other than 0 for p = 0."""
     each = found.moments
     infinite = each.posinf + each.neginf
@@ -134,7 +134,7 @@ class Reduction(NamedTuple):
     """
 
     name: str
-    formula: Callable[[Measurement], float] | None = None
+    formula: Callable[[MomentsMeasurement], float] | None = None
     power: float | None = None
     own: Callable[[torch.Tensor], Any] | None = None
 
@@ -167,10 +167,12 @@ def norm_reduction(p: float) -> Reduction:
     return Reduction(f"norm{p:g}", lambda found: norm_of(found, p), power)
 
 
-def reduce(state: Base, reductions: Sequence[Reduction], groups: Mapping[str, Sequence[str]]) -> list[list[float]]:
+def reduce(
+    state: StateMapping, reductions: Sequence[Reduction], groups: Mapping[str, Sequence[str]]
+) -> list[list[float]]:
     """The statistics of each group of names: a list for each reduction. Every value is read once."""
-    own = OwnResults([reduction for reduction in reductions if reduction.own is not None], groups)
-    united: dict[str, Measurement] = {}
+    own = CustomResults([reduction for reduction in reductions if reduction.own is not None], groups)
+    united: dict[str, MomentsMeasurement] = {}
     if any(reduction.formula is not None for reduction in reductions):
         exponents = {reduction.power for reduction in reductions if reduction.power is not None}
         names = [name for members in groups.values() for name in members]
@@ -186,7 +188,7 @@ def reduce(state: Base, reductions: Sequence[Reduction], groups: Mapping[str, Se
     ]
 
 
-class OwnResults:
+class CustomResults:
     """What functions of the user's give for each group: of one tensor while it is read anyway, of several later."""
 
     def __init__(self, wanted: Sequence[Reduction], groups: Mapping[str, Sequence[str]]) -> None:
@@ -199,7 +201,7 @@ class OwnResults:
         if name in self._single:
             self._call(self._single[name], value)
 
-    def finish(self, state: Base) -> None:
+    def finish(self, state: StateMapping) -> None:
         if self.wanted:
             for label, names in self._groups.items():
                 if (self.wanted[0].name, label) not in self.found:
@@ -238,15 +240,15 @@ class Statistic:
     @overload
     def __get__(self, state: None, owner: type) -> Statistic: ...
     @overload
-    def __get__(self, state: Reducing, owner: type) -> Bound: ...
-    def __get__(self, state: Reducing | None, owner: type) -> Statistic | Bound:
+    def __get__(self, state: Reductions, owner: type) -> Bound: ...
+    def __get__(self, state: Reductions | None, owner: type) -> Statistic | Bound:
         return self if state is None else Bound(state, REDUCTIONS[self._name])
 
 
 class Bound:
     """A reduction of one state, to be called."""
 
-    def __init__(self, state: Reducing, reduction: Reduction) -> None:
+    def __init__(self, state: Reductions, reduction: Reduction) -> None:
         self._state = state
         self._reduction = reduction
 
@@ -266,7 +268,7 @@ class Bound:
         return self._state._reduced(self._reduction, lw, pattern, group)
 
 
-class Reducing(Base):
+class Reductions(StateMapping):
     """The statistics of a state."""
 
     max = Statistic("The largest element.")

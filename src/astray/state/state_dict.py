@@ -11,12 +11,12 @@ import torch
 
 from astray.errors import StateError
 from astray.state.algebra import Algebra
-from astray.state.describe import Table, described
+from astray.state.describe import StatisticsTable, described
 from astray.state.measuring import is_shared_out
 from astray.state.naming import Pattern, matching, unwrapped_names
 from astray.state.plots import Plots
-from astray.state.reductions import Reducing, flat_tensor
-from astray.state.values import Computed, Spec, Value, spec_of
+from astray.state.reductions import Reductions, flat_tensor
+from astray.state.values import Computed, Value, ValueSpec, spec_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 INDENT = " " * 8
 
 
-class StateDict(Algebra, Reducing, Plots):
+class StateDict(Algebra, Reductions, Plots):
     """Tensors, or numbers that describe them, by the names of a model's parameters.
 
     >>> weight = astray.from_weight(model)
@@ -71,7 +71,7 @@ class StateDict(Algebra, Reducing, Plots):
         def moved(value: Value) -> Value:
             return value.to(device=device, dtype=dtype) if isinstance(value, torch.Tensor) else value
 
-        def spec(name: str) -> Spec:
+        def spec(name: str) -> ValueSpec:
             found = spec_of(values, name)
             return found._replace(dtype=found.dtype and (dtype or found.dtype))
 
@@ -114,7 +114,7 @@ class StateDict(Algebra, Reducing, Plots):
         display: bool = True,
         *,
         group: Pattern | None = None,
-    ) -> Table:
+    ) -> StatisticsTable:
         r"""Print a table of statistics, and return it.
 
         >>> weight.describe(lw=True, pattern=".*conv.*")

@@ -17,7 +17,7 @@ Value: TypeAlias = torch.Tensor | float
 """A tensor, or a number that describes one."""
 
 
-class Spec(NamedTuple):
+class ValueSpec(NamedTuple):
     """What is known of a value without having it; a number has no dtype."""
 
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class InBlocks(Lazy, Protocol):
 class Computed(Mapping[str, Value]):
     """Values that a function makes, each time they are asked for."""
 
-    def __init__(self, names: Iterable[str], make: Callable[[str], Value], spec: Callable[[str], Spec]) -> None:
+    def __init__(self, names: Iterable[str], make: Callable[[str], Value], spec: Callable[[str], ValueSpec]) -> None:
         self._names = dict.fromkeys(names)
         self._make = make
         self._spec = spec
@@ -70,11 +70,11 @@ class Computed(Mapping[str, Value]):
     def __len__(self) -> int:
         return len(self._names)
 
-    def spec(self, name: str) -> Spec:
+    def spec(self, name: str) -> ValueSpec:
         return self._spec(name)
 
 
-class Picked(Computed):
+class RenamedBlocks(Computed):
     """Some of the values of a mapping that can be read in blocks, under other names: new → old."""
 
     def __init__(self, names: Mapping[str, str], values: InBlocks) -> None:
@@ -86,19 +86,19 @@ class Picked(Computed):
         return self._values.blocks(self._old[name])
 
 
-def spec_of(values: Mapping[str, Value] | Lazy, name: str) -> Spec:
+def spec_of(values: Mapping[str, Value] | Lazy, name: str) -> ValueSpec:
     """The shape and dtype of a value, without making it where it is lazy."""
     if not isinstance(values, dict) and isinstance(values, Lazy):  # what has to look for a method is slow
         found = values.spec(name)
         shape, dtype = (found.shape, found.dtype) if hasattr(found, "shape") else found
-        return Spec(tuple(shape), getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        return ValueSpec(tuple(shape), getattr(torch, dtype) if isinstance(dtype, str) else dtype)
     value = values[name]
     if isinstance(value, torch.Tensor):
-        return Spec(tuple(value.shape), value.dtype)
-    return Spec((), None)
+        return ValueSpec(tuple(value.shape), value.dtype)
+    return ValueSpec((), None)
 
 
-def stand_in(spec: Spec) -> Value:
+def stand_in(spec: ValueSpec) -> Value:
     """Something of this shape and dtype without numbers, to ask a function what it would make of the real thing."""
     return 1.0 if spec.dtype is None else torch.empty(spec.shape, dtype=spec.dtype, device="meta")
 

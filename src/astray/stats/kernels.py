@@ -16,14 +16,14 @@ import numpy.typing as npt
 
 from astray.stats import dtypes, numpy_kernels
 from astray.stats.fingerprint import merge_fingerprints
-from astray.stats.types import Contrast, Measurement, Measurements, Shard, Slices, Strided
+from astray.stats.types import Contrast, Measurement, Measurements, ShardPosition, Slices, Strided
 
 __all__ = [
     "BACKEND",
     "Contrast",
     "Measurement",
     "Measurements",
-    "Shard",
+    "ShardPosition",
     "Slices",
     "Strided",
     "contrast",
@@ -58,7 +58,7 @@ measuring: Any = getattr(_backend, "measuring", None)
 
 
 def measure(
-    tensor: Strided, *, statistics: bool = True, fingerprint: bool = True, shard: Shard | None = None
+    tensor: Strided, *, statistics: bool = True, fingerprint: bool = True, shard: ShardPosition | None = None
 ) -> Measurement:
     """Measure a tensor in one pass: its statistics over the finite elements, and its fingerprint.
 

@@ -154,7 +154,7 @@ def merge(parts: Sequence[Moments]) -> Moments:
     low, high = min(part.min for part in some), max(part.max for part in some)
     absmax = max(part.absmax for part in some)
     exponent = exponent_of(absmax)
-    centre, m2, m3, m4 = _unite(some, exponent)
+    centre, m2, m3, m4 = _merge_moments(some, exponent)
     mean = _scaled(centre, exponent)
     if low == high:
         mean, m2, m3, m4 = low, 0.0, 0.0, 0.0
@@ -165,7 +165,7 @@ def merge(parts: Sequence[Moments]) -> Moments:
     return Moments._make((*counts, low, high, absmin, absmax, total, abssum, mean, m2, m3, m4, exponent))
 
 
-def _unite(parts: Sequence[Moments], exponent: int) -> tuple[float, float, float, float]:
+def _merge_moments(parts: Sequence[Moments], exponent: int) -> tuple[float, float, float, float]:
     """The mean and the central sums of all parts, in units of 2^exponent: each moved to the mean of all, and added."""
     rows = []
     for part in parts:

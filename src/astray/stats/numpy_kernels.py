@@ -18,7 +18,7 @@ import numpy.typing as npt
 from astray.records import Statistics
 from astray.stats import dtypes
 from astray.stats.fingerprint import MASK, mix
-from astray.stats.types import Contrast, Measurement, Shard, Strided
+from astray.stats.types import Contrast, Measurement, ShardPosition, Strided
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 BLOCK = 1 << 16
 
 
-def measure(tensor: Strided, statistics: bool, fingerprint: bool, shard: Shard | None) -> Measurement:
+def measure(tensor: Strided, statistics: bool, fingerprint: bool, shard: ShardPosition | None) -> Measurement:
     """See `astray.stats.kernels.measure`."""
     if shard is not None:
         _check(tensor, shard)
@@ -35,7 +35,7 @@ def measure(tensor: Strided, statistics: bool, fingerprint: bool, shard: Shard |
     )
 
 
-def _check(tensor: Strided, shard: Shard) -> None:
+def _check(tensor: Strided, shard: ShardPosition) -> None:
     offset, whole = shard
     inside = len(tensor.shape) == len(offset) == len(whole) and all(
         first >= 0 and first + size <= full for first, size, full in zip(offset, tensor.shape, whole, strict=True)
@@ -81,7 +81,7 @@ def _scale(absmax: float) -> float:
     return math.ldexp(1.0, -min(max(exponent, -1000), 1000))
 
 
-def _moments(blocks: _Finite | _Side, count: int, scale: float) -> _Moments:
+def _moments(blocks: _Finite | _FiniteSide, count: int, scale: float) -> _Moments:
     """Mean, population std and norm of `count` finite numbers, in two passes over them."""
     mean = math.fsum(float(np.sum(block * scale)) for block in blocks) / count
     squares, drift = [], []
@@ -107,7 +107,7 @@ class _Finite:
             yield values[np.isfinite(values)]
 
 
-def _statistics(tensor: Strided, shard: Shard | None) -> Statistics:
+def _statistics(tensor: Strided, shard: ShardPosition | None) -> Statistics:
     view, dtype = _real(tensor)
     low, high = math.inf, -math.inf
     zeros = nan = inf = 0
@@ -129,7 +129,7 @@ def _statistics(tensor: Strided, shard: Shard | None) -> Statistics:
     return Statistics(low, high, *_settle(moments, low, high), absmax, zeros, nan, inf, view.size, *first)
 
 
-def _first_bad(view: Array, dtype: str, shard: Shard | None) -> tuple[int, float] | tuple[None, None]:
+def _first_bad(view: Array, dtype: str, shard: ShardPosition | None) -> tuple[int, float] | tuple[None, None]:
     """The index of the first element that is NaN or infinite, in the whole of which this is a shard, and its value."""
     start = 0
     for values in _values(view, dtype):
@@ -151,7 +151,7 @@ def _settle(moments: _Moments, low: float, high: float) -> _Moments:
 # --- fingerprint ---
 
 
-def _fingerprint(tensor: Strided, shard: Shard | None) -> int:
+def _fingerprint(tensor: Strided, shard: ShardPosition | None) -> int:
     view, dtype = _real(tensor)
     itemsize = dtypes.find(dtype).itemsize
     total = start = 0
@@ -164,7 +164,7 @@ def _fingerprint(tensor: Strided, shard: Shard | None) -> int:
     return total & MASK
 
 
-def _global(index: npt.NDArray[np.int64], shape: tuple[int, ...], shard: Shard) -> npt.NDArray[np.int64]:
+def _global(index: npt.NDArray[np.int64], shape: tuple[int, ...], shard: ShardPosition) -> npt.NDArray[np.int64]:
     """Flat indices within a shard → flat indices within the whole tensor."""
     # Complex parts are an axis of their own, which no cut runs through.
     extra = shape[len(shard.offset) :]
@@ -217,7 +217,7 @@ class _Pairs:
             yield r[keep], c[keep]
 
 
-class _Side:
+class _FiniteSide:
     """One side of the finite pairs, as values that `_moments` can go over twice."""
 
     def __init__(self, pairs: _Pairs, side: int) -> None:
@@ -362,7 +362,7 @@ def contrast(reference: Strided, candidate: Strided, rtol: float, atol: float) -
 
 def _side_moments(pairs: _Pairs, side: int, errors: _Errors) -> _Moments:
     span = errors.ranges[side]
-    moments = _moments(_Side(pairs, side), errors.count["finite"], _scale(span.absmax))
+    moments = _moments(_FiniteSide(pairs, side), errors.count["finite"], _scale(span.absmax))
     return _settle(moments, span.low + 0.0, span.high + 0.0)
 
 

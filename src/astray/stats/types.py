@@ -71,7 +71,7 @@ class _Memory:
         }
 
 
-class Shard(NamedTuple):
+class ShardPosition(NamedTuple):
     """Where a shard sits in the whole tensor: the index of its first element, and the shape of the whole."""
 
     offset: tuple[int, ...]

@@ -13,7 +13,7 @@ import nanoarrow as na
 import numpy as np
 from nanoarrow.c_array_stream import CArrayStream
 
-from astray.store.columns import BoolArray, Coded, Column, Table
+from astray.store.columns import BoolArray, Column, DictionaryColumn, Table
 from astray.store.run_format.encoder import arrow_schema
 from astray.store.run_format.schema import CALLS, TENSORS
 from astray.store.run_format.schema import Column as ColumnType
@@ -44,7 +44,7 @@ def batch_of(schema: Any, count: int, columns: list[tuple[Column, BoolArray]]) -
 
 
 def _type(column: Column) -> Any:
-    if isinstance(column, Coded):
+    if isinstance(column, DictionaryColumn):
         lists = bool(column.values) and isinstance(column.values[0], tuple)
         return na.list_(na.int64(nullable=False)) if lists else na.string()
     name = column.dtype.name
@@ -81,7 +81,7 @@ OF_CALL = tuple(column._replace(nullable=True) for column in CALLS[1:])  # null 
 COLUMNS = (RANK, CALLS[0], *OF_CALL, *TENSORS[1:])
 
 
-class Joined:
+class RunTable:
     """One row per tensor: `rank`, the columns of its call, then its own.
 
     >>> run.table()
@@ -131,6 +131,6 @@ def _one_null_row(table: Table) -> Table:
     """Something to look rows up in when there are none."""
     null: dict[str, Column] = {}
     for name, column in table.columns.items():
-        coded = isinstance(column, Coded)
-        null[name] = Coded(np.array([-1], np.int32), []) if coded else np.zeros(1, table.numbers(name).dtype)
+        coded = isinstance(column, DictionaryColumn)
+        null[name] = DictionaryColumn(np.array([-1], np.int32), []) if coded else np.zeros(1, table.numbers(name).dtype)
     return Table(null)

@@ -19,7 +19,7 @@ from astray.checkpoints import Checkpoint
 from astray.checkpoints import open as open_checkpoint
 from astray.checkpoints.stored_tensor import printable, row_major
 from astray.records import Frame, Role
-from astray.store.columns import Coded, Column, Table
+from astray.store.columns import Column, DictionaryColumn, Table
 from astray.store.measured_table import MeasuredTable
 from astray.store.run import RankRun, Run
 from astray.store.run_info import End, RunInfo
@@ -55,7 +55,7 @@ class CheckpointRank(RankRun):
     """The only rank of a checkpoint. Its calls have no order but that of the file."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(0, _Source(checkpoint))
+        super().__init__(0, _CheckpointSource(checkpoint))
         self._checkpoint = checkpoint
 
     @property
@@ -69,7 +69,7 @@ class CheckpointRank(RankRun):
         return self._checkpoint.blocks(self._checkpoint.names[row])
 
 
-class _Source:
+class _CheckpointSource:
     """The tables and values of a checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -85,16 +85,16 @@ class _Source:
         """A call for each tensor: parameters at the start of the forward, states of an optimizer in its update."""
         count = len(self._names)
         states = [role_of(name) == "state" for name in self._names]
-        nothing: Coded[str] = Coded(np.full(count, -1, np.int32), [])
+        nothing: DictionaryColumn[str] = DictionaryColumn(np.full(count, -1, np.int32), [])
         columns: dict[str, Column] = {
             "seq": np.arange(count),
             "step": np.zeros(count, np.int64),
             "micro": np.zeros(count, np.int32),
-            "kind": Coded.of(["optimizer" if state else "parameter" for state in states]),
-            "site": Coded.of([printable(name, len(name)) or "''" for name in self._names]),
-            "type": Coded.of([""] * count),
+            "kind": DictionaryColumn.of(["optimizer" if state else "parameter" for state in states]),
+            "site": DictionaryColumn.of([printable(name, len(name)) or "''" for name in self._names]),
+            "type": DictionaryColumn.of([""] * count),
             "call": np.zeros(count, np.int32),
-            "phase": Coded.of(["update" if state else "forward" for state in states]),
+            "phase": DictionaryColumn.of(["update" if state else "forward" for state in states]),
             "parent": np.full(count, -1),
             "stack": np.full(count, -1),
             "args": nothing,
@@ -131,18 +131,18 @@ def _known_columns(checkpoint: Checkpoint) -> dict[str, Column]:
     same = [places.setdefault(checkpoint.place(name), row) for row, name in enumerate(names)]
     return {
         "seq": np.arange(count),
-        "role": Coded.of([role_of(name) for name in names]),
-        "path": Coded.of([""] * count),
-        "dtype": Coded.of([spec.dtype for spec in specs]),
-        "shape": Coded.of([spec.shape for spec in specs]),
-        "stride": Coded.of([row_major(spec.shape) for spec in specs]),
-        "device": Coded.of(["cpu"] * count),
+        "role": DictionaryColumn.of([role_of(name) for name in names]),
+        "path": DictionaryColumn.of([""] * count),
+        "dtype": DictionaryColumn.of([spec.dtype for spec in specs]),
+        "shape": DictionaryColumn.of([spec.shape for spec in specs]),
+        "stride": DictionaryColumn.of([row_major(spec.shape) for spec in specs]),
+        "device": DictionaryColumn.of(["cpu"] * count),
         "requires_grad": np.zeros(count, np.bool_),
         "blob_file": np.array(same, np.int32),  # tied tensors lie in one place, whatever their names
         "blob_offset": np.zeros(count, np.int64),
         "blob_bytes": np.array([spec.nbytes for spec in specs], np.int64),
         "sampled": np.full(count, -1),
-        "part": Coded(np.full(count, -1, np.int32), []),
-        "placement": Coded(np.full(count, -1, np.int32), []),
+        "part": DictionaryColumn(np.full(count, -1, np.int32), []),
+        "placement": DictionaryColumn(np.full(count, -1, np.int32), []),
         "value": np.array(same, np.int64),
     }

@@ -18,7 +18,7 @@ IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
 
-class Coded(Generic[T]):
+class DictionaryColumn(Generic[T]):
     """A column of repeating values: `codes` points into `values`, −1 means null.
 
     >>> column = Coded.of(["relu", "linear", None, "relu"])
@@ -33,7 +33,7 @@ class Coded(Generic[T]):
         self.values = values
 
     @classmethod
-    def of(cls, items: Sequence[T | None]) -> Coded[T]:
+    def of(cls, items: Sequence[T | None]) -> DictionaryColumn[T]:
         """Code a sequence of hashable objects, distinct values in order of first appearance."""
         known: dict[T, int] = {}
         codes = [-1 if item is None else known.setdefault(item, len(known)) for item in items]
@@ -46,9 +46,9 @@ class Coded(Generic[T]):
         except ValueError:
             return -2
 
-    def take(self, rows: IntArray | BoolArray | slice) -> Coded[T]:
+    def take(self, rows: IntArray | BoolArray | slice) -> DictionaryColumn[T]:
         """The same column at some rows; the distinct values stay as they are."""
-        return Coded(self.codes[rows], self.values)
+        return DictionaryColumn(self.codes[rows], self.values)
 
     def tolist(self) -> list[T | None]:
         """Every row as an object."""
@@ -69,7 +69,7 @@ class Coded(Generic[T]):
         return f"<Coded {len(self):,} rows, {len(self.values):,} distinct>"
 
 
-Column = npt.NDArray[Any] | Coded[Any]
+Column = npt.NDArray[Any] | DictionaryColumn[Any]
 
 
 class Table:
@@ -93,10 +93,10 @@ class Table:
         """The columns, in order."""
         return list(self.columns)
 
-    def coded(self, name: str) -> Coded[Any]:
+    def coded(self, name: str) -> DictionaryColumn[Any]:
         """The column `name`, which must be one of strings or shapes."""
         column = self.columns[name]
-        assert isinstance(column, Coded), f"{name} is a column of numbers"
+        assert isinstance(column, DictionaryColumn), f"{name} is a column of numbers"
         return column
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
@@ -108,7 +108,7 @@ class Table:
     def valid(self, name: str) -> BoolArray:
         """Where the column has a value, as booleans."""
         column = self.columns[name]
-        if isinstance(column, Coded):
+        if isinstance(column, DictionaryColumn):
             return column.codes >= 0
         mask = self._masks.get(name)
         return np.ones(len(column), np.bool_) if mask is None else mask
@@ -126,7 +126,7 @@ class Table:
 
     def _cell(self, name: str, index: int) -> Any:
         column = self.columns[name]
-        if isinstance(column, Coded):
+        if isinstance(column, DictionaryColumn):
             return column[index]
         mask = self._masks.get(name)
         return column[index].item() if mask is None or mask[index] else None
@@ -151,4 +151,4 @@ class Table:
 
 
 def _take(column: Column, rows: IntArray | BoolArray | slice) -> Column:
-    return column.take(rows) if isinstance(column, Coded) else column[rows]
+    return column.take(rows) if isinstance(column, DictionaryColumn) else column[rows]

@@ -25,7 +25,7 @@ from astray.store.run_info import End
 # Rows of a rank in other tables: some of them, or with other names. Stacks and values stay where they are.
 
 
-class Retold:
+class RenamedRank:
     """It is a `RankSource`. rows: which row of the rank each tensor is; the same one by default."""
 
     def __init__(self, rank: RankRun, calls: Table, tensors: Table, rows: npt.NDArray[np.intp] | None = None) -> None:
@@ -118,7 +118,7 @@ def write_as(
             continue
         rank = run.ranks[number]
         translator = make(path, number, run.info, overwrite=overwrite)
-        rows = Steps(rank)
+        rows = StepBatches(rank)
         for step in own:
             part = rows.of(step)
             translator.take(step, part)
@@ -140,7 +140,7 @@ def _check(run: Run, path: Path, overwrite: bool) -> None:
         raise RunExists(f"{path} is there already. Choose another place, or overwrite it with --force.")
 
 
-class Steps:
+class StepBatches:
     """The rows of a rank, step by step."""
 
     def __init__(self, rank: RankRun) -> None:
@@ -152,10 +152,10 @@ class Steps:
         """Those of one step, with their values."""
         calls = self._rank.calls.take(self._rank.calls.numbers("step") == step)
         at = np.flatnonzero(self._step_of_tensor == step)
-        return RankRun(self._rank.rank, _Step(self._rank, calls, self._tensors.take(at), at))
+        return RankRun(self._rank.rank, _StepRows(self._rank, calls, self._tensors.take(at), at))
 
 
-class _Step(Retold):
+class _StepRows(RenamedRank):
     """The rows of one step."""
 
     def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:

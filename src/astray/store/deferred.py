@@ -21,7 +21,7 @@ PIECE_BYTES = 16 << 20
 """What one thread writes at a time, of a larger tensor. Much less, and threads wait for the interpreter in between."""
 
 
-class Piece(NamedTuple):
+class BytePiece(NamedTuple):
     """Some of a tensor's bytes. Both functions are called in a thread that writes."""
 
     data: memoryview
@@ -29,13 +29,13 @@ class Piece(NamedTuple):
     release: Callable[[], None] | None = None  # the bytes are written, or nobody wants them: called once
 
 
-class Source(Protocol):
+class DeferredBytes(Protocol):
     """The bytes of one tensor, in the order of its elements. `held` of them count as memory taken by the queue."""
 
     nbytes: int
     held: int
 
-    def pieces(self) -> Iterator[Piece | None]:
+    def pieces(self) -> Iterator[BytePiece | None]:
         """The pieces, in order. None says that the next one is yet to come, and to ask again later."""
 
     def finish(self, told: Callable[[], None]) -> None:
@@ -48,10 +48,10 @@ class Source(Protocol):
         """Nobody wants the pieces that have not been asked for yet. May be called again."""
 
 
-def cut(data: memoryview) -> Iterator[Piece]:
+def cut(data: memoryview) -> Iterator[BytePiece]:
     """Bytes that are all there, in pieces for several threads."""
     for start in range(0, data.nbytes, PIECE_BYTES):
-        yield Piece(data[start : start + PIECE_BYTES])
+        yield BytePiece(data[start : start + PIECE_BYTES])
 
 
 # -- late --------------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def cut(data: memoryview) -> Iterator[Piece]:
 # row is written, in its own thread.
 
 
-class Redeemed(NamedTuple):
+class RedeemedTickets(NamedTuple):
     """What was behind some tickets.
 
     `counted` says where statistics were asked for beside the fingerprint. Where nothing is `here`, `lost` says why.
@@ -73,7 +73,7 @@ class Redeemed(NamedTuple):
     lost: str | None = None
 
 
-class Late(Protocol):
+class DeferredMeasurements(Protocol):
     """Whoever gave the tickets. Its methods raise nothing; any thread may call them."""
 
     @property
@@ -92,5 +92,5 @@ class Late(Protocol):
     def due(self, tickets: npt.NDArray[np.int64]) -> int:
         """How many have been sent for, so that they can be redeemed, before the first that has not."""
 
-    def redeem(self, tickets: npt.NDArray[np.int64]) -> Redeemed:
+    def redeem(self, tickets: npt.NDArray[np.int64]) -> RedeemedTickets:
         """Waits for what is behind tickets that are due."""

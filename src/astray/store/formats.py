@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from astray import checkpoints
 from astray.errors import RunError
-from astray.records import Missed
+from astray.records import MissedTensor
 from astray.store.checkpoint_run import open_as_run
 from astray.store.run import RankRun, Run
 from astray.store.run_format import reader as native
@@ -49,9 +49,9 @@ def _foreign(name: str) -> Any:
 
 
 def _write_native(path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> Translator:
-    from astray.store.writing.run_translator import NativeTranslator
+    from astray.store.writing.run_translator import RunTranslator
 
-    return NativeTranslator(path, rank, info, overwrite=overwrite)
+    return RunTranslator(path, rank, info, overwrite=overwrite)
 
 
 def _writer_of(name: str) -> MakesTranslator:
@@ -154,6 +154,6 @@ class MakesTranslator(Protocol):
     def __call__(self, path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> Translator: ...
 
 
-def losses(lost: Counter[str], format: str) -> list[Missed]:
+def losses(lost: Counter[str], format: str) -> list[MissedTensor]:
     """What a format could not hold, as a run tells it."""
-    return [Missed(what, f"{format} has no place for it", count) for what, count in sorted(lost.items())]
+    return [MissedTensor(what, f"{format} has no place for it", count) for what, count in sorted(lost.items())]

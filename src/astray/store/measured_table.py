@@ -15,7 +15,7 @@ import numpy.typing as npt
 from astray.errors import RunError
 from astray.records import Statistics
 from astray.stats import Measurement
-from astray.store.columns import BoolArray, Coded, Column, Table
+from astray.store.columns import BoolArray, Column, DictionaryColumn, Table
 
 MEASURES = ("min", "max", "mean", "std", "l2", "absmax", "first_bad_value")
 COUNTS = ("zeros", "nan", "inf", "count", "first_bad")
@@ -101,7 +101,7 @@ class MeasuredTable(Table):
 
     def _all(self, name: str) -> Column:
         self._measure_all()
-        return Coded.of(self._notes) if name == "note" else self._statistics[name]
+        return DictionaryColumn.of(self._notes) if name == "note" else self._statistics[name]
 
     def _measure_all(self) -> None:
         """Measure what was not yet, each file once, and put it in place together."""
@@ -138,10 +138,10 @@ class MeasuredTable(Table):
             return column
         return super().numbers(name)
 
-    def coded(self, name: str) -> Coded[Any]:
+    def coded(self, name: str) -> DictionaryColumn[Any]:
         if name == "note":
             column = self._all(name)
-            assert isinstance(column, Coded)
+            assert isinstance(column, DictionaryColumn)
             return column
         return super().coded(name)
 
@@ -149,7 +149,7 @@ class MeasuredTable(Table):
         if name not in MEASURED:
             return super().valid(name)
         column = self._all(name)
-        if isinstance(column, Coded):
+        if isinstance(column, DictionaryColumn):
             return column.codes >= 0
         return self._masks[name] if name == "fingerprint" else _is_known(column)
 

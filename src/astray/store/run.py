@@ -20,8 +20,8 @@ from astray.errors import RunError, UsageError
 from astray.part import Part
 from astray.records import Frame, Key, Setup
 from astray.stats import dtypes
-from astray.store.arrow import Joined
-from astray.store.columns import Coded, Column, Table
+from astray.store.arrow import RunTable
+from astray.store.columns import Column, DictionaryColumn, Table
 from astray.store.run_info import End, RunInfo
 from astray.wording import counted
 
@@ -282,13 +282,13 @@ class Run:
             raise RunError(f"{self.path} has statistics but no values of {describe(key)}. Record with keep='tensors'.")
         return known_to_numpy(raw, rank.tensors["dtype"][row])
 
-    def table(self) -> Joined:
+    def table(self) -> RunTable:
         """Tensors and their calls of all ranks as one table, for pandas, Polars, DuckDB and pyarrow.
 
         >>> pyarrow.table(run.table()).num_rows
         9120
         """
-        return Joined(self.ranks)
+        return RunTable(self.ranks)
 
     def risk(
         self,
@@ -401,12 +401,12 @@ def _narrow(
 ) -> npt.NDArray[Any]:
     """Keep the rows whose `column`, looked up `at` their places, has the key's value."""
     wanted = getattr(key, field)
-    cells = column.codes[at] if isinstance(column, Coded) else column[at]
-    kept: npt.NDArray[Any] = rows[cells == (column.code(wanted) if isinstance(column, Coded) else wanted)]
+    cells = column.codes[at] if isinstance(column, DictionaryColumn) else column[at]
+    kept: npt.NDArray[Any] = rows[cells == (column.code(wanted) if isinstance(column, DictionaryColumn) else wanted)]
     if len(kept):
         return kept
     present = np.unique(cells).tolist()
-    found = [column.values[code] for code in present] if isinstance(column, Coded) else present
+    found = [column.values[code] for code in present] if isinstance(column, DictionaryColumn) else present
     raise RunError(f"{where} has no {describe(key)}: {_instead(field, wanted, found)}")
 
 

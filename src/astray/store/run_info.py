@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from astray.errors import RunError
-from astray.records import Missed
+from astray.records import MissedTensor
 from astray.safe_text import check_depth
 from astray.store import safe_paths as enclosure
 
@@ -101,7 +101,7 @@ class End(msgspec.Struct, kw_only=True):
     values: int = 0  # how many blobs
     value_bytes: int = 0
     waited_seconds: float = 0.0  # how long the program stood still because the disk was slower
-    missed: list[Missed] = []  # what was not observed, why, how often
+    missed: list[MissedTensor] = []  # what was not observed, why, how often
     why: str | None = None  # of a flight recording: why this rank wrote it
 
 

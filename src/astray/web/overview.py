@@ -8,9 +8,9 @@ import numpy as np
 
 from astray.comparison.blame.suspects import Suspect
 from astray.comparison.comparison import Comparison
-from astray.comparison.divergence import Divergence, Place
+from astray.comparison.divergence import Divergence, TensorPlace
 from astray.comparison.setup.setup_difference import SetupDifference
-from astray.comparison.setup.wording import shown
+from astray.comparison.setup.wording import subject_text
 from astray.comparison.verdict import AGREEING
 from astray.formatting import figures
 from astray.nonfinite.alarm import Alarm
@@ -29,7 +29,7 @@ from astray.report.text import (
     wrong_besides,
 )
 from astray.store import CheckpointRun, Table
-from astray.web.views import CallKey, ComparisonView, RunView, View
+from astray.web.views import CallKey, ComparisonView, ResultView, RunView
 from astray.web.wire import Document
 
 MOST_ALARMS = 200
@@ -41,7 +41,7 @@ MOST_SETTINGS = 200
 _KEY = ("step", "micro", "call", "recompute", "site", "phase", "role", "path")
 
 
-def overview_of(view: View) -> Document:
+def overview_of(view: ResultView) -> Document:
     """The answer of a comparison, or what is wrong in a run."""
     with view.lock:
         if isinstance(view, ComparisonView):
@@ -87,8 +87,8 @@ def _setting(comparison: Comparison, one: SetupDifference) -> Document:
         "sentence": with_ranks(one, comparison),
         "subject": one.subject,
         "name": one.name,
-        "reference": "–" if one.reference is None else shown(one.reference),
-        "candidate": "–" if one.candidate is None else shown(one.candidate),
+        "reference": "–" if one.reference is None else subject_text(one.reference),
+        "candidate": "–" if one.candidate is None else subject_text(one.candidate),
         "effect": one.expected_effect,
         "kind": one.kind,
         "step": one.step,
@@ -153,11 +153,11 @@ def _evidence(first: Divergence, exact: bool) -> list[str]:
     return [f"Error: {error_of(first)}.", *sure, *bits, *first.evidence[len(first.settings) :]]
 
 
-def _told(pairs: Table, place: Place, rank: int, sentence: str) -> Document:
+def _told(pairs: Table, place: TensorPlace, rank: int, sentence: str) -> Document:
     return {"row": row_of(pairs, place, rank), "sentence": sentence}
 
 
-def row_of(pairs: Table, place: Place, rank: int) -> int | None:
+def row_of(pairs: Table, place: TensorPlace, rank: int) -> int | None:
     """The row of a place; of a call as such its first row. None when there is none."""
     mask = pairs.numbers("rank") == rank
     for name in _KEY:

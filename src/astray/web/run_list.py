@@ -17,7 +17,7 @@ from astray.report import checkpoints
 from astray.store import CheckpointRun, Run, open_run
 from astray.store.formats import formats
 from astray.store.safe_paths import entries
-from astray.web.views import View
+from astray.web.views import ResultView
 from astray.web.wire import Document
 
 DEPTH = 2
@@ -25,7 +25,7 @@ MOST = 1000
 """How deep below a folder runs are looked for, and how many are taken."""
 
 
-class Shelf:
+class RunList:
     """Runs by number.
 
     >>> shelf = Shelf(["runs/good", "runs/bad"])
@@ -123,7 +123,7 @@ Mode = Literal["live", "file"]
 DONE: Document = {"state": "done", "done": 0, "total": 0, "text": ""}
 
 
-def session_of(view: View, options: Mapping[str, Any]) -> Document:
+def session_of(view: ResultView, options: Mapping[str, Any]) -> Document:
     """The session of a file, which is about one comparison or one run."""
     runs = [run_document(str(number), run) for number, run in enumerate(view.runs)]
     return document("file", view.kind, runs, [run["id"] for run in runs], options, DONE)

@@ -41,7 +41,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ANY = ("", "0.0.0.0", "::")
 
 
-class Keyring:
+class AccessToken:
     """The token of a server, and the cookie that stands for it once it was shown."""
 
     def __init__(self, token: str | None = None) -> None:
@@ -73,10 +73,10 @@ def names_of(host: str) -> set[str]:
     return names
 
 
-class Guarded:
+class CheckedApplication:
     """An application behind all checks. `/` may be asked for without a cookie: it looks at the token itself."""
 
-    def __init__(self, app: ASGIApp, keyring: Keyring, host: str) -> None:
+    def __init__(self, app: ASGIApp, keyring: AccessToken, host: str) -> None:
         self._app = app
         self._keyring = keyring
         self._names = names_of(host)

@@ -33,11 +33,11 @@ from astray.errors import AstrayError, UsageError
 from astray.report.csv import write_csv
 from astray.report.xlsx import write_xlsx
 from astray.web.connections import Connection, most_open
-from astray.web.index import Page, live_html
-from astray.web.safety import Guarded, Keyring
+from astray.web.index import PageAssets, live_html
+from astray.web.safety import AccessToken, CheckedApplication
 from astray.web.views import ComparisonView
 from astray.web.wire import Document, encode
-from astray.web.workspace import Busy, Desk
+from astray.web.workspace import Workspace, WorkspaceBusyError
 from astray.wording import did_you_mean
 
 LAST_PORT = 65535
@@ -47,7 +47,7 @@ WAITING = 128
 _NO_TOKEN = "The token is missing or wrong. Open the address that astray view has printed."
 
 
-def application(desk: Desk, page: Page, keyring: Keyring, host: str = "127.0.0.1") -> ASGIApp:
+def application(desk: Workspace, page: PageAssets, keyring: AccessToken, host: str = "127.0.0.1") -> ASGIApp:
     """The whole server as an ASGI application."""
     answers = _Answers(desk, page, keyring)
     app = Starlette(
@@ -66,13 +66,13 @@ def application(desk: Desk, page: Page, keyring: Keyring, host: str = "127.0.0.1
         ],
         exception_handlers={AstrayError: _sentence, HTTPException: _sentence, Exception: _fault},
     )
-    return Guarded(app, keyring, host)
+    return CheckedApplication(app, keyring, host)
 
 
 class _Answers:
     """One method for each address."""
 
-    def __init__(self, desk: Desk, page: Page, keyring: Keyring) -> None:
+    def __init__(self, desk: Workspace, page: PageAssets, keyring: AccessToken) -> None:
         self._desk = desk
         self._page = page
         self._keyring = keyring
@@ -127,7 +127,7 @@ class _Answers:
         asked = request.query_params
         chosen = asked.get("filter") or None, asked.get("sort") or None
         concluded = asked.get("conclusion") == "1"
-        made = Exported(view.comparison, kind, *chosen, conclusion=concluded, metric=asked.get("metric") or "error")
+        made = ExportedFile(view.comparison, kind, *chosen, conclusion=concluded, metric=asked.get("metric") or "error")
         gone = BackgroundTask(made.close)
         return FileResponse(made.path, media_type=MEDIA[kind], filename=f"pairs.{kind}", background=gone)
 
@@ -172,7 +172,7 @@ def _sentence(_: Request, error: Exception) -> Response:
     """What went wrong, in the words of whoever raised it."""
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code)
-    return JSONResponse({"error": str(error)}, 409 if isinstance(error, Busy) else 422)
+    return JSONResponse({"error": str(error)}, 409 if isinstance(error, WorkspaceBusyError) else 422)
 
 
 def _fault(_: Request, error: Exception) -> Response:
@@ -232,7 +232,7 @@ _WORST_FIRST = (Verdict.NON_FINITE, Verdict.DIVERGED, Verdict.SHAPE, Verdict.DTY
 """Of a site's wrong rows the one that stands for it: the weights of `page/src/marks.ts`."""
 
 
-class Exported:
+class ExportedFile:
     """A file, and the folder it lies in until `close`.
 
     conclusion: of each site that is wrong its worst row, by `metric`.

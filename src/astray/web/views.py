@@ -19,9 +19,9 @@ from astray.comparison.verdict import AGREEING
 from astray.errors import AstrayError
 from astray.nonfinite.alarm import Alarm
 from astray.nonfinite.report import besides
-from astray.store import CheckpointRun, Coded, RankRun, Run, Table
-from astray.web.calls import Calls, calls_of_pairs, calls_of_rows
-from astray.web.columns import Places, comparison_columns, run_columns
+from astray.store import CheckpointRun, DictionaryColumn, RankRun, Run, Table
+from astray.web.calls import CallIndex, calls_of_pairs, calls_of_rows
+from astray.web.columns import RowLocations, comparison_columns, run_columns
 from astray.web.wire import Column
 
 Ints = npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ CallKey = tuple[int, int, str, str, int]
 """What an alarm names a call by: rank, step, site, phase and number."""
 
 
-class Tensor(NamedTuple):
+class TensorRef(NamedTuple):
     """A tensor in one of the runs: its rank, and its row in that rank's table."""
 
     rank: RankRun
@@ -46,7 +46,7 @@ class Tensor(NamedTuple):
         return self.rank.tensors.row(self.row)
 
 
-class View(ABC):
+class ResultView(ABC):
     """What can be asked of a comparison or of a run. Rows are those of the page's table."""
 
     kind: str
@@ -57,7 +57,7 @@ class View(ABC):
         self._homes: dict[tuple[int, int], Ints] = {}
 
     @cached_property
-    def calls(self) -> Calls:
+    def calls(self) -> CallIndex:
         """The calls of all rows."""
         return self._numbered()
 
@@ -67,7 +67,7 @@ class View(ABC):
         """The columns of the page's table."""
 
     @abstractmethod
-    def _numbered(self) -> Calls: ...
+    def _numbered(self) -> CallIndex: ...
 
     @abstractmethod
     def __len__(self) -> int:
@@ -81,13 +81,13 @@ class View(ABC):
     def wrong(self, rows: Ints) -> Bools:
         """Which of some rows are worth going to first."""
 
-    def sides(self, row: int) -> tuple[Tensor | None, Tensor | None]:
+    def sides(self, row: int) -> tuple[TensorRef | None, TensorRef | None]:
         """The tensor of a row in the reference, or in the only run, and in the candidate."""
-        found: list[Tensor | None] = [None, None]
+        found: list[TensorRef | None] = [None, None]
         for side, run in enumerate(self.runs):
             ranks, rows = self.places(side)
             if rows[row] >= 0:
-                found[side] = Tensor(run.ranks[int(ranks[row])], int(rows[row]))
+                found[side] = TensorRef(run.ranks[int(ranks[row])], int(rows[row]))
         return found[0], found[1]
 
     def rows_of(self, side: int, rank: int, tensors: list[int]) -> list[int]:
@@ -103,10 +103,10 @@ class View(ABC):
     def cell(self, name: str, row: int) -> Any:
         """A cell of the table, a word that is null as None."""
         column = self.table[name]
-        return column[row] if isinstance(column, Coded) else column[row].item()
+        return column[row] if isinstance(column, DictionaryColumn) else column[row].item()
 
 
-class ComparisonView(View):
+class ComparisonView(ResultView):
     """A comparison; its rows are those of `comparison.pairs`."""
 
     kind = "comparison"
@@ -120,7 +120,7 @@ class ComparisonView(View):
     def table(self) -> dict[str, Column]:
         return comparison_columns(self.comparison, self.calls)
 
-    def _numbered(self) -> Calls:
+    def _numbered(self) -> CallIndex:
         return calls_of_pairs(self.comparison)
 
     def __len__(self) -> int:
@@ -133,7 +133,7 @@ class ComparisonView(View):
         return ~np.isin(self.pairs.coded("verdict").codes[rows], AGREEING)
 
 
-class RunView(View):
+class RunView(ResultView):
     """One run alone; its rows are the tensors of all ranks, one rank after another."""
 
     kind = "run"
@@ -143,14 +143,14 @@ class RunView(View):
         self.run = run
 
     @cached_property
-    def _places(self) -> Places:
-        return Places.of(self.run)
+    def _places(self) -> RowLocations:
+        return RowLocations.of(self.run)
 
     @cached_property
     def table(self) -> dict[str, Column]:
         return run_columns(self.run, self._places, self.calls)
 
-    def _numbered(self) -> Calls:
+    def _numbered(self) -> CallIndex:
         return calls_of_rows(self.run, self._places.rank, self._places.row)
 
     def __len__(self) -> int:
@@ -187,4 +187,4 @@ class RunView(View):
 
 
 def _taken(column: Column, rows: Ints) -> list[Any]:
-    return column.take(rows).tolist() if isinstance(column, Coded) else column[rows].tolist()
+    return column.take(rows).tolist() if isinstance(column, DictionaryColumn) else column[rows].tolist()

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.report.csv import word
-from astray.store import Coded
+from astray.store import DictionaryColumn
 
 Document = dict[str, Any]
-Column = npt.NDArray[Any] | Coded[Any]
+Column = npt.NDArray[Any] | DictionaryColumn[Any]
 
 _ALIGNMENT = 8  # bytes: the page lays typed arrays over the answer, and those of float64 need it
 _TYPES = {"b": "u8", "f": "f64", "i": "i32", "u": "i32"}
@@ -59,8 +59,8 @@ def pack(columns: Mapping[str, Column]) -> bytes:
     arrays: list[npt.NDArray[Any]] = []
     offset = 0
     for name, column in columns.items():
-        words = [word(value) for value in column.values] if isinstance(column, Coded) else None
-        numbers = column.codes if isinstance(column, Coded) else column
+        words = [word(value) for value in column.values] if isinstance(column, DictionaryColumn) else None
+        numbers = column.codes if isinstance(column, DictionaryColumn) else column
         kind = _type_of(numbers)
         header["columns"].append({"name": name, "type": kind, "offset": offset, "words": words})
         arrays.append(numbers.astype(_STORED[kind]))

@@ -19,7 +19,7 @@ from astray.foreign.hooktools import layout as hooktools
 from astray.web.detail import detail_of
 from astray.web.options import arguments_of
 from astray.web.overview import overview_of
-from astray.web.run_list import Shelf, document
+from astray.web.run_list import RunList, document
 from astray.web.views import ComparisonView, RunView
 from astray.web.wire import Document, encode, pack
 
@@ -27,11 +27,11 @@ CACHED = 64
 """Details that are kept: somebody who goes back and forth should not wait twice."""
 
 
-class Busy(AstrayError):  # noqa: N818 - reads as the fact it states
+class WorkspaceBusyError(AstrayError):
     """Something else is under way, or there is nothing to show yet."""
 
 
-class Asked(NamedTuple):
+class ViewRequest(NamedTuple):
     """What somebody wants to see: one run or two by their numbers, the options of the page, a run that shows noise."""
 
     chosen: tuple[str, ...] = ()
@@ -39,10 +39,10 @@ class Asked(NamedTuple):
     noise: str | None = None
 
 
-class Shown:
+class ShownView:
     """A view and what was made of it."""
 
-    def __init__(self, view: ComparisonView | RunView, asked: Asked, generation: int) -> None:
+    def __init__(self, view: ComparisonView | RunView, asked: ViewRequest, generation: int) -> None:
         self.view = view
         self.asked = asked
         self.generation = generation
@@ -70,26 +70,26 @@ class Shown:
         return found
 
 
-class Desk:
+class Workspace:
     """The runs, what is shown of them, and what is being done.
 
     fixed: arguments of `compare` that hold for every comparison and that the page cannot change, such as a mapping.
     """
 
-    def __init__(self, shelf: Shelf, fixed: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, shelf: RunList, fixed: Mapping[str, Any] | None = None) -> None:
         self.shelf = shelf
         self._fixed = dict(fixed or {})
         self._lock = threading.RLock()
-        self._shown: Shown | None = None
-        self._job = Job()
-        self._asked = Asked()
+        self._shown: ShownView | None = None
+        self._job = BackgroundJob()
+        self._asked = ViewRequest()
 
     @property
-    def shown(self) -> Shown:
+    def shown(self) -> ShownView:
         """What is shown. Raises Busy when that is nothing yet."""
         found = self._shown
         if found is None:
-            raise Busy("Nothing has been compared yet. Choose a run, or two.")
+            raise WorkspaceBusyError("Nothing has been compared yet. Choose a run, or two.")
         return found
 
     def session(self) -> Document:
@@ -105,17 +105,19 @@ class Desk:
             "generation": 0 if shown is None else shown.generation,
         }
 
-    def look(self, reference: str, candidate: str | None, options: Mapping[str, Any], noise: str | None = None) -> Job:
+    def look(
+        self, reference: str, candidate: str | None, options: Mapping[str, Any], noise: str | None = None
+    ) -> BackgroundJob:
         """Begin to compare two runs, or to read one. Raises UsageError for what was asked wrongly, Busy while busy."""
         arguments = self._fixed | arguments_of(options)
-        asked = Asked((reference,) if candidate is None else (reference, candidate), options, noise)
+        asked = ViewRequest((reference,) if candidate is None else (reference, candidate), options, noise)
         for number in asked.chosen:
             self.shelf.path(number)
         if noise is not None:
             arguments["noise"] = self.shelf.path(noise)
         with self._lock:
             if self._job.running:
-                raise Busy("A comparison is under way. Stop it first.")
+                raise WorkspaceBusyError("A comparison is under way. Stop it first.")
             self._asked = asked
 
             def work(progress: Progress) -> None:
@@ -123,7 +125,7 @@ class Desk:
                 view = self._read(reference) if alone else self._compare(asked.chosen, arguments, progress)
                 self._show(view, asked)
 
-            self._job = Job(work, "comparing values" if candidate is not None else "reading the run")
+            self._job = BackgroundJob(work, "comparing values" if candidate is not None else "reading the run")
             return self._job.start()
 
     def stop(self) -> None:
@@ -146,11 +148,11 @@ class Desk:
         self.shelf.hold(number, view.run)
         return view
 
-    def _show(self, view: ComparisonView | RunView, asked: Asked) -> None:
+    def _show(self, view: ComparisonView | RunView, asked: ViewRequest) -> None:
         _ = view.calls  # so that the first document is there at once
         with self._lock:
             number = 1 if self._shown is None else self._shown.generation + 1
-            self._shown = Shown(view, asked, number)
+            self._shown = ShownView(view, asked, number)
 
 
 def _shown(value: Any) -> str:
@@ -167,11 +169,11 @@ Work = Callable[[Progress], None]
 """Does the work, and tells how far it is: (done, total)."""
 
 
-class Stopped(BaseException):
+class JobStopped(BaseException):
     """Raised out of a report of progress when somebody wants the work to end; nobody's `except Exception` takes it."""
 
 
-class Job:
+class BackgroundJob:
     """One piece of work. `idle` until it is started, then it runs once."""
 
     def __init__(self, work: Work | None = None, text: str = "") -> None:
@@ -183,7 +185,7 @@ class Job:
         self.text = text
         self._thread: threading.Thread | None = None
 
-    def start(self) -> Job:
+    def start(self) -> BackgroundJob:
         """Begin, in a thread that does not keep the program alive."""
         self.state = "running"
         thread = threading.Thread(target=self._run, name="astray comparison", daemon=True)
@@ -217,7 +219,7 @@ class Job:
 
     def _progress(self, done: int, total: int) -> None:
         if self._stop.is_set():
-            raise Stopped
+            raise JobStopped
         with self._lock:
             self.done, self.total = done, total
 
@@ -227,7 +229,7 @@ class Job:
             self._progress(0, 0)
             self._work(self._progress)
             self._end("done", "")
-        except Stopped:
+        except JobStopped:
             self._end("stopped", "Stopped before it was done.")
         except AstrayError as error:
             self._end("failed", str(error))

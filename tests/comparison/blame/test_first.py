@@ -14,7 +14,7 @@ import astray
 from astray.comparison.blame.first import _oddness
 from astray.comparison.comparison import compare
 from astray.comparison.verdict import Verdict
-from astray.store import Coded, Table
+from astray.store import DictionaryColumn, Table
 from block_models import train
 
 ONES = np.ones(8, np.float32)
@@ -598,7 +598,11 @@ def test_a_gradient_by_another_name_was_not_stopped(runs: Any, sent: str | None,
 
 def test_weights_that_are_off_without_end_are_no_overflow() -> None:
     """As the statistics of a damaged run may have it."""
-    sites = Coded.of([f"h.{number}" for number in range(4)])
-    words = {"verdict": Coded.of([Verdict.DIVERGED] * 4), "site": sites, "path": Coded.of(["weight"] * 4)}
+    sites = DictionaryColumn.of([f"h.{number}" for number in range(4)])
+    words = {
+        "verdict": DictionaryColumn.of([Verdict.DIVERGED] * 4),
+        "site": sites,
+        "path": DictionaryColumn.of(["weight"] * 4),
+    }
     score = _oddness(Table({**words, "error": np.array([1e308, 1e308, 1e308, 1e-3])}), np.arange(4))
     assert not np.isnan(score).any()

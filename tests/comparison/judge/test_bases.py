@@ -12,7 +12,7 @@ import torch
 import astray
 from astray.comparison.comparison import compare
 from astray.comparison.judge import thresholds as t
-from astray.comparison.judge.sources import Unit
+from astray.comparison.judge.sources import Producer
 from block_models import Blocks, train
 from judging import Judged
 from record_builders import Builder
@@ -66,7 +66,11 @@ def test_a_fault_beside_them_is_named() -> None:
 def test_limits_are_narrow_as_long_as_weights_are_the_same(tmp_path: Path) -> None:
     how: dict[str, Any] = {"steps": 2}
     judged = Judged(*map(astray.open, (train(tmp_path / "a", **how), train(tmp_path / "b", noise=1e-7, **how))))
-    drifted, step, made = judged.bases.drifted, judged.sources.step, judged.sources.is_unit(Unit.CALL, Unit.CODE)
+    drifted, step, made = (
+        judged.bases.drifted,
+        judged.sources.step,
+        judged.sources.is_unit(Producer.CALL, Producer.CODE),
+    )
     assert not drifted["values"][step == 0].any()
     assert drifted["values"][step == 1].all()
     assert drifted["norm"].tolist() == ((step == 1) & made).tolist()  # weights and their gradients are made without
@@ -75,7 +79,7 @@ def test_limits_are_narrow_as_long_as_weights_are_the_same(tmp_path: Path) -> No
 def test_where_no_weight_was_recorded_they_may_have_drifted(tmp_path: Path) -> None:
     how: dict[str, Any] = {"roles": ["input", "output"]}
     judged = Judged(*map(astray.open, (train(tmp_path / "a", **how), train(tmp_path / "b", noise=1e-7, **how))))
-    assert judged.bases.drifted["norm"][judged.sources.is_unit(Unit.CALL, Unit.CODE)].all()
+    assert judged.bases.drifted["norm"][judged.sources.is_unit(Producer.CALL, Producer.CODE)].all()
 
 
 def test_what_weights_are_off_by_is_in_sums_of_their_results(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import astray
-from astray.comparison.judge.sources import Unit
+from astray.comparison.judge.sources import Producer
 from block_models import Blocks, scaled, train
 from judging import Judged
 
@@ -42,22 +42,22 @@ def explains(judged: Judged, key: tuple[Any, ...]) -> set[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     ("key", "unit"),
     [
-        ((0, FORWARD, "<root>", 0, "input", "0"), Unit.START),
-        ((0, FORWARD, "h.0", 0, "input", "0"), Unit.CARRIED),
-        ((0, FORWARD, "h.0.up", 0, "parameter", "weight"), Unit.START),
-        ((0, FORWARD, "h.0.up", 0, "input", "0"), Unit.CARRIED),
-        ((0, FORWARD, "h.0.up", 0, "output", "out"), Unit.CALL),
-        ((0, FORWARD, "<root>", 0, "output", "out"), Unit.CARRIED),
-        ((0, BACKWARD, "<root>", 0, "input", "out"), Unit.CODE),
-        ((0, BACKWARD, "h.0.up", 0, "output", "0"), Unit.CALL),
-        ((0, BACKWARD, "h.0.up.weight", 0, "gradient", "grad"), Unit.GRADIENT),
-        ((1, FORWARD, "<root>", 0, "input", "0"), Unit.START),
-        ((1, FORWARD, "h.0.up", 0, "parameter", "weight"), Unit.WEIGHT),
+        ((0, FORWARD, "<root>", 0, "input", "0"), Producer.START),
+        ((0, FORWARD, "h.0", 0, "input", "0"), Producer.CARRIED),
+        ((0, FORWARD, "h.0.up", 0, "parameter", "weight"), Producer.START),
+        ((0, FORWARD, "h.0.up", 0, "input", "0"), Producer.CARRIED),
+        ((0, FORWARD, "h.0.up", 0, "output", "out"), Producer.CALL),
+        ((0, FORWARD, "<root>", 0, "output", "out"), Producer.CARRIED),
+        ((0, BACKWARD, "<root>", 0, "input", "out"), Producer.CODE),
+        ((0, BACKWARD, "h.0.up", 0, "output", "0"), Producer.CALL),
+        ((0, BACKWARD, "h.0.up.weight", 0, "gradient", "grad"), Producer.GRADIENT),
+        ((1, FORWARD, "<root>", 0, "input", "0"), Producer.START),
+        ((1, FORWARD, "h.0.up", 0, "parameter", "weight"), Producer.WEIGHT),
     ],
     ids=str,
 )
-def test_how_rows_came_about(recorded: Judged, key: tuple[Any, ...], unit: Unit) -> None:
-    assert Unit(recorded.sources.unit[recorded.rows()[key]]) == unit
+def test_how_rows_came_about(recorded: Judged, key: tuple[Any, ...], unit: Producer) -> None:
+    assert Producer(recorded.sources.unit[recorded.rows()[key]]) == unit
 
 
 def test_a_result_came_from_what_its_call_was_given(recorded: Judged) -> None:
@@ -122,12 +122,12 @@ def test_buffers_came_from_what_was_averaged_and_code_between_calls_from_results
     sides = train(tmp_path / "a", model=Normed, steps=2), train(tmp_path / "b", model=Normed, steps=2, noise=1e-7)
     judged = Judged(*map(astray.open, sides))
     now = (1, FORWARD, "bn", 0, "state", "running_mean")
-    assert Unit(judged.sources.unit[judged.rows()[now]]) == Unit.BUFFER
+    assert Producer(judged.sources.unit[judged.rows()[now]]) == Producer.BUFFER
     assert {(0, FORWARD, "bn", 0, "input", "0"), (0, FORWARD, "bn", 0, "state", "running_mean")} <= explains(
         judged, now
     )
     between = (0, FORWARD, "out", 0, "input", "0")
-    assert Unit(judged.sources.unit[judged.rows()[between]]) == Unit.CODE
+    assert Producer(judged.sources.unit[judged.rows()[between]]) == Producer.CODE
     assert explains(judged, between) == {
         (0, FORWARD, "bn", 0, "output", "out"),
         (0, FORWARD, "<root>", 0, "input", "0"),

@@ -13,7 +13,7 @@ import astray
 from astray.store import Run
 from astray.web.detail import detail_of
 from astray.web.overview import overview_of
-from astray.web.views import ComparisonView, RunView, View
+from astray.web.views import ComparisonView, ResultView, RunView
 from astray.web.wire import encode, pack
 from record_builders import Builder
 
@@ -50,7 +50,7 @@ def built(chance: random.Random, keep: str) -> Run:
     return rows.run
 
 
-def looked_at(view: View) -> None:
+def looked_at(view: ResultView) -> None:
     encode(overview_of(view))
     pack(view.table)
     for row in range(0, len(view), 5):

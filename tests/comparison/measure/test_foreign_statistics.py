@@ -11,7 +11,7 @@ import pytest
 
 import astray
 from astray.comparison.measure import metrics
-from astray.foreign.dump_rows import GatheredRank, Gathering
+from astray.foreign.dump_rows import DumpRank, DumpRows
 from astray.records import Statistics
 from astray.store import Run, RunInfo
 
@@ -23,10 +23,10 @@ def run(
     statistics: Statistics | None, *, prints: str = "astray", fingerprint: int | None = None, dtype: str = "float32"
 ) -> Run:
     """A run of one call, whose output this is."""
-    rows = Gathering()
+    rows = DumpRows()
     seq = rows.call("layer", "Linear")
     rows.tensor(seq, "output", "out", dtype, (8, 8), statistics=statistics, fingerprint=fingerprint)
-    rank = GatheredRank(0, rows.source())
+    rank = DumpRank(0, rows.source())
     rank.fingerprints = prints
     return Run(Path("run"), RunInfo(astray="", created=""), {0: rank})
 

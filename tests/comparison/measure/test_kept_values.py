@@ -12,7 +12,7 @@ from torch import nn
 import astray
 from astray.comparison.comparison import compare
 from astray.comparison.measure import evidence
-from astray.comparison.measure.kept_values import Kept, Selection, Source, labelled, shared, with_part
+from astray.comparison.measure.kept_values import EvidenceSource, KeptSelection, KeptValues, labelled, shared, with_part
 from astray.stats.kernels import contrast, sample_positions
 
 RIGHT = np.arange(1, 25, dtype=np.float32).reshape(2, 3, 4)
@@ -186,16 +186,16 @@ def test_ranks_and_settings_that_changed_are_told_apart(runs):
 
 
 def test_shared_in_columns():
-    one = Kept(np.array([-1, -1, -1, 0, 0, 0, 0, -1, -1]), np.array([-1, -1, 5, -1, -1, 4, -1, 5, 5]))
-    other = Kept(np.array([-1, 2, -1, 0, 1, 0, 0, -1, 0]), np.array([-1, -1, -1, -1, -1, 4, 3, 6, -1]))
+    one = KeptValues(np.array([-1, -1, -1, 0, 0, 0, 0, -1, -1]), np.array([-1, -1, 5, -1, -1, 4, -1, 5, 5]))
+    other = KeptValues(np.array([-1, 2, -1, 0, 1, 0, 0, -1, 0]), np.array([-1, -1, -1, -1, -1, 4, 3, 6, -1]))
     expected = ["VALUES", "SLICE", "SAMPLE", "SLICE", "NONE", "SAMPLE", "SAMPLE", "NONE", "NONE"]
     for sides in ((one, other), (other, one)):
-        assert [Source(code).name for code in shared(*sides)] == expected
+        assert [EvidenceSource(code).name for code in shared(*sides)] == expected
 
 
 def test_a_selection_is_narrowed_to_what_both_have():
     values = np.arange(12).reshape(3, 4)
-    whole, part, sample = Selection(None, -1), Selection("1:2", -1), Selection("1:2", 2)
+    whole, part, sample = KeptSelection(None, -1), KeptSelection("1:2", -1), KeptSelection("1:2", 2)
     assert whole.both(part) == part
     assert sample.both(whole) == part.both(sample) == sample
     assert whole.narrow(values, part).tolist() == [[4, 5, 6, 7]]
@@ -206,7 +206,13 @@ def test_a_selection_is_narrowed_to_what_both_have():
 
 def test_labels_are_in_order_from_the_worst():
     codes = np.array(
-        [Source.VALUES, with_part(Source.SLICE, 1), with_part(Source.SAMPLE, 0), Source.NONE, Source.SAMPLE]
+        [
+            EvidenceSource.VALUES,
+            with_part(EvidenceSource.SLICE, 1),
+            with_part(EvidenceSource.SAMPLE, 0),
+            EvidenceSource.NONE,
+            EvidenceSource.SAMPLE,
+        ]
     )
     found = labelled(codes, ["1:", ":2"])
     assert found.tolist() == ["values", "values of the slice :2", "sample of the slice 1:", "none", "sample"]

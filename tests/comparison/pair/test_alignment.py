@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from astray.comparison.pair.alignment import Alignment, Words, align, merge
-from astray.comparison.rows import Reading, Vocabulary, read_rows
+from astray.comparison.rows import RowReader, StringTable, read_rows
 from astray.graph.keys import find, number_repeats, one_key
-from astray.steps import Steps
+from astray.steps import StepSelection
 
 
 def pairs_of(reference, candidate, steps=None, **ways) -> Alignment:
-    vocabularies = defaultdict(Vocabulary)
-    reading = Reading(Steps.parse(steps))
+    vocabularies = defaultdict(StringTable)
+    reading = RowReader(StepSelection.parse(steps))
     sides = [read_rows(side.run.ranks[0], vocabularies, reading) for side in (reference, candidate)]
     return align(*sides, Words(vocabularies["kind"].words, vocabularies["site"].words), **ways)
 

@@ -7,7 +7,7 @@ import pytest
 
 from astray.comparison.comparison import compare
 from astray.comparison.pair.joined_rank import JoinedRank, encode
-from astray.comparison.pair.micro_groups import APART, NO_BATCH, Along, along
+from astray.comparison.pair.micro_groups import APART, NO_BATCH, JoinDimension, along
 from astray.comparison.verdict import SENTENCES, Reason
 from astray.errors import CompareError
 from astray.records import Call, Tensor
@@ -48,20 +48,20 @@ def only(diff):
 @pytest.mark.parametrize(
     ("reference", "candidate", "found"),
     [
-        ([(8, 3)], [(2, 3)] * 4, Along(0, True, True)),
-        ([(3, 8)], [(3, 2), (3, 6)], Along(1, True, True, stacks=False)),
-        ([(4, 3)] * 2, [(2, 3)] * 4, Along(0, True, True)),
-        ([(8, 3)], [(2, 3)] * 3, Along(0, True, False)),
-        ([(3, 3)], [(3, 3)] * 2, Along(NO_BATCH, False, True)),
-        ([()], [()] * 2, Along(NO_BATCH, False, True, stacks=False)),
-        ([(2, 3)] * 2, [(2, 3)] * 2, Along(NO_BATCH, False, True, same_cut=True)),
-        ([(2, 3), (1, 3)], [(2, 3), (1, 3)], Along(0, True, True, same_cut=True)),
-        ([(8, 8)], [(2, 2)] * 4, Along(APART, True, False)),
-        ([(8, 3)], [(2, 3, 1)] * 4, Along(APART, True, False)),
-        ([(8, 3)], [(2, 4), (2, 5)], Along(APART, True, False, stacks=False)),
-        ([], [(2, 3), (1, 3)], Along(0, False, True)),
-        ([], [(2, 3), (2, 1)], Along(APART, False, True, stacks=False)),
-        ([()] * 2, [], Along(NO_BATCH, False, True, stacks=False)),
+        ([(8, 3)], [(2, 3)] * 4, JoinDimension(0, True, True)),
+        ([(3, 8)], [(3, 2), (3, 6)], JoinDimension(1, True, True, stacks=False)),
+        ([(4, 3)] * 2, [(2, 3)] * 4, JoinDimension(0, True, True)),
+        ([(8, 3)], [(2, 3)] * 3, JoinDimension(0, True, False)),
+        ([(3, 3)], [(3, 3)] * 2, JoinDimension(NO_BATCH, False, True)),
+        ([()], [()] * 2, JoinDimension(NO_BATCH, False, True, stacks=False)),
+        ([(2, 3)] * 2, [(2, 3)] * 2, JoinDimension(NO_BATCH, False, True, same_cut=True)),
+        ([(2, 3), (1, 3)], [(2, 3), (1, 3)], JoinDimension(0, True, True, same_cut=True)),
+        ([(8, 8)], [(2, 2)] * 4, JoinDimension(APART, True, False)),
+        ([(8, 3)], [(2, 3, 1)] * 4, JoinDimension(APART, True, False)),
+        ([(8, 3)], [(2, 4), (2, 5)], JoinDimension(APART, True, False, stacks=False)),
+        ([], [(2, 3), (1, 3)], JoinDimension(0, False, True)),
+        ([], [(2, 3), (2, 1)], JoinDimension(APART, False, True, stacks=False)),
+        ([()] * 2, [], JoinDimension(NO_BATCH, False, True, stacks=False)),
     ],
 )
 def test_shapes_tell_the_batch(reference, candidate, found):

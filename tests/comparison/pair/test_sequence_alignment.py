@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from astray.comparison.pair import sequence_alignment as stream
-from astray.comparison.pair.sequence_alignment import GAP, NEXT, Stream, pair_streams
+from astray.comparison.pair.sequence_alignment import GAP, NEXT, CallStream, pair_streams
 
 
-def of(kinds, details=None, names=None, sizes=None) -> Stream:
+def of(kinds, details=None, names=None, sizes=None) -> CallStream:
     count = len(kinds)
     kinds = np.array([ord(kind) for kind in kinds] if isinstance(kinds, str) else kinds, np.int64)
     zeros = np.zeros(count, np.int64)
-    return Stream(
+    return CallStream(
         kinds,
         zeros if details is None else np.array(details, np.int64),
         zeros if names is None else np.array(names, np.int64),
@@ -23,7 +23,7 @@ def of(kinds, details=None, names=None, sizes=None) -> Stream:
     )
 
 
-def pairs(reference: Stream, candidate: Stream) -> list[tuple[int, int]]:
+def pairs(reference: CallStream, candidate: CallStream) -> list[tuple[int, int]]:
     left, right = pair_streams(reference, candidate)
     assert (np.diff(left) > 0).all()
     assert (np.diff(right) > 0).all()
@@ -64,13 +64,13 @@ def test_of_pairings_that_are_worth_the_same_the_earliest_is_taken():
     assert pairs(of("m"), of("mmm")) == [(0, 0)]
 
 
-def worth(reference: Stream, candidate: Stream, chosen: list[tuple[int, int]]) -> int:
+def worth(reference: CallStream, candidate: CallStream, chosen: list[tuple[int, int]]) -> int:
     total = int(sum(stream._worth(reference, candidate, i)[j] for i, j in chosen))
     total += NEXT * sum((i + 1, j + 1) in chosen for i, j in chosen)
     return total - GAP * (len(reference) + len(candidate) - 2 * len(chosen))
 
 
-def best(reference: Stream, candidate: Stream) -> int:
+def best(reference: CallStream, candidate: CallStream) -> int:
     """By trying every pairing."""
     tried = [worth(reference, candidate, [])]
     for count in range(1, min(len(reference), len(candidate)) + 1):
@@ -89,15 +89,15 @@ def test_no_pairing_is_better(seed):
     assert worth(*sides, pairs(*sides)) == best(*sides)
 
 
-def layers(count: int, random: np.random.Generator) -> tuple[Stream, np.ndarray]:
+def layers(count: int, random: np.random.Generator) -> tuple[CallStream, np.ndarray]:
     """A stream of equal layers, as the ops of a model are, without any names."""
     kinds, details = random.integers(0, 18, 40), random.integers(0, 8, 40)
     return of(np.tile(kinds, count), np.tile(details, count)), np.arange(40 * count)
 
 
-def thinned(whole: Stream, share: float, random: np.random.Generator) -> tuple[Stream, np.ndarray]:
+def thinned(whole: CallStream, share: float, random: np.random.Generator) -> tuple[CallStream, np.ndarray]:
     kept = np.flatnonzero(random.random(len(whole)) >= share)
-    return Stream(*(column[kept] for column in whole)), kept
+    return CallStream(*(column[kept] for column in whole)), kept
 
 
 @pytest.mark.parametrize(("share", "found"), [(0.05, 0.999), (0.2, 0.98), (0.5, 0.9)])
@@ -114,7 +114,7 @@ def test_a_long_block_that_only_one_side_has(turned):
     random = np.random.default_rng(0)
     whole, _ = layers(60, random)
     block = of(random.integers(100, 130, 9000))
-    joined = Stream(*(np.concatenate([a[:1000], b, a[1000:]]) for a, b in zip(whole, block, strict=True)))
+    joined = CallStream(*(np.concatenate([a[:1000], b, a[1000:]]) for a, b in zip(whole, block, strict=True)))
     places = np.concatenate([np.arange(1000), np.arange(10_000, 9000 + len(whole))])
     left, right = pair_streams(joined, whole) if turned else pair_streams(whole, joined)
     assert np.array_equal(*((left, places[right]) if turned else (places[left], right)))

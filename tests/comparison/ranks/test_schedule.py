@@ -23,13 +23,13 @@ from astray.comparison.comparison import Comparison, compare
 from astray.comparison.measure.custom_metrics import OwnMetrics
 from astray.comparison.pair.matching import Matching
 from astray.comparison.ranks import schedule
-from astray.comparison.ranks.rank import Judging
-from astray.comparison.ranks.schedule import RanksProgress, Runs, compare_in_processes, job_of, worth_it
+from astray.comparison.ranks.rank import JudgeOptions
+from astray.comparison.ranks.schedule import ComparedRuns, RanksProgress, compare_in_processes, job_of, worth_it
 from astray.comparison.ranks.worker import receive, send
 from astray.errors import CompareError, RunError, UsageError
 from astray.records import Call, Tensor
 from astray.stats.kernels import Strided, measure
-from astray.store import Coded, End, RunInfo, RunWriter, open_run
+from astray.store import DictionaryColumn, End, RunInfo, RunWriter, open_run
 
 STEPS = 3
 
@@ -134,7 +134,7 @@ def assert_same(one: Comparison, other: Comparison) -> None:
     assert one.pairs.names == other.pairs.names
     for name in one.pairs.names:
         left, right = one.pairs[name], other.pairs[name]
-        if isinstance(left, Coded):
+        if isinstance(left, DictionaryColumn):
             assert left.values == right.values, name
             left, right = left.codes, right.codes
         assert left.dtype == right.dtype, name
@@ -251,7 +251,7 @@ def test_processes_are_for_what_takes_long(runs, end, worth):
     for builder in made:
         for rank in (0, 1):
             builder.rank(rank).end = end
-    assert worth_it(Runs(made[0].run, made[1].run), [0, 1], 2) is worth
+    assert worth_it(ComparedRuns(made[0].run, made[1].run), [0, 1], 2) is worth
 
 
 def test_values_take_longer_with_metrics_that_were_asked_for(runs):
@@ -259,7 +259,7 @@ def test_values_take_longer_with_metrics_that_were_asked_for(runs):
     for builder in made:
         for rank in (0, 1):
             builder.rank(rank).end = End(complete=True, value_bytes=1 << 28)
-    both = Runs(made[0].run, made[1].run)
+    both = ComparedRuns(made[0].run, made[1].run)
     assert [worth_it(both, [0, 1], 2, own) for own in (False, True)] == [False, True]
 
 
@@ -304,7 +304,7 @@ def test_a_worker_that_leaves(folder, started, monkeypatch, capsys):
 
 
 def test_what_a_worker_raises_is_raised_here(tmp_path, started):
-    job = job_of((tmp_path / "no", tmp_path / "no", ()), Matching(), Judging(OwnMetrics({})), None)
+    job = job_of((tmp_path / "no", tmp_path / "no", ()), Matching(), JudgeOptions(OwnMetrics({})), None)
     with pytest.raises(RunError, match=r"no does not exist") as caught:
         compare_in_processes(job, [0, 1], 2, RanksProgress(None, 2))
     assert "in open_run" in str(caught.value.__cause__)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from astray.comparison.setup.wording import shown
+from astray.comparison.setup.wording import subject_text
 
 
 def test_values_as_sentences_have_them() -> None:
-    assert [shown(value) for value in ([0.9, [1, 2]], True, "torch.bfloat16")] == ["(0.9, (1, 2))", "True", "bfloat16"]
+    assert [subject_text(value) for value in ([0.9, [1, 2]], True, "torch.bfloat16")] == [
+        "(0.9, (1, 2))",
+        "True",
+        "bfloat16",
+    ]
 
 
 def test_lists_without_end_are_cut() -> None:
@@ -16,4 +20,4 @@ def test_lists_without_end_are_cut() -> None:
     endless: list[Any] = []
     for _ in range(100_000):
         endless = [endless]
-    assert shown(endless) == "(" * 8 + "(…)" + ")" * 8
+    assert subject_text(endless) == "(" * 8 + "(…)" + ")" * 8

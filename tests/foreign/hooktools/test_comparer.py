@@ -14,9 +14,9 @@ from torch import nn
 
 import astray
 from astray.cli import main
-from astray.compat.hooktools import Comparer, Findings, Tracer
+from astray.compat.hooktools import Comparer, ComparerResult, Tracer
 from astray.errors import CompareError, RunError
-from astray.foreign.hooktools.config_keys import Chosen
+from astray.foreign.hooktools.config_keys import NumberRange
 
 
 class Net(nn.Module):
@@ -64,7 +64,7 @@ def config(first: Path, second: Path, *, directory: dict[str, Any] | None = None
     return {"compare_mode": 0, "compare_directory_options": options | (directory or {})} | more
 
 
-def sites(findings: Findings) -> set[tuple[str, str]]:
+def sites(findings: ComparerResult) -> set[tuple[str, str]]:
     return {(row.site, row.part) for row in findings.shown}
 
 
@@ -184,7 +184,7 @@ def test_folders_epochs_and_steps(
     ],
 )
 def test_a_selection_of_steps(given: Any, inside: list[int], outside: list[int]) -> None:
-    chosen = Chosen.parse(given)
+    chosen = NumberRange.parse(given)
     assert all(step in chosen for step in inside)
     assert not any(step in chosen for step in outside)
 

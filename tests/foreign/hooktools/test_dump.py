@@ -24,10 +24,10 @@ from astray.errors import RunError, RunExists
 from astray.foreign import hooktools
 from astray.foreign.hooktools import translator
 from astray.foreign.hooktools.call_file import nest, place_of, role_of
-from astray.foreign.hooktools.layout import Label, Numbering, Series
-from astray.foreign.live_writer import live
+from astray.foreign.hooktools.layout import FileSeries, Label, Numbering
+from astray.foreign.live_writer import live_writer
 from astray.store import End, RankRun, Run, RunInfo, Table, open_run
-from astray.store.convert import Steps, convert
+from astray.store.convert import StepBatches, convert
 
 
 class Net(nn.Module):
@@ -67,7 +67,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     model = Net()
     other = copy.deepcopy(model)
     level = ["module", "function"]
-    train(Recorder(home / "log", model, writer=live(hooktools.translate), level=level, keep="tensors"), model)
+    train(Recorder(home / "log", model, writer=live_writer(hooktools.translate), level=level, keep="tensors"), model)
     train(Recorder(home / "run", other, level=level, keep="tensors"), other)
     return home / "log", home / "run"
 
@@ -171,7 +171,7 @@ def test_pieces_make_the_same_files_as_the_whole(both: tuple[Path, Path], tmp_pa
     run = open_run(both[1])
     info = RunInfo(astray="", created="2024-05-01T00:00:00+00:00")
     writing = hooktools.translate(tmp_path, 0, info, overwrite=False)
-    rows = Steps(run.ranks[0])
+    rows = StepBatches(run.ranks[0])
     for step in run.steps:
         whole = rows.of(step)
         seqs = whole.calls.numbers("seq").tolist()
@@ -232,7 +232,7 @@ def test_each_rank_has_a_run_of_its_own(both: tuple[Path, Path], tmp_path: Path)
     info = RunInfo(astray="", created="2024-05-01T00:00:00+00:00", world_size=2)
     for rank in (0, 1):
         writing = hooktools.translate(tmp_path, rank, info, overwrite=False)
-        writing.take(0, Steps(run.ranks[0]).of(0))
+        writing.take(0, StepBatches(run.ranks[0]).of(0))
         writing.close(End(complete=True))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [
         "astray_1714521600_rank0", "astray_1714521600_rank1", "module2path_1714521600_rank0.json",
@@ -243,7 +243,7 @@ def test_each_rank_has_a_run_of_its_own(both: tuple[Path, Path], tmp_path: Path)
 
 
 def test_recordings_that_follow_each_other_share_numbers(tmp_path: Path) -> None:
-    series = Series(tmp_path, "again", 1700000000)
+    series = FileSeries(tmp_path, "again", 1700000000)
     model = nn.Linear(2, 2)
     for _ in range(2):
 
@@ -252,7 +252,7 @@ def test_recordings_that_follow_each_other_share_numbers(tmp_path: Path) -> None
                 path, rank, info, overwrite=overwrite, series=series, labels=lambda _: Label(-1, -1)
             )
 
-        with Recorder(tmp_path, model, writer=live(make), keep="tensors", phases="forward"):
+        with Recorder(tmp_path, model, writer=live_writer(make), keep="tensors", phases="forward"):
             model(torch.ones(1, 2))
     files = list(contents(tmp_path).values())
     assert [(file["seq"], file["micro"]) for file in files] == [(0, 0), (1, 1)]

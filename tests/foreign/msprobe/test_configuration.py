@@ -10,7 +10,7 @@ import pytest
 
 from astray.errors import RecordError
 from astray.foreign.msprobe.configuration import IDLE, Configuration, numbers
-from astray.foreign.msprobe.session import Wanted, settings_of
+from astray.foreign.msprobe.session import EntryFilter, settings_of
 from astray.process import absolute
 from msprobe_parts import configured
 
@@ -162,7 +162,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_scope_stays_open_for_what_is_inside_its_last_entry() -> None:
     begin, end = "Module.a.A.forward.0", "Module.b.B.forward.0"
-    wanted = Wanted(Configuration(absolute("d"), level="mix", scope=(begin, end)))
+    wanted = EntryFilter(Configuration(absolute("d"), level="mix", scope=(begin, end)))
     asked = [
         ("Functional.relu.0.forward", []), (begin, []), ("Functional.relu.1.forward", [begin]),
         ("Torch.add.0.forward", []), (end, []), ("Module.b.c.C.forward.0", [end]),
@@ -173,6 +173,6 @@ def test_a_scope_stays_open_for_what_is_inside_its_last_entry() -> None:
 
 
 def test_only_the_backward() -> None:
-    wanted = Wanted(Configuration(absolute("d"), phases=frozenset({"backward"})))
+    wanted = EntryFilter(Configuration(absolute("d"), phases=frozenset({"backward"})))
     asked = ["Torch.add.0.forward", "Module.a.A.forward.0", "Torch.add.0.backward", "Module.a.A.parameters_grad.0"]
     assert [wanted(name) for name in asked] == [False, False, True, True]

@@ -13,11 +13,11 @@ import torch
 
 import astray
 from astray.errors import RunExists, UsageError
-from astray.foreign.dump_rows import GatheredRank, Gathering
+from astray.foreign.dump_rows import DumpRank, DumpRows
 from astray.foreign.msprobe import open_dump, translate
 from astray.records import Frame, Statistics
 from astray.store import Run, RunInfo
-from astray.store.convert import Steps, convert
+from astray.store.convert import StepBatches, convert
 from astray.store.formats import Translator
 from astray.store.run_info import End
 from msprobe_cases import CASES, keyed, record, write
@@ -189,7 +189,7 @@ def test_structure_has_names_and_no_tensors(native: Run, tmp_path: Path) -> None
 
 def overflowing(values: list[float]) -> Run:
     """A run of one linear layer, with these outputs."""
-    rows = Gathering()
+    rows = DumpRows()
     seq = rows.call("fc", "Linear", stack=rows.stack([Frame("a.py", 3, "f", "fc(x)")]))
     rows.tensor(seq, "input", "0", "float32", (2,), statistics=Statistics(1.0, 1.0, 1.0, 0.0, 2**0.5, 1.0, 0, 0, 0, 2))
     array = np.array(values, np.float32)
@@ -204,7 +204,7 @@ def overflowing(values: list[float]) -> Run:
     rows.tensor(
         seq, "output", "out", "float32", array.shape, statistics=Statistics(*measured, largest, *counts, bad, first)
     )
-    return Run(Path("run"), RunInfo(astray="1", created=""), {0: GatheredRank(0, rows.source())})
+    return Run(Path("run"), RunInfo(astray="1", created=""), {0: DumpRank(0, rows.source())})
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_what_was_saved_goes_to_debug_json(tmp_path: Path) -> None:
 def test_files_are_whole_whenever_they_are_looked_at(native: Run, tmp_path: Path) -> None:
     """A step that comes in pieces, as from a running program."""
     translator: Translator = translate(tmp_path / "pieces", 0, native.info, overwrite=False)
-    whole = Steps(native.ranks[0])
+    whole = StepBatches(native.ranks[0])
     for step in (0, 1):
         rows = whole.of(step)
         seqs = rows.calls.numbers("seq")
@@ -301,7 +301,7 @@ def test_ranks_have_folders_of_their_own(native: Run, tmp_path: Path) -> None:
     info = RunInfo(astray="1", created="", world_size=2)
     for rank in (0, 1):
         translator = translate(tmp_path / "dump", rank, info)
-        translator.take(0, Steps(native.ranks[0]).of(0))
+        translator.take(0, StepBatches(native.ranks[0]).of(0))
         translator.close(End(complete=True))
     assert sorted(path.name for path in (tmp_path / "dump/step0").iterdir()) == ["rank0", "rank1"]
     with pytest.raises(RunExists, match="rank1 is there already"):

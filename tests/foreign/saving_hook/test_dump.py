@@ -15,10 +15,10 @@ from torch import nn
 import astray
 from astray.errors import RunError, RunExists
 from astray.foreign.saving_hook import Limit, SavingTranslator, open_dump, recognises, translate
-from astray.foreign.saving_hook.files import FOLDERS, Folder, Saved, compose, parse
+from astray.foreign.saving_hook.files import FOLDERS, FileName, Folder, compose, parse
 from astray.records import Key
 from astray.store import Run, RunInfo, RunWriter, open_run
-from astray.store.convert import Steps
+from astray.store.convert import StepBatches
 from astray.store.run_info import End
 from small_models import same_bits
 
@@ -58,17 +58,17 @@ TRAP = "_micro_step_7_layer_name_x_of_param_name_"
 @pytest.mark.parametrize(
     ("folder", "name", "saved"),
     [
-        ("tensors", output(3, "linear_0", 2), Saved(3, "linear_0", "Linear", 2, "out")),
-        ("tensors", output(0, "model.layers.0.fc_1", 11), Saved(0, "model.layers.0.fc_1", "Linear", 11, "out")),
-        ("tensors", output(0, "x", 0, "My_layer_class_Net"), Saved(0, "x", "My_layer_class_Net", 0, "out")),
-        ("tensors", output(0, f"a{TRAP}b", 1), Saved(0, f"a{TRAP}b", "Linear", 1, "out")),
-        ("tensors", output(0, "lstm@1.0"), Saved(0, "lstm", "Linear", 0, "out.1.0")),
-        ("tensors", output(0, ""), Saved(0, "<root>", "Linear", 0, "out")),
-        ("tensors", output(0, "%40a%2Fb%25@k%40"), Saved(0, "@a/b%", "Linear", 0, "out.k@")),
-        ("grads", gradient(9, "linear_1.w_0", 4), Saved(9, "linear_1.w_0", "Parameter", 4, "grad")),
-        ("grads", "tensor_idx_9_of_param_name_w_micro_step_4.npy", Saved(9, "w", "Parameter", 4, "grad")),
-        ("grads", output(2, "fc", 1), Saved(2, "fc", "Linear", 1, "grad")),
-        ("grads", gradient(0, f"a{TRAP}b"), Saved(0, f"a{TRAP}b", "Parameter", 0, "grad")),
+        ("tensors", output(3, "linear_0", 2), FileName(3, "linear_0", "Linear", 2, "out")),
+        ("tensors", output(0, "model.layers.0.fc_1", 11), FileName(0, "model.layers.0.fc_1", "Linear", 11, "out")),
+        ("tensors", output(0, "x", 0, "My_layer_class_Net"), FileName(0, "x", "My_layer_class_Net", 0, "out")),
+        ("tensors", output(0, f"a{TRAP}b", 1), FileName(0, f"a{TRAP}b", "Linear", 1, "out")),
+        ("tensors", output(0, "lstm@1.0"), FileName(0, "lstm", "Linear", 0, "out.1.0")),
+        ("tensors", output(0, ""), FileName(0, "<root>", "Linear", 0, "out")),
+        ("tensors", output(0, "%40a%2Fb%25@k%40"), FileName(0, "@a/b%", "Linear", 0, "out.k@")),
+        ("grads", gradient(9, "linear_1.w_0", 4), FileName(9, "linear_1.w_0", "Parameter", 4, "grad")),
+        ("grads", "tensor_idx_9_of_param_name_w_micro_step_4.npy", FileName(9, "w", "Parameter", 4, "grad")),
+        ("grads", output(2, "fc", 1), FileName(2, "fc", "Linear", 1, "grad")),
+        ("grads", gradient(0, f"a{TRAP}b"), FileName(0, f"a{TRAP}b", "Parameter", 0, "grad")),
         ("tensors", gradient(0, "w"), None),
         ("tensors", output(0, "x").replace(".npy", ".npz"), None),
         ("tensors", output(0, "x", -1), None),
@@ -76,14 +76,14 @@ TRAP = "_micro_step_7_layer_name_x_of_param_name_"
         ("tensors", "notes.txt", None),
     ],
 )  # fmt: skip
-def test_a_name_says_what_was_saved(folder: Folder, name: str, saved: Saved | None) -> None:
+def test_a_name_says_what_was_saved(folder: Folder, name: str, saved: FileName | None) -> None:
     assert parse(folder, name) == saved
 
 
 @pytest.mark.parametrize("site", ["fc", "<root>", "a.b_0", "with/slash", "at@sign", "100%", "%2F", "nul\0", "ä"])
 @pytest.mark.parametrize("path", ["out", "out.0", "out.1.0", "out.a@b/c", "out.%40"])
 def test_a_name_that_was_written_is_read_again(site: str, path: str) -> None:
-    saved = Saved(7, site, "Some_Class", 3, path)
+    saved = FileName(7, site, "Some_Class", 3, path)
     name = compose("tensors", saved)
     assert name is not None
     assert "/" not in name
@@ -91,9 +91,9 @@ def test_a_name_that_was_written_is_read_again(site: str, path: str) -> None:
 
 
 def test_a_name_that_no_file_can_have_is_not_made() -> None:
-    assert compose("grads", Saved(0, "x" * 300, "Parameter", 0, "grad")) is None
-    assert compose("grads", Saved(0, "ä" * 120, "Parameter", 0, "grad")) is None  # bytes are counted
-    assert compose("grads", Saved(0, "x" * 190, "Parameter", 0, "grad")) is not None
+    assert compose("grads", FileName(0, "x" * 300, "Parameter", 0, "grad")) is None
+    assert compose("grads", FileName(0, "ä" * 120, "Parameter", 0, "grad")) is None  # bytes are counted
+    assert compose("grads", FileName(0, "x" * 190, "Parameter", 0, "grad")) is not None
 
 
 # --- reading ---
@@ -285,7 +285,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def convert(run: Run, path: Path, overwrite: bool = False, **options: Any) -> SavingTranslator:
     translator = translate(path, 0, run.info, overwrite=overwrite, **options)
-    rows = Steps(run.ranks[0])
+    rows = StepBatches(run.ranks[0])
     for step in run.steps:
         translator.take(step, rows.of(step))
         translator.step_over(step)
@@ -357,7 +357,7 @@ def test_rows_may_come_in_pieces(
     """As from a running program, where a call's row may come long before those of its tensors."""
     translator = translate(tmp_path, 0, native.info, overwrite=False)
     for step in native.steps:
-        whole = Steps(native.ranks[0]).of(step)
+        whole = StepBatches(native.ranks[0]).of(step)
         for rows in np.array_split(np.arange(len(whole.tensors)), pieces):
             translator.take(step, _Piece(whole, rows))
         translator.step_over(step)

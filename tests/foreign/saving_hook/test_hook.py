@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import astray
 from astray.compat.saving_hook import register_hook, register_saving_hook, remove_saving_hook
 from astray.errors import RecordError
-from astray.foreign.saving_hook.files import Folder, Saved, parse
+from astray.foreign.saving_hook.files import FileName, Folder, parse
 from astray.store.convert import convert
 from integration.distributed.launching import torchrun
 from small_models import MODELS, build, same_bits, train
@@ -97,7 +97,7 @@ def model() -> Iterator[nn.Module]:
     remove_saving_hook(one)
 
 
-def files(path: Path, folder: Folder, rank: int = 0) -> dict[Saved, np.ndarray[Any, Any]]:
+def files(path: Path, folder: Folder, rank: int = 0) -> dict[FileName, np.ndarray[Any, Any]]:
     """What was saved, in order."""
     found = {}
     for file in (path / folder / f"rank_{rank}").iterdir():
@@ -147,7 +147,9 @@ def test_the_example_of_the_document(model: nn.Module, tmp_path: Path, monkeypat
     layers = [(f"blocks.{block}.{name}", kind) for block in range(2) for name, kind in kinds.items()]
     tensors = files(tmp_path / "tmp_tensors", "tensors")
     assert list(tensors) == [
-        Saved(6 * micro + at, site, kind, micro, "out") for micro in range(4) for at, (site, kind) in enumerate(layers)
+        FileName(6 * micro + at, site, kind, micro, "out")
+        for micro in range(4)
+        for at, (site, kind) in enumerate(layers)
     ]
     gradients = files(tmp_path / "tmp_tensors", "grads")
     names = {f"{site}.{name}" for site, _ in layers for name in ("weight", "bias")}

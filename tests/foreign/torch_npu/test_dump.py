@@ -20,7 +20,7 @@ from astray.capture.recorder import Recorder
 from astray.cli import main
 from astray.errors import RunError, RunExists
 from astray.foreign import torch_npu
-from astray.foreign.live_writer import live
+from astray.foreign.live_writer import live_writer
 from astray.foreign.torch_npu import numbers
 from astray.foreign.torch_npu.lines import leading_block
 from astray.foreign.torch_npu.names import parse, site, stem, written_path
@@ -424,7 +424,7 @@ def test_a_program_writes_what_a_conversion_of_its_run_writes(
 ) -> None:
     make = partial(torch_npu.translate, **options)
     with Recorder(
-        tmp_path / name, block, level="function", keep="tensors", roles=("input", "output"), writer=live(make)
+        tmp_path / name, block, level="function", keep="tensors", roles=("input", "output"), writer=live_writer(make)
     ):
         run_block(block)
     done = write_as(astray.open(native), tmp_path / f"again_{name}", "torch_npu", make)
@@ -468,7 +468,7 @@ def test_every_dtype_comes_back_to_the_bit(tmp_path: Path) -> None:
     tensors += [torch.tensor([NAN, INF, -INF, -0.0, 1e-45]), torch.zeros(0, 3)]
     model = Cloned()
     make = partial(torch_npu.translate, arrays=False)
-    with Recorder(tmp_path / "a.pkl", model, level="function", keep="tensors", writer=live(make)):
+    with Recorder(tmp_path / "a.pkl", model, level="function", keep="tensors", writer=live_writer(make)):
         model(*tensors)
     with astray.record(tmp_path / "run", model, level="function", keep="tensors"):
         model(*tensors)

@@ -21,10 +21,10 @@ from torch import nn
 import astray
 from astray.capture.pytorch import adapter
 from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.tensor_reader import Identity, Reading
+from astray.capture.tensor_reader import TensorIdentity, TensorReading
 from astray.compat import torch_npu
 from astray.compat.torch_npu import (
-    Overflow,
+    OverflowStop,
     register_hook,
     schedule,
     seed_all,
@@ -36,7 +36,7 @@ from astray.compat.torch_npu import (
 )
 from astray.compat.torch_npu.tools import compare
 from astray.errors import CompareError, RecordError, RunError, RunExists, UsageError
-from astray.store import Intake
+from astray.store import BackgroundWriter
 
 CASES = Path(__file__).parents[2] / "cases" / "torch_npu_hooks"
 KNOWN = [
@@ -242,7 +242,7 @@ def test_the_example_of_an_overflow() -> None:
     with pytest.raises(ValueError, match=r"^Overflow in Functional_linear_forward\. Its stack, inputs") as caught:
         model(torch.rand(1, 3, 8, 8) * 1e3)
     error = caught.value
-    assert isinstance(error, Overflow)
+    assert isinstance(error, OverflowStop)
     assert isinstance(error, astray.AstrayError)
     assert error.path is not None
     assert error.path.parent == Path.cwd()
@@ -263,7 +263,7 @@ def test_the_example_of_an_overflow() -> None:
 def test_an_overflow_in_the_backward_pass(backward: Callable[[torch.Tensor], None]) -> None:
     model = nn.Linear(2, 2, bias=False)
     register_hook(model, wrap_checkoverflow_hook)
-    with pytest.raises(Overflow, match="Overflow in Torch_sqrt_backward") as caught:
+    with pytest.raises(OverflowStop, match="Overflow in Torch_sqrt_backward") as caught:
         backward(torch.sqrt((model(torch.zeros(1, 2)) ** 2).sum()))
     assert [line[0] for line in lines(caught.value.path or "")][-2:] == [
         "Torch_sqrt_backward_input.0",
@@ -582,7 +582,7 @@ def test_no_operator_of_the_same_shapes_is_a_table_all_the_same() -> None:
 class FarReader(TorchReader):
     """Takes the CPU for a device, so that values go the way of a device's."""
 
-    def read(self, tensor: torch.Tensor, identity: Identity | None, statistics: bool) -> Reading:
+    def read(self, tensor: torch.Tensor, identity: TensorIdentity | None, statistics: bool) -> TensorReading:
         near = super().read(tensor, identity, statistics)
         if near.memory is None:
             return near
@@ -598,13 +598,13 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 def test_a_sampled_dump_reads_the_sample_and_no_more(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
-    values = Intake.values
+    values = BackgroundWriter.values
 
-    def counting(self: Intake, data: Any, *args: Any, **named: Any) -> Any:
+    def counting(self: BackgroundWriter, data: Any, *args: Any, **named: Any) -> Any:
         taken.append(data.nbytes)
         return values(self, data, *args, **named)
 
-    monkeypatch.setattr(Intake, "values", counting)
+    monkeypatch.setattr(BackgroundWriter, "values", counting)
     model = nn.Linear(64, 128).to(device)
     x = torch.linspace(-1.0, 2.0, 64 * 32).reshape(64, 32).to(device)
     whole: list[list[Any]] = []

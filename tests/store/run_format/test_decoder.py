@@ -15,7 +15,7 @@ from astray.store.columns import Table
 from astray.store.run_format import encoder as batches
 from astray.store.run_format.decoder import read_table
 from astray.store.run_format.encoder import BatchFile, call_columns, tensor_columns
-from astray.store.run_format.ipc import Stream
+from astray.store.run_format.ipc import IpcStream
 from astray.store.run_format.rows import Rows, call_rows, tensor_rows
 from astray.store.run_format.schema import CALLS, TENSORS, Column
 
@@ -239,7 +239,7 @@ def test_buffers_whose_sizes_count_their_padding(tmp_path: Path) -> None:
     expected = write(tmp_path / "calls", CALLS, of_calls(CALL_ROWS), of_calls(CALL_ROWS[:2]))
     data = bytearray((tmp_path / "calls").read_bytes())
     with (tmp_path / "calls").open("rb") as file:
-        found = list(Stream(file.fileno()).batches())
+        found = list(IpcStream(file.fileno()).batches())
     for batch in found:
         at = data.index(batch.places.tobytes())
         places = batch.places.copy()
@@ -264,7 +264,7 @@ def test_sizes_beyond_all_numbers(tmp_path: Path) -> None:
     write(tmp_path / "calls", CALLS, of_calls(CALL_ROWS))
     data = bytearray((tmp_path / "calls").read_bytes())
     with (tmp_path / "calls").open("rb") as file:
-        places = next(Stream(file.fileno()).batches()).places
+        places = next(IpcStream(file.fileno()).batches()).places
     at = data.index(places.tobytes())
     for number in (1, 5, len(places) - 1):
         damaged = places.copy()

@@ -15,7 +15,7 @@ import pytest
 
 from astray.records import Blob, Call, Statistics, Tensor
 from astray.stats import Measurements
-from astray.store.deferred import Redeemed
+from astray.store.deferred import RedeemedTickets
 from astray.store.run_format import rows as rows_module
 from astray.store.run_format.encoder import BatchFile, call_columns, tensor_columns
 from astray.store.run_format.rows import PythonRows, Rows, call_rows, tensor_rows
@@ -47,14 +47,14 @@ class Counter:
     def due(self, tickets: npt.NDArray[np.int64]) -> int:
         return len(tickets)
 
-    def redeem(self, tickets: npt.NDArray[np.int64]) -> Redeemed:
+    def redeem(self, tickets: npt.NDArray[np.int64]) -> RedeemedTickets:
         moments = tickets + np.arange(6)[:, None] / 8
         moments[0, tickets == 4] = np.nan
         here = ~np.isin(tickets, list(self.lost))
         counts, prints = tickets + np.arange(4)[:, None], tickets.astype(np.uint64) << np.uint64(40)
         first_bad = np.where(tickets < 4, tickets + 10, -1)
         found = Measurements(moments, counts, prints, first_bad, np.where(tickets, -np.inf, np.nan))
-        return Redeemed(found, here & (tickets % 2 == 0), here, "the card caught fire" if self.lost else None)
+        return RedeemedTickets(found, here & (tickets % 2 == 0), here, "the card caught fire" if self.lost else None)
 
 
 def behind(ticket: int) -> dict[str, Any]:

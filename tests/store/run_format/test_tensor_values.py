@@ -12,13 +12,13 @@ from safetensors import safe_open
 
 from astray.errors import RunError
 from astray.records import Blob
-from astray.store.run_format.tensor_values import Values, ValuesReader, shard_name
+from astray.store.run_format.tensor_values import TensorBytes, TensorBytesReader, shard_name
 from astray.store.writing import values_writer as module
 from astray.store.writing.values_writer import ValuesWriter
 
 
-def values_of(array: np.ndarray, name: str = "0.output.0", dtype: str | None = None) -> Values:
-    return Values(memoryview(array.tobytes()), name, dtype or array.dtype.name, array.shape, None)
+def values_of(array: np.ndarray, name: str = "0.output.0", dtype: str | None = None) -> TensorBytes:
+    return TensorBytes(memoryview(array.tobytes()), name, dtype or array.dtype.name, array.shape, None)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_a_shard_takes_no_space_it_does_not_use(tmp_path: Path) -> None:
 
 
 def test_blobs_point_at_the_bytes_and_are_aligned(tmp_path: Path) -> None:
-    writer, reader = ValuesWriter(tmp_path), ValuesReader(tmp_path)
+    writer, reader = ValuesWriter(tmp_path), TensorBytesReader(tmp_path)
     arrays = [np.random.default_rng(n).integers(0, 256, n, np.uint8) for n in (1, 64, 0, 63, 65, 1000)]
     group = [values_of(array, str(n)) for n, array in enumerate(arrays)]
     writer.write(group[:2])
@@ -83,7 +83,7 @@ def test_the_next_shard_begins_when_data_or_header_is_full(tmp_path: Path, monke
     files = [values.blob.file for values in group if values.blob]
     assert files[:5] == [0, 0, 1, 2, 3]
     assert files == sorted(files)
-    reader = ValuesReader(tmp_path)
+    reader = TensorBytesReader(tmp_path)
     for i, values in enumerate(group):
         assert values.blob is not None
         assert reader.read(values.blob).tolist() == [i % 251] * sizes[i]
@@ -120,7 +120,7 @@ def test_dtypes(tmp_path: Path, dtype: str, array: np.ndarray, kind: str, shape:
 
 def test_bytes_that_do_not_fit_their_shape_are_stored_as_bytes(tmp_path: Path) -> None:
     writer = ValuesWriter(tmp_path)
-    writer.write([Values(memoryview(bytes(10)), "x", "float32", (3,), None)])
+    writer.write([TensorBytes(memoryview(bytes(10)), "x", "float32", (3,), None)])
     writer.settle()
     writer.close()
     assert load(tmp_path / shard_name(0))["x"].get_shape() == [10]
@@ -177,11 +177,11 @@ def test_nothing_written_makes_no_file(tmp_path: Path) -> None:
 
 def test_missing_and_cut_files_are_told(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"values-00003\.safetensors is missing.* can be read without it"):
-        ValuesReader(tmp_path).read(Blob(3, 0, 4))
+        TensorBytesReader(tmp_path).read(Blob(3, 0, 4))
     (tmp_path / shard_name(0)).write_bytes(b"")
     with pytest.raises(RunError, match=r"values-00000\.safetensors cannot be read: "):
-        ValuesReader(tmp_path).read(Blob(0, 0, 4))
+        TensorBytesReader(tmp_path).read(Blob(0, 0, 4))
     (tmp_path / shard_name(1)).write_bytes(b"abcdef")
-    assert ValuesReader(tmp_path).read(Blob(1, 2, 4)).tobytes() == b"cdef"
+    assert TensorBytesReader(tmp_path).read(Blob(1, 2, 4)).tobytes() == b"cdef"
     with pytest.raises(RunError, match=r"ends after 6 bytes, before this tensor's values at 4–8"):
-        ValuesReader(tmp_path).read(Blob(1, 4, 4))
+        TensorBytesReader(tmp_path).read(Blob(1, 4, 4))

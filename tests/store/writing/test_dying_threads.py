@@ -18,11 +18,11 @@ import astray
 from astray.errors import RunError
 from astray.store import RunInfo
 from astray.store.run_format import disk_io as disk
-from astray.store.run_format.disk_io import Hands
+from astray.store.run_format.disk_io import WriterThreads
 from astray.store.writing.flight_recorder import FlightRecorder
 from astray.store.writing.rank_files import RankFiles
-from astray.store.writing.record_queue import Backlog
-from astray.store.writing.values_writer import Batch, ValuesWriter
+from astray.store.writing.record_queue import RecordQueue
+from astray.store.writing.values_writer import ShardBatch, ValuesWriter
 
 SECONDS = 30
 
@@ -46,21 +46,21 @@ def within(action: Callable[[], Any]) -> Any:
 
 
 PLACES = [
-    (Hands, "_do"),
-    (Hands, "_next"),
-    (Hands, "_work"),
+    (WriterThreads, "_do"),
+    (WriterThreads, "_next"),
+    (WriterThreads, "_work"),
     (disk, "_write"),
     (disk, "_fetch"),
     (disk._Bounce, "__init__"),
-    (Batch, "publish"),
-    (Batch, "settle"),
+    (ShardBatch, "publish"),
+    (ShardBatch, "settle"),
     (ValuesWriter, "collect"),
     (ValuesWriter, "_distribute"),
     (RankFiles, "close"),
     (RankFiles, "write_setup"),
-    (Backlog, "take_values"),
-    (Backlog, "make_room"),
-    (Backlog, "drop"),
+    (RecordQueue, "take_values"),
+    (RecordQueue, "make_room"),
+    (RecordQueue, "drop"),
 ]
 
 
@@ -77,7 +77,7 @@ def test_stop_returns_and_the_run_says_so(
         model(torch.ones(512, 64))
         monkeypatch.setattr(where, name, no_memory)
         for other in also:
-            monkeypatch.setattr({"abandon": RankFiles, "drop": Backlog}[other], other, no_memory)
+            monkeypatch.setattr({"abandon": RankFiles, "drop": RecordQueue}[other], other, no_memory)
         for _ in range(20):
             model(torch.ones(512, 64)).sum().backward()
             rec.step()
@@ -103,7 +103,7 @@ def test_stop_returns_and_the_run_says_so(
 def test_a_guard_does_not_wait_for_a_dead_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither for a step to be looked at, nor for room."""
     monkeypatch.setattr(FlightRecorder, "_work", no_memory)
-    monkeypatch.setattr(Backlog, "drop", no_memory)
+    monkeypatch.setattr(RecordQueue, "drop", no_memory)
     recorder = FlightRecorder("never/written", info=RunInfo.here())
     recorder._thread.join()
     assert not within(lambda: recorder.watch.wait_until_seen(3))

@@ -17,20 +17,31 @@ import numpy.typing as npt
 import pytest
 from safetensors import safe_open
 
-from astray.records import Call, Frame, Missed, Statistics, Tensor
+from astray.records import Call, Frame, MissedTensor, Statistics, Tensor
 from astray.stats import Measurements
-from astray.store import Dump, FlightRecorder, Intake, RankRun, Run, RunInfo, RunWriter, StepRows, Table, open_run
-from astray.store.deferred import Piece, Redeemed
+from astray.store import (
+    BackgroundWriter,
+    BufferedStep,
+    FlightRecorder,
+    RankRun,
+    Run,
+    RunInfo,
+    RunWriter,
+    Snapshot,
+    Table,
+    open_run,
+)
+from astray.store.deferred import BytePiece, RedeemedTickets
 from astray.store.run_format import disk_io as disk_module
 from astray.store.run_format.rows import PythonRows
-from astray.store.writing.record_queue import Wake
+from astray.store.writing.record_queue import WakeEvent
 
 MakeCall = Callable[..., Call]
 MakeTensor = Callable[..., Tensor]
 GOOD = Statistics(-1.0, 2.0, 0.5, 1.0, 3.0, 2.0, 1, 0, 0, 6)
 
 
-def record_step(writer: Intake, step: int, *, values: bool = False, statistics: Any = GOOD) -> None:
+def record_step(writer: BackgroundWriter, step: int, *, values: bool = False, statistics: Any = GOOD) -> None:
     """Three calls, each with an output and half of them with its values; stack 100 is that of every step."""
     if step == 0:
         writer.stack(100, [Frame("train.py", 3, "<module>", "train()")])
@@ -129,7 +140,7 @@ def test_the_unfinished_step_is_written_too(tmp_path: Path, info: RunInfo, call:
         flight.step_done()
         flight.dump(tmp_path / "b", "at the end")
     assert dump.end is not None
-    assert dump.end.missed == [Missed("the rest of step 2", "the step was not over", 1)]
+    assert dump.end.missed == [MissedTensor("the rest of step 2", "the step was not over", 1)]
     assert open_run(tmp_path / "a").steps == [1, 2]
     later = open_run(tmp_path / "b")
     assert later.steps == [2]
@@ -173,7 +184,7 @@ def test_the_oldest_steps_go_when_bytes_run_out(tmp_path: Path, info: RunInfo) -
 
 
 def test_a_step_larger_than_the_limit_says_what_is_gone(tmp_path: Path, info: RunInfo, call: MakeCall) -> None:
-    seen: list[StepRows] = []
+    seen: list[BufferedStep] = []
     with flying(info, most_bytes=1, on_step=seen.append) as flight:
         for seq in range(4):
             flight.call(call(seq, step=0))
@@ -184,7 +195,7 @@ def test_a_step_larger_than_the_limit_says_what_is_gone(tmp_path: Path, info: Ru
     run = open_run(tmp_path / "run")
     assert run.ranks[0].calls["seq"].tolist() == [3]
     assert dump.end is not None
-    assert dump.end.missed == [Missed("a call of step 0", "more than 1 byte would have to be remembered", 3)]
+    assert dump.end.missed == [MissedTensor("a call of step 0", "more than 1 byte would have to be remembered", 3)]
     assert [rows.calls()[0]["seq"].tolist() for rows in seen] == [[0], [1], [2], [3]]  # nothing was let go unseen
     assert not any(rows.whole for rows in seen)
 
@@ -204,12 +215,12 @@ def test_values_beyond_the_limit_are_named(tmp_path: Path, info: RunInfo, tensor
     run = open_run(tmp_path / "run")
     assert [None if (kept := run.values(0, row)) is None else int(kept[0]) for row in range(4)] == [0, 1, None, None]
     assert dump.end is not None
-    assert dump.end.missed[0] == Missed(
+    assert dump.end.missed[0] == MissedTensor(
         "the values of a tensor", "of one step, no more than 196.6 kB are held in memory", 2
     )
     assert open_run(tmp_path / "later").ranks[0].tensors["seq"].tolist() == [4, 5]
     assert later.end is not None
-    assert Missed("an older step", "more than 196.6 kB would have to be remembered", 1) in later.end.missed
+    assert MissedTensor("an older step", "more than 196.6 kB would have to be remembered", 1) in later.end.missed
 
 
 # -- looking at steps --------------------------------------------------------------------------------------------------
@@ -219,7 +230,7 @@ def test_the_listener_is_given_each_step(info: RunInfo) -> None:
     seen: list[tuple[int, list[int], str]] = []
     bad = GOOD._replace(nan=2, inf=1)
 
-    def look(rows: StepRows) -> None:
+    def look(rows: BufferedStep) -> None:
         assert rows.whole
         seen.append((rows.step, (rows.numbers("nan") + rows.numbers("inf")).tolist(), threading.current_thread().name))
 
@@ -254,7 +265,7 @@ def test_a_step_reads_like_a_rank_of_a_run(tmp_path: Path, info: RunInfo) -> Non
 
 
 def test_a_listener_that_fails_is_noted(tmp_path: Path, info: RunInfo) -> None:
-    def look(rows: StepRows) -> None:
+    def look(rows: BufferedStep) -> None:
         raise KeyError(rows.step)
 
     with flying(info, on_step=look) as flight:
@@ -264,8 +275,8 @@ def test_a_listener_that_fails_is_noted(tmp_path: Path, info: RunInfo) -> None:
         dump = flight.dump(tmp_path / "run", "all the same")
     assert dump.end is not None
     assert dump.end.missed == [
-        Missed("the check of a step", "KeyError: 0", 1),
-        Missed("the check of a step", "KeyError: 1", 1),
+        MissedTensor("the check of a step", "KeyError: 0", 1),
+        MissedTensor("the check of a step", "KeyError: 1", 1),
     ]
     assert open_run(tmp_path / "run").steps == [0, 1]
 
@@ -315,13 +326,13 @@ class Tickets:
     def due(self, tickets: npt.NDArray[np.int64]) -> int:
         return int(np.count_nonzero(tickets <= self.sent))
 
-    def redeem(self, tickets: npt.NDArray[np.int64]) -> Redeemed:
+    def redeem(self, tickets: npt.NDArray[np.int64]) -> RedeemedTickets:
         here = np.ones(len(tickets), np.bool_)
         counts = np.zeros((4, len(tickets)), np.int64)
         counts[Statistics._fields.index("nan") - 6] = counts[Statistics._fields.index("count") - 6] = tickets
         first = np.zeros(len(tickets), np.int64), np.full(len(tickets), np.nan)
         found = Measurements(np.zeros((6, len(tickets))), counts, tickets.astype(np.uint64), *first)
-        return Redeemed(found, here, here)
+        return RedeemedTickets(found, here, here)
 
 
 def test_a_step_measured_by_a_device_rests_until_the_next_is_over(
@@ -368,7 +379,7 @@ def test_late_measurements_are_there_for_the_listener(tmp_path: Path, info: RunI
     assert tensors["nan"].tolist() == [1, 2, 0, 3, 4, 0, 5, 6, 0, 7]
     assert tensors["fingerprint"].tolist()[:2] == [1, 2]
     assert dump.end is not None
-    assert Missed("a row", "its measurement had not been sent for", 1) in dump.end.missed
+    assert MissedTensor("a row", "its measurement had not been sent for", 1) in dump.end.missed
     assert len(open_run(tmp_path / "stuck").ranks[0].tensors) == 10
     assert seen[3:] == [[7, 8]]
 
@@ -386,15 +397,15 @@ class Device:
         self.calls: list[str] = []
         self._data, self._fails = memoryview(data), fails
 
-    def pieces(self) -> Iterator[Piece | None]:
+    def pieces(self) -> Iterator[BytePiece | None]:
         yield self._piece(self._data[:3])
         yield None
         if self._fails:
             raise RuntimeError("the device is gone")
         yield self._piece(self._data[3:])
 
-    def _piece(self, data: memoryview) -> Piece:
-        return Piece(data, lambda: self.calls.append("ready"), lambda: self.calls.append("release"))
+    def _piece(self, data: memoryview) -> BytePiece:
+        return BytePiece(data, lambda: self.calls.append("ready"), lambda: self.calls.append("release"))
 
     def finish(self, told: Callable[[], None]) -> None:
         told()
@@ -478,15 +489,15 @@ def test_threads_hand_over_rows_at_once(tmp_path: Path, info: RunInfo, call: Mak
     for start in range(0, 8000, 1000):  # each thread's own order is kept
         assert sequence[sequence // 1000 == start // 1000].tolist() == list(range(start, start + 500))
     assert all((rank.values(row) == sequence[row]).all() for row in range(4000))
-    assert Missed("x", "y", 4000) in rank.end.missed
+    assert MissedTensor("x", "y", 4000) in rank.end.missed
 
 
 def test_a_listener_may_dump(tmp_path: Path, info: RunInfo) -> None:
-    def look(rows: StepRows) -> None:
+    def look(rows: BufferedStep) -> None:
         if rows.step == 3:
             dumps.append(flight.dump(tmp_path / "run", "step 3"))
 
-    dumps: list[Dump] = []
+    dumps: list[Snapshot] = []
     with flying(info, remember=2, on_step=look) as flight:
         for step in range(6):
             record_step(flight, step)
@@ -512,7 +523,7 @@ def test_a_dump_is_possible_after_the_end(tmp_path: Path, info: RunInfo) -> None
 def test_a_dump_that_takes_too_long_is_written_later(tmp_path: Path, info: RunInfo) -> None:
     busy, free = threading.Event(), threading.Event()
 
-    def look(rows: StepRows) -> None:
+    def look(rows: BufferedStep) -> None:
         busy.set()
         free.wait()
 
@@ -536,14 +547,16 @@ def test_a_thread_that_a_signal_has_interrupted_may_hold_any_lock(
         later = flight.dump(tmp_path / "b", "after the handler")
     assert dump.failure is None
     assert dump.end is not None
-    assert dump.end.missed == [Missed("the rows since the last step", "a signal came while they were handed over", 1)]
+    assert dump.end.missed == [
+        MissedTensor("the rows since the last step", "a signal came while they were handed over", 1)
+    ]
     assert open_run(tmp_path / "a").steps == [0]
     assert later.failure is None
     assert open_run(tmp_path / "b").steps == [0, 1]
 
 
 def test_a_bell_keeps_one_ring() -> None:
-    wake = Wake()
+    wake = WakeEvent()
     assert not wake.wait(0)
     wake.set()
     wake.set()

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from astray.store.run_format.rows import Row, Rows
-from astray.store.run_format.tensor_values import Values
+from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.writing.rank_files import Stack
-from astray.store.writing.record_queue import Backlog
+from astray.store.writing.record_queue import RecordQueue
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def numbers(rows: Rows) -> list[int]:
     return np.frombuffer(found, np.int64).tolist()
 
 
-def values(size: int = 8) -> Values:
-    return Values(np.zeros(size, np.uint8).data, "v", "uint8", (size,))
+def values(size: int = 8) -> TensorBytes:
+    return TensorBytes(np.zeros(size, np.uint8).data, "v", "uint8", (size,))
 
 
 @pytest.mark.usefixtures("_hasty")
 def test_threads_put_while_one_takes() -> None:
-    backlog = Backlog(1 << 30)
+    backlog = RecordQueue(1 << 30)
     count, threads = 3000, 4
 
     def program(thread: int) -> None:
@@ -80,7 +80,7 @@ def test_threads_put_while_one_takes() -> None:
 
 
 def test_a_flush_is_answered_for_what_was_put_before_it() -> None:
-    backlog = Backlog(1 << 20)
+    backlog = RecordQueue(1 << 20)
     backlog.put_row(backlog.calls, (1, *CALL))
     flush = backlog.put_flush()
     assert not backlog.flushes
@@ -92,7 +92,7 @@ def test_a_flush_is_answered_for_what_was_put_before_it() -> None:
 
 
 def test_values_are_taken_in_groups() -> None:
-    backlog = Backlog(1 << 30)
+    backlog = RecordQueue(1 << 30)
     for size in (20 << 20, 20 << 20, 1, 40 << 20):
         backlog.put_values(values(size))
     groups = backlog.take_values()
@@ -103,7 +103,7 @@ def test_values_are_taken_in_groups() -> None:
 
 
 def test_what_is_dropped_lets_everybody_go() -> None:
-    backlog = Backlog(100)
+    backlog = RecordQueue(100)
     waiting, late = values(80), values(80)
     backlog.put_values(waiting)
     backlog.put_row(backlog.tensors, (0, *TENSOR))

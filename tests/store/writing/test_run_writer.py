@@ -15,7 +15,7 @@ import pyarrow
 import pytest
 from safetensors import safe_open
 
-from astray.records import Call, Frame, Missed, Tensor
+from astray.records import Call, Frame, MissedTensor, Tensor
 from astray.store import RunInfo, RunWriter, open_run
 from astray.store.run_format import disk_io as disk_module
 from astray.store.run_format.rows import PythonRows
@@ -53,9 +53,9 @@ def test_everything_comes_back(tmp_path: Path, info: RunInfo, call: MakeCall, te
     end = rank.end
     assert end is not None
     assert end.missed == [
-        Missed("fc.weight", "it has no gradient", 2),
-        Missed("values", "the budget was spent", 42),
-        Missed("café?", "odd", 1),
+        MissedTensor("fc.weight", "it has no gradient", 2),
+        MissedTensor("values", "the budget was spent", 42),
+        MissedTensor("café?", "odd", 1),
     ]
     assert (end.steps, end.calls, end.tensors, end.stacks, end.values, end.value_bytes) == (1, 1, 2, 1, 1, 24)
     assert (end.ended, end.failure, end.waited_seconds) == ("normally", None, 0)
@@ -202,7 +202,7 @@ def test_threads_write_at_once(tmp_path: Path, info: RunInfo, call: MakeCall, te
     for start in range(0, 8000, 1000):  # each thread's own order is kept
         assert sequence[sequence // 1000 == start // 1000].tolist() == list(range(start, start + 500))
     assert all((rank.values(row) == sequence[row]).all() for row in range(4000))
-    assert rank.end.missed == [Missed("x", "y", 4000)]
+    assert rank.end.missed == [MissedTensor("x", "y", 4000)]
 
 
 def test_two_writers_at_once(tmp_path: Path, info: RunInfo, call: MakeCall) -> None:

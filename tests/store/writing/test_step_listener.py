@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from astray.records import Call, Tensor
-from astray.store import RankRun, RunInfo, RunWriter, StepRows, Table, open_run
+from astray.store import BufferedStep, RankRun, RunInfo, RunWriter, Table, open_run
 from astray.store.run_format.rows import PythonRows
 from store.writing.test_flight_recorder import GOOD, Tickets, record_step
 
@@ -36,7 +36,7 @@ def as_lists(table: Table) -> dict[str, Any]:
 def test_the_listener_is_given_each_step_and_the_run_is_the_same(tmp_path: Path, info: RunInfo, values: bool) -> None:
     seen: list[tuple[int, bool, list[int]]] = []
 
-    def look(rows: StepRows) -> None:
+    def look(rows: BufferedStep) -> None:
         seen.append((rows.step, rows.whole, rows.numbers("nan").tolist()))
 
     for name, listener in (("watched", look), ("bare", None)):
@@ -68,7 +68,7 @@ def test_what_is_shown_is_on_disk_after_a_flush(tmp_path: Path, info: RunInfo) -
 def test_values_can_be_read_by_the_listener(tmp_path: Path, info: RunInfo) -> None:
     read: list[Any] = []
 
-    def look(rows: StepRows) -> None:
+    def look(rows: BufferedStep) -> None:
         rank = RankRun(0, rows)
         read.extend(rank.values(row) for row in range(3))
 
@@ -83,7 +83,7 @@ def test_late_measurements_are_there_for_the_listener_and_in_the_run(
 ) -> None:
     late = Tickets()
     seen: list[list[int]] = []
-    look: Callable[[StepRows], None] = lambda rows: seen.append(rows.numbers("nan").tolist())  # noqa: E731
+    look: Callable[[BufferedStep], None] = lambda rows: seen.append(rows.numbers("nan").tolist())  # noqa: E731
     with RunWriter(tmp_path / "run", info=info, late=late, on_step=look) as writer:
         assert writer.watch is not None
         for step in range(2):
@@ -127,7 +127,7 @@ def test_a_flush_covers_what_its_thread_has_handed_over(
 
 
 def test_a_listener_that_fails_is_noted_and_all_is_written(tmp_path: Path, info: RunInfo) -> None:
-    def fail(rows: StepRows) -> None:
+    def fail(rows: BufferedStep) -> None:
         raise LookupError(f"step {rows.step}")
 
     with RunWriter(tmp_path / "run", info=info, on_step=fail) as writer:

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from astray.store.deferred import PAGE, Piece
+from astray.store.deferred import PAGE, BytePiece
 from astray.store.run_format import disk_io as disk
-from astray.store.run_format.disk_io import File, Hands, Job
-from astray.store.run_format.tensor_values import Values, ValuesReader, shard_name
+from astray.store.run_format.disk_io import DiskFile, WriteRequest, WriterThreads
+from astray.store.run_format.tensor_values import TensorBytes, TensorBytesReader, shard_name
 from astray.store.writing import values_writer
-from astray.store.writing.buffer_pool import Rooms
-from astray.store.writing.values_writer import Pace, ValuesWriter
+from astray.store.writing.buffer_pool import BufferPool
+from astray.store.writing.values_writer import ValuesWriter, WriteModeChooser
 
 
 class Owner:
     """Whoever gives jobs."""
 
-    def finish(self, job: Job) -> None: ...
+    def finish(self, job: WriteRequest) -> None: ...
 
 
 def pages(size: int, seed: int = 0, shift: int = 0) -> memoryview:
@@ -40,11 +40,11 @@ def written(path: Path, buffers: list[memoryview], offset: int, direct: bool) ->
     size = sum(buffer.nbytes for buffer in buffers)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     os.ftruncate(descriptor, offset + size + 3 * PAGE)
-    file = File(descriptor, path)
-    job = Job(file, offset, direct, Owner())
+    file = DiskFile(descriptor, path)
+    job = WriteRequest(file, offset, direct, Owner())
     for buffer in buffers:
-        job.add(values_of(buffer), Piece(buffer), job.end)
-    hands = Hands(1)
+        job.add(values_of(buffer), BytePiece(buffer), job.end)
+    hands = WriterThreads(1)
     hands.give(job)
     assert hands.done.get() is job
     hands.close()
@@ -57,22 +57,24 @@ def written(path: Path, buffers: list[memoryview], offset: int, direct: bool) ->
     return data[offset : offset + size]
 
 
-def values_of(data: memoryview, name: str = "x") -> Values:
-    return Values(data, name, "uint8", (data.nbytes,))
+def values_of(data: memoryview, name: str = "x") -> TensorBytes:
+    return TensorBytes(data, name, "uint8", (data.nbytes,))
 
 
 def test_buffered_bytes_of_one_file_come_from_one_thread_at_a_time(tmp_path: Path) -> None:
-    files = [File(os.open(tmp_path / name, os.O_RDWR | os.O_CREAT), tmp_path / name) for name in "ab"]
+    files = [DiskFile(os.open(tmp_path / name, os.O_RDWR | os.O_CREAT), tmp_path / name) for name in "ab"]
     reached, go_on, begun = threading.Event(), threading.Event(), []
 
     def wait() -> None:
         reached.set()
         go_on.wait()
 
-    hands, data = Hands(3), memoryview(bytes(PAGE))
-    jobs = [Job(file, offset, False, Owner()) for file, offset in ((files[0], 0), (files[0], PAGE), (files[1], 0))]
+    hands, data = WriterThreads(3), memoryview(bytes(PAGE))
+    jobs = [
+        WriteRequest(file, offset, False, Owner()) for file, offset in ((files[0], 0), (files[0], PAGE), (files[1], 0))
+    ]
     for job, ready in zip(jobs, (wait, lambda: begun.append("second"), lambda: begun.append("other")), strict=True):
-        job.add(values_of(data), Piece(data, ready), job.end)
+        job.add(values_of(data), BytePiece(data, ready), job.end)
         hands.give(job)
     reached.wait()
     assert hands.done.get(timeout=60) is jobs[2]  # of the other file, though it came last
@@ -130,14 +132,14 @@ def is_direct(file: int) -> bool:
 @pytest.fixture
 def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the disk were far behind: direct writes, and several files at once."""
-    monkeypatch.setattr(Pace, "FIRST", 0)
+    monkeypatch.setattr(WriteModeChooser, "FIRST", 0)
     monkeypatch.setattr(values_writer, "LANE_BYTES", 0)
     monkeypatch.setattr(values_writer, "BATCH_BYTES", 1 << 20)
 
 
-def check(folder: Path, group: list[Values], expected: list[bytes]) -> None:
+def check(folder: Path, group: list[TensorBytes], expected: list[bytes]) -> None:
     """Both our reader and the safetensors library find every byte."""
-    reader = ValuesReader(folder)
+    reader = TensorBytesReader(folder)
     for values, data in zip(group, expected, strict=True):
         assert values.blob is not None
         assert values.settled
@@ -197,13 +199,13 @@ class Late:
 
     held = 0
 
-    def __init__(self, pieces: list[Piece], failure: str | None = None) -> None:
+    def __init__(self, pieces: list[BytePiece], failure: str | None = None) -> None:
         self.nbytes = sum(piece.data.nbytes for piece in pieces)
         self.released = 0
         self._pieces = pieces
         self._failure = failure
 
-    def pieces(self) -> Iterator[Piece | None]:
+    def pieces(self) -> Iterator[BytePiece | None]:
         for piece in self._pieces:
             yield from (piece, None, None)
         if self._failure:
@@ -216,7 +218,7 @@ class Late:
 
 
 def late(data: list[memoryview], calls: list[str]) -> Late:
-    return Late([Piece(each, lambda: calls.append("ready"), lambda: calls.append("release")) for each in data])
+    return Late([BytePiece(each, lambda: calls.append("ready"), lambda: calls.append("release")) for each in data])
 
 
 def test_pieces_are_waited_for_and_given_back(tmp_path: Path) -> None:
@@ -224,7 +226,7 @@ def test_pieces_are_waited_for_and_given_back(tmp_path: Path) -> None:
     calls: list[str] = []
     data = [pages(2 * PAGE), pages(5000, 1), pages(3, 2)]
     source = late(data, calls)
-    group = [values_of(pages(7)), Values(source, "late", "uint8", (source.nbytes,)), values_of(pages(9), "y")]
+    group = [values_of(pages(7)), TensorBytes(source, "late", "uint8", (source.nbytes,)), values_of(pages(9), "y")]
     expected = [bytes(pages(7)), b"".join(data), bytes(pages(9))]
     writer.write(group)
     assert writer.is_growing
@@ -246,9 +248,9 @@ def test_bytes_that_never_come_leave_a_hole_and_a_reason(tmp_path: Path, way: st
     reasons: list[str] = []
     writer.connect(lambda: None, lambda size: None, reasons.append)
     released: list[int] = []
-    pieces = [Piece(pages(PAGE), fail if way == "a piece" else None, lambda: released.append(1))]
+    pieces = [BytePiece(pages(PAGE), fail if way == "a piece" else None, lambda: released.append(1))]
     source = Late(pieces, None if way == "a piece" else "the device is gone")
-    lost = Values(source, "lost", "uint8", (PAGE,))
+    lost = TensorBytes(source, "lost", "uint8", (PAGE,))
     before, after = values_of(pages(100), "before"), values_of(pages(70_000, 1), "after")
     writer.write([before, lost, after])
     while writer.is_growing:
@@ -265,7 +267,7 @@ def test_bytes_that_never_come_leave_a_hole_and_a_reason(tmp_path: Path, way: st
     assert writer.count == 2
 
 
-def write_and_wait(writer: ValuesWriter, group: list[Values]) -> None:
+def write_and_wait(writer: ValuesWriter, group: list[TensorBytes]) -> None:
     writer.write(group)
     writer.settle()
 
@@ -297,7 +299,7 @@ def test_what_a_full_disk_did_not_take_is_settled_without_a_blob(
 
 
 def test_pace_goes_the_faster_way_and_looks_again() -> None:
-    pace = Pace()
+    pace = WriteModeChooser()
     speed = {False: 1.0, True: 3.0}
     ways = []
     for step in range(4000):
@@ -314,13 +316,13 @@ def test_pace_goes_the_faster_way_and_looks_again() -> None:
 
 
 def test_pace_never_goes_a_way_that_is_not_there() -> None:
-    pace = Pace()
+    pace = WriteModeChooser()
     pace.refuse()
     assert not any(pace.choose(1 << 26) for _ in range(100))
 
 
 def test_rooms_are_used_again_and_bounded() -> None:
-    rooms = Rooms(1 << 20)
+    rooms = BufferPool(1 << 20)
     room = rooms.take(300_000)
     address = room.array.ctypes.data
     assert address % PAGE == 0

@@ -3,9 +3,9 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from astray.capture.selection import Scope, Selection
+from astray.capture.selection import RecordingSelection, Scope
 from astray.records import Kind, Phase, Role
-from astray.store import Intake
+from astray.store import BackgroundWriter
 
 class Site:
     """A place in the program where calls happen; see native/sites.h."""
@@ -15,7 +15,7 @@ class Site:
     root: str
     kind: Kind
     module: str
-    judge: Selection | None
+    judge: RecordingSelection | None
     wanted: bool
     inside: dict[Any, Site]
     def __init__(self, name: str, type: str, root: str, kind: Kind = ..., module: str | None = None) -> None: ...
@@ -59,16 +59,16 @@ class Calls:
     is_here: bool
     paused: bool
     reads_call_gradients: bool
-    _writer: Intake
+    _writer: BackgroundWriter
     _micro: dict[str, int]
     _passing: dict[str, int]
     _called: set[str]
-    _selection: Selection
+    _selection: RecordingSelection
     _scope: Scope | None
     _phases: frozenset[str]
     _forward_ended: bool
     _by_module: bool
-    def __init__(self, writer: Intake, walk: StackWalk, /) -> None: ...
+    def __init__(self, writer: BackgroundWriter, walk: StackWalk, /) -> None: ...
     def enter(
         self,
         site: Site,
@@ -132,7 +132,8 @@ class ArrivingHook:
     def run(self, gradient: Any, /) -> None: ...
 
 class Taker:
-    """Observes the plain tensors of one recording. See `astray.capture.tensor_reader.Taker` and `TorchReader.taker`.
+    """Observes the plain tensors of one recording. See `astray.capture.tensor_reader.NativeObserver` and
+    `TorchReader.taker`.
 
     `examples` has a tensor of every dtype with the name of it, `devices` the names of devices, `rings` the rings of
     CUDA devices. `stream` says which stream of a device is current, `together` measures tensors of a device by one

@@ -20,20 +20,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.engine import Engine, Site
 from astray.capture.pytorch.calls.catalogue import Catalogue
-from astray.capture.pytorch.calls.collectives import Underway, unseen
+from astray.capture.pytorch.calls.collectives import PendingCollectives, unseen
 from astray.capture.pytorch.calls.functions import FunctionMode
 from astray.capture.pytorch.calls.losses import Losses
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.calls.ops import OpMode
-from astray.capture.pytorch.calls.sites import Places
+from astray.capture.pytorch.calls.sites import FunctionSites
 from astray.capture.pytorch.calls.spelling import spelling_of
 from astray.capture.pytorch.calls.wrappers import raw_names
 from astray.capture.pytorch.experiments.perturbation import PerturbedInputs
 from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients, Origins
-from astray.capture.pytorch.model_discovery import Discovery
+from astray.capture.pytorch.model_discovery import ModelDiscovery
 from astray.capture.pytorch.optimizer_steps import OptimizerCapture
-from astray.capture.pytorch.step_detection import Pace
+from astray.capture.pytorch.step_detection import StepDetector
 from astray.capture.pytorch.tensors import TorchReader
 from astray.capture.pytorch.torch_code import TORCH
 from astray.capture.settings import Settings
@@ -64,11 +64,11 @@ class PyTorchAdapter:
         self.reader: TensorReader = TorchReader()
         self._models = models
         self._capture: ModuleCapture | None = None
-        self._discovery: Discovery | None = None
+        self._discovery: ModelDiscovery | None = None
         self._paced = paced
         self._others = others
         self.spell: Callable[[FrameType], Spelling | None] | None = spelling_of if spelled else None
-        self._pace: Pace | None = None
+        self._pace: StepDetector | None = None
         self._perturbed: PerturbedInputs | None = None
         self._unseen_told = False
 
@@ -103,31 +103,33 @@ class PyTorchAdapter:
         self._gradients = LiveGradients()
         self._last_nodes = LastNodes(self._gradients)
         self._origins = Origins()
-        self._places = Places(engine, self._origins)
+        self._places = FunctionSites(engine, self._origins)
         self._modes = Modes()
         self._capture = ModuleCapture(engine, self._gradients, self._modes, self._origins)
-        self._underway = Underway(engine)
+        self._underway = PendingCollectives(engine)
         self._saved = SavedValues(engine, self._gradients)
         self._losses = Losses(engine)
-        self._replays = GraphReplays(engine)
+        self._replays = CudaGraphReplays(engine)
         self._replays.start()
         self._engine = engine
-        # Before `Discovery`, which ends the step in a hook of the same kind: hooks are called in their order.
+        # Before `ModelDiscovery`, which ends the step in a hook of the same kind: hooks are called in their order.
         everything = self._models is None
         self._optimizers = OptimizerCapture(
             engine, self._capture.parameters, self._modes, self._capture.setup, everything=everything
         )
         seed = engine.settings.perturb
-        if seed is not None:  # before `Discovery` too, which records the first call of a model with what it is given
+        if (
+            seed is not None
+        ):  # before `ModelDiscovery` too, which records the first call of a model with what it is given
             self._perturbed = PerturbedInputs(engine, self._capture, seed, everything=everything)
         if self._models is None:
-            self._discovery = Discovery(engine, self._capture, end_step, self.listen)
+            self._discovery = ModelDiscovery(engine, self._capture, end_step, self.listen)
         else:
             for label, model in self._models.items():
                 self._capture.attach(model, label)
-            self._pace = Pace(engine, end_step) if self._paced else None
+            self._pace = StepDetector(engine, end_step) if self._paced else None
             if self._others:
-                self._discovery = Discovery(engine, self._capture, end_step, self.listen, self._models)
+                self._discovery = ModelDiscovery(engine, self._capture, end_step, self.listen, self._models)
                 self._discovery.let_program_pace()
         self._capture.setup.start(seeded=not everything)
         engine.on_outermost = self._capture.setup.outermost
@@ -213,7 +215,7 @@ class PyTorchAdapter:
 # for the device, so only what goes into it and comes out of it can be recorded, by the modules around it.
 
 
-class GraphReplays:
+class CudaGraphReplays:
     """Is told of every replay of a CUDA graph, until `stop`."""
 
     def __init__(self, engine: Engine) -> None:

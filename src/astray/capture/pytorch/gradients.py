@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.pytorch.compiled.code import never_compiled
-from astray.capture.pytorch.hooks import Hook
+from astray.capture.pytorch.hooks import TransparentHook
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.shards import add_up
 
@@ -85,8 +85,8 @@ def _prepare() -> None:
     _torch.use(add_up, _call_node_hook, _put_on_leaf, flags, callback)
     for hook in (LeafHook, AccumulatedHook, ArrivingHook):
         _torch.shown_as(hook, _call_tensor_hook)
-        setattr(hook, "__reduce__", Hook.__reduce__)  # noqa: B010 - the types know of no such attribute
-        setattr(hook, "__torch_unserializable__", Hook.__torch_unserializable__)  # noqa: B010
+        setattr(hook, "__reduce__", TransparentHook.__reduce__)  # noqa: B010 - the types know of no such attribute
+        setattr(hook, "__torch_unserializable__", TransparentHook.__torch_unserializable__)  # noqa: B010
 
 
 _prepare()
@@ -185,7 +185,7 @@ class ParameterCapture:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _WatchedParameter] = {}
         # Those that have their hooks, by their ids: to watch one of these again does nothing. Read natively too.
         self.hooked: dict[int, weakref.ref[torch.Tensor]] = {}
         self._listening = True
@@ -201,12 +201,12 @@ class ParameterCapture:
             if known is not None and self._listening:
                 self._put(key, known)  # it may have been frozen so far
             return
-        self._watched[key] = watched = _Watched(parameter, Site(name, "Parameter", root, "parameter", module))
+        self._watched[key] = watched = _WatchedParameter(parameter, Site(name, "Parameter", root, "parameter", module))
         self.hooked.pop(key, None)
         if self._listening:
             self._put(key, watched)
 
-    def _put(self, key: int, watched: _Watched) -> None:
+    def _put(self, key: int, watched: _WatchedParameter) -> None:
         if watched.put(self._engine):
             self.hooked[key] = watched.parameter
 
@@ -248,7 +248,7 @@ class ParameterCapture:
         self._watched.clear()
 
 
-class _Watched:
+class _WatchedParameter:
     """A parameter, where it is recorded, and the hooks on it."""
 
     __slots__ = ("_handles", "accumulated", "parameter", "site")

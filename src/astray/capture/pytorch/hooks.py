@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Hook:
+class TransparentHook:
     """A hook that copies and pickles as one that does nothing, in words of the standard library alone.
 
     So a model that is deep-copied or saved whole while it is being recorded takes nothing of astray along.
@@ -24,7 +24,7 @@ class Hook:
 # Functions of torch that do something more while a recording is under way.
 
 
-class Cover:
+class PatchedFunction:
     """An attribute of a class or a module, with something around it until `remove`."""
 
     def __init__(self, owner: Any, name: str, covering: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

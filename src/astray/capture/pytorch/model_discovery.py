@@ -26,7 +26,7 @@ from astray.capture.engine import Engine
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.calls.wrappers import chains, has_parameters, type_name
 from astray.capture.pytorch.compiled.code import NoWarning, is_compiled_graph, never_compiled
-from astray.capture.pytorch.step_detection import Pace
+from astray.capture.pytorch.step_detection import StepDetector
 from astray.interrupts import pass_interrupt
 from astray.log import logger
 from astray.process import rank_and_world_size
@@ -35,7 +35,7 @@ STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 """Methods of a model that a trainer calls in place of the model."""
 
 
-class Discovery:
+class ModelDiscovery:
     """Attaches `capture` to every outermost module as it is first called, and calls `end_step` as steps end.
 
     `found` is called at the first of them: what a program computes before, to make its weights, is no step of it.
@@ -55,7 +55,7 @@ class Discovery:
         self._capture = capture
         self._roots = {label: weakref.ref(module) for label, module in known.items()}
         self._has_model = "" in self._roots
-        self._pace = Pace(engine, end_step)
+        self._pace = StepDetector(engine, end_step)
         self._handle = register_module_forward_pre_hook(self._before_any_module)
         self._no_warning = NoWarning()
 

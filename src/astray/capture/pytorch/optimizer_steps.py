@@ -45,10 +45,10 @@ _WITHIN = frozenset({"function", "op"})
 _NO_SETTINGS = frozenset({"params", "param_names"})
 
 
-class _Step:
+class _OptimizerStep:
     """A step that is under way. An exception may end it without a word: its frame tells.
 
-    One during which the modes are off has no frame here: `_Away` tells, and lives as long as the frame.
+    One during which the modes are off has no frame here: `_ModesOff` tells, and lives as long as the frame.
     """
 
     def __init__(self, frame: FrameType | None, optimizer: Any, wanted: frozenset[str]) -> None:
@@ -81,8 +81,8 @@ class OptimizerCapture:
         self._counts: Counter[str] = Counter()
         self._sites: dict[tuple[str, str], Site] = {}
         self._states: Known = {}
-        self._under_way: list[_Step] = []
-        self._away: dict[int, _Step] = {}  # by threads, the step for which the modes are off
+        self._under_way: list[_OptimizerStep] = []
+        self._away: dict[int, _OptimizerStep] = {}  # by threads, the step for which the modes are off
         self._handles = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
@@ -114,7 +114,7 @@ class OptimizerCapture:
                     return None
                 if self._is_unseen(optimizer, args, kwargs):
                     return self._open_unseen(optimizer, frame, args, kwargs)
-                step = _Step(frame, optimizer, engine.settings.optimizer - {"calls"})
+                step = _OptimizerStep(frame, optimizer, engine.settings.optimizer - {"calls"})
                 self._under_way.append(step)
                 if optimizer._optimizer_step_pre_hooks:
                     # Hooks of the optimizer's own come after ours and may change gradients: go behind the last of them.
@@ -127,8 +127,8 @@ class OptimizerCapture:
 
     def _open_unseen(self, optimizer: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Opens a step during which the modes are off. What it gives is for torch to hold until the step ends."""
-        step = _Step(None, optimizer, self._engine.settings.optimizer - {"calls"})
-        away = _Away(self, step, args, kwargs)
+        step = _OptimizerStep(None, optimizer, self._engine.settings.optimizer - {"calls"})
+        away = _ModesOff(self, step, args, kwargs)
         try:
             if step.wanted:
                 self._under_way.append(step)
@@ -161,7 +161,7 @@ class OptimizerCapture:
         finally:
             self._release(step)
 
-    def begin_last(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin_last(self, step: _OptimizerStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """All hooks of the optimizer's own have run."""
         try:
             with DisableTorchFunction(), torch.no_grad():
@@ -203,12 +203,12 @@ class OptimizerCapture:
             self._away.pop(thread, None)
         return step is not None
 
-    def suspend(self, step: _Step) -> None:
+    def suspend(self, step: _OptimizerStep) -> None:
         """Takes the modes off for a step of this thread."""
         self._away[step.thread] = step
         self._modes.suspend(step, ops=True)
 
-    def step_ended(self, step: _Step) -> None:
+    def step_ended(self, step: _OptimizerStep) -> None:
         """Nothing runs any more of a step during which the modes were off; most often all of this has been done."""
         if self._away.get(step.thread) is step and threading.get_ident() == step.thread:
             self._come_back()
@@ -232,7 +232,7 @@ class OptimizerCapture:
                 self._under_way.remove(step)
                 self._release(step)
 
-    def _release(self, step: _Step) -> None:
+    def _release(self, step: _OptimizerStep) -> None:
         if step.call is not None:
             self._engine.leave(step.call)
         step.parameters.clear()
@@ -297,7 +297,9 @@ class OptimizerCapture:
 
     # -- one step ------------------------------------------------------------------------------------------------
 
-    def _begin(self, step: _Step, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin(
+        self, step: _OptimizerStep, frame: FrameType | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         engine, optimizer, kind = self._engine, step.optimizer, type(step.optimizer).__name__
         label = self._label(optimizer)
         step.gradients_come = closure_of(args, kwargs) is not None
@@ -339,7 +341,7 @@ class OptimizerCapture:
         plain = json.dumps(json.loads(text).get("kwargs", {}), separators=(",", ":"), ensure_ascii=False)
         return [(path.removeprefix("kwargs."), tensor) for path, tensor in tensors], plain
 
-    def _end(self, step: _Step) -> None:
+    def _end(self, step: _OptimizerStep) -> None:
         if step.gradients_come:
             for parameter in step.parameters:
                 parameter.observe_gradient(scaled=False)
@@ -349,16 +351,18 @@ class OptimizerCapture:
             observe_common_state(self._engine, step.optimizer, step.call.seq)
 
 
-class _Away(tuple[Any, ...]):
+class _ModesOff(tuple[Any, ...]):
     """Keeps the modes off for as long as it lives. It is what our hook returns: the arguments as they were.
 
     The frame of torch's that has called the hook holds on to it until the step ends, be it by an exception.
     """
 
-    def __new__(cls, _capture: OptimizerCapture, _step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Away:
+    def __new__(
+        cls, _capture: OptimizerCapture, _step: _OptimizerStep, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _ModesOff:
         return super().__new__(cls, (args, kwargs))
 
-    def __init__(self, capture: OptimizerCapture, step: _Step, _args: Any, _kwargs: Any) -> None:
+    def __init__(self, capture: OptimizerCapture, step: _OptimizerStep, _args: Any, _kwargs: Any) -> None:
         # Not in `__del__`, which would lose what a signal handler of the program raises.
         self._ending = load().Ending(lambda: capture.step_ended(step))
         capture.suspend(step)
@@ -373,7 +377,7 @@ def _is_torchs(optimizer: Any) -> bool:
 class _LastHook:
     """Sits behind the hooks of the optimizer's own for the length of one step."""
 
-    def __init__(self, capture: OptimizerCapture, step: _Step) -> None:
+    def __init__(self, capture: OptimizerCapture, step: _OptimizerStep) -> None:
         self._capture = capture
         self._step = step
 

@@ -1,4 +1,4 @@
-"""Where the local part of a distributed tensor sits in the whole: the text of its `placement`, and its `Shard`.
+"""Where the local part of a distributed tensor sits in the whole: the text of its `placement`, and its `ShardPosition`.
 
 `tensors` asks for it when it meets a DTensor. Everything is computed from what this process knows, and nothing is ever
 communicated: a recording on one rank alone must not wait for ranks that do not record.
@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from astray.part import period_of
-from astray.stats import Shard, Strided
+from astray.stats import ShardPosition, Strided
 
 Runs = list[tuple[int, int]]
 """The indices that a shard holds along one dimension, in order: stretches of (first index, how many)."""
@@ -47,7 +47,7 @@ class Location(NamedTuple):
                 fields["runs"] = interleaved
         return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
 
-    def place(self, memory: Strided) -> tuple[Strided, Shard] | None:
+    def place(self, memory: Strided) -> tuple[Strided, ShardPosition] | None:
         """The local part as a box within the whole tensor; None when it is none, or nobody knows where.
 
         Stretches that repeat at equal distances are a box too, once their dimension is seen as two: indices 0, 1, 4
@@ -74,7 +74,7 @@ class Location(NamedTuple):
             stride += [length * step, step]
             offset += [first // period, first % period]
             whole += [size // period, period]
-        return memory._replace(shape=tuple(shape), stride=tuple(stride)), Shard(tuple(offset), tuple(whole))
+        return memory._replace(shape=tuple(shape), stride=tuple(stride)), ShardPosition(tuple(offset), tuple(whole))
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:

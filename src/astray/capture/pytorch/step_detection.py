@@ -25,13 +25,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from astray.capture.engine import Engine
 from astray.capture.pytorch.compiled.code import never_compiled
-from astray.capture.pytorch.hooks import Cover
+from astray.capture.pytorch.hooks import PatchedFunction
 from astray.capture.pytorch.parameter_update import is_inner
 from astray.capture.pytorch.setup.setup_capture import note_scaler
 from astray.records import SKIPPED_UPDATE
 
 
-class Pace:
+class StepDetector:
     """Calls `end_step` as steps end, until `remove`."""
 
     def __init__(self, engine: Engine, end_step: Callable[[], None]) -> None:
@@ -40,11 +40,11 @@ class Pace:
         self._leader: weakref.ref[Any] | None = None
         self._local = threading.local()  # how many steps of any optimizer this thread has seen
         self._handle = register_optimizer_step_post_hook(self._after_step)
-        self._covers = [Cover(GradScaler, "step", functools.partial(_covering_step, self))]
+        self._covers = [PatchedFunction(GradScaler, "step", functools.partial(_covering_step, self))]
         kinds: list[type] = [GradScaler, *GradScaler.__subclasses__()]
         for kind in kinds:
             if "scale" in vars(kind):
-                self._covers.append(Cover(kind, "scale", functools.partial(_covering_scale, self)))
+                self._covers.append(PatchedFunction(kind, "scale", functools.partial(_covering_scale, self)))
 
     def let_program_pace(self) -> None:
         """The program says by itself where steps end."""
@@ -92,7 +92,7 @@ class Pace:
             self._end_step()  # which guards itself
 
 
-def _covering_step(pace: Pace, scaler_step: Callable[..., Any]) -> Callable[..., Any]:
+def _covering_step(pace: StepDetector, scaler_step: Callable[..., Any]) -> Callable[..., Any]:
     """`GradScaler.step`, and after it a word to `pace` when no optimizer has stepped in it."""
 
     @functools.wraps(scaler_step)
@@ -106,7 +106,7 @@ def _covering_step(pace: Pace, scaler_step: Callable[..., Any]) -> Callable[...,
     return step
 
 
-def _covering_scale(pace: Pace, scale: Callable[..., Any]) -> Callable[..., Any]:
+def _covering_scale(pace: StepDetector, scale: Callable[..., Any]) -> Callable[..., Any]:
     """`GradScaler.scale`, and before it a word to `pace`."""
 
     @functools.wraps(scale)

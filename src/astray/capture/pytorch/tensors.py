@@ -18,13 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.shards import Location, arrived, is_awaited, is_distributed, locate, signature, wraps_others
-from astray.capture.tensor_reader import Identity, OddTensors, Reading, Taker
-from astray.device.devices import Devices
-from astray.device.unobserved import quietly
+from astray.capture.tensor_reader import NativeObserver, SlowPath, TensorIdentity, TensorReading
+from astray.device.devices import DeviceMeasurer
+from astray.device.unobserved import unobserved
 from astray.interrupts import pass_interrupt
 from astray.stats import Strided, kernels
 from astray.stats.dtypes import DTYPES
-from astray.store import Late, Source
+from astray.store import DeferredBytes, DeferredMeasurements
 
 logger = logging.getLogger("astray")
 
@@ -46,17 +46,17 @@ class TorchReader:
 
     def __init__(self) -> None:
         self._devices: dict[torch.device, str] = {}
-        self._elsewhere = Devices()
+        self._elsewhere = DeviceMeasurer()
 
-    def taker(self, odd: OddTensors) -> Taker:
-        with quietly():
+    def taker(self, odd: SlowPath) -> NativeObserver:
+        with unobserved():
             examples = [
                 (torch.empty(0, dtype=dtype, device="cpu"), name)
                 for dtype, name in NAMES.items()
                 if dtype is not torch.complex32  # torch warns about making one
             ]
         _, lane, batch = odd.writer.lanes or (None, None, 0)
-        found: Taker = load().Taker(
+        found: NativeObserver = load().Taker(
             examples,
             torch.nn.Parameter,
             self._devices,
@@ -64,7 +64,7 @@ class TorchReader:
             getattr(torch._C, "_cuda_getCurrentRawStream", None),
             self._elsewhere.measure_together,
             kernels.measuring if type(self) is TorchReader else None,
-            Identity,
+            TensorIdentity,
             odd.unfilled.by_owner,
             odd.writer,
             lane,
@@ -77,7 +77,7 @@ class TorchReader:
         )
         return found
 
-    def identity(self, tensor: torch.Tensor) -> Identity | None:
+    def identity(self, tensor: torch.Tensor) -> TensorIdentity | None:
         if type(tensor) not in PLAIN:  # a subclass may hide what it does
             return self._identity_of_shard(tensor) if is_distributed(tensor) else None
         if tensor.layout is not _STRIDED or tensor.is_inference():  # inference tensors keep no version
@@ -95,9 +95,9 @@ class TorchReader:
             return None
         # Views of contiguous memory hold the same numbers in the same order, whatever their shape.
         key = (address, version, dtype, tensor.numel() if tensor.is_contiguous() else (shape, stride))
-        return Identity(owner, key, address, dtype, shape, stride, version)
+        return TensorIdentity(owner, key, address, dtype, shape, stride, version)
 
-    def _identity_of_shard(self, tensor: Any) -> Identity | None:
+    def _identity_of_shard(self, tensor: Any) -> TensorIdentity | None:
         """That of the part which this process holds, though not to be read without knowing where it belongs."""
         local = self.identity(tensor._local_tensor)
         if local is None:
@@ -129,7 +129,7 @@ class TorchReader:
         return name
 
     @property
-    def late(self) -> Late:
+    def late(self) -> DeferredMeasurements:
         return self._elsewhere.tickets
 
     def start(self, forget: Callable[[], None], waited: Callable[[float], None], queue_bytes: int) -> None:
@@ -138,35 +138,35 @@ class TorchReader:
     def stop(self) -> None:
         self._elsewhere.stop()
 
-    def read(self, tensor: torch.Tensor, identity: Identity | None, statistics: bool) -> Reading:
+    def read(self, tensor: torch.Tensor, identity: TensorIdentity | None, statistics: bool) -> TensorReading:
         if identity is not None and identity.address:
             _, _, address, dtype, shape, stride, _ = identity
             memory = Strided(address, dtype, shape, stride)
             if tensor.is_cpu:
-                return Reading(dtype, shape, stride, memory)
-            return self._measured(Reading(dtype, shape, stride, memory), tensor, statistics)
+                return TensorReading(dtype, shape, stride, memory)
+            return self._measured(TensorReading(dtype, shape, stride, memory), tensor, statistics)
         # Copying is computing: neither a mode of ours nor of anybody else should take it for the program's.
         with torch._C._DisableTorchDispatch():
             return self._read_carefully(tensor, statistics)
 
-    def _read_carefully(self, tensor: torch.Tensor, statistics: bool) -> Reading:
+    def _read_carefully(self, tensor: torch.Tensor, statistics: bool) -> TensorReading:
         plain = _plain(tensor)
         dtype = NAMES.get(plain.dtype) or str(plain.dtype).removeprefix("torch.")
         reason = _unreadable(plain)
         if reason is not None:
-            reading = Reading(dtype, _shape(plain), (), None, note=reason)
+            reading = TensorReading(dtype, _shape(plain), (), None, note=reason)
             return reading._replace(placement=locate(tensor).text()) if is_distributed(tensor) else reading
         shape, stride = tuple(plain.shape), plain.stride()
         plain = plain.detach().resolve_conj().resolve_neg()
         memory = Strided(plain.data_ptr(), dtype, shape, plain.stride())
         if memory.address == 0 and plain.numel():
-            return Reading(dtype, shape, (), None, note="it has no memory (freed, or never filled)")
-        reading = Reading(dtype, shape, stride, memory, owner=plain)
+            return TensorReading(dtype, shape, (), None, note="it has no memory (freed, or never filled)")
+        reading = TensorReading(dtype, shape, stride, memory, owner=plain)
         if is_distributed(tensor):
             reading = _located(reading, memory, locate(tensor))
         return reading if plain.is_cpu or not plain.numel() else self._measured(reading, plain, statistics)
 
-    def _measured(self, reading: Reading, tensor: torch.Tensor, statistics: bool) -> Reading:
+    def _measured(self, reading: TensorReading, tensor: torch.Tensor, statistics: bool) -> TensorReading:
         """Has a tensor measured where it lies, on a device: a reading with a ticket in place of the memory."""
         memory = reading.memory if reading.box is None else reading.box
         assert memory is not None
@@ -175,7 +175,9 @@ class TorchReader:
             return reading._replace(memory=None, box=None, note=ticket)
         return reading._replace(memory=None, box=None, ticket=ticket)
 
-    def fetch(self, tensor: torch.Tensor, memory: Strided, positions: npt.NDArray[np.int64] | None) -> Source | str:
+    def fetch(
+        self, tensor: torch.Tensor, memory: Strided, positions: npt.NDArray[np.int64] | None
+    ) -> DeferredBytes | str:
         plain = _plain(tensor)
         if memory.shape != plain.shape:  # a part of it
             first = plain.storage_offset() + memory.address // plain.element_size()
@@ -190,7 +192,7 @@ def _plain(tensor: Any) -> torch.Tensor:
     return arrived(tensor) if is_awaited(tensor) else tensor
 
 
-def _located(reading: Reading, memory: Strided, location: Location) -> Reading:
+def _located(reading: TensorReading, memory: Strided, location: Location) -> TensorReading:
     """The reading of a DTensor's local part, with its place in the whole."""
     placed = location.place(memory)
     if placed is None:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from astray.comparison.divergence import Place
+from astray.comparison.divergence import TensorPlace
 from astray.comparison.measure.metrics import error_of_values
 from astray.comparison.measure.pieces import Pieces, stretches
 from astray.comparison.pair.joined_rank import JoinedRank
-from astray.comparison.rows import Ints, Vocabulary
+from astray.comparison.rows import Ints, StringTable
 from astray.comparison.verdict import AGREEING, SENTENCES, Reason, Verdict
 from astray.errors import RunError
 from astray.safe_text import read_plain
@@ -32,7 +32,7 @@ NEGLIGIBLE = "negligible: both sides are rounding noise"
 AGREEING_LABELS = [verdict.label for verdict in AGREEING]
 
 
-def agreement(parts: list[tuple[str, list[Place]]]) -> str:
+def agreement(parts: list[tuple[str, list[TensorPlace]]]) -> str:
     """How well parts of a call agree: "Its 2 inputs and its parameter agree (rounding, 1.2e-07)".
 
     Only what was compared and agrees is counted. Empty when that is nothing.
@@ -49,23 +49,23 @@ def agreement(parts: list[tuple[str, list[Place]]]) -> str:
     return text[0].upper() + text[1:]
 
 
-def verdict_of(place: Place) -> str:
+def verdict_of(place: TensorPlace) -> str:
     """The verdict with the error, where there is one to tell."""
     if is_negligible(place):
         return NEGLIGIBLE
     return place.verdict if np.isnan(place.error) or not place.error else f"{place.verdict}, {place.error:.1e}"
 
 
-def is_negligible(place: Place) -> bool:
+def is_negligible(place: TensorPlace) -> bool:
     """Whether it agrees only because both sides are too small to matter, whatever the error."""
     return SENTENCES[Reason.NEGLIGIBLE] in place.reason
 
 
-def _severity(place: Place) -> tuple[int, bool, float]:
+def _severity(place: TensorPlace) -> tuple[int, bool, float]:
     return AGREEING_LABELS.index(place.verdict), not is_negligible(place), float(np.nan_to_num(place.error))
 
 
-def suspicious(places: list[Place]) -> Iterator[str]:
+def suspicious(places: list[TensorPlace]) -> Iterator[str]:
     """What a call started from that counts as agreeing but may hide a change, or was not compared at all."""
     for place in places:
         if SENTENCES[Reason.SAME_STATISTICS] in place.reason and place.verdict in AGREEING_LABELS:
@@ -90,7 +90,7 @@ def arguments(
     both = np.flatnonzero((here >= 0) & (there >= 0))
     _, last = np.unique(here[both][::-1], return_index=True)
     rows = np.sort(both[::-1][last])[::-1]
-    words = Vocabulary()
+    words = StringTable()
     here_args = words.encode(reference.calls["args"])[here[rows]]
     there_args = words.encode(candidate.calls["args"])[there[rows]]
     differ = (here_args != there_args) & (here_args >= 0) & (there_args >= 0)  # another tool's dump may not tell them
@@ -98,7 +98,7 @@ def arguments(
     new = [row for row in rows[differ].tolist() if sites[row] not in told]
     found = sorted(new, key=lambda row: here[row] not in calls)  # stable: its own calls come first
     for row in found[:_MOST]:
-        place = Place.of(pairs, row)
+        place = TensorPlace.of(pairs, row)
         left, right = reference.calls["args"][int(here[row])], candidate.calls["args"][int(there[row])]
         changes = "; ".join(
             f"`{path or 'arguments'}` is {one} in the reference and {other} in the candidate"
@@ -133,7 +133,7 @@ def unmatched(pairs: Table, before: int) -> Iterator[str]:
     for verdict in (Verdict.ONLY_IN_REFERENCE, Verdict.ONLY_IN_CANDIDATE):
         rows = np.flatnonzero(pairs.coded("verdict").codes[:before] == verdict)
         if len(rows):
-            place = Place.of(pairs, int(rows[-1]))
+            place = TensorPlace.of(pairs, int(rows[-1]))
             many = f"{len(rows):,} tensors are" if len(rows) > 1 else "One tensor is"
             yield f"{many} {verdict.label} before it, the last at {place}."
 
@@ -142,7 +142,7 @@ class Onset(NamedTuple):
     """The first tensor that is not bit-identical."""
 
     row: int
-    place: Place
+    place: TensorPlace
 
 
 def onset(pairs: Table, before: int) -> Onset | None:
@@ -152,7 +152,7 @@ def onset(pairs: Table, before: int) -> Onset | None:
     found = np.flatnonzero((codes == Verdict.ROUNDING) | (codes == Verdict.DRIFTING))
     if not len(found) or found[0] == 0 or np.any(codes[: found[0]] != Verdict.IDENTICAL):
         return None
-    return Onset(int(found[0]), Place.of(pairs, int(found[0])))
+    return Onset(int(found[0]), TensorPlace.of(pairs, int(found[0])))
 
 
 class _Absent:

@@ -23,7 +23,7 @@ _OPEN, _AGREES, _WRONG = 0, 1, 2
 """What is known of a call by its results: not compared, agreeing, and not."""
 
 
-def find_detours(pairs: Table, reference: Run, candidate: Run) -> Bools:
+def find_equivalent_rows(pairs: Table, reference: Run, candidate: Run) -> Bools:
     """Which pairs are of one run only, and on another way to results that agree."""
     found = np.zeros(len(pairs), np.bool_)
     sides = (("reference", reference, Verdict.ONLY_IN_REFERENCE), ("candidate", candidate, Verdict.ONLY_IN_CANDIDATE))
@@ -37,7 +37,7 @@ def find_detours(pairs: Table, reference: Run, candidate: Run) -> Bools:
             compared = np.flatnonzero(of_rank & np.isin(verdict, (*AGREEING, *BAD)))
             at = pairs.numbers(f"row_{side}")
             agrees = np.isin(verdict[compared], AGREEING)
-            on_detour = _Side(graph_of(rows), at[compared], agrees).on_detour(at[lone])
+            on_detour = _DetourSide(graph_of(rows), at[compared], agrees).on_detour(at[lone])
             found[lone] = on_detour & ~_unknown_weights(pairs, lone, verdict != only)
     return found
 
@@ -68,7 +68,7 @@ def _names(pairs: Table, rows: Ints) -> list[str]:
     return [names[one] for one in which.reshape(-1).tolist()]
 
 
-class _Side(NamedTuple):
+class _DetourSide(NamedTuple):
     """One run: its graph, the rows that were compared, and which of those agree."""
 
     graph: Graph

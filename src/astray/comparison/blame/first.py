@@ -24,8 +24,8 @@ from astray.comparison.blame import clues as micro_clues
 from astray.comparison.blame.detours import healed
 from astray.comparison.blame.explanation import furthest_slice
 from astray.comparison.blame.setup_causes import effects, explaining
-from astray.comparison.blame.weights import GIVEN, Others, has_role
-from astray.comparison.divergence import Cause, Divergence, Place, Side
+from astray.comparison.blame.weights import GIVEN, OtherWeights, has_role
+from astray.comparison.divergence import Cause, Divergence, Side, TensorPlace
 from astray.comparison.judge.calls import is_loss
 from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
 from astray.comparison.pair.joined_rank import JoinedRank
@@ -63,12 +63,12 @@ def find_divergences(
     searches = []
     if origin.any():
         rows = [_start(pairs, origin), *np.flatnonzero(origin).tolist()]
-        searches = [_Search(pairs, rank, reference, candidate, bad, row, setup) for row in _apart(pairs, rows)]
+        searches = [_FirstSearch(pairs, rank, reference, candidate, bad, row, setup) for row in _apart(pairs, rows)]
     for row, setting in effects(pairs, setup):
         if not any(setting in one.settings for one in searches):
             shown = bad.copy()
             shown[row] = True
-            searches.append(_Search(pairs, rank, reference, candidate, shown, row, setup, (setting,)))
+            searches.append(_FirstSearch(pairs, rank, reference, candidate, shown, row, setup, (setting,)))
             searches.sort(key=lambda one: one.start)  # a setting is the first divergence where it is the earliest
     return [search.found() for search in searches]
 
@@ -79,9 +79,9 @@ def _apart(pairs: Table, rows: Sequence[int]) -> list[int]:
     What the outermost module is given came from outside, and is about nothing that is inside.
     """
     found: list[int] = []
-    places: list[Place] = []
+    places: list[TensorPlace] = []
     for row in rows:
-        place = Place.of(pairs, row)
+        place = TensorPlace.of(pairs, row)
         told = [one for one in places if one.role != "input" or one.site != ROOT or place.site == ROOT]
         if not any(place.phase == one.phase and related(place.site, one.site) for one in told):
             found.append(row)
@@ -172,7 +172,7 @@ def related(site: str, other: str) -> bool:
     return inner.startswith(outer) and (len(inner) == len(outer) or inner[len(outer)] in "./")
 
 
-class _Search:
+class _FirstSearch:
     """The state of one search: where wrongness starts, whose fault it is, and what is known about it."""
 
     def __init__(
@@ -212,7 +212,7 @@ class _Search:
         """With what is known."""
         entry = self._place(self.entry)
         parameter = entry if self.cause == "parameter" else None
-        others = self._others() if parameter and self.matched[self.entry] else Others(0, 0)
+        others = self._others() if parameter and self.matched[self.entry] else OtherWeights(0, 0)
         onset = self.onset()
         return Divergence(
             rank=self.rank,
@@ -329,7 +329,7 @@ class _Search:
         results = np.flatnonzero(self.bad & (self.calls == self.culprit) & self._has_role(*RESULTS))
         return int(results[0]) if len(results) else self.entry
 
-    def place(self) -> Place:
+    def place(self) -> TensorPlace:
         """The tensor to show, at the call to blame."""
         place = self._place(self.headline)
         if self.own:
@@ -339,9 +339,9 @@ class _Search:
         of_call = {name: call[name] for name in names}
         return replace(place, **of_call, type=call["type"] or "", role="", path="", weight=False)
 
-    def _place(self, row: int) -> Place:
+    def _place(self, row: int) -> TensorPlace:
         """The place of a row. What is a parameter is called so, whatever its role."""
-        return replace(Place.of(self.pairs, row), weight=self._is_weight(row))
+        return replace(TensorPlace.of(self.pairs, row), weight=self._is_weight(row))
 
     def _is_weight(self, row: int) -> bool:
         return self._weight_of(row) is not None
@@ -359,7 +359,7 @@ class _Search:
 
     def _parameter_name(self) -> str:
         """The parameter that entered the culprit wrong."""
-        entry = Place.of(self.pairs, self.entry)
+        entry = TensorPlace.of(self.pairs, self.entry)
         name = entry.path if entry.site == ROOT else f"{entry.site}.{entry.path}"
         return self._weight_of(self.entry) or name
 
@@ -382,7 +382,7 @@ class _Search:
     def _has_role(self, *roles: str) -> Bools:
         return has_role(self.pairs, *roles)
 
-    def _places(self, call: int, *roles: str) -> list[Place]:
+    def _places(self, call: int, *roles: str) -> list[TensorPlace]:
         rows = np.flatnonzero((self.calls == call) & self._has_role("input", *roles))
         places = [self._place(row) for row in rows.tolist()]
         return [place for place in places if ("parameter" if place.weight else place.role) in roles]
@@ -414,11 +414,11 @@ class _Search:
         ]
         return max((gap for gap in [measured, *gaps] if not math.isnan(gap)), default=math.nan)
 
-    def _previous(self) -> Place | None:
+    def _previous(self) -> TensorPlace | None:
         """The last result before the first wrong tensor that both runs have and that agrees."""
         agreeing = np.isin(self.pairs.coded("verdict").codes, AGREEING) & self._has_role(*RESULTS)
         rows = np.flatnonzero(agreeing[: self.start])
-        return Place.of(self.pairs, int(rows[-1])) if len(rows) else None
+        return TensorPlace.of(self.pairs, int(rows[-1])) if len(rows) else None
 
     def _growth(self) -> tuple[tuple[int, float], ...]:
         same = np.arange(len(self.bad)) >= self.headline
@@ -429,12 +429,12 @@ class _Search:
         rows = np.flatnonzero(same & self.matched)
         return tuple(zip(self.pairs["step"][rows].tolist(), self.pairs["error"][rows].tolist(), strict=True))
 
-    def _others(self) -> Others:
+    def _others(self) -> OtherWeights:
         return weights.others(self.pairs, self.entry, self.bad, self.reference, self.candidate)
 
     # -- sentences -----------------------------------------------------------------------------------------------
 
-    def _evidence(self, entry: Place, others: Others, onset: clues.Onset | None) -> list[str]:
+    def _evidence(self, entry: TensorPlace, others: OtherWeights, onset: clues.Onset | None) -> list[str]:
         inputs, given = self._places(self.culprit, "input"), self._places(self.culprit, *GIVEN)
         sentences = [setting.sentence for setting in self.settings]
         if self.settings and entry.verdict in clues.AGREEING_LABELS:
@@ -480,11 +480,11 @@ class _Search:
         }
         return onset if len(kinds) == 1 else None
 
-    def _about_lone(self, entry: Place) -> str:
+    def _about_lone(self, entry: TensorPlace) -> str:
         which = entry.verdict.removeprefix("only in ")
         return f"Its {entry.tensor} is there only in the {which}: the other run computed without it."
 
-    def _about_input(self, entry: Place) -> str:
+    def _about_input(self, entry: TensorPlace) -> str:
         if entry.phase == "update":
             return weights.about_update(entry)
         if entry.phase == "backward":
@@ -510,7 +510,7 @@ class _Search:
         )
         return f"{differs} no recorded call made it: look at {between}.{agrees}"
 
-    def _about_arriving(self, entry: Place) -> str:
+    def _about_arriving(self, entry: TensorPlace) -> str:
         """About a gradient that arrives wrong at an outermost call."""
         arrives = f"The gradient that arrives at {entry.module} already differs, though everything before agrees"
         if entry.recompute:
@@ -525,7 +525,7 @@ class _Search:
 
     def _common_factor(self) -> float | None:
         """By how much all gradients are too large, if they are so by one factor."""
-        if SENTENCES[Reason.SCALED] not in Place.of(self.pairs, self.start).reason:
+        if SENTENCES[Reason.SCALED] not in TensorPlace.of(self.pairs, self.start).reason:
             return None
         reference, candidate = (
             float(run.tensors.numbers("l2")[int(self.pairs[row][self.start])])
@@ -533,7 +533,7 @@ class _Search:
         )
         return candidate / reference if reference > 0 else None
 
-    def _call_before(self) -> Place | None:
+    def _call_before(self) -> TensorPlace | None:
         """What the outermost call before a wrong input gave, if that input may have been made of it.
 
         In a step before which gradients came in, or in one that follows them, it is the next of the data.
@@ -543,7 +543,7 @@ class _Search:
             return None
         outermost = np.flatnonzero(np.append(self.nesting.enclosings < 0, False)[calls] & (calls >= 0))
         gave = outermost[self._has_role("output")[outermost]]
-        return Place.of(self.pairs, int(gave[-1])) if len(gave) else None
+        return TensorPlace.of(self.pairs, int(gave[-1])) if len(gave) else None
 
     def _maker(self, side: str, run: RankRun, only: Verdict) -> int:
         """The result that the wrong value is, by its row in a run that has tensors of its own; −1 for none."""
@@ -562,7 +562,7 @@ class _Search:
             made = self._maker(side, run, only)
             rows: Ints = np.flatnonzero((self.pairs.numbers(f"row_{side}") == made) & (made >= 0))
             if len(rows) and self.pairs.coded("verdict").codes[rows[0]] == only:
-                makers[side] = Place.of(self.pairs, int(rows[0])).module
+                makers[side] = TensorPlace.of(self.pairs, int(rows[0])).module
         if len(makers) == 2:
             left, right = makers.values()
             return f"It comes from {left} in the reference and from {right} in the candidate"
@@ -571,7 +571,7 @@ class _Search:
             return f"In the {side} it comes from {maker}, which the {other} does not call"
         return ""
 
-    def _about_computation(self, entry: Place, inputs: list[Place], given: list[Place]) -> str:
+    def _about_computation(self, entry: TensorPlace, inputs: list[TensorPlace], given: list[TensorPlace]) -> str:
         if entry.role == "input":
             shows = f"The wrong value shows first as {entry.tensor} of {entry.module}"
             lone = self._made_by_one()

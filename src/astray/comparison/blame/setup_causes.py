@@ -30,7 +30,7 @@ NUMERICAL = (
 names count only where the results of their module are wrong."""
 
 
-class Effect(NamedTuple):
+class SettingEffect(NamedTuple):
     """Where a setting takes effect first: a row of the pairs."""
 
     row: int
@@ -56,7 +56,7 @@ def changes_results(one: SetupDifference) -> bool:
     return one.expected_effect == "changes results" and not absent and not tensors
 
 
-def effects(pairs: Table, setup: Sequence[SetupDifference]) -> list[Effect]:
+def effects(pairs: Table, setup: Sequence[SetupDifference]) -> list[SettingEffect]:
     """Where settings that are known to change results take effect, the earliest first; `pairs` are of one rank."""
     differs = (pairs.coded("verdict").codes != Verdict.IDENTICAL) & (pairs.numbers("row_candidate") >= 0)
     differs &= pairs.numbers("row_reference") >= 0
@@ -71,7 +71,7 @@ def effects(pairs: Table, setup: Sequence[SetupDifference]) -> list[Effect]:
         else:
             continue
         if len(rows):
-            found.append(Effect(_first_that_shows(pairs, rows), one))
+            found.append(SettingEffect(_first_that_shows(pairs, rows), one))
     return sorted(found, key=lambda effect: effect.row)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from astray.comparison.blame.explanation import explained, furthest_slice, sureness
-from astray.comparison.divergence import Divergence, Place
+from astray.comparison.divergence import Divergence, TensorPlace
 from astray.store import Table
 
 MOST = 10
@@ -31,7 +31,7 @@ class Suspect:
     """
 
     rank: int
-    place: Place
+    place: TensorPlace
     score: float
     measure: str
     error: float
@@ -123,7 +123,7 @@ def _suspect(pairs: Table, row: int) -> Suspect:
     numbers = {name: float(pairs.numbers(name)[row]) for name in ("surprise", "deviation", "limit", "given")}
     return Suspect(
         rank=int(pairs.numbers("rank")[row]),
-        place=Place.of(pairs, row),
+        place=TensorPlace.of(pairs, row),
         score=numbers["surprise"],
         measure=pairs["measure"][row] or "",
         error=numbers["deviation"],

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from astray.comparison.blame import clues
-from astray.comparison.divergence import Place
+from astray.comparison.divergence import TensorPlace
 from astray.comparison.rows import Bools, Ints
 from astray.comparison.verdict import AGREEING
 from astray.graph import graph_of
@@ -20,7 +20,7 @@ from astray.store import RankRun, Table
 GIVEN = ("parameter", "state")
 
 
-class Others(NamedTuple):
+class OtherWeights(NamedTuple):
     """How many other parameters and buffers differ in the same step."""
 
     parameters: int
@@ -34,7 +34,7 @@ class Others(NamedTuple):
         )
 
 
-def others(pairs: Table, row: int, bad: Bools, reference: RankRun, candidate: RankRun) -> Others:
+def others(pairs: Table, row: int, bad: Bools, reference: RankRun, candidate: RankRun) -> OtherWeights:
     """Count the other wrong parameters and buffers in the step of `row`. Two names of one tied tensor count once."""
     step = pairs.numbers("step")
     here = bad & (step == step[row])
@@ -49,7 +49,7 @@ def others(pairs: Table, row: int, bad: Bools, reference: RankRun, candidate: Ra
             count["state" if pairs["role"][other] == "state" else "parameter"] += 1
         names.add(name)
         tensors.add(tensor)
-    return Others(count["parameter"], count["state"])
+    return OtherWeights(count["parameter"], count["state"])
 
 
 def _weights_among(pairs: Table, rows: Ints, run: RankRun) -> list[int]:
@@ -85,7 +85,13 @@ def weight_of(run: RankRun, row: int) -> str | None:
 
 
 def sentence(
-    pairs: Table, row: int, given: Place, name: str, inputs: list[Place], company: Others, reference: RankRun
+    pairs: Table,
+    row: int,
+    given: TensorPlace,
+    name: str,
+    inputs: list[TensorPlace],
+    company: OtherWeights,
+    reference: RankRun,
 ) -> str:
     """What is known about the parameter or buffer `given` of `row`, by name, and where to look."""
     agree = clues.agreement([("input", inputs)])
@@ -120,7 +126,7 @@ def sentence(
     return f"{text}what wrote to it after the backward of step {step}, be it the optimizer or other code."
 
 
-def about_update(entry: Place) -> str:
+def about_update(entry: TensorPlace) -> str:
     """What is said when an optimizer is given something wrong, and everything before agrees."""
     if entry.path.startswith("param_groups"):
         return f"The setting `{entry.path}` of {entry.site} differs: look at how it is made, and at its schedule."
@@ -130,7 +136,7 @@ def about_update(entry: Place) -> str:
     )
 
 
-def _about_entry(pairs: Table, given: Place) -> str:
+def _about_entry(pairs: Table, given: TensorPlace) -> str:
     """Where to look for what wrote to a weight, or to the state of an optimizer, before its step."""
     if given.role == "state":
         return "Look at what was loaded into the optimizer, and at its steps before."
@@ -140,7 +146,8 @@ def _about_entry(pairs: Table, given: Place) -> str:
     rows = np.flatnonzero(used & (pairs.numbers("step") == given.step))
     if not len(rows) or pairs.coded("verdict").codes[rows[-1]] not in AGREEING:
         return "Look at what wrote to it before the optimizer did."
-    return f"It still agreed at {Place.of(pairs, int(rows[-1]))}: look at what wrote to it since, before the optimizer."
+    place = TensorPlace.of(pairs, int(rows[-1]))
+    return f"It still agreed at {place}: look at what wrote to it since, before the optimizer."
 
 
 def has_role(pairs: Table, *roles: str) -> Bools:
@@ -170,7 +177,7 @@ def _step_before(pairs: Table, step: int) -> int | None:
     return int(before[-1]) if len(before) else None
 
 
-def _agreed_before(pairs: Table, row: int) -> Place | None:
+def _agreed_before(pairs: Table, row: int) -> TensorPlace | None:
     """The last earlier row of the same parameter or buffer, if it agrees."""
     same = np.ones(row, np.bool_)
     for name in ("site", "role", "path"):
@@ -179,17 +186,17 @@ def _agreed_before(pairs: Table, row: int) -> Place | None:
     rows = np.flatnonzero(same)
     if not len(rows) or pairs.coded("verdict").codes[rows[-1]] not in AGREEING:
         return None
-    return Place.of(pairs, int(rows[-1]))
+    return TensorPlace.of(pairs, int(rows[-1]))
 
 
-def _gradient(pairs: Table, name: str, step: int) -> Place | None:
+def _gradient(pairs: Table, name: str, step: int) -> TensorPlace | None:
     """The last gradient of the parameter in that step, if it was compared."""
     site = pairs.coded("site")
     wanted = (site.codes == site.code(name)) & (pairs.numbers("step") == step) & has_role(pairs, "gradient")
     rows = np.flatnonzero(wanted)
     if not len(rows) or pairs.coded("verdict").codes[rows[-1]] not in AGREEING:
         return None
-    return Place.of(pairs, int(rows[-1]))
+    return TensorPlace.of(pairs, int(rows[-1]))
 
 
 def _name(pairs: Table, row: int) -> tuple[int, ...]:

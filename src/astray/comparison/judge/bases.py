@@ -14,7 +14,7 @@ import numpy as np
 
 from astray.comparison.judge import thresholds as t
 from astray.comparison.judge.errors import Errors
-from astray.comparison.judge.sources import Sources, Unit
+from astray.comparison.judge.sources import Producer, Sources
 from astray.comparison.rows import Bools, Floats, Ints
 
 
@@ -51,7 +51,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
             return plain
         weighed = np.minimum(sources.largest(np.where(bias, column * errors.rms, 0.0)) / rms, t.LARGEST)
         whole = np.minimum(weighed, sources.largest(np.where(bias, column, 0.0)))
-        forward = sources.is_unit(Unit.CALL, Unit.CODE) & ~sources.backward
+        forward = sources.is_unit(Producer.CALL, Producer.CODE) & ~sources.backward
         return np.maximum(plain, np.where(forward, whole, sources.largest(column)))
 
     element = np.where(np.isnan(errors.values), _no_less_than_given(element, sources), element)
@@ -64,7 +64,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     elements = np.maximum(elements, gated)
     chosen, shares = _choices(errors, sources, elements)
     few, flips, flipped_sums = flips, np.maximum(flips, np.sqrt(shares)), np.maximum(flipped_sums, shares)
-    buffer = sources.unit == Unit.BUFFER  # a mean over many numbers, which may be much smaller than they are
+    buffer = sources.unit == Producer.BUFFER  # a mean over many numbers, which may be much smaller than they are
     if buffer.any():
         size = np.minimum(sources.largest(np.where(real, errors.rms, 0.0)) / rms, t.LARGEST)
         averaging = np.where(buffer, np.minimum(rounding * size, t.LARGEST), 0.0)
@@ -86,7 +86,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
         shown = np.where(np.isnan(errors.typical), element, np.minimum(errors.typical, t.LARGEST))
         typical = given(np.where(real, np.maximum(shown, np.minimum(moved, errors.at_most)), 0.0))
         # A gradient of a weight is a sum over rows, so that one that is off is in all of its own; attention mixes them.
-        mixed = np.where(sources.unit == Unit.GRADIENT, elements, elements / t.MIXING)
+        mixed = np.where(sources.unit == Producer.GRADIENT, elements, elements / t.MIXING)
         typical = np.maximum(typical, mixed)
     sums = np.where(real, np.nan_to_num(np.minimum(errors.sums, t.LARGEST)), 0.0)
     sums = _no_less_than_given(sums, sources)
@@ -124,8 +124,10 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     differs = np.where(sources.known & ~errors.identical, 1.0, 0.0)
     spoilt = sources.largest(differs)
     moved_by = np.append(differs, 1.0)[sources.gradient_before]
-    spoilt = np.where(sources.unit == Unit.WEIGHT, np.maximum(spoilt, moved_by), spoilt)
-    singles = _after_choices(errors, sources) | after_gates | (flips > 0) | sources.is_unit(Unit.WEIGHT, Unit.BUFFER)
+    spoilt = np.where(sources.unit == Producer.WEIGHT, np.maximum(spoilt, moved_by), spoilt)
+    singles = (
+        _after_choices(errors, sources) | after_gates | (flips > 0) | sources.is_unit(Producer.WEIGHT, Producer.BUFFER)
+    )
     # An optimizer brings rounding to scales of its own. What it makes of it shows in the weights.
     nothing = (spoilt > 0) & sources.in_update & ((sources.plane == 1) | (sources.plane == 2))
     rounded = _is_rounding_of_terms(errors, sources)
@@ -168,7 +170,7 @@ def _find_drifted(errors: Errors, sources: Sources) -> dict[str, Bools]:
     known = told | (count(weights) > 0)
     differs = np.where(told, count(of_modules & ~errors.identical), count(weights & ~errors.identical)) > 0
     all_ = np.asarray((~known | differs)[step])
-    made = all_ & sources.is_unit(Unit.CALL, Unit.CODE)
+    made = all_ & sources.is_unit(Producer.CALL, Producer.CODE)
     return {
         "values": all_,
         "worst": all_,
@@ -192,8 +194,8 @@ def _no_less_than_given(column: Floats, sources: Sources) -> Floats:
     np.minimum.at(smallest, sources.call[inputs], column[inputs])
     smallest[np.isinf(smallest)] = 0.0
     smallest[-1] = 0.0
-    found = np.where((sources.unit == Unit.CALL) & off, np.maximum(column, smallest[sources.call]), column)
-    carried = np.flatnonzero(sources.unit == Unit.CARRIED)
+    found = np.where((sources.unit == Producer.CALL) & off, np.maximum(column, smallest[sources.call]), column)
+    carried = np.flatnonzero(sources.unit == Producer.CARRIED)
     found[carried] = np.maximum(found[carried], found[sources.carried_from[carried]])
     return found
 
@@ -207,7 +209,7 @@ def _shared_by_positions(element: Floats, errors: Errors, sources: Sources) -> F
     """
     weights = sources.is_weight & ~errors.identical
     shared = sources.largest(np.where(weights, element / np.sqrt(errors.root), 0.0))
-    return np.where(sources.is_unit(Unit.CALL, Unit.CODE), shared, 0.0)
+    return np.where(sources.is_unit(Producer.CALL, Producer.CODE), shared, 0.0)
 
 
 def _rounded_weights(errors: Errors, sources: Sources) -> Floats:
@@ -217,7 +219,7 @@ def _rounded_weights(errors: Errors, sources: Sources) -> Floats:
     """
     weights = sources.has_role("parameter") & (errors.unit > 0) & (errors.unit <= t.FLOAT32)
     count = np.append(sources.by_call(errors.count, weights), 0.0)[sources.call]
-    rounds = (sources.unit == Unit.CALL) & ~sources.backward & (errors.unit > t.FLOAT32) & (count > 0)
+    rounds = (sources.unit == Producer.CALL) & ~sources.backward & (errors.unit > t.FLOAT32) & (count > 0)
     return np.where(rounds, np.sqrt(count), np.inf)
 
 
@@ -243,7 +245,7 @@ def find_negligible(errors: Errors, sources: Sources) -> Bools:
     not make everything beside it small. Sums are taken in float32, whatever the dtype.
     """
     found = np.zeros(len(errors.unit), np.bool_)
-    at = np.flatnonzero(sources.is_result & ~errors.identical & (errors.unit > 0) & (sources.unit == Unit.CALL))
+    at = np.flatnonzero(sources.is_result & ~errors.identical & (errors.unit > 0) & (sources.unit == Producer.CALL))
     if len(at):
         size = np.fmax(*sources.evidence.numbers("absmax", at))
         rounding = 2 * np.minimum(errors.unit[at], t.FLOAT32)
@@ -276,11 +278,11 @@ def _cancellation(errors: Errors, sources: Sources) -> Floats:
     """
     found = np.ones(len(errors.unit))
     size = np.maximum(errors.size, np.finfo(np.float32).tiny)
-    vectors = np.flatnonzero((sources.unit == Unit.CALL) & sources.backward & (errors.unit > 0) & sources.is_vector)
+    vectors = np.flatnonzero((sources.unit == Producer.CALL) & sources.backward & (errors.unit > 0) & sources.is_vector)
     if len(vectors):  # what a function gives for a bias, as its module's gradient
         arrives = sources.largest(np.where(sources.backward & sources.has_role("input"), errors.size, 0.0))
         found[vectors] = arrives[vectors] / size[vectors]
-    at = np.flatnonzero((sources.unit == Unit.GRADIENT) & (errors.unit > 0))
+    at = np.flatnonzero((sources.unit == Producer.GRADIENT) & (errors.unit > 0))
     if len(at):
         rows = np.where(sources.known, errors.rms, 0.0), np.where(sources.known, errors.count, 0.0)
         gradient, positions = (sources.arriving(column)[at] for column in rows)
@@ -300,10 +302,10 @@ def _one_further(flips: Floats, sources: Sources) -> Floats:
     """
     if not flips.any():
         return flips
-    carried = np.flatnonzero(sources.unit == Unit.CARRIED)
+    carried = np.flatnonzero(sources.unit == Producer.CARRIED)
     seen = flips.copy()
     seen[carried] = flips[sources.carried_from[carried]]
-    further = sources.backward & sources.is_unit(Unit.CALL, Unit.GRADIENT) & sources.is_innermost
+    further = sources.backward & sources.is_unit(Producer.CALL, Producer.GRADIENT) & sources.is_innermost
     return np.where(further, sources.largest(seen), 0.0)
 
 
@@ -321,15 +323,15 @@ def _choices(errors: Errors, sources: Sources, elements: Floats) -> tuple[Bools,
     Inside, what belongs to the same choice lies together: where one falls another way, all that is behind it moves.
     """
     nothing = np.zeros(len(elements), np.bool_), np.zeros(len(elements))
-    given = sources.is_given & (errors.unit == 0) & ~errors.identical & (sources.unit == Unit.CARRIED)
-    given[given] = sources.is_unit(Unit.CALL, Unit.CODE)[sources.carried_from[given]]
+    given = sources.is_given & (errors.unit == 0) & ~errors.identical & (sources.unit == Producer.CARRIED)
+    given[given] = sources.is_unit(Producer.CALL, Producer.CODE)[sources.carried_from[given]]
     if not given.any():
         return nothing
     count = np.append(sources.by_call(errors.count, given), 0.0)
     calls, call = sources.calls, sources.call
     outer = np.append(calls.enclosing, -1)[call]
     own, around = (np.maximum(count[one], count[np.append(calls.forward_of, -1)[one]]) for one in (call, outer))
-    of = np.where(sources.is_unit(Unit.CALL, Unit.CODE), np.maximum(own, around), 0.0)
+    of = np.where(sources.is_unit(Producer.CALL, Producer.CODE), np.maximum(own, around), 0.0)
     many = np.maximum(of, 1.0)
     share = _likely(many * np.minimum(1.0, t.FLIPPED * elements), many) / many
     return (around > 0) & (of > 0), np.where(of > 0, share, 0.0)
@@ -337,7 +339,7 @@ def _choices(errors: Errors, sources: Sources, elements: Floats) -> tuple[Bools,
 
 def _after_choices(errors: Errors, sources: Sources) -> Bools:
     """Rows that came of a choice that fell another way, such as a router's: a few of their elements are others."""
-    chosen: Bools = sources.known & (errors.unit == 0) & ~errors.identical & (sources.unit == Unit.CALL)
+    chosen: Bools = sources.known & (errors.unit == 0) & ~errors.identical & (sources.unit == Producer.CALL)
     if not chosen.any():
         return chosen
     return np.asarray(_carried(np.where(chosen, 1.0, 0.0), sources.known & ~errors.identical, sources) > 0)
@@ -377,7 +379,7 @@ def _updates(errors: Errors, sources: Sources, elements: Floats) -> Floats:
     that are nothing but rounding move up in one run and down in the other.
     """
     found = np.zeros(len(errors.unit))
-    at = np.flatnonzero((sources.unit == Unit.CALL) & sources.of_optimizer & (errors.unit > 0) & (errors.size > 0))
+    at = np.flatnonzero((sources.unit == Producer.CALL) & sources.of_optimizer & (errors.unit > 0) & (errors.size > 0))
     if not len(at):
         return found
     call, is_update = sources.call[at], sources.is_update[at]
@@ -416,7 +418,7 @@ def _gates(errors: Errors, sources: Sources, elements: Floats) -> tuple[Floats, 
     arrived = sources.largest(np.where(sources.backward & sources.known, errors.sparse, 0.0))
     at = np.flatnonzero(
         sources.backward & sources.known & (errors.unit > 0) & (errors.sparse > arrived + t.GATED) & (errors.size > 0)
-        & sources.is_unit(Unit.CALL, Unit.CODE)
+        & sources.is_unit(Producer.CALL, Producer.CODE)
     )  # fmt: skip
     if not len(at):
         return nothing, nothing, nothing
@@ -458,14 +460,14 @@ def moves_of_optimizers(errors: Errors, sources: Sources, asked: Bools, known: F
     of the rows that are not asked for.
     """
     found = known.copy()
-    weights = np.flatnonzero((sources.unit == Unit.WEIGHT) & (sources.last_seen >= 0) & asked)
+    weights = np.flatnonzero((sources.unit == Producer.WEIGHT) & (sources.last_seen >= 0) & asked)
     if len(weights):
         before = sources.last_seen[weights]
         move = _at_least_typical(_move(sources, weights, before), sources.step[weights])
         own = _flipped(errors, sources, weights, move, np.ones(len(weights)))
         for here in _by_step(sources.step[weights]):  # what a step adds is there in the next
             found[weights[here]] = np.minimum(own[here] + found[before[here]], t.LARGEST)
-    stepped = np.flatnonzero((sources.unit == Unit.CALL) & (sources.stepped_from >= 0) & (errors.unit > 0) & asked)
+    stepped = np.flatnonzero((sources.unit == Producer.CALL) & (sources.stepped_from >= 0) & (errors.unit > 0) & asked)
     if len(stepped):  # where the step itself was recorded
         before = sources.stepped_from[stepped]
         update = np.isin(

@@ -25,7 +25,7 @@ PLANES = {"module": 0, "function": 1, "collective": 1, "op": 2, "parameter": 3, 
 
 
 @dataclass(frozen=True)
-class Calls:
+class CallColumns:
     """Columns of all or some calls of a run; −1 stands for none.
 
     rows: where they are in the run's table. enclosing, forward_of: the call around each, and the forward call of each
@@ -65,7 +65,7 @@ class Calls:
     def count(self) -> int:
         return len(self.rows)
 
-    def taken(self, rows: Ints) -> Calls:
+    def taken(self, rows: Ints) -> CallColumns:
         """Some calls by their place here, and those that they refer to, in the same order."""
         wanted = np.zeros(self.count + 1, np.bool_)
         while len(rows):
@@ -119,7 +119,7 @@ class Calls:
         return path if module == ROOT else f"{module}.{path}"
 
 
-def read_calls(run: RankRun) -> Calls:
+def read_calls(run: RankRun) -> CallColumns:
     """All calls of a rank."""
     table = run.calls
     kind, phase, sites = table.coded("kind"), table.coded("phase"), table.coded("site")
@@ -135,7 +135,7 @@ def read_calls(run: RankRun) -> Calls:
     module = np.array([*(numbers[_module(site)] for site in sites.values), -1])[sites.codes]
     owners = np.array([*(numbers[_owner(site)] for site in sites.values), -1])[sites.codes]
     owner = np.where(is_parameter | is_optimizer, owners, -1)
-    return Calls(
+    return CallColumns(
         rows=np.arange(len(table)),
         step=table.numbers("step"),
         micro=table.numbers("micro"),

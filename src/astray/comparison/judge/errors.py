@@ -27,7 +27,7 @@ from astray.comparison.judge import thresholds as t
 from astray.comparison.judge.sources import GIVEN
 from astray.comparison.measure import metrics
 from astray.comparison.measure.evidence import STATISTICS, Evidence
-from astray.comparison.measure.kept_values import Source, is_partial
+from astray.comparison.measure.kept_values import EvidenceSource, is_partial
 from astray.comparison.rows import Bools, Floats, Ints
 from astray.comparison.verdict import MEASURES, Judgement, Reason, Verdict
 from astray.stats.dtypes import DTYPES
@@ -132,7 +132,9 @@ def find_errors(evidence: Evidence, judged: Judgement, factor: Floats, multiplie
     agrees = identical | (judged.reason & Reason.MASKS != 0)
     for column in columns.values():
         column[agrees] = 0.0
-    return Errors(**columns, **facts, count=count, identical=identical, by_values=judged.source == Source.VALUES)
+    return Errors(
+        **columns, **facts, count=count, identical=identical, by_values=judged.source == EvidenceSource.VALUES
+    )
 
 
 def _precision(evidence: Evidence, at: Ints) -> Floats:

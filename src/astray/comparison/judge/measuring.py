@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from astray.comparison.judge import thresholds as t
-from astray.comparison.measure.evidence import Evidence, Measured, Progress, measure_statistics, measure_values
-from astray.comparison.measure.kept_values import Source, is_partial
+from astray.comparison.measure.evidence import Evidence, MeasuredPairs, Progress, measure_statistics, measure_values
+from astray.comparison.measure.kept_values import EvidenceSource, is_partial
 from astray.comparison.rows import Bools, Ints
 from astray.comparison.verdict import UNDECIDED, Judgement, Reason, Rule, Verdict
 from astray.stats.dtypes import DTYPES
@@ -80,11 +80,11 @@ def _settle_form(evidence: Evidence, at: Ints, judged: Judgement) -> Ints:
     judged.rule[at] = Rule.BITS
     identical = at[same_bits & ~shapes_differ]
     judged.verdict[at[masks]], judged.error[at[masks]] = Verdict.ROUNDING, 0.0
-    judged.source[at[masks]] = Source.STATISTICS
+    judged.source[at[masks]] = EvidenceSource.STATISTICS
     judged.reason[at[masks]] |= Reason.MASKS
     judged.verdict[identical] = Verdict.IDENTICAL
     judged.error[identical] = 0.0
-    judged.source[identical] = Source.FINGERPRINT
+    judged.source[identical] = EvidenceSource.FINGERPRINT
     settled: Bools = kinds_differ | shapes_differ | same_bits | masks
     return at[~settled]
 
@@ -126,15 +126,17 @@ def _measure(evidence: Evidence, remaining: Ints, judged: Judgement, facts: Fact
     besides = evidence.source_without_values(remaining)
     judged.source[remaining] = source = np.maximum(kept, besides)
     judged.reason[remaining[apart]] |= Reason.ELSEWHERE
-    _by_bits(remaining[source <= Source.FINGERPRINT], judged, facts)
+    _by_bits(remaining[source <= EvidenceSource.FINGERPRINT], judged, facts)
     # Some of the values may miss what the statistics of the whole tensor show, so such a pair is measured by both.
-    _by_statistics(evidence, remaining[(source < Source.VALUES) & (besides == Source.STATISTICS)], judged, facts)
-    _by_values(evidence, remaining[source >= Source.SAMPLE], judged, facts, progress)
+    _by_statistics(
+        evidence, remaining[(source < EvidenceSource.VALUES) & (besides == EvidenceSource.STATISTICS)], judged, facts
+    )
+    _by_values(evidence, remaining[source >= EvidenceSource.SAMPLE], judged, facts, progress)
 
 
 def _by_bits(at: Ints, judged: Judgement, facts: Facts) -> None:
     """Pairs that have different fingerprints and nothing else, or nothing at all."""
-    known = judged.source[at] == Source.FINGERPRINT
+    known = judged.source[at] == EvidenceSource.FINGERPRINT
     facts.bits_only[at] = known
     judged.reason[at] |= np.where(known, Reason.BITS_ONLY, Reason.NOTHING_KEPT)
 
@@ -152,17 +154,17 @@ def _by_values(evidence: Evidence, at: Ints, judged: Judgement, facts: Facts, pr
     unread = np.setdiff1d(at, read)
     judged.reason[unread] |= Reason.UNREADABLE
     judged.source[unread] = source = evidence.source_without_values(unread)
-    _by_statistics(evidence, unread[source == Source.STATISTICS], judged, facts)
-    _by_bits(unread[source < Source.STATISTICS], judged, facts)
+    _by_statistics(evidence, unread[source == EvidenceSource.STATISTICS], judged, facts)
+    _by_bits(unread[source < EvidenceSource.STATISTICS], judged, facts)
     some = is_partial(judged.source[read])
     if some.any():
         found = _with_statistics(found, read, some, judged, facts)
     _keep(read, found, judged, facts)
 
 
-def _with_statistics(found: Measured, at: Ints, some: Bools, judged: Judgement, facts: Facts) -> Measured:
+def _with_statistics(found: MeasuredPairs, at: Ints, some: Bools, judged: Judgement, facts: Facts) -> MeasuredPairs:
     """Add to what some values say what the statistics have said before. Equal values of a part prove nothing alone."""
-    same = np.where(judged.source[at] == Source.SAMPLE, Reason.SAMPLED, Reason.SLICED)
+    same = np.where(judged.source[at] == EvidenceSource.SAMPLE, Reason.SAMPLED, Reason.SLICED)
     before = some & facts.measured[at]
     return found._replace(
         error=np.where(before, np.fmax(found.error, judged.error[at]), found.error),
@@ -189,11 +191,11 @@ def _measure_rearranged(evidence: Evidence, at: Ints, judged: Judgement, facts: 
         return
     nothing = np.zeros(len(at), np.bool_)
     facts.rearranged[at] = True
-    judged.verdict[at], judged.source[at] = Verdict.UNKNOWN, Source.STATISTICS
+    judged.verdict[at], judged.source[at] = Verdict.UNKNOWN, EvidenceSource.STATISTICS
     _keep(at, measure_statistics(evidence, at)._replace(equal=nothing, hidden=nothing), judged, facts)
 
 
-def _keep(at: Ints, found: Measured, judged: Judgement, facts: Facts) -> None:
+def _keep(at: Ints, found: MeasuredPairs, judged: Judgement, facts: Facts) -> None:
     facts.measured[at] = True
     facts.differs[at] = found.differs
     facts.hidden[at] = found.hidden & ~found.equal

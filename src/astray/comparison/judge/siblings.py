@@ -15,7 +15,7 @@ import numpy.typing as npt
 from astray.comparison.rows import Bools, Floats, Ints
 
 
-class Others(NamedTuple):
+class SiblingGains(NamedTuple):
     """For each row the largest gain among its family at other sites, and at how many."""
 
     largest: Floats
@@ -43,30 +43,30 @@ class Families:
         self._whose = np.repeat(np.arange(len(self._starts)), self._sizes)
         self._spread = np.cumsum(self._new_site) - 1
 
-    def others(self, gain: Floats) -> Others:
+    def others(self, gain: Floats) -> SiblingGains:
         """The largest gain of each row's family at other sites."""
         by_site, starts, whose = self._by_site(gain), self._starts, self._whose
         if not len(by_site):
-            return Others(by_site, self._members)
+            return SiblingGains(by_site, self._members)
         first = np.maximum.reduceat(by_site, starts)
         top = by_site == first[whose]
         alone = np.add.reduceat(top, starts) == 1  # else another site has the same
         second = np.maximum.reduceat(np.where(top, -np.inf, by_site), starts)
         others = np.where(top & alone[whose], second[whose], first[whose])
-        return Others(self._spread_out(np.maximum(others, 0.0)), self._spread_out(self._sizes[whose] - 1))
+        return SiblingGains(self._spread_out(np.maximum(others, 0.0)), self._spread_out(self._sizes[whose] - 1))
 
-    def before(self, gain: Floats) -> Others:
+    def before(self, gain: Floats) -> SiblingGains:
         """The largest gain of each row's family at sites that came before, in the order of the rows."""
         by_site = self._by_site(gain)
         if not len(by_site):
-            return Others(by_site, self._members)
+            return SiblingGains(by_site, self._members)
         order = self._by_appearance
         begins = np.zeros(len(order), np.bool_)
         begins[self._starts] = True
         largest, count = np.zeros(len(order)), np.zeros(len(order), np.int64)
         largest[order] = running_maximum(by_site[order], self._whose, begins)
         count[order] = np.arange(len(order)) - self._starts[self._whose]
-        return Others(self._spread_out(largest), self._spread_out(count))
+        return SiblingGains(self._spread_out(largest), self._spread_out(count))
 
     @cached_property
     def _by_appearance(self) -> Ints:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.judge.calls import Calls, read_calls
+from astray.comparison.judge.calls import CallColumns, read_calls
 from astray.comparison.judge.siblings import running_maximum
 from astray.comparison.measure.evidence import Evidence
 from astray.comparison.rows import Bools, Floats, Ints
@@ -35,7 +35,7 @@ GIVEN = ("input", "parameter", "state")
 RESULTS = ("output", "gradient")
 
 
-class Unit(IntEnum):
+class Producer(IntEnum):
     """How a row came about."""
 
     NONE = 0
@@ -51,7 +51,7 @@ class Unit(IntEnum):
 class Sources:
     """The units of one rank. Rows are pairs, given and found by their number; −1 stands for none."""
 
-    def __init__(self, evidence: Evidence, comparable: Bools, calls: Calls | None = None) -> None:
+    def __init__(self, evidence: Evidence, comparable: Bools, calls: CallColumns | None = None) -> None:
         """calls: those of the pairs, where they are some of the rank's; else all are read."""
         assert evidence.reference.run is not None, "pairs have both sides"
         self.evidence, self.run = evidence, evidence.reference.run
@@ -92,9 +92,9 @@ class Sources:
         """Known rows in a role."""
         return self.known & self._has_role(role)
 
-    def is_unit(self, *units: Unit) -> Bools:
+    def is_unit(self, *units: Producer) -> Bools:
         """Rows that came about in one of some ways."""
-        return np.array([unit in units for unit in Unit])[self.unit]
+        return np.array([unit in units for unit in Producer])[self.unit]
 
     @cached_property
     def is_vector(self) -> Bools:
@@ -109,25 +109,25 @@ class Sources:
     @cached_property
     def unit(self) -> Ints:
         """How each row came about."""
-        unit = np.full(len(self.call), Unit.NONE, np.int8)
-        unit[self.is_result] = Unit.CALL
-        unit[self.is_result & self._is_call(self.calls.is_parameter)] = Unit.GRADIENT
+        unit = np.full(len(self.call), Producer.NONE, np.int8)
+        unit[self.is_result] = Producer.CALL
+        unit[self.is_result & self._is_call(self.calls.is_parameter)] = Producer.GRADIENT
         entering = self.has_role("input")
-        unit[entering] = Unit.CODE
-        unit[entering & self._is_from_outside] = Unit.START
+        unit[entering] = Producer.CODE
+        unit[entering & self._is_from_outside] = Producer.START
         moved = self.last_seen >= 0
-        unit[self.is_weight | self.has_role("state")] = Unit.START
-        unit[self.is_weight & (moved | self._has_history)] = Unit.WEIGHT
-        unit[self.has_role("state") & (moved | self._has_history)] = Unit.BUFFER
+        unit[self.is_weight | self.has_role("state")] = Producer.START
+        unit[self.is_weight & (moved | self._has_history)] = Producer.WEIGHT
+        unit[self.has_role("state") & (moved | self._has_history)] = Producer.BUFFER
         optimizer = self._is_call(self.calls.is_optimizer)
-        unit[optimizer & entering] = Unit.CODE
-        unit[self.carried_from >= 0] = Unit.CARRIED
+        unit[optimizer & entering] = Producer.CODE
+        unit[self.carried_from >= 0] = Producer.CARRIED
         return unit
 
     @property
     def are_labels(self) -> Bools:
         """What losses are given that no call has made."""
-        return np.asarray((self.unit == Unit.CODE) & self._is_call(self.calls.is_loss))
+        return np.asarray((self.unit == Producer.CODE) & self._is_call(self.calls.is_loss))
 
     @cached_property
     def is_weight(self) -> Bools:
@@ -350,13 +350,13 @@ class Sources:
         whole = np.maximum(given, inside)
         seen = np.maximum(whole, made)  # of a forward call, by its backward
         unit = self.unit
-        at = np.flatnonzero(unit == Unit.CALL)
+        at = np.flatnonzero(unit == Producer.CALL)
         call = self.call[at]
         found[at] = np.maximum(whole[call], _at(seen, calls.forward_of[call]))
         by_step = at[self.gradient_before[at] >= 0]
         found[by_step] = np.maximum(found[by_step], column[self.gradient_before[by_step]])
         lone = at[~self._is_explained[call] & (self.gradient_before[at] < 0)]
-        code = np.concatenate([np.flatnonzero(unit == Unit.CODE), lone])
+        code = np.concatenate([np.flatnonzero(unit == Producer.CODE), lone])
         if len(code):
             outer = calls.enclosing[self.call[code]]
             before = self._before(column)[code]
@@ -365,14 +365,14 @@ class Sources:
             found[code] = np.maximum(found[code], _at(column, self.gradient_before[code]))
             handed = self.handed_from[code]
             found[code] = np.where(handed >= 0, _at(column, handed), found[code])
-        gradient = np.flatnonzero(unit == Unit.GRADIENT)
+        gradient = np.flatnonzero(unit == Producer.GRADIENT)
         if len(gradient):
             found[gradient] = self._by_owner(seen)[gradient]
-        at = np.flatnonzero((unit == Unit.WEIGHT) | (unit == Unit.BUFFER))
+        at = np.flatnonzero((unit == Producer.WEIGHT) | (unit == Producer.BUFFER))
         found[at] = _at(column, self.last_seen[at])
-        buffer = np.flatnonzero(unit == Unit.BUFFER)
+        buffer = np.flatnonzero(unit == Producer.BUFFER)
         found[buffer] = np.maximum(found[buffer], _at(given, _at(self.call, self.last_seen[buffer], -1)))
-        carried = np.flatnonzero(unit == Unit.CARRIED)
+        carried = np.flatnonzero(unit == Producer.CARRIED)
         found[carried] = column[self.carried_from[carried]]
         return found
 
@@ -426,7 +426,7 @@ class Sources:
         """For each gradient of a parameter the largest number of its module's calls in that step."""
         calls = self.calls
         found = np.zeros(len(self.call))
-        at = np.flatnonzero(self.unit == Unit.GRADIENT)
+        at = np.flatnonzero(self.unit == Producer.GRADIENT)
         when, steps = self._of_call(calls.when), int(calls.when.max(initial=0)) + 1
         missing = np.ones(len(at), np.bool_)
         for plane in calls.planes_of_owners:  # the first that has the module explains all of its gradients
@@ -451,7 +451,7 @@ class Sources:
     def _tied(self) -> list[tuple[Ints, set[int]]]:
         """Gradients of weights that several modules have, and those modules, for each weight and step."""
         weights = np.flatnonzero(self.has_role("parameter") & (self.plane == 0) & ~self.backward)
-        gradients = np.flatnonzero(self.unit == Unit.GRADIENT)
+        gradients = np.flatnonzero(self.unit == Producer.GRADIENT)
         if not len(weights) or not len(gradients):
             return []
         tensor = self.evidence.reference.tensor[self.evidence.pairs.reference[weights]]
@@ -501,7 +501,9 @@ class Sources:
     def _in_groups(self) -> tuple[Ints, Ints, Bools]:
         """Rows in the order of their `code_group`s, of those with code in between: number and beginning of each."""
         at = np.flatnonzero(self.known & (self.call >= 0))
-        wanted = (self.unit[at] == Unit.CODE) | ((self.unit[at] == Unit.CALL) & ~self._is_explained[self.call[at]])
+        wanted = (self.unit[at] == Producer.CODE) | (
+            (self.unit[at] == Producer.CALL) & ~self._is_explained[self.call[at]]
+        )
         group = self.code_group[at]
         largest = int(group.max(initial=0)) + 1
         has_code = np.zeros(largest, np.bool_)
@@ -533,9 +535,9 @@ class Sources:
         """Two numbers for each row: of its nearest siblings, at the same place of other layers, and of all its kind."""
         calls, of_module = self.calls, self._type_of_module
         near = one_key([self.kind, self.step])
-        code = self.unit == Unit.CODE
+        code = self.unit == Producer.CODE
         around = np.where(code, np.append(calls.type, -1)[self.enclosing], -1)
-        named = np.where(code | (self.unit == Unit.GRADIENT), self._of_call(calls.last_name), -1)
+        named = np.where(code | (self.unit == Producer.GRADIENT), self._of_call(calls.last_name), -1)
         columns = [np.where(code, -1, of_module), around, named, self.role, self.path, self._of_call(calls.phase)]
         return near, one_key([*columns, self.plane, self.unit, self.step])
 
@@ -549,7 +551,7 @@ class Sources:
     @cached_property
     def _type_of_module(self) -> Ints:
         calls = self.calls
-        return np.where(self.unit == Unit.GRADIENT, self._of_call(calls.owner_type), self._of_call(calls.type))
+        return np.where(self.unit == Producer.GRADIENT, self._of_call(calls.owner_type), self._of_call(calls.type))
 
     @cached_property
     def form(self) -> npt.NDArray[np.uint64]:

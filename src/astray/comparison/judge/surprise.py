@@ -15,7 +15,7 @@ from astray.comparison.judge import thresholds as t
 from astray.comparison.judge.bases import Bases
 from astray.comparison.judge.errors import Errors
 from astray.comparison.judge.siblings import Families, Gains
-from astray.comparison.judge.sources import Sources, Unit
+from astray.comparison.judge.sources import Producer, Sources
 from astray.comparison.rows import Bools, Floats, Ints
 from astray.comparison.verdict import MEASURES, Rule
 
@@ -68,7 +68,7 @@ class _Rows(NamedTuple):
 
 def _rows_to_judge(errors: Errors, sources: Sources, bases: Bases) -> dict[str, _Rows]:
     """For each measure its rows; most measures have the same ones, which are sorted once."""
-    units = (Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT, Unit.BUFFER)
+    units = (Producer.CALL, Producer.CODE, Producer.GRADIENT, Producer.WEIGHT, Producer.BUFFER)
     judged = sources.is_unit(*units) & (errors.unit > 0)
     found: dict[str, _Rows] = {}
     for name in MEASURES:
@@ -123,8 +123,8 @@ def _judged_by_witnesses(
         gain = error[at] / whole
         shown = np.where(wrong[at], 0.0, gain)
         # Rows that are off here and there are soon off everywhere: in which layer, siblings before it need not show.
-        made = sources.is_unit(Unit.CALL, Unit.CODE)[at] & (name != "typical")
-        summed = sources.is_unit(Unit.GRADIENT)[at] & (name in OF_ELEMENTS)
+        made = sources.is_unit(Producer.CALL, Producer.CODE)[at] & (name != "typical")
+        summed = sources.is_unit(Producer.GRADIENT)[at] & (name in OF_ELEMENTS)
         least = np.where(summed, np.clip(bases.own[name][at] / whole, t.LEAST_SUMMED, 1.0), t.LEAST[name])
         others, count, slack = _asked(here, shown, made)
         known = count >= t.SIBLINGS

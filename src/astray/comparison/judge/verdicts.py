@@ -19,9 +19,9 @@ from astray.comparison.judge.calls import read_calls
 from astray.comparison.judge.errors import Errors, find_errors
 from astray.comparison.judge.measuring import Facts, measure
 from astray.comparison.judge.siblings import Gains, largest_of_family, size_of_family
-from astray.comparison.judge.sources import Sources, Unit
+from astray.comparison.judge.sources import Producer, Sources
 from astray.comparison.judge.surprise import find_surprise
-from astray.comparison.judge.victims import Reach
+from astray.comparison.judge.victims import ReachAcrossWindows
 from astray.comparison.judge.whole_run import Scaling, find_scaling, find_units, multiplied_units
 from astray.comparison.judge.windows import Window, cut
 from astray.comparison.measure.evidence import Evidence, Progress
@@ -99,14 +99,14 @@ class _Past:
     origin: Bools
     other: Bools
     tainted: Bools
-    reach: Reach
+    reach: ReachAcrossWindows
 
     @classmethod
     def of_nothing(cls, evidence: Evidence) -> _Past:
         length = len(evidence.pairs.reference)
         origin, other, tainted = (np.zeros(length, np.bool_) for _ in range(3))
         steps = np.unique(evidence.steps[evidence.pairs.matched])
-        return cls(np.zeros(length), origin, other, tainted, Reach(steps))
+        return cls(np.zeros(length), origin, other, tainted, ReachAcrossWindows(steps))
 
     def taken(self, rows: Ints) -> _Past:
         """That of some pairs."""
@@ -233,7 +233,7 @@ class _Judge:
         past = self._find_victims(self.open & ~wrong & ~said)
         unseen = facts.hidden & np.isin(judged.verdict, BAD) & (judged.error == 0)
         judged.error[unseen] = judged.deviation[unseen] = np.nan
-        carried = np.flatnonzero(self.unit == Unit.CARRIED)
+        carried = np.flatnonzero(self.unit == Producer.CARRIED)
         self._carry(carried)
         return past
 
@@ -265,7 +265,7 @@ class _Judge:
     def _by_start(self) -> Bools:
         """What came from nowhere: weights are the same or a cast, inputs and buffers the same but for rounding."""
         judged, errors = self.judged, self.errors
-        start = self.open & (self.unit == Unit.START) & (errors.unit > 0)
+        start = self.open & (self.unit == Producer.START) & (errors.unit > 0)
         weights = start & self.sources.is_weight
         pairs = np.flatnonzero(start)
         cast = np.zeros(len(start), np.bool_)
@@ -315,7 +315,7 @@ class _Judge:
         self.judged.limit[self.open & differs] = 0.0
         self.judged.rule[self.open & differs] = Rule.MODEL
         chosen = self.sources.largest(np.where(self.open, 1.0, 0.0)) > 0
-        chosen &= self.sources.is_unit(Unit.CALL, Unit.CODE, Unit.CARRIED) & ~self.sources.are_labels
+        chosen &= self.sources.is_unit(Producer.CALL, Producer.CODE, Producer.CARRIED) & ~self.sources.are_labels
         self.judged.reason[self.open & differs & chosen] |= Reason.CHOSEN
         return np.asarray(differs & ~chosen)
 
@@ -330,7 +330,7 @@ class _Judge:
         if their tensors have the same shapes.
         """
         sources = self.sources
-        units = sources.is_unit(Unit.CALL, Unit.CODE, Unit.GRADIENT, Unit.WEIGHT)
+        units = sources.is_unit(Producer.CALL, Producer.CODE, Producer.GRADIENT, Producer.WEIGHT)
         at = np.flatnonzero(self.bases.unspoilt & sources.known & units)
         found = np.zeros(len(self.open), np.bool_)
         if not self.open[at].any():
@@ -355,7 +355,7 @@ class _Judge:
         """
         sources, evidence = self.sources, self.evidence
         found = np.zeros(len(self.open), np.bool_)
-        weights = np.flatnonzero((sources.unit == Unit.WEIGHT) & (sources.last_seen >= 0) & (evidence.bits >= 0))
+        weights = np.flatnonzero((sources.unit == Producer.WEIGHT) & (sources.last_seen >= 0) & (evidence.bits >= 0))
         many = self.judged.metrics["different"] >= t.MOVING
         if not (self.open & many)[weights].any():
             return found
@@ -449,7 +449,7 @@ class _Judge:
         if (found & later).any():
             found &= ~self._beyond_all_together()
         # What came from nothing that was recorded may have come of anything before it.
-        found |= ~sources.is_explained & self.sources.is_unit(Unit.CALL, Unit.CODE, Unit.GRADIENT)
+        found |= ~sources.is_explained & self.sources.is_unit(Producer.CALL, Producer.CODE, Producer.GRADIENT)
         bad = np.append(np.isin(self.judged.verdict, BAD), False)
         return np.asarray(later & (found | bad[sources.seen_before]))
 

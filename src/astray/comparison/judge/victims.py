@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from astray.comparison.judge.sources import Sources, Unit
+from astray.comparison.judge.sources import Producer, Sources
 from astray.comparison.rows import Bools, Ints
 
 
-class Reached(NamedTuple):
+class ReachedRows(NamedTuple):
     """What can be reached from rows that are wrong, those included; and which of those can be from another."""
 
     rows: Bools
     again: Bools
 
 
-class Reach:
+class ReachAcrossWindows:
     """Whatever can have come of an origin, window after window; after the step behind the first one, everything.
 
     steps: those of all rows, in order.
@@ -39,7 +39,7 @@ class Reach:
     def has_begun(self) -> bool:
         return self._first is not None
 
-    def find(self, sources: Sources, own: Bools, origin: Bools, other: Bools) -> Reached:
+    def find(self, sources: Sources, own: Bools, origin: Bools, other: Bools) -> ReachedRows:
         """What is reached in a window. own: the rows that are judged in it. other: those that may have come of origins.
 
         Steps that a window looks back at are walked through again: what comes of them does.
@@ -47,7 +47,7 @@ class Reach:
         tainted, again = origin.copy(), np.zeros(len(origin), np.bool_)
         if self._first is None:
             if not origin.any():
-                return Reached(tainted, again)
+                return ReachedRows(tainted, again)
             self._begin(int(sources.evidence.steps[np.argmax(origin)]))
         steps = np.where(sources.known, sources.step, -1)
         walked = (steps >= self._first) & (steps <= self._last)
@@ -58,12 +58,12 @@ class Reach:
             after = own & (steps > self._last)
             tainted |= after & other
             again |= after & origin
-        return Reached(tainted, again)
+        return ReachedRows(tainted, again)
 
     def _walk(self, sources: Sources, rows: Ints, tainted: Bools, again: Bools) -> None:
         rows = rows[rows >= int(np.argmax(tainted))]
         position = np.arange(len(tainted))  # a value comes by its source, wherever it was seen before
-        carried = np.flatnonzero(sources.unit == Unit.CARRIED)
+        carried = np.flatnonzero(sources.unit == Producer.CARRIED)
         np.minimum.at(position, sources.carried_from[carried], carried)
         _walk(sources, rows[np.argsort(position[rows], kind="stable")], tainted, again)
 
@@ -97,15 +97,15 @@ def _walk(sources: Sources, rows: Ints, tainted: Bools, again: Bools) -> None:
     enclosing, planes, holder = calls.enclosing, calls.planes_of_owners, calls.holder
     moving = {one: set(marked) for one in planes}  # gradients, as each plane knows them
     for row, unit, call, where, result, carried, before, gradient, step, held in zip(*columns, strict=True):
-        if unit == Unit.CARRIED:
+        if unit == Producer.CARRIED:
             comes = carried in marked
-        elif unit == Unit.CALL:
+        elif unit == Producer.CALL:
             comes = call in spoilt or call in inside or int(forward[call]) in spoilt or where in inside
             comes = comes or int(holder[call]) in holders
-        elif unit == Unit.CODE:
+        elif unit == Producer.CODE:
             outer = int(enclosing[call])
             comes = where in inside or outer in spoilt or gradient in marked or int(forward[call]) in spoilt
-        elif unit == Unit.GRADIENT:
+        elif unit == Producer.GRADIENT:
             found = [one for one in planes if (int(owner[call]), one, step) in owners]
             for one in found:
                 moving[one].add(row)

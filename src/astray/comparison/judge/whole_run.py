@@ -32,20 +32,20 @@ FLAGS = {
 }
 
 
-class Units(NamedTuple):
+class MultiplyPrecision(NamedTuple):
     """The unit roundoffs of products in float32, in whichever run is coarser; 0 where nothing is said."""
 
     matmul: float
     conv: float
 
 
-def find_units(evidence: Evidence) -> Units:
+def find_units(evidence: Evidence) -> MultiplyPrecision:
     """Those that both runs were set to."""
     units = [_units(rows.run) for rows in (evidence.reference, evidence.candidate) if rows.run is not None]
-    return Units(*(max((unit[name] for unit in units), default=0.0) for name in Units._fields))
+    return MultiplyPrecision(*(max((unit[name] for unit in units), default=0.0) for name in MultiplyPrecision._fields))
 
 
-def multiplied_units(sources: Sources, units: Units) -> Floats:
+def multiplied_units(sources: Sources, units: MultiplyPrecision) -> Floats:
     """For each row the unit roundoff of the products it is made of, 0 where that is its dtype's."""
     found = np.zeros(len(sources.call))
     matmul, conv = units

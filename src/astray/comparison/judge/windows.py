@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from astray.comparison.judge import thresholds as t
-from astray.comparison.judge.calls import Calls
+from astray.comparison.judge.calls import CallColumns
 from astray.comparison.measure.evidence import Evidence
 from astray.comparison.rows import Bools, Ints
 
@@ -25,7 +25,7 @@ class Window(NamedTuple):
     own: Bools
 
 
-def cut(evidence: Evidence, calls: Calls, undecided: Bools) -> Iterator[Window]:
+def cut(evidence: Evidence, calls: CallColumns, undecided: Bools) -> Iterator[Window]:
     """The windows with all steps in which anything is undecided, in the order of steps."""
     pairs = _by_step(evidence)
     called = np.zeros(calls.count, np.bool_)
@@ -60,7 +60,7 @@ def _window(pairs: dict[int, Ints], wanted: list[int], before: list[int]) -> Win
     return Window(rows[order], order < sum(len(pairs[step]) for step in wanted))
 
 
-def _steps_before(calls: Calls, called: Ints, steps: Ints) -> dict[int, set[int]]:
+def _steps_before(calls: CallColumns, called: Ints, steps: Ints) -> dict[int, set[int]]:
     """For each step those in which its sites were called last; the step before it is one, whatever was called there."""
     found = {step: {before} for before, step in zip(steps[:-1].tolist(), steps[1:].tolist(), strict=True)}
     wide = int(steps.max(initial=0)) + 1

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from astray.comparison.measure import kept_values as kept
 from astray.comparison.measure import metrics
 from astray.comparison.measure.custom_metrics import OwnMetrics
-from astray.comparison.measure.kept_values import Kept, Selection, Source
+from astray.comparison.measure.kept_values import EvidenceSource, KeptSelection, KeptValues
 from astray.comparison.measure.pieces import Pieces, contrast_blocks, contrast_pieces
 from astray.comparison.pair.alignment import Alignment
 from astray.comparison.rows import Bools, Floats, Ints, Rows
@@ -66,12 +66,12 @@ class Evidence:
     pieces: tuple[ReadPieces, ReadPieces] | None = None  # where micro steps were joined
     blocks: tuple[ReadBlocks, ReadBlocks] | None = None  # of checkpoints, whose tensors may be larger than memory
     same_prints: bool = True  # whether the fingerprints of both runs were made in the same way
-    whole: Whole | None = None  # where these are some of the pairs
+    whole: WholeRank | None = None  # where these are some of the pairs
 
     def taken(self, at: Ints) -> Evidence:
         """Some of the pairs, with what is known of them."""
         pairs = Alignment(self.pairs.reference[at], self.pairs.candidate[at])
-        return replace(self, pairs=pairs, tolerance=self.tolerance[at], whole=Whole(self, at))
+        return replace(self, pairs=pairs, tolerance=self.tolerance[at], whole=WholeRank(self, at))
 
     def sides(self, name: str, at: Ints) -> tuple[Ints, Ints]:
         """A column of keys or forms on both sides."""
@@ -177,38 +177,38 @@ class Evidence:
         files, others = self.numbers("blob_file", at)
         both = np.flatnonzero((files >= 0) & (others >= 0))
         if len(both):
-            one, other = map(Kept, self.sides("part", at[both]), self.numbers("sampled", at[both]))
+            one, other = map(KeptValues, self.sides("part", at[both]), self.numbers("sampled", at[both]))
             found = kept.shared(one, other)
-            apart[both] = found == Source.NONE
+            apart[both] = found == EvidenceSource.NONE
             nothing = (np.maximum(one.part, other.part) >= 0) & (np.minimum(*self.numbers("blob_bytes", at[both])) == 0)
-            source[both] = np.where(nothing, Source.NONE, found)  # the slice lies outside of the tensor
+            source[both] = np.where(nothing, EvidenceSource.NONE, found)  # the slice lies outside of the tensor
         return source, apart
 
-    def selections(self, pair: int) -> tuple[Selection, Selection]:
+    def selections(self, pair: int) -> tuple[KeptSelection, KeptSelection]:
         """Which values of a pair's tensors were kept."""
         at = np.array([pair])
         one, other = (
-            Selection(None if part[0] < 0 else self.parts[part[0]], int(sampled[0]))
+            KeptSelection(None if part[0] < 0 else self.parts[part[0]], int(sampled[0]))
             for part, sampled in zip(self.sides("part", at), self.numbers("sampled", at), strict=True)
         )
         return one, other
 
     def source_without_values(self, at: Ints) -> npt.NDArray[np.int8]:
         """The best source that both sides have besides kept values."""
-        source = np.where(self.bits[at] >= 0, Source.FINGERPRINT, Source.NONE).astype(np.int8)
+        source = np.where(self.bits[at] >= 0, EvidenceSource.FINGERPRINT, EvidenceSource.NONE).astype(np.int8)
         left, right = self.numbers("count", at)
-        source[(left >= 0) & (right >= 0)] = Source.STATISTICS
+        source[(left >= 0) & (right >= 0)] = EvidenceSource.STATISTICS
         return source
 
 
-class Whole(NamedTuple):
+class WholeRank(NamedTuple):
     """All the pairs that some were taken of, and which those are."""
 
     evidence: Evidence
     at: Ints
 
 
-class Measured(NamedTuple):
+class MeasuredPairs(NamedTuple):
     """What a source says of some pairs: how far off, whether nothing or surely something differs, and why."""
 
     error: Floats
@@ -220,7 +220,7 @@ class Measured(NamedTuple):
     metrics: dict[str, Floats]
 
 
-def measure_statistics(evidence: Evidence, at: Ints) -> Measured:
+def measure_statistics(evidence: Evidence, at: Ints) -> MeasuredPairs:
     """Bound the errors of many pairs from below by their statistics."""
     reference, candidate = evidence.statistics(at)
     eps = evidence.eps(at)
@@ -248,7 +248,7 @@ def measure_statistics(evidence: Evidence, at: Ints) -> Measured:
     )
     same_dtype = np.equal(*evidence.sides("dtype", at))
     nothing_off = np.isnan(error) | alike | summed_alike  # NaN: no finite element, so nothing that could be off
-    return Measured(
+    return MeasuredPairs(
         error=np.where(nothing_off, 0.0, error),
         equal=same & same_dtype & ~bits_differ & ~nonfinite & ~evidence.merged[at],
         differs=(~same & ~summed_alike) | bits_differ,
@@ -270,7 +270,7 @@ class _Found(NamedTuple):
     metrics: list[float]
 
 
-def measure_values(evidence: Evidence, at: Ints, progress: Progress | None) -> tuple[Ints, Measured]:
+def measure_values(evidence: Evidence, at: Ints, progress: Progress | None) -> tuple[Ints, MeasuredPairs]:
     """Measure the kept values pair by pair. Gives the pairs that could be read, and what was found.
 
     One call's output is the next one's input, and its values are stored once: what is known of two places on the disk
@@ -290,7 +290,7 @@ def measure_values(evidence: Evidence, at: Ints, progress: Progress | None) -> t
             progress(done, len(at))
     names = (*metrics.METRICS, *metrics.SLICES, *evidence.own.names)
     measured = np.array([one.metrics for one in found]).reshape(-1, len(names)).T
-    return np.array(pairs, np.int64), Measured(
+    return np.array(pairs, np.int64), MeasuredPairs(
         error=np.array([one.error for one in found], np.float64),
         equal=np.array([one.equal for one in found], np.bool_),
         differs=np.array([one.differs for one in found], np.bool_),

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from astray.comparison.rows import Bools, Ints
 from astray.part import Part
 from astray.stats.kernels import sample_positions
-from astray.store import Coded
+from astray.store import DictionaryColumn
 
 
-class Source(IntEnum):
+class EvidenceSource(IntEnum):
     """What a pair was judged by, from the worst to the best."""
 
     NONE = 0
@@ -29,7 +29,7 @@ class Source(IntEnum):
     VALUES = 5
 
 
-class Kept(NamedTuple):
+class KeptValues(NamedTuple):
     """The values kept of one side's tensors: the code of the slice and the size of the sample they are, −1 for none."""
 
     part: Ints
@@ -41,26 +41,26 @@ class Kept(NamedTuple):
         return (self.part < 0) & (self.sampled < 0)
 
 
-def shared(one: Kept, other: Kept) -> npt.NDArray[np.int8]:
+def shared(one: KeptValues, other: KeptValues) -> npt.NDArray[np.int8]:
     """What can be compared of the values of tensors of which both sides kept some; NONE where each kept others."""
     same_sample = (one.sampled == other.sampled) | (one.sampled < 0) | (other.sampled < 0)
     found = one.whole | other.whole | ((one.part == other.part) & same_sample)
     sliced, sampled = (np.maximum(*sides) >= 0 for sides in zip(one, other, strict=True))
-    source = np.where(sampled, Source.SAMPLE, np.where(sliced, Source.SLICE, Source.VALUES))
-    return np.where(found, source, Source.NONE).astype(np.int8)
+    source = np.where(sampled, EvidenceSource.SAMPLE, np.where(sliced, EvidenceSource.SLICE, EvidenceSource.VALUES))
+    return np.where(found, source, EvidenceSource.NONE).astype(np.int8)
 
 
-class Selection(NamedTuple):
+class KeptSelection(NamedTuple):
     """The values kept of one tensor: those of a slice, or a sample. None and −1: all of them."""
 
     part: str | None
     sampled: int
 
-    def both(self, other: Selection) -> Selection:
+    def both(self, other: KeptSelection) -> KeptSelection:
         """What two sides have in common that share anything."""
-        return Selection(self.part if self.part is not None else other.part, max(self.sampled, other.sampled))
+        return KeptSelection(self.part if self.part is not None else other.part, max(self.sampled, other.sampled))
 
-    def narrow(self, values: npt.NDArray[Any], to: Selection) -> npt.NDArray[Any]:
+    def narrow(self, values: npt.NDArray[Any], to: KeptSelection) -> npt.NDArray[Any]:
         """Take from the values of this selection those of another that lies in it."""
         if self.part is None and to.part is not None:
             values = Part.parse(to.part).cut(values)
@@ -69,30 +69,33 @@ class Selection(NamedTuple):
         return values
 
 
-ALL = Selection(None, -1)
+ALL = KeptSelection(None, -1)
 """Every value."""
 
 
 def is_partial(source: Ints) -> Bools:
     """Where a pair was judged by some of its values and not all."""
-    return np.isin(source, (Source.SAMPLE, Source.SLICE))
+    return np.isin(source, (EvidenceSource.SAMPLE, EvidenceSource.SLICE))
 
 
 def with_part(source: Ints, part: Ints) -> Ints:
     """One number for a source and the code of the slice it is of, −1 for none; `labelled` reads it."""
-    return source + (part + 1) * len(Source)
+    return source + (part + 1) * len(EvidenceSource)
 
 
-def labelled(codes: Ints, parts: list[str]) -> Coded[str]:
+def labelled(codes: Ints, parts: list[str]) -> DictionaryColumn[str]:
     """The sources in words, the worst first; `codes` are those of `with_part`, or of a source alone."""
     found = np.flatnonzero(np.bincount(codes, minlength=1)).tolist()
-    found.sort(key=lambda code: (code % len(Source), code))
+    found.sort(key=lambda code: (code % len(EvidenceSource), code))
     number = np.full(max(found, default=0) + 1, -1, np.int32)
     number[found] = np.arange(len(found))
-    return Coded(number[codes], [_label(Source(code % len(Source)), code // len(Source) - 1, parts) for code in found])
+    return DictionaryColumn(
+        number[codes],
+        [_label(EvidenceSource(code % len(EvidenceSource)), code // len(EvidenceSource) - 1, parts) for code in found],
+    )
 
 
-def _label(source: Source, part: int, parts: list[str]) -> str:
+def _label(source: EvidenceSource, part: int, parts: list[str]) -> str:
     if part < 0:
         return source.name.lower()
-    return f"{'sample' if source == Source.SAMPLE else 'values'} of the slice {parts[part]}"
+    return f"{'sample' if source == EvidenceSource.SAMPLE else 'values'} of the slice {parts[part]}"

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from astray.comparison.pair.matching import Matching
-from astray.comparison.pair.sequence_alignment import Stream, pair_streams
-from astray.comparison.rows import Bools, Floats, Ints, Rows, Vocabulary
+from astray.comparison.pair.sequence_alignment import CallStream, pair_streams
+from astray.comparison.rows import Bools, Floats, Ints, Rows, StringTable
 from astray.graph.keys import find, number_repeats, one_key, repeats
 from astray.store import Run
 
@@ -125,7 +125,7 @@ class Words(NamedTuple):
     site: list[str]
 
 
-class Calls(NamedTuple):
+class CallSequence(NamedTuple):
     """The calls that rows belong to, in order of execution, and which of them each row belongs to."""
 
     columns: dict[str, Ints]
@@ -134,7 +134,7 @@ class Calls(NamedTuple):
     size: Floats
 
     @classmethod
-    def of(cls, rows: Rows, measure: str) -> Calls:
+    def of(cls, rows: Rows, measure: str) -> CallSequence:
         """Calls are rows of a table in the order in which they began. `measure` says how large a tensor is."""
         call_rows, first, of_row = np.unique(rows.call_row, return_index=True, return_inverse=True)
         columns = {name: rows.columns[name][first] for name in (*SCOPE, "kind", "site", "type", "call")}
@@ -154,7 +154,7 @@ def numbered_alike(reference: Rows, candidate: Rows, words: Words) -> Rows:
     again = [(rows.columns["kind"] == module) & (rows.columns["call"] > 0) for rows in (reference, candidate)]
     if not all(side.any() for side in again):
         return candidate
-    arguments = Vocabulary()
+    arguments = StringTable()
     first, second = (_given(rows, module, arguments) for rows in (reference, candidate))
     moved = {
         (place, number): first[place].index(one)
@@ -173,7 +173,7 @@ def numbered_alike(reference: Rows, candidate: Rows, words: Words) -> Rows:
     return replace(candidate, columns=columns | {"call": call})
 
 
-def _given(rows: Rows, module: int, arguments: Vocabulary) -> dict[tuple[int, int, int], list[int]]:
+def _given(rows: Rows, module: int, arguments: StringTable) -> dict[tuple[int, int, int], list[int]]:
     """By step, micro step and site the arguments of each call of a module that is called several times, in order."""
     assert rows.run is not None, "there are rows"
     told = arguments.encode(rows.run.calls.coded("args"))[rows.call_row]
@@ -198,7 +198,7 @@ def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -
     if not len(reference) or not len(candidate):
         return nothing
     measure = _measure(reference, candidate)
-    left, right = Calls.of(reference, measure), Calls.of(candidate, measure)
+    left, right = CallSequence.of(reference, measure), CallSequence.of(candidate, measure)
     scopes = _together([left.columns[name] for name in SCOPE], [right.columns[name] for name in SCOPE])
     if everything:
         meant = streams = np.ones(len(left), np.bool_), np.ones(len(right), np.bool_)
@@ -221,7 +221,7 @@ def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -
     return numbers[0][left.of_row], numbers[1][right.of_row]
 
 
-def _stream(calls: Calls, at: Ints, words: Words) -> Stream:
+def _stream(calls: CallSequence, at: Ints, words: Words) -> CallStream:
     """A function or op is what the last part of its site says, and its name is the site.
 
     A module may be of any class, for who ports a model writes classes of his own; its name is the class.
@@ -232,7 +232,7 @@ def _stream(calls: Calls, at: Ints, words: Words) -> Stream:
     by_name = np.isin(columns["kind"], _codes(words.kind, COUNTED))
     kind = np.where(by_name, codes[columns["site"]], len(codes)) * len(words.kind) + columns["kind"]
     name = np.where(by_name, columns["site"], len(words.site) + columns["type"])
-    return Stream(kind, calls.detail[at], name, calls.size[at])
+    return CallStream(kind, calls.detail[at], name, calls.size[at])
 
 
 def _codes(words: list[str], wanted: tuple[str, ...]) -> list[int]:
@@ -245,7 +245,7 @@ def _modules(sites: list[str]) -> Ints:
     return np.array([names.setdefault(site.partition("/")[0], len(names)) for site in sites], np.int64)
 
 
-def _unlike(left: Calls, right: Calls, scopes: tuple[Ints, Ints], words: Words) -> tuple[Bools, Bools]:
+def _unlike(left: CallSequence, right: CallSequence, scopes: tuple[Ints, Ints], words: Words) -> tuple[Bools, Bools]:
     """Calls in modules that both sides have, and in which they do not call the same in the same order."""
     modules, counted = _modules(words.site), _codes(words.kind, COUNTED)
     sides = []
@@ -268,7 +268,7 @@ def _unlike(left: Calls, right: Calls, scopes: tuple[Ints, Ints], words: Words) 
     return found[0], found[1]
 
 
-def _sure(left: Calls, right: Calls, first: Ints, second: Ints) -> Bools:
+def _sure(left: CallSequence, right: CallSequence, first: Ints, second: Ints) -> Bools:
     """Pairs of equal shapes, and others between two such pairs: there a shape is wrong, elsewhere the pair is."""
     same = left.detail[first] == right.detail[second]
     following = (np.diff(first) == 1) & (np.diff(second) == 1)
@@ -277,7 +277,7 @@ def _sure(left: Calls, right: Calls, first: Ints, second: Ints) -> Bools:
 
 
 def _in_their_modules(
-    left: Calls, right: Calls, meant: tuple[Bools, Bools], scopes: tuple[Ints, Ints], modules: Ints
+    left: CallSequence, right: CallSequence, meant: tuple[Bools, Bools], scopes: tuple[Ints, Ints], modules: Ints
 ) -> tuple[Bools, Bools]:
     """All calls in the modules of those that are meant: their neighbours."""
     within = _together([scopes[0], modules[left.columns["site"]]], [scopes[1], modules[right.columns["site"]]])
@@ -327,7 +327,7 @@ def _sizes(rows: Rows, of_row: Ints, calls: int, measure: str) -> Floats:
 # called in which order still does.
 
 
-def choose(reference: Run, candidate: Run, matching: Matching) -> tuple[Matching, list[str]]:
+def unnamed_calls(reference: Run, candidate: Run, matching: Matching) -> tuple[Matching, list[str]]:
     """The matching with `by` decided, and a note where that is not as always."""
     if matching.by != "auto":
         return matching, []

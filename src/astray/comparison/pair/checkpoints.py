@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from astray.comparison.blame.first import side_of
-from astray.comparison.divergence import Divergence, Place, Side
+from astray.comparison.divergence import Divergence, Side, TensorPlace
 from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
 from astray.comparison.pair.mapping import NOTHING, Mapping
 from astray.comparison.pair.matching import Matching
@@ -219,7 +219,7 @@ def find_worst(pairs: Table, rank: int, reference: RankRun, candidate: RankRun) 
 
 
 def _divergence(pairs: Table, rank: int, reference: RankRun, candidate: RankRun, row: int, at: int) -> Divergence:
-    place = Place.of(pairs, row)
+    place = TensorPlace.of(pairs, row)
     left = side_of(reference, int(pairs.numbers("row_reference")[row]))
     right = side_of(candidate, int(pairs.numbers("row_candidate")[row]))
     known = {name: float(pairs.numbers(name)[row]) for name in (*METRICS, *SLICES, *BOUNDS)}

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from astray.comparison.measure.pieces import COUNTS, Columns, Pieces, merge_statistics
-from astray.comparison.pair.micro_groups import STATISTICS, Groups, Members, Way, distinct_lines
+from astray.comparison.pair.micro_groups import STATISTICS, GroupMembers, JoinRule, MicroStepGroups, distinct_lines
 from astray.comparison.rows import Bools, Floats, Ints
 from astray.comparison.verdict import Reason
 from astray.graph.keys import number_repeats, one_key
@@ -23,7 +23,7 @@ from astray.part import Part
 from astray.records import Frame, Setup
 from astray.stats import dtypes
 from astray.stats.kernels import Strided, measure
-from astray.store import Coded, RankRun, Table
+from astray.store import DictionaryColumn, RankRun, Table
 from astray.store.run_info import End
 
 
@@ -48,7 +48,7 @@ class Tables(NamedTuple):
         return found
 
 
-class Joins(Protocol):
+class RankJoiner(Protocol):
     """Who knows how to join a rank; asked when a table is needed, since that takes both runs."""
 
     def tables(self, side: int) -> Tables:
@@ -58,8 +58,8 @@ class Joins(Protocol):
 class JoinedRank(RankRun):
     """A recorded rank whose micro steps are joined."""
 
-    def __init__(self, recorded: RankRun, joins: Joins, side: int) -> None:
-        super().__init__(recorded.rank, _Source(recorded, joins, side))
+    def __init__(self, recorded: RankRun, joins: RankJoiner, side: int) -> None:
+        super().__init__(recorded.rank, _JoinedSource(recorded, joins, side))
         self.recorded = recorded
         self.fingerprints = recorded.fingerprints
         self._joins = joins
@@ -72,7 +72,7 @@ class JoinedRank(RankRun):
     def pieces(self, row: int) -> Pieces | None:
         """The values of the parts of a joined row; None if it is none, or they were not kept."""
         tables = self.tables
-        if tables.way[row] != Way.JOINED or self.tensors.numbers("blob_file")[row] < 0:
+        if tables.way[row] != JoinRule.JOINED or self.tensors.numbers("blob_file")[row] < 0:
             return None
         values = [self.recorded.verified(one) for one in tables.rows(row)]
         known = [np.atleast_1d(one) for one in values if one is not None]
@@ -97,10 +97,10 @@ class JoinedRank(RankRun):
         return at, found[at]
 
 
-class _Source:
+class _JoinedSource:
     """What a joined rank reads; see `store.run.RankSource`."""
 
-    def __init__(self, recorded: RankRun, joins: Joins, side: int) -> None:
+    def __init__(self, recorded: RankRun, joins: RankJoiner, side: int) -> None:
         self._recorded = recorded
         self._joins = joins
         self._side = side
@@ -126,15 +126,15 @@ class _Source:
     def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:
         if tensors.numbers("blob_file")[row] < 0:
             return None
-        rows, way = self._tables.rows(row), Way(int(self._tables.way[row]))
-        if way == Way.SUMMED and len(rows) > 1:
+        rows, way = self._tables.rows(row), JoinRule(int(self._tables.way[row]))
+        if way == JoinRule.SUMMED and len(rows) > 1:
             total = add_values(self._recorded, rows)
             return None if total is None else _bytes(encode(total, tensors["dtype"][row]))
-        if way == Way.JOINED and len(rows) > 1:
+        if way == JoinRule.JOINED and len(rows) > 1:
             parts = [self._recorded.verified(one) for one in rows]
             known = [np.atleast_1d(one) for one in parts if one is not None]
             return _bytes(np.concatenate(known, axis=int(self._tables.dim[row]))) if len(known) == len(parts) else None
-        values = self._recorded.verified(rows[-1] if way == Way.LAST else rows[0])
+        values = self._recorded.verified(rows[-1] if way == JoinRule.LAST else rows[0])
         return None if values is None else _bytes(values)
 
 
@@ -189,7 +189,7 @@ NOWHERE = 1 << 30
 _NO_ELEMENT: Columns = {"first_bad": np.array([-1]), "first_bad_value": np.array([np.nan])}
 
 
-class Numbers(NamedTuple):
+class ReducedNumbers(NamedTuple):
     """What groups of single numbers were reduced to, NaN where they were not.
 
     mean: whether that is their mean; else it is their sum. sure: whether there is only one number anyway.
@@ -199,11 +199,13 @@ class Numbers(NamedTuple):
     mean: Bools
     sure: Bools
 
-    def take(self, groups: Ints) -> Numbers:
-        return Numbers(self.value[groups], self.mean[groups], self.sure[groups])
+    def take(self, groups: Ints) -> ReducedNumbers:
+        return ReducedNumbers(self.value[groups], self.mean[groups], self.sure[groups])
 
 
-def join_rows(run: RankRun, members: Members, groups: Groups, remark: Ints, numbers: Numbers, samples: Ints) -> Tables:
+def join_rows(
+    run: RankRun, members: GroupMembers, groups: MicroStepGroups, remark: Ints, numbers: ReducedNumbers, samples: Ints
+) -> Tables:
     """Make one row of each group that this run has; `remark` and `numbers` are of the groups, `samples` of the rows."""
     there = np.flatnonzero(members.length > 0)
     if len(there):
@@ -212,15 +214,15 @@ def join_rows(run: RankRun, members: Members, groups: Groups, remark: Ints, numb
     rows, begin = members.flat(there)
     length, way, dim = members.length[there], groups.way[there], groups.dim[there]
     parts = members.rows.tensor[rows]
-    chosen = parts[begin + np.where(way == Way.LAST, length - 1, 0)]
+    chosen = parts[begin + np.where(way == JoinRule.LAST, length - 1, 0)]
     number, calls = join_calls(run)
     builder = _Builder(run, parts, begin, length, run.tensors.take(chosen), remark[there] * (length > 1))
     builder.columns["seq"] = calls.numbers("seq")[number[run.call_rows[parts[begin]]]]
     several = length > 1
-    builder.join(np.flatnonzero(several & (way == Way.JOINED)), dim, groups.same_cut[there])
-    builder.add(np.flatnonzero(several & (way == Way.SUMMED)))
-    builder.reduce(np.flatnonzero(several & (way == Way.REDUCED)), numbers.take(there))
-    builder.forget(np.flatnonzero(way == Way.OPEN), Reason.NO_BATCH)
+    builder.join(np.flatnonzero(several & (way == JoinRule.JOINED)), dim, groups.same_cut[there])
+    builder.add(np.flatnonzero(several & (way == JoinRule.SUMMED)))
+    builder.reduce(np.flatnonzero(several & (way == JoinRule.REDUCED)), numbers.take(there))
+    builder.forget(np.flatnonzero(way == JoinRule.OPEN), Reason.NO_BATCH)
     return Tables(calls, builder.table(), parts, np.append(begin, len(parts)), way, dim, samples[rows])
 
 
@@ -267,7 +269,7 @@ class _Builder:
                 self._set(one, _measured(total))
                 self._place(one, np.ones(1, np.bool_), np.full(row + 1, -1))
 
-    def reduce(self, at: Ints, numbers: Numbers) -> None:
+    def reduce(self, at: Ints, numbers: ReducedNumbers) -> None:
         """Put the mean or the sum of single numbers in their place."""
         for row in at[~numbers.sure[at]].tolist():
             if np.isnan(numbers.value[row]):
@@ -306,8 +308,8 @@ class _Builder:
 
     def _reshape(self, at: Ints, dim: Ints) -> None:
         """Give joined rows their shapes: the sizes along the dimension added up. A number becomes a list of numbers."""
-        shape: Coded[tuple[int, ...]] = self.columns["shape"]
-        stride: Coded[Any] = self.columns["stride"]
+        shape: DictionaryColumn[tuple[int, ...]] = self.columns["shape"]
+        stride: DictionaryColumn[Any] = self.columns["stride"]
         recorded = self.run.tensors.coded("shape")
         known = {one: code for code, one in enumerate(shape.values)}
         lines = self._lines(at, recorded.codes, dim)
@@ -320,7 +322,10 @@ class _Builder:
         codes[at] = np.array([known.setdefault(one, len(known)) for one in found], np.int32)[which]
         nowhere = stride.codes.copy()
         nowhere[at] = -1
-        self.columns |= {"shape": Coded(codes, list(known)), "stride": Coded(nowhere, stride.values)}
+        self.columns |= {
+            "shape": DictionaryColumn(codes, list(known)),
+            "stride": DictionaryColumn(nowhere, stride.values),
+        }
 
     def _lines(self, at: Ints, column: Ints, dim: Ints) -> Ints:
         """A line for each of some joined rows: its dimension, then a column at its parts, filled up with −1."""
@@ -399,7 +404,9 @@ def _spares(part: str, dims: int, dim: int) -> bool:
 def join_calls(run: RankRun) -> tuple[Ints, Table]:
     """The calls of a run without its micro steps, numbered anew; and for each recorded call its row among them."""
     calls = run.calls
-    columns = [calls.coded(name).codes if isinstance(calls[name], Coded) else calls.numbers(name) for name in CALL]
+    columns = [
+        calls.coded(name).codes if isinstance(calls[name], DictionaryColumn) else calls.numbers(name) for name in CALL
+    ]
     columns = [column.astype(np.int64) for column in columns]
     micro = calls.numbers("micro")
     again = number_repeats(one_key([*columns, micro]))

@@ -15,13 +15,13 @@ from functools import cached_property
 
 import numpy as np
 
-from astray.comparison.pair.joined_rank import JoinedRank, Numbers, Tables, join_rows
+from astray.comparison.pair.joined_rank import JoinedRank, ReducedNumbers, Tables, join_rows
 from astray.comparison.pair.matching import Matching
-from astray.comparison.pair.micro_groups import Groups, Members, Way, group, micro_steps
-from astray.comparison.rows import Ints, Reading, Rows, Vocabularies, Vocabulary, read_rows
+from astray.comparison.pair.micro_groups import GroupMembers, JoinRule, MicroStepGroups, group, micro_steps
+from astray.comparison.rows import Ints, RowReader, Rows, StringTable, Vocabularies, read_rows
 from astray.comparison.verdict import Reason
 from astray.graph.keys import one_key
-from astray.steps import Steps
+from astray.steps import StepSelection
 from astray.store import RankRun, Run, Table
 from astray.wording import counted
 
@@ -80,7 +80,7 @@ def _suggestion(reference: Run, candidate: Run, matching: Matching) -> list[str]
     differ = [step for step, count in here.items() if there.get(step, count) != count and step in matching.steps]
     if not differ:
         return []
-    alone = replace(matching, steps=Steps.parse(differ[0]))
+    alone = replace(matching, steps=StepSelection.parse(differ[0]))
     if not np.any(_Join(both, (alone.of_reference(), alone.of_candidate())).groups.parts):
         return []
     return [
@@ -93,7 +93,7 @@ def _suggestion(reference: Run, candidate: Run, matching: Matching) -> list[str]
 class _Join:
     """One rank of both runs, joined when somebody asks for it."""
 
-    def __init__(self, ranks: tuple[RankRun | None, RankRun | None], readings: tuple[Reading, Reading]) -> None:
+    def __init__(self, ranks: tuple[RankRun | None, RankRun | None], readings: tuple[RowReader, RowReader]) -> None:
         self._ranks = ranks
         self._readings = readings
         self._tables: dict[int, Tables] = {}
@@ -104,7 +104,7 @@ class _Join:
             rank, groups = self._ranks[side], self.groups
             assert rank is not None, "only a rank that is there is asked for its tables"
             varies = groups.given & ~groups.constant
-            added = np.where(groups.shares, Reason.ADDED, Reason.SUM) * (groups.way == Way.SUMMED)
+            added = np.where(groups.shares, Reason.ADDED, Reason.SUM) * (groups.way == JoinRule.SUMMED)
             remark = np.where(varies, Reason.VARIES, added).astype(np.int32)
             members = (groups.reference, groups.candidate)[side]
             numbers, samples = self._numbers[side], self._samples[side]
@@ -112,14 +112,14 @@ class _Join:
         return self._tables[side]
 
     @cached_property
-    def groups(self) -> Groups:
-        words: Vocabularies = defaultdict(Vocabulary)
+    def groups(self) -> MicroStepGroups:
+        words: Vocabularies = defaultdict(StringTable)
         rows = [read_rows(rank, words, reading) for rank, reading in zip(self._ranks, self._readings, strict=True)]
         left, right = (_without_added(side, words) for side in rows)
         return group(left, right, words)
 
     @cached_property
-    def _numbers(self) -> tuple[Numbers, Numbers]:
+    def _numbers(self) -> tuple[ReducedNumbers, ReducedNumbers]:
         return _reduce(self.groups, self._samples)
 
     @cached_property
@@ -161,9 +161,9 @@ def _spread(run: Run) -> str:
     return str(most) if least == most else f"{least} to {most}"
 
 
-def _reduce(groups: Groups, samples: tuple[Ints, Ints]) -> tuple[Numbers, Numbers]:
+def _reduce(groups: MicroStepGroups, samples: tuple[Ints, Ints]) -> tuple[ReducedNumbers, ReducedNumbers]:
     """The mean or the sum of numbers that micro steps have one of each: whichever both runs agree about better."""
-    at = np.flatnonzero(groups.way == Way.REDUCED)
+    at = np.flatnonzero(groups.way == JoinRule.REDUCED)
     sides = groups.reference, groups.candidate
     value = [np.full(len(groups.way), np.nan) for _ in sides]
     by_mean = np.zeros(len(groups.way), np.bool_)
@@ -174,10 +174,10 @@ def _reduce(groups: Groups, samples: tuple[Ints, Ints]) -> tuple[Numbers, Number
         for side in (0, 1):
             value[side][number] = found[side][0 if by_mean[number] else 1]
     sure = by_mean & groups.constant
-    return Numbers(value[0], by_mean, sure), Numbers(value[1], by_mean, sure)
+    return ReducedNumbers(value[0], by_mean, sure), ReducedNumbers(value[1], by_mean, sure)
 
 
-def _mean_and_sum(side: Members, number: int, samples: Ints) -> tuple[float, float]:
+def _mean_and_sum(side: GroupMembers, number: int, samples: Ints) -> tuple[float, float]:
     """Of the numbers of one group; NaN where one of them is not known or not finite."""
     rows = side.at(number)
     if not len(rows):
@@ -188,7 +188,7 @@ def _mean_and_sum(side: Members, number: int, samples: Ints) -> tuple[float, flo
         return float(mean), float(np.sum(values))
 
 
-def _samples(side: Members, groups: Groups) -> Ints:
+def _samples(side: GroupMembers, groups: MicroStepGroups) -> Ints:
     """For each row how many samples of the batch its micro step has; 0 where that is not known.
 
     It is the size of the first tensor of the step that all its micro steps have a part of: a model is given its batch

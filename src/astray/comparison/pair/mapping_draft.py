@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from astray.comparison.pair.mapping import Mapping
-from astray.comparison.pair.sequence_alignment import Stream, pair_streams
+from astray.comparison.pair.sequence_alignment import CallStream, pair_streams
 from astray.errors import CompareError
 from astray.records import ROOT
 from astray.store import CheckpointRun, RankRun, Run
@@ -113,12 +113,12 @@ def modules(run: Run) -> list[Module]:
     return list(found.values())
 
 
-def _tensors(run: CheckpointRun) -> list[Named]:
+def _tensors(run: CheckpointRun) -> list[TensorSignature]:
     """The tensors of a checkpoint, which has no modules. One of a single repeated value is like many others."""
     tensors, sites = run.ranks[0].tensors, run.ranks[0].calls["site"]
     telling = tensors.valid("fingerprint") & (tensors.numbers("min") < tensors.numbers("max"))
     bits = [int(one) if tells else None for one, tells in zip(tensors.numbers("fingerprint"), telling, strict=True)]
-    return [Named(sites[row], shape, bits[row]) for row, shape in enumerate(tensors["shape"])]
+    return [TensorSignature(sites[row], shape, bits[row]) for row, shape in enumerate(tensors["shape"])]
 
 
 def _tensors_of(rank: RankRun) -> dict[int, list[int]]:
@@ -137,11 +137,11 @@ def _module(rank: RankRun, site: str, type: str, tensors: list[int]) -> Module:
     return Module(site, type, tuple(sorted(parameters)), shapes[outputs[0]] if outputs else (), size)
 
 
-def _streams(left: list[Module], right: list[Module]) -> tuple[Stream, Stream]:
+def _streams(left: list[Module], right: list[Module]) -> tuple[CallStream, CallStream]:
     """Modules of other parameters are never paired, nor one that holds modules with one that holds none."""
     numbers: dict[object, int] = {}
 
-    def stream(side: str, modules: list[Module]) -> Stream:
+    def stream(side: str, modules: list[Module]) -> CallStream:
         sites = {module.site for module in modules}
         outer = {site.rpartition(".")[0] for site in sites}
         columns: list[list[object]] = [
@@ -153,7 +153,7 @@ def _streams(left: list[Module], right: list[Module]) -> tuple[Stream, Stream]:
         kind, detail, name = (
             np.array([numbers.setdefault(key, len(numbers)) for key in column], np.int64) for column in columns
         )
-        return Stream(kind, detail, name, np.array([module.size for module in modules]))
+        return CallStream(kind, detail, name, np.array([module.size for module in modules]))
 
     return stream("<reference>", left), stream("<candidate>", right)
 
@@ -228,7 +228,7 @@ MOST_SIMILAR = 200
 """So many tensors of one shape and one set of numbers are compared with each other by name; more have no partner."""
 
 
-class Named(NamedTuple):
+class TensorSignature(NamedTuple):
     """A tensor by what it may be recognised by. `bits` is None where they tell nothing, as in a tensor of zeros."""
 
     name: str
@@ -236,7 +236,7 @@ class Named(NamedTuple):
     bits: int | None
 
 
-def pair_renamed(reference: list[Named], candidate: list[Named]) -> list[tuple[int, int]]:
+def pair_renamed(reference: list[TensorSignature], candidate: list[TensorSignature]) -> list[tuple[int, int]]:
     """Which tensor is which, as places in the two lists, in the order of the first.
 
     >>> pair_renamed([Named("h.0.w", (2, 3), None), Named("h.1.w", (2, 3), None)], [Named("l.1.w", (2, 3), None)])
@@ -251,7 +251,7 @@ def pair_renamed(reference: list[Named], candidate: list[Named]) -> list[tuple[i
     return sorted(paired.items())
 
 
-def _by_bits(reference: list[Named], candidate: list[Named]) -> Iterator[tuple[int, int]]:
+def _by_bits(reference: list[TensorSignature], candidate: list[TensorSignature]) -> Iterator[tuple[int, int]]:
     """Those whose bits nobody else has, on either side."""
     sides: list[dict[object, list[int]]] = []
     for side in (reference, candidate):
@@ -266,7 +266,9 @@ def _by_bits(reference: list[Named], candidate: list[Named]) -> Iterator[tuple[i
             yield left[0], right[0]
 
 
-def _by_names(reference: list[Named], candidate: list[Named], paired: dict[int, int]) -> Iterator[tuple[int, int]]:
+def _by_names(
+    reference: list[TensorSignature], candidate: list[TensorSignature], paired: dict[int, int]
+) -> Iterator[tuple[int, int]]:
     """Those that may be the same, the most similar names first; a transposed shape will do where nothing else does."""
     taken = set(paired.values())
     groups: dict[object, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
@@ -284,7 +286,7 @@ def _by_names(reference: list[Named], candidate: list[Named], paired: dict[int, 
     yield from ((left, right) for _, left, right in sorted(found, key=lambda one: (-one[0], one[1], one[2])))
 
 
-def _likeness(one: Named, other: Named) -> float:
+def _likeness(one: TensorSignature, other: TensorSignature) -> float:
     words, others = (re.findall(r"[a-z]+", tensor.name.lower()) for tensor in (one, other))
     same_end = words[-1:] == others[-1:]
     return SequenceMatcher(None, words, others, autojunk=False).ratio() + same_end + (one.shape == other.shape)

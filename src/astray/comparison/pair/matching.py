@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TypedDict
 
 from astray.comparison.pair.mapping import NOTHING, Mapping, check_use, read_mapping
-from astray.comparison.rows import Reading
+from astray.comparison.rows import RowReader
 from astray.comparison.select.filter import regular_expression
 from astray.errors import CompareError
-from astray.steps import Steps
+from astray.steps import StepSelection
 from astray.store import Run
 from astray.wording import did_you_mean
 
@@ -23,7 +23,7 @@ MICRO = ("paired", "joined")
 FARTHEST = 1 << 53  # steps of a run end there
 
 
-class Asked(TypedDict, total=False):
+class MatchingOptions(TypedDict, total=False):
     """What `compare` can be asked for.
 
     steps: which steps to look at ("0:10", 7, [1, 3]), as the reference counts them; all by default.
@@ -38,7 +38,7 @@ class Asked(TypedDict, total=False):
     offset: what to add to the candidate's step numbers to get the reference's.
     """
 
-    steps: str | int | Sequence[int] | range | Steps | None
+    steps: str | int | Sequence[int] | range | StepSelection | None
     ranks: int | Sequence[int] | None
     sites: str | None
     mapping: str | os.PathLike[str] | Mapping | None
@@ -52,7 +52,7 @@ class Asked(TypedDict, total=False):
 class Matching:
     """What `compare` was asked for; `astray help alignment` explains each."""
 
-    steps: Steps = Steps()
+    steps: StepSelection = StepSelection()
     ranks: tuple[int, ...] | None = None
     sites: re.Pattern[str] | None = None
     mapping: Mapping = NOTHING
@@ -66,7 +66,7 @@ class Matching:
     def check(
         cls,
         *,
-        steps: str | int | Sequence[int] | range | Steps | None = None,
+        steps: str | int | Sequence[int] | range | StepSelection | None = None,
         ranks: int | Sequence[int] | None = None,
         sites: str | None = None,
         mapping: str | os.PathLike[str] | Mapping | None = None,
@@ -90,7 +90,7 @@ class Matching:
             )
         given = mapping if isinstance(mapping, Mapping) or mapping is None else read_mapping(Path(mapping))
         return cls(
-            steps=Steps.parse(steps),
+            steps=StepSelection.parse(steps),
             ranks=None if ranks is None else (ranks,) if isinstance(ranks, int) else tuple(ranks),
             sites=None if sites is None else regular_expression(sites),
             mapping=given or NOTHING,
@@ -109,12 +109,12 @@ class Matching:
                 raise CompareError(f"Neither run has a rank {rank}; they have {', '.join(map(str, there))}.")
         return there if self.ranks is None else sorted(self.ranks)
 
-    def of_reference(self) -> Reading:
-        return Reading(self.steps, self.sites, self.shapes != "loose")
+    def of_reference(self) -> RowReader:
+        return RowReader(self.steps, self.sites, self.shapes != "loose")
 
-    def of_candidate(self) -> Reading:
+    def of_candidate(self) -> RowReader:
         """With the mapping and the offset."""
-        return Reading(self.steps, self.sites, self.shapes != "loose", self.mapping, self.offset)
+        return RowReader(self.steps, self.sites, self.shapes != "loose", self.mapping, self.offset)
 
     def check_mapping(self, candidate: Run) -> None:
         """Raises CompareError if the mapping maps nothing. Reads no more ranks than it takes to know."""

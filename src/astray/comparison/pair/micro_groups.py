@@ -23,7 +23,7 @@ GIVEN = ("parameter", "state")
 STATISTICS = ("min", "max", "mean", "std", "l2", "absmax", "zeros", "nan", "inf", "count")
 
 
-class Way(IntEnum):
+class JoinRule(IntEnum):
     """How the rows of a group become one."""
 
     FIRST = 0  # they are the same, or there is only one
@@ -34,7 +34,7 @@ class Way(IntEnum):
     OPEN = 5  # nobody knows
 
 
-class Members(NamedTuple):
+class GroupMembers(NamedTuple):
     """The rows of one run in their groups: group g has `length[g]` of them, from `order[begin[g]]` on.
 
     They are in the order of micro steps.
@@ -46,7 +46,7 @@ class Members(NamedTuple):
     length: Ints
 
     @classmethod
-    def of(cls, rows: Rows, group: Ints, groups: int) -> Members:
+    def of(cls, rows: Rows, group: Ints, groups: int) -> GroupMembers:
         length = np.bincount(group, minlength=groups)
         order = np.lexsort((rows.columns["micro"], group))
         return cls(rows, order, np.cumsum(length) - length, length)
@@ -74,11 +74,11 @@ class Members(NamedTuple):
         return np.where(inside, column[self.order[at]], -1)
 
 
-class Groups(NamedTuple):
+class MicroStepGroups(NamedTuple):
     """Both runs' rows in groups of one number, and for each group the way, and the dimension it is joined along."""
 
-    reference: Members
-    candidate: Members
+    reference: GroupMembers
+    candidate: GroupMembers
     way: npt.NDArray[np.int8]
     dim: npt.NDArray[np.int8]
     constant: Bools  # the same in all micro steps of each run
@@ -88,12 +88,12 @@ class Groups(NamedTuple):
     same_cut: Bools  # both runs cut the batch in the same way
 
 
-def group(reference: Rows, candidate: Rows, words: Vocabularies) -> Groups:
+def group(reference: Rows, candidate: Rows, words: Vocabularies) -> MicroStepGroups:
     """Put the rows of one rank into groups, and find the way of each."""
     number, groups = _numbers(reference, candidate)
     sides = (
-        Members.of(reference, number[: len(reference)], groups),
-        Members.of(candidate, number[len(reference) :], groups),
+        GroupMembers.of(reference, number[: len(reference)], groups),
+        GroupMembers.of(candidate, number[len(reference) :], groups),
     )
     return _Ways(sides, groups, words).found()
 
@@ -115,48 +115,48 @@ def _both(reference: Rows, candidate: Rows, name: str) -> Ints:
 class _Ways:
     """Finds the way of each group."""
 
-    def __init__(self, sides: tuple[Members, Members], groups: int, words: Vocabularies) -> None:
+    def __init__(self, sides: tuple[GroupMembers, GroupMembers], groups: int, words: Vocabularies) -> None:
         self.sides = sides
         self.words = words
         self.number = np.arange(groups)
         self.several: Bools = (sides[0].length > 1) | (sides[1].length > 1)
-        self.way = np.full(groups, Way.FIRST, np.int8)
+        self.way = np.full(groups, JoinRule.FIRST, np.int8)
         self.dim = np.full(groups, NO_BATCH, np.int8)
         self.adds_up = np.ones(groups, np.bool_)
         self.differ = np.zeros(groups, np.bool_)
         self.same_cut = np.zeros(groups, np.bool_)
         self.stacks = np.ones(groups, np.bool_)
 
-    def found(self) -> Groups:
+    def found(self) -> MicroStepGroups:
         given, gradient = self._has("role", *GIVEN), self._has("role", "gradient")
         constant = self._constant(0) & self._constant(1)
-        self.way[self.several & gradient] = Way.LAST
+        self.way[self.several & gradient] = JoinRule.LAST
         self._compare_shapes(np.flatnonzero(self._in_both_or_several() & ~given & ~gradient))
         asked = self.several & ~given & ~gradient  # of these the shapes decide
         guessed = asked & self._has_no_counterpart()
         self.dim[guessed] = np.where(constant, NO_BATCH, np.where(self.stacks, 0, APART))[guessed]
         joined = asked & (self.dim >= 0)
-        self.way[joined] = Way.JOINED
+        self.way[joined] = JoinRule.JOINED
         shares = self._without_batch(asked & (self.dim == NO_BATCH), constant, guessed)
         # What is cut up outside of the model need not be cut in the same way by both programs.
         strays = self._outside() & self._micro_steps_differ() & ~self.adds_up
-        self.way[(asked & (self.dim == APART)) | strays] = Way.OPEN
+        self.way[(asked & (self.dim == APART)) | strays] = JoinRule.OPEN
         parts = joined & self.differ & self.adds_up
-        return Groups(*self.sides, self.way, self.dim, constant, given, shares, parts, self.same_cut)
+        return MicroStepGroups(*self.sides, self.way, self.dim, constant, given, shares, parts, self.same_cut)
 
     def _without_batch(self, alike: Bools, constant: Bools, guessed: Bools) -> Bools:
         """Find the way of what has the same shape in all micro steps of both runs. Gives the shares of gradients."""
         backward, single = self._has("phase", "backward"), self._single()
         one_by_one = alike & ~constant & (self.sides[0].length == self.sides[1].length)
         self.dim[one_by_one] = 0
-        self.way[one_by_one] = Way.JOINED
+        self.way[one_by_one] = JoinRule.JOINED
         rest = alike & (self.sides[0].length != self.sides[1].length)
         # Equal shares of a gradient still add up. But an op of the backward pass is given other things than gradients.
         changing = rest & ~(constant & (~backward | guessed | self._has("kind", "op")))
-        self.way[changing] = np.where(backward[changing], Way.SUMMED, Way.OPEN)
-        self.way[rest & single] = Way.REDUCED
+        self.way[changing] = np.where(backward[changing], JoinRule.SUMMED, JoinRule.OPEN)
+        self.way[rest & single] = JoinRule.REDUCED
         shares = rest & (changing | single) & self._shares(constant)
-        self.way[shares] = Way.SUMMED
+        self.way[shares] = JoinRule.SUMMED
         return np.asarray(shares)
 
     def _has_no_counterpart(self) -> Bools:
@@ -301,7 +301,7 @@ NO_BATCH, APART = -1, -2
 """In place of the dimension to join along: all shapes are the same; they differ in more than one dimension."""
 
 
-class Along(NamedTuple):
+class JoinDimension(NamedTuple):
     """The dimension to join along, or why there is none; whether sizes differ, and add up to the same on both sides."""
 
     dim: int
@@ -311,7 +311,7 @@ class Along(NamedTuple):
     stacks: bool = True  # the parts of each run by itself could be laid end to end along the first dimension
 
 
-def along(reference: list[Shape], candidate: list[Shape]) -> Along:
+def along(reference: list[Shape], candidate: list[Shape]) -> JoinDimension:
     """What the shapes of a tensor in the micro steps of both runs say.
 
     >>> along([(8, 3)], [(2, 3), (6, 3)])
@@ -321,17 +321,17 @@ def along(reference: list[Shape], candidate: list[Shape]) -> Along:
     """
     shapes, stacks = [*reference, *candidate], _stack(reference) and _stack(candidate)
     if not reference or not candidate:  # nobody to ask
-        return Along(NO_BATCH if len(set(shapes)) == 1 else 0 if stacks else APART, False, True, stacks=stacks)
+        return JoinDimension(NO_BATCH if len(set(shapes)) == 1 else 0 if stacks else APART, False, True, stacks=stacks)
     if len({len(shape) for shape in shapes}) > 1:
-        return Along(APART, True, False, stacks=stacks)
+        return JoinDimension(APART, True, False, stacks=stacks)
     dims = [dim for dim, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
     same = reference == candidate
     if not dims:
-        return Along(NO_BATCH, False, True, same, stacks)
+        return JoinDimension(NO_BATCH, False, True, same, stacks)
     if len(dims) > 1:
-        return Along(APART, True, False, stacks=stacks)
+        return JoinDimension(APART, True, False, stacks=stacks)
     totals = [sum(shape[dims[0]] for shape in side) for side in (reference, candidate)]
-    return Along(dims[0], True, totals[0] == totals[1], same, stacks)
+    return JoinDimension(dims[0], True, totals[0] == totals[1], same, stacks)
 
 
 def _stack(shapes: list[Shape]) -> bool:

@@ -38,7 +38,7 @@ LONG_RUN = 16
 """So many calls in a row that are equal in everything belong together, whatever lies around them."""
 
 
-class Stream(NamedTuple):
+class CallStream(NamedTuple):
     """Calls in order of execution. Equal numbers mean the same on both sides.
 
     kind: what was called; calls of different kinds are never paired. detail: its shapes. name: where it was
@@ -53,12 +53,12 @@ class Stream(NamedTuple):
     def __len__(self) -> int:
         return len(self.kind)
 
-    def part(self, start: int, end: int) -> Stream:
+    def part(self, start: int, end: int) -> CallStream:
         at = slice(start, end)
-        return Stream(self.kind[at], self.detail[at], self.name[at], self.size[at])
+        return CallStream(self.kind[at], self.detail[at], self.name[at], self.size[at])
 
 
-def pair_streams(reference: Stream, candidate: Stream) -> tuple[Ints, Ints]:
+def pair_streams(reference: CallStream, candidate: CallStream) -> tuple[Ints, Ints]:
     """The places of the paired calls in either stream, both ascending."""
     pairs: list[tuple[Ints, Ints]] = []
     i, j, size = 0, 0, WINDOW
@@ -100,7 +100,7 @@ def _window(rows: int, columns: int, size: int) -> tuple[int, int, bool]:
     return min(int(size / skew) + 1, rows), min(int(size * skew) + 1, columns), False
 
 
-def _equal_run(reference: Stream, candidate: Stream, i: int, j: int) -> int:
+def _equal_run(reference: CallStream, candidate: CallStream, i: int, j: int) -> int:
     """How many calls from here on are equal in everything but size, if they are many, or all that is left."""
     length, total, step = 0, min(len(reference) - i, len(candidate) - j), 64
     while length < total:
@@ -116,7 +116,7 @@ def _equal_run(reference: Stream, candidate: Stream, i: int, j: int) -> int:
     return length if all_of_both or length >= LONG_RUN else 0
 
 
-def _resume(reference: Stream, candidate: Stream, i: int, j: int) -> tuple[int, int] | None:
+def _resume(reference: CallStream, candidate: CallStream, i: int, j: int) -> tuple[int, int] | None:
     """Where the streams have a long run in common again, the soonest such place; None when there is none ahead."""
     left, right = _runs(reference.part(i, i + AHEAD)), _runs(candidate.part(j, j + AHEAD))
     known, first = np.unique(right, return_index=True)
@@ -128,7 +128,7 @@ def _resume(reference: Stream, candidate: Stream, i: int, j: int) -> tuple[int, 
     return (i + nearest, j + int(first[place[nearest]])) if distance[nearest] < 2 * AHEAD else None
 
 
-def _runs(stream: Stream) -> npt.NDArray[np.uint64]:
+def _runs(stream: CallStream) -> npt.NDArray[np.uint64]:
     """One number for each run of `LONG_RUN` calls, by everything but their size."""
     factors = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
     calls = sum(factor * column.astype(np.uint64) for factor, column in zip(factors, stream[:3], strict=True))
@@ -141,7 +141,7 @@ def _runs(stream: Stream) -> npt.NDArray[np.uint64]:
     return runs
 
 
-def _pair_window(reference: Stream, candidate: Stream) -> tuple[Ints, Ints]:
+def _pair_window(reference: CallStream, candidate: CallStream) -> tuple[Ints, Ints]:
     """The best pairing of two short streams.
 
     `matched[i, j]` is the worth of the best pairing of the first i and j calls that ends with the pair of the last two,
@@ -162,7 +162,7 @@ def _pair_window(reference: Stream, candidate: Stream) -> tuple[Ints, Ints]:
     return _trace(matched, best)
 
 
-def _worth(reference: Stream, candidate: Stream, i: int) -> npt.NDArray[np.int32]:
+def _worth(reference: CallStream, candidate: CallStream, i: int) -> npt.NDArray[np.int32]:
     """What a call of the reference is worth as the partner of each of the candidate's; 0 for those of another kind."""
     found = np.full(len(candidate), KIND, np.int32)
     found += DETAIL * (candidate.detail == reference.detail[i])

@@ -26,16 +26,16 @@ from astray.comparison.pair.checkpoints import find_worst
 from astray.comparison.pair.joined_rank import JoinedRank
 from astray.comparison.pair.joined_runs import join_ranks
 from astray.comparison.pair.matching import Matching
-from astray.comparison.rows import CALL_COLUMNS, WORDS, Floats, Ints, Rows, Vocabularies, Vocabulary, read_rows
+from astray.comparison.rows import CALL_COLUMNS, WORDS, Floats, Ints, Rows, StringTable, Vocabularies, read_rows
 from astray.comparison.setup.differences import of_rank
 from astray.comparison.setup.setup_difference import SetupDifference
 from astray.comparison.verdict import LABELS, MEASURES, RULES, Judgement, Verdict, explain
 from astray.errors import RunError
-from astray.store import CheckpointRank, Coded, RankRun, Table
+from astray.store import CheckpointRank, DictionaryColumn, RankRun, Table
 from astray.store.run import Account
 
 
-class Sides(NamedTuple):
+class RankSides(NamedTuple):
     """One rank as each run has it; None where it has not."""
 
     reference: RankRun | None
@@ -43,7 +43,7 @@ class Sides(NamedTuple):
     noise: tuple[RankRun | None, ...] = ()  # of further recordings of the reference
 
 
-class Judging(NamedTuple):
+class JudgeOptions(NamedTuple):
     """What all ranks are judged with."""
 
     own: OwnMetrics
@@ -51,7 +51,7 @@ class Judging(NamedTuple):
     exact: bool = False
 
 
-class Tally(NamedTuple):
+class PairCounts(NamedTuple):
     """How many rows either side has, how many pairs they make, and how many of those could be compared."""
 
     reference: int
@@ -60,7 +60,7 @@ class Tally(NamedTuple):
     comparable: int
 
 
-class Compared(NamedTuple):
+class RankComparison(NamedTuple):
     """One rank, compared.
 
     noise: how much could be compared of the further recordings of the reference.
@@ -70,8 +70,8 @@ class Compared(NamedTuple):
 
     rank: int
     pairs: RankPairs
-    tally: Tally
-    noise: tuple[Tally, ...]
+    tally: PairCounts
+    noise: tuple[PairCounts, ...]
     divergences: list[Divergence]
     failures: Failures
     accounts: tuple[Account | None, Account | None]
@@ -79,8 +79,8 @@ class Compared(NamedTuple):
 
 
 def compare_rank(
-    rank: int, sides: Sides, matching: Matching, judging: Judging, progress: Progress | None = None
-) -> Compared:
+    rank: int, sides: RankSides, matching: Matching, judging: JudgeOptions, progress: Progress | None = None
+) -> RankComparison:
     """Pair, judge and blame. `progress` is called with (done, total) after each pair whose values had to be read."""
     judging = judging._replace(own=judging.own.anew())
     recorded = _recorded(sides.reference)
@@ -90,7 +90,7 @@ def compare_rank(
         sides = sides._replace(reference=left, candidate=right)
     plain = Matching(steps=matching.steps)  # their names and steps are those of the reference, whatever the candidate's
     again = [
-        _judge(rank, recorded, run, plain, Judging(OwnMetrics({})), None) for run in sides.noise if run is not None
+        _judge(rank, recorded, run, plain, JudgeOptions(OwnMetrics({})), None) for run in sides.noise if run is not None
     ]
     seen = [_gains(one, recorded, sides.reference) for one in again]
     found = _judge(rank, sides.reference, sides.candidate, matching, judging, progress, seen)
@@ -103,7 +103,7 @@ def compare_rank(
             divergences = find_worst(own, rank, sides.reference, sides.candidate)
         else:
             divergences = find_divergences(own, rank, sides.reference, sides.candidate, setup)
-    return Compared(
+    return RankComparison(
         rank,
         pairs,
         _tally(found),
@@ -135,12 +135,12 @@ def _judge(
     left: RankRun | None,
     right: RankRun | None,
     matching: Matching,
-    judging: Judging,
+    judging: JudgeOptions,
     progress: Progress | None,
     noise: Sequence[Gains] = (),
 ) -> _Judged:
     """Two sides of a rank, judged; `noise` has the gains that further recordings of the reference showed."""
-    vocabularies: Vocabularies = defaultdict(Vocabulary)
+    vocabularies: Vocabularies = defaultdict(StringTable)
     reference = read_rows(left, vocabularies, matching.of_reference())
     candidate = read_rows(right, vocabularies, matching.of_candidate())
     words = Words(vocabularies["kind"].words, vocabularies["site"].words)
@@ -219,9 +219,9 @@ def _gains(again: _Judged, recorded: RankRun | None, reference: RankRun | None) 
     return Gains(by_tensor(shown.by_row), by_tensor(shown.ever), np.empty(0, np.int64))
 
 
-def _tally(found: _Judged) -> Tally:
+def _tally(found: _Judged) -> PairCounts:
     comparable = int(np.sum(found.judgement.verdict < Verdict.ONLY_IN_REFERENCE))
-    return Tally(len(found.reference), len(found.candidate), int(np.sum(found.pairs.matched)), comparable)
+    return PairCounts(len(found.reference), len(found.candidate), int(np.sum(found.pairs.matched)), comparable)
 
 
 def _account(run: RankRun | None) -> Account | None:
@@ -309,22 +309,22 @@ class RankPairs(NamedTuple):
 
 def table(ranks: Sequence[RankPairs]) -> Table:
     """The pairs of these ranks, one rank after another; they are left without columns."""
-    vocabularies: Vocabularies = defaultdict(Vocabulary)
+    vocabularies: Vocabularies = defaultdict(StringTable)
     lengths = [rank.length for rank in ranks]
     joined: dict[str, Any] = {}
     for name in list(ranks[0].columns):
         word = name.removesuffix("_reference").removesuffix("_candidate")
         if word in WORDS:
-            codes = [vocabularies[word].encode(Coded(rank.take(name), rank.words[word])) for rank in ranks]
+            codes = [vocabularies[word].encode(DictionaryColumn(rank.take(name), rank.words[word])) for rank in ranks]
             joined[name] = vocabularies[word].decode(_in_a_row(codes, lengths))
         else:
             joined[name] = _in_a_row([rank.take(name) for rank in ranks], lengths)
     part = joined.pop("part")
     joined["recompute"] = joined["recompute"].astype(np.bool_)
-    joined["verdict"] = Coded(joined["verdict"].astype(np.int32), LABELS)
+    joined["verdict"] = DictionaryColumn(joined["verdict"].astype(np.int32), LABELS)
     joined["source"] = labelled(with_part(joined["source"].astype(np.int32), part.codes), part.values)
-    joined["measure"] = Coded(joined["measure"].astype(np.int32), list(MEASURES))
-    joined["rule"] = Coded(joined["rule"].astype(np.int32), RULES)
+    joined["measure"] = DictionaryColumn(joined["measure"].astype(np.int32), list(MEASURES))
+    joined["rule"] = DictionaryColumn(joined["rule"].astype(np.int32), RULES)
     joined["reason"] = _reasons(joined["reason"])
     return Table(joined)
 
@@ -337,9 +337,9 @@ def _in_a_row(parts: list[npt.NDArray[Any]], lengths: list[int]) -> npt.NDArray[
     return parts[0] if len(full) == 1 and len(parts[0]) == lengths[0] else np.concatenate(full)
 
 
-def _reasons(flags: Ints) -> Coded[str]:
+def _reasons(flags: Ints) -> DictionaryColumn[str]:
     """Every combination of reasons that occurs, in words."""
     at = np.flatnonzero(flags)  # no reason is null
     codes = np.full(len(flags), -1, np.int32)
     found, codes[at] = np.unique(flags[at], return_inverse=True)
-    return Coded(codes, [explain(flag) for flag in found.tolist()])
+    return DictionaryColumn(codes, [explain(flag) for flag in found.tolist()])

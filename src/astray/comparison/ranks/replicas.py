@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from astray.comparison.divergence import Place
+from astray.comparison.divergence import TensorPlace
 from astray.comparison.problems import span
-from astray.comparison.rows import Bools, Ints, Rows, Vocabularies, Vocabulary, read_rows
+from astray.comparison.rows import Bools, Ints, Rows, StringTable, Vocabularies, read_rows
 from astray.errors import CompareError
 from astray.graph.keys import number_repeats, one_key
-from astray.steps import Steps
+from astray.steps import StepSelection
 from astray.store import Run, open_run
 from astray.wording import counted, printable
 
@@ -33,7 +33,7 @@ KEY = ("step", "micro", "site", "call", "phase", "again", "role", "path")
 class Disagreement:
     """A tensor that is not the same on all ranks that have it. `groups` has equal ranks together, the most first."""
 
-    place: Place
+    place: TensorPlace
     groups: Groups
 
     @property
@@ -78,12 +78,12 @@ def compare_replicas(run: str | Run, *, steps: str | Sequence[int] | None = None
     if len(opened.ranks) < 2:
         raise CompareError(f"{opened.path} has one rank, {min(opened.ranks, default=0)}; replicas take two.")
     matching = Matching.check(steps=steps, sites=sites, by="key")
-    vocabularies: Vocabularies = defaultdict(Vocabulary)
+    vocabularies: Vocabularies = defaultdict(StringTable)
     ranks = {
         rank: _shared(read_rows(one, vocabularies, matching.of_reference()), vocabularies)
         for rank, one in sorted(opened.ranks.items())
     }
-    found = _Table.of(ranks)
+    found = _SharedRows.of(ranks)
     if not len(found.key):
         raise CompareError(
             f"No two ranks of {opened.path} have the same parameter or optimizer tensor"
@@ -92,14 +92,14 @@ def compare_replicas(run: str | Run, *, steps: str | Sequence[int] | None = None
     return _judged(opened, found, ranks, vocabularies)
 
 
-class _Table:
+class _SharedRows:
     """Rows that more than one rank has, sorted by key: which key, which rank, which row there, which bits."""
 
     def __init__(self, key: Ints, rank: Ints, row: Ints, bits: Ints) -> None:
         self.key, self.rank, self.row, self.bits = key, rank, row, bits
 
     @classmethod
-    def of(cls, ranks: dict[int, Rows]) -> _Table:
+    def of(cls, ranks: dict[int, Rows]) -> _SharedRows:
         key = one_key([np.concatenate([rows.columns[name] for rows in ranks.values()]) for name in KEY])
         ends = np.cumsum([len(rows) for rows in ranks.values()])[:-1]
         key = one_key([key, np.concatenate([number_repeats(part) for part in np.split(key, ends)])])
@@ -136,7 +136,7 @@ def _bits(rows: Rows) -> Ints:
     return np.asarray(rows.statistic("fingerprint", np.arange(len(rows))), np.uint64)
 
 
-def _judged(run: Run, found: _Table, ranks: dict[int, Rows], vocabularies: Vocabularies) -> Replicas:
+def _judged(run: Run, found: _SharedRows, ranks: dict[int, Rows], vocabularies: Vocabularies) -> Replicas:
     different = found.different()
     starts, ends = np.searchsorted(found.key, different), np.searchsorted(found.key, different, side="right")
     groups = [_groups(found, slice(*ends_of)) for ends_of in zip(starts.tolist(), ends.tolist(), strict=True)]
@@ -163,18 +163,18 @@ def odd_ones(groups: Groups) -> tuple[int, ...]:
     return tuple(sorted(rank for group in groups[1:] for rank in group))
 
 
-def _groups(found: _Table, at: slice) -> Groups:
+def _groups(found: _SharedRows, at: slice) -> Groups:
     groups: dict[int, list[int]] = defaultdict(list)
     for rank, bits in zip(found.rank[at].tolist(), found.bits[at].tolist(), strict=True):
         groups[bits].append(rank)
     return tuple(sorted((tuple(group) for group in groups.values()), key=lambda group: (-len(group), group)))
 
 
-def _place(found: _Table, at: int, ranks: dict[int, Rows], vocabularies: Vocabularies) -> Place:
+def _place(found: _SharedRows, at: int, ranks: dict[int, Rows], vocabularies: Vocabularies) -> TensorPlace:
     rows, row = ranks[int(found.rank[at])], int(found.row[at])
     cells = {name: int(column[row]) for name, column in rows.columns.items()}
     words = {name: _word(vocabularies[name], cells[name]) for name in ("site", "type", "phase", "role", "path")}
-    return Place(
+    return TensorPlace(
         step=cells["step"],
         micro=cells["micro"],
         call=cells["call"],
@@ -187,15 +187,15 @@ def _place(found: _Table, at: int, ranks: dict[int, Rows], vocabularies: Vocabul
     )
 
 
-def _word(vocabulary: Vocabulary, code: int) -> str:
+def _word(vocabulary: StringTable, code: int) -> str:
     return str(vocabulary.words[code]) if code >= 0 else ""
 
 
-def _code(vocabulary: Vocabulary, word: str) -> int:
+def _code(vocabulary: StringTable, word: str) -> int:
     return vocabulary.words.index(word) if word in vocabulary.words else -2
 
 
-def _among(steps: Steps) -> str:
+def _among(steps: StepSelection) -> str:
     return f" in steps {steps}" if steps else ""
 
 

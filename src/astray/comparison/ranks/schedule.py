@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, cast
 
 from astray.comparison.measure.evidence import Progress
 from astray.comparison.pair.matching import Matching
-from astray.comparison.ranks.rank import Compared, Judging, Sides, compare_rank
-from astray.comparison.ranks.worker import Failed, Job, Progressed, Task, receive, send
+from astray.comparison.ranks.rank import JudgeOptions, RankComparison, RankSides, compare_rank
+from astray.comparison.ranks.worker import ComparisonJob, FailureMessage, ProgressMessage, RankTask, receive, send
 from astray.errors import CompareError, UsageError
 from astray.process import threads_asked
 from astray.store import Run
@@ -33,17 +33,17 @@ SECONDS_A_BYTE_OF_OWN = 1 / 1e8
 """What one process takes for a pair of tensors, for a byte kept of it, and for one that metrics of Python's measure."""
 
 
-class Runs(NamedTuple):
+class ComparedRuns(NamedTuple):
     """What is compared; `noise` are further recordings of the reference."""
 
     reference: Run
     candidate: Run
     noise: tuple[Run, ...] = ()
 
-    def sides(self, rank: int) -> Sides:
+    def sides(self, rank: int) -> RankSides:
         """One rank of each."""
         noise = tuple(run.ranks.get(rank) for run in self.noise)
-        return Sides(self.reference.ranks.get(rank), self.candidate.ranks.get(rank), noise)
+        return RankSides(self.reference.ranks.get(rank), self.candidate.ranks.get(rank), noise)
 
 
 class RanksProgress:
@@ -73,7 +73,9 @@ class RanksProgress:
         self._total.setdefault(rank, 0)
 
 
-def job_of(given: Sequence[Any], matching: Matching, judging: Judging, metrics: Sequence[Any] | None) -> Job | None:
+def job_of(
+    given: Sequence[Any], matching: Matching, judging: JudgeOptions, metrics: Sequence[Any] | None
+) -> ComparisonJob | None:
     """What other processes need to know, or None when they cannot be told.
 
     A run that is open already may be of any kind, and is quick to ask for what was read of it; a function is not there
@@ -87,17 +89,19 @@ def job_of(given: Sequence[Any], matching: Matching, judging: Judging, metrics: 
         return None
     again = tuple(os.fspath(run) for run in noise)
     names = tuple(metrics or ())
-    return Job(os.fspath(reference), os.fspath(candidate), again, matching, judging.allowed, judging.exact, names)
+    return ComparisonJob(
+        os.fspath(reference), os.fspath(candidate), again, matching, judging.allowed, judging.exact, names
+    )
 
 
 def compare_ranks(
-    runs: Runs,
+    runs: ComparedRuns,
     matching: Matching,
-    judging: Judging,
-    job: Job | None = None,
+    judging: JudgeOptions,
+    job: ComparisonJob | None = None,
     processes: int | None = None,
     progress: Progress | None = None,
-) -> list[Compared]:
+) -> list[RankComparison]:
     """Compare every rank that is asked for, so many at once. `job` says the same to other processes, if they can be."""
     if processes is not None and processes < 1:
         raise UsageError(f"Ranks cannot be compared in {processes} processes; it takes 1, which is this one, or more.")
@@ -115,7 +119,9 @@ def compare_ranks(
     return found
 
 
-def _compare(rank: int, runs: Runs, matching: Matching, judging: Judging, told: RanksProgress) -> Compared:
+def _compare(
+    rank: int, runs: ComparedRuns, matching: Matching, judging: JudgeOptions, told: RanksProgress
+) -> RankComparison:
     found = compare_rank(rank, runs.sides(rank), matching, judging, lambda done, total: told(rank, done, total))
     told.finished(rank)
     return found
@@ -126,7 +132,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def worth_it(runs: Runs, ranks: Sequence[int], processes: int, own: bool = False) -> bool:
+def worth_it(runs: ComparedRuns, ranks: Sequence[int], processes: int, own: bool = False) -> bool:
     """Whether so many processes save more time than it takes to start them; `own`: with metrics that were asked for.
 
     How much there is to do is what the end of each recording says of itself; one without an end may be of any size.
@@ -157,10 +163,12 @@ PROGRAM = (
 has them."""
 
 
-def compare_in_processes(job: Job, ranks: Sequence[int], processes: int, progress: RanksProgress) -> list[Compared]:
+def compare_in_processes(
+    job: ComparisonJob, ranks: Sequence[int], processes: int, progress: RanksProgress
+) -> list[RankComparison]:
     """Compare these ranks, so many at once. Raises what a worker raised, or CompareError when one is lost."""
     waiting = deque(ranks)
-    found: dict[int, Compared] = {}
+    found: dict[int, RankComparison] = {}
     threads = threads_asked() or cores()
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as ready:
         for _ in range(processes):
@@ -171,7 +179,7 @@ def compare_in_processes(job: Job, ranks: Sequence[int], processes: int, progres
             for key, _ in ready.select():
                 worker = key.data
                 answer = worker.answer()
-                if isinstance(answer, Progressed):
+                if isinstance(answer, ProgressMessage):
                     progress(worker.rank, *answer)
                     continue
                 found[worker.rank] = answer
@@ -185,7 +193,7 @@ def compare_in_processes(job: Job, ranks: Sequence[int], processes: int, progres
 class Worker:
     """A process that compares ranks, one at a time; killed when its `with` ends."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ComparisonJob) -> None:
         self.rank = -1
         command = [sys.executable, *(f"-W{option}" for option in sys.warnoptions), "-c", PROGRAM]
         command += [place for place in sys.path if isinstance(place, str)]
@@ -195,7 +203,7 @@ class Worker:
         )
         self._tasks = cast(FileIO, self._process.stdin)
         self.answers = cast(FileIO, self._process.stdout)
-        self._job: Job | None = job
+        self._job: ComparisonJob | None = job
 
     def compare(self, rank: int, threads: int) -> None:
         """Ask for a rank."""
@@ -204,9 +212,9 @@ class Worker:
             if self._job is not None:
                 send(self._tasks, self._job)
                 self._job = None
-            send(self._tasks, Task(rank, threads))
+            send(self._tasks, RankTask(rank, threads))
 
-    def answer(self) -> Compared | Progressed:
+    def answer(self) -> RankComparison | ProgressMessage:
         """What it says next."""
         try:
             answer = receive(self.answers)
@@ -215,9 +223,9 @@ class Worker:
                 f"The process that compared rank {self.rank} {_how(self._process.wait())}. Fewer at once take less "
                 "memory: --processes 1 compares one rank after another."
             ) from None
-        if isinstance(answer, Failed):
-            raise answer.error from _Elsewhere(answer.trace)
-        return cast("Compared | Progressed", answer)
+        if isinstance(answer, FailureMessage):
+            raise answer.error from _WorkerError(answer.trace)
+        return cast("RankComparison | ProgressMessage", answer)
 
     def __enter__(self) -> Worker:
         return self
@@ -229,7 +237,7 @@ class Worker:
         self.answers.close()
 
 
-class _Elsewhere(Exception):  # noqa: N818 - shows as the cause of an error
+class _WorkerError(Exception):
     """Where in another process an error was raised."""
 
     def __str__(self) -> str:

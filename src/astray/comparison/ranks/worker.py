@@ -24,7 +24,7 @@ OFTEN = 0.05
 _SIZE = struct.Struct("<Q")
 
 
-class Job(NamedTuple):
+class ComparisonJob(NamedTuple):
     """What to compare, in words that another process understands: runs by their paths, metrics by their names."""
 
     reference: str
@@ -36,21 +36,21 @@ class Job(NamedTuple):
     metrics: Sequence[str]
 
 
-class Task(NamedTuple):
+class RankTask(NamedTuple):
     """Compare this rank, with so many threads."""
 
     rank: int
     threads: int
 
 
-class Progressed(NamedTuple):
+class ProgressMessage(NamedTuple):
     """So many pairs of values are done, of so many."""
 
     done: int
     total: int
 
 
-class Failed(NamedTuple):
+class FailureMessage(NamedTuple):
     """What was raised, and where."""
 
     error: Exception
@@ -99,33 +99,33 @@ def main() -> None:
 
 def _serve(asked: FileIO, answers: FileIO) -> None:
     from astray.comparison.measure.custom_metrics import find_metrics
-    from astray.comparison.ranks.rank import Judging, Sides, compare_rank
+    from astray.comparison.ranks.rank import JudgeOptions, RankSides, compare_rank
     from astray.stats.kernels import set_threads
     from astray.store import open_run
 
-    job: Job = receive(asked)
+    job: ComparisonJob = receive(asked)
     said = 0.0
 
     def progress(done: int, total: int) -> None:
         nonlocal said
         if done == total or time.monotonic() - said > OFTEN:
             said = time.monotonic()
-            send(answers, Progressed(done, total))
+            send(answers, ProgressMessage(done, total))
 
     def compare(rank: int) -> Any:
         # Whatever this process knows of a rank goes with it: it opens the runs for each anew.
         one, other, *noise = (open_run(path).ranks.get(rank) for path in (job.reference, job.candidate, *job.noise))
-        sides = Sides(one, other, tuple(noise))
-        return compare_rank(rank, sides, job.matching, Judging(own, job.allowed, job.exact), progress)
+        sides = RankSides(one, other, tuple(noise))
+        return compare_rank(rank, sides, job.matching, JudgeOptions(own, job.allowed, job.exact), progress)
 
     own = find_metrics(job.metrics, ())
     while True:
-        task: Task = receive(asked)
+        task: RankTask = receive(asked)
         set_threads(task.threads)
         try:
             answer = compare(task.rank)
         except Exception as error:  # noqa: BLE001 - the other process says what went wrong
-            answer = Failed(_sendable(error), traceback.format_exc())
+            answer = FailureMessage(_sendable(error), traceback.format_exc())
         send(answers, answer)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.store import Coded, Run, Table
+from astray.store import DictionaryColumn, Run, Table
 
 KEY = ("rank", "step", "micro", "phase", "recompute", "kind", "site", "type", "call", "role", "path")
 JUDGED = (
@@ -30,10 +30,10 @@ Rows = slice | npt.NDArray[np.integer[Any]]
 ALL = slice(None)
 
 
-class Cells(NamedTuple):
+class ColumnCells(NamedTuple):
     """One column of some rows, and where it has a value."""
 
-    column: npt.NDArray[Any] | Coded[Any]
+    column: npt.NDArray[Any] | DictionaryColumn[Any]
     known: npt.NDArray[np.bool_]
 
 
@@ -57,18 +57,18 @@ class Columns:
     def __contains__(self, name: str) -> bool:
         return name in self._statistics or name in self.pairs
 
-    def __getitem__(self, name: str) -> Cells:
+    def __getitem__(self, name: str) -> ColumnCells:
         return self.at(name, ALL)
 
-    def at(self, name: str, rows: Rows) -> Cells:
+    def at(self, name: str, rows: Rows) -> ColumnCells:
         """A column at some rows."""
         if name in self._statistics:
             return self._statistic(*self._statistics[name], rows)
         column = self.pairs[name]
-        column = column.take(rows) if isinstance(column, Coded) else column[rows]
-        return Cells(column, _known(column))
+        column = column.take(rows) if isinstance(column, DictionaryColumn) else column[rows]
+        return ColumnCells(column, _known(column))
 
-    def _statistic(self, name: str, side: str, rows: Rows) -> Cells:
+    def _statistic(self, name: str, side: str, rows: Rows) -> ColumnCells:
         """A statistic as one run recorded it. Mean and std fall back on what the kept values gave."""
         ranks, at = self.pairs.numbers("rank")[rows], self.pairs.numbers(f"row_{side}")[rows]
         kind = np.float64 if name in MOMENTS else np.int64 if name in COUNTS else np.uint64
@@ -83,12 +83,12 @@ class Columns:
         if measured in self.pairs:
             found = np.where(known, found, self.pairs.numbers(measured)[rows])
             known = _known(found)
-        return Cells(found, known)
+        return ColumnCells(found, known)
 
 
-def _known(column: npt.NDArray[Any] | Coded[Any]) -> npt.NDArray[np.bool_]:
+def _known(column: npt.NDArray[Any] | DictionaryColumn[Any]) -> npt.NDArray[np.bool_]:
     """Where a column has a value: null is NaN in a column of floats, and −1 in one of integers."""
-    if isinstance(column, Coded):
+    if isinstance(column, DictionaryColumn):
         return column.codes >= 0
     known: npt.NDArray[np.bool_] = np.ones(len(column), np.bool_)
     if column.dtype.kind == "f":

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from astray.comparison.select.columns import Cells, Columns
+from astray.comparison.select.columns import ColumnCells, Columns
 from astray.comparison.verdict import AGREEING, BAD, LABELS
 from astray.errors import UsageError
 from astray.records import Kind, Phase, Role
-from astray.store import Coded
+from astray.store import DictionaryColumn
 from astray.store.columns import BoolArray
 from astray.wording import did_you_mean
 
@@ -105,7 +105,7 @@ class Not:
 
 
 @dataclass(frozen=True)
-class Fact:
+class Flag:
     """A word alone: `wrong`, `agrees`, or a column that is true or false."""
 
     word: Literal
@@ -116,13 +116,13 @@ class Fact:
         if not self.word.is_column(columns):
             raise _no_column(self.word, columns)
         column = columns[self.word.text].column
-        if isinstance(column, Coded) or column.dtype != np.bool_:
+        if isinstance(column, DictionaryColumn) or column.dtype != np.bool_:
             raise UsageError(f"A filter compares {self.word.text} with something, such as {self.word.text} != null.")
         return column
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparator:
     """Two things and a sign between them, at least one of which must be a column."""
 
     left: Literal
@@ -131,7 +131,7 @@ class Compared:
 
     def mask(self, columns: Columns) -> BoolArray:
         if self.sign in OPPOSITES:
-            return ~Compared(self.left, OPPOSITES[self.sign], self.right).mask(columns)
+            return ~Comparator(self.left, OPPOSITES[self.sign], self.right).mask(columns)
         if self.left.is_column(columns):
             if self.right.is_column(columns) and self.sign != "~":
                 return self._two_columns(columns)
@@ -148,11 +148,11 @@ class Compared:
     def _two_columns(self, columns: Columns) -> BoolArray:
         left, right = columns[self.left.text], columns[self.right.text]
         one, other = left.column, right.column
-        if isinstance(one, Coded) and isinstance(other, Coded):
+        if isinstance(one, DictionaryColumn) and isinstance(other, DictionaryColumn):
             if self.sign != "==":
                 raise UsageError(f"{self.left.text} and {self.right.text} are texts, which {self.sign} cannot order.")
             one, other = _joint(one, other)
-        elif isinstance(one, Coded) or isinstance(other, Coded):
+        elif isinstance(one, DictionaryColumn) or isinstance(other, DictionaryColumn):
             raise UsageError(
                 f"Of {self.left.text} and {self.right.text}, one holds texts and the other numbers. "
                 "Put what is no column into quotes."
@@ -162,14 +162,14 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Member:
+class MemberOf:
     """A column and the values it may have."""
 
     column: Literal
     choices: tuple[Literal, ...]
 
     def mask(self, columns: Columns) -> BoolArray:
-        return AnyOf(tuple(Compared(self.column, "==", choice) for choice in self.choices)).mask(columns)
+        return AnyOf(tuple(Comparator(self.column, "==", choice) for choice in self.choices)).mask(columns)
 
 
 def _against(name: str, columns: Columns, sign: str, wanted: Literal) -> BoolArray:
@@ -177,7 +177,7 @@ def _against(name: str, columns: Columns, sign: str, wanted: Literal) -> BoolArr
     cells = columns[name]
     if wanted.is_null and sign == "==":
         return ~cells.known
-    if isinstance(cells.column, Coded):
+    if isinstance(cells.column, DictionaryColumn):
         return _text_against(name, cells.column, sign, wanted)
     if sign == "~":
         raise UsageError(f"{name} is a column of numbers, which ~ cannot search. Compare it with ==, <, <=, > or >=.")
@@ -185,7 +185,7 @@ def _against(name: str, columns: Columns, sign: str, wanted: Literal) -> BoolArr
     return mask
 
 
-def _text_against(name: str, column: Coded[Any], sign: str, wanted: Literal) -> BoolArray:
+def _text_against(name: str, column: DictionaryColumn[Any], sign: str, wanted: Literal) -> BoolArray:
     if sign == "~":
         pattern = regular_expression(wanted.text)
         fits = [pattern.search(_text(value)) is not None for value in column.values]
@@ -217,7 +217,7 @@ def _meant(name: str, text: str) -> str:
         ) from None
 
 
-def _number(name: str, cells: Cells, wanted: Literal, columns: Columns) -> float | bool:
+def _number(name: str, cells: ColumnCells, wanted: Literal, columns: Columns) -> float | bool:
     """What a column of numbers or booleans is compared with. Fingerprints are written in hexadecimal."""
     kind = cells.column.dtype.kind if isinstance(cells.column, np.ndarray) else ""
     try:
@@ -240,7 +240,7 @@ def regular_expression(text: str) -> re.Pattern[str]:
         ) from None
 
 
-def _joint(left: Coded[Any], right: Coded[Any]) -> tuple[Any, Any]:
+def _joint(left: DictionaryColumn[Any], right: DictionaryColumn[Any]) -> tuple[Any, Any]:
     """The codes of two columns of texts in one numbering."""
     numbers: dict[Any, int] = {}
     one, other = (
@@ -288,7 +288,7 @@ class Filter:
         >>> Filter.parse("error > 1e-3 and site ~ 'mlp'").words
         ('error', 'site')
         """
-        parser = _Parser(text)
+        parser = _FilterParser(text)
         try:
             condition = parser.whole()
         except RecursionError:
@@ -306,7 +306,7 @@ class _Token(NamedTuple):
     at: int  # from 0
 
 
-class _Parser:
+class _FilterParser:
     """Reads one expression from left to right: `or` of `and` of `not` of comparisons."""
 
     def __init__(self, text: str) -> None:
@@ -347,17 +347,17 @@ class _Parser:
         left = self._operand()
         if self._token.text == "not" and self._tokens[self._next + 1].text == "in":
             self._next += 2
-            return Not(Member(left, self._choices()))
+            return Not(MemberOf(left, self._choices()))
         if self._took("in"):
-            return Member(left, self._choices())
+            return MemberOf(left, self._choices())
         parts: list[Condition] = []
         while self._token.kind == "sign" and self._token.text in _SIGNS:  # 1e-6 < error < 1 is two of them
             sign = self._take().text
             right = self._operand()
-            parts.append(Compared(left, sign, right))
+            parts.append(Comparator(left, sign, right))
             left = right
         if not parts:
-            return Fact(left)
+            return Flag(left)
         return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
     def _choices(self) -> tuple[Literal, ...]:

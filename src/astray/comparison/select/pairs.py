@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.select.columns import Cells, Columns
+from astray.comparison.select.columns import ColumnCells, Columns
 from astray.comparison.select.filter import Filter
 from astray.errors import UsageError
-from astray.store import Coded
+from astray.store import DictionaryColumn
 from astray.store.arrow import PIECE_ROWS, batch_of, schema_of, stream_of
 from astray.wording import counted, did_you_mean, numeral
 
@@ -79,7 +79,7 @@ class Pairs:
 
         return frame(self)
 
-    def __getitem__(self, name: str) -> Cells:
+    def __getitem__(self, name: str) -> ColumnCells:
         return self.columns.at(name, self.rows)
 
     def __len__(self) -> int:
@@ -143,9 +143,9 @@ def _order(columns: Columns, rows: npt.NDArray[np.int64], keys: list[tuple[str, 
     return np.lexsort(arrays[::-1])  # the last is the first to count
 
 
-def _ranked(name: str, cells: Cells) -> npt.NDArray[Any]:
+def _ranked(name: str, cells: ColumnCells) -> npt.NDArray[Any]:
     """A column as numbers that sort like it: verdicts by gravity, texts so that h.2 comes before h.10."""
-    if not isinstance(cells.column, Coded):
+    if not isinstance(cells.column, DictionaryColumn):
         if cells.column.dtype == np.uint64:
             return np.unique(cells.column, return_inverse=True)[1]
         return np.where(cells.known, cells.column, 0).astype(np.float64)
@@ -189,9 +189,9 @@ def frame(pairs: Pairs) -> pandas.DataFrame:
     return pandas.DataFrame(columns, copy=False)
 
 
-def _series(pandas: Any, cells: Cells) -> Any:
+def _series(pandas: Any, cells: ColumnCells) -> Any:
     column = cells.column
-    if isinstance(column, Coded):
+    if isinstance(column, DictionaryColumn):
         words = pandas.Index(column.values, dtype=object, tupleize_cols=False)
         return pandas.Categorical.from_codes(column.codes, words)
     if column.dtype.kind in "iu" and not cells.known.all():

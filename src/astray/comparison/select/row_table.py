@@ -14,9 +14,9 @@ from astray.comparison.select.columns import SIDES
 from astray.comparison.select.pairs import Pairs
 from astray.comparison.verdict import AGREEING, BAD, LABELS, SENTENCES, Reason
 from astray.formatting import figures
-from astray.formatting.grid import Grid
+from astray.formatting.grid import TextTable
 from astray.formatting.page import painted
-from astray.store import Coded
+from astray.store import DictionaryColumn
 from astray.wording import printable
 
 WIDTH = 100
@@ -47,7 +47,7 @@ def render(pairs: Pairs, *, width: int = WIDTH, colour: bool = False, most: int 
         return printable(f"There is no row {pairs.asked}".rstrip() + ".")
     words = texts(shown)
     droppable = [name for name in ("reason", "surprise", "form") if name not in pairs.named]
-    head, *body = Grid(words, droppable, _LEAST, _LEAST_OF_ALL).lines(rows, width, _painted if colour else None)
+    head, *body = TextTable(words, droppable, _LEAST, _LEAST_OF_ALL).lines(rows, width, _painted if colour else None)
     described = printable(shown.described)
     title = textwrap.wrap(described, min(width, _WIDEST_TEXT), break_long_words=False, break_on_hyphens=False)
     return "\n".join([*title, "", painted(head, DIM) if colour else head, *body])
@@ -68,7 +68,7 @@ def cells(pairs: Pairs) -> list[dict[str, str]]:
 
 def texts(pairs: Pairs) -> list[str]:
     """Which columns of `cells` hold texts; the others hold numbers."""
-    return [*_WORDS, *(_head(name) for name in pairs.named if isinstance(pairs[name].column, Coded))]
+    return [*_WORDS, *(_head(name) for name in pairs.named if isinstance(pairs[name].column, DictionaryColumn))]
 
 
 def _cells(row: dict[str, Any], extra: list[str], ranks: bool, reasons: bool) -> dict[str, str]:

@@ -57,7 +57,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 """What the positions of functions are called, for those whose settings matter most."""
 
 
-class Calls(NamedTuple):
+class CallArguments(NamedTuple):
     """The calls of a rank that have arguments, in order of observation; sites in the reference's names."""
 
     rank: RankRun
@@ -107,7 +107,7 @@ def argument_findings(
         yield from _of_site(site, left, right, mine[site], theirs[site], steps)
 
 
-def _read(rank: RankRun, matching: Matching, steps: Sequence[int], mapped: bool) -> Calls:
+def _read(rank: RankRun, matching: Matching, steps: Sequence[int], mapped: bool) -> CallArguments:
     calls = rank.calls
     kind, site, args = calls.coded("kind"), calls.coded("site"), calls.coded("args")
     offset = matching.offset if mapped else 0
@@ -118,7 +118,7 @@ def _read(rank: RankRun, matching: Matching, steps: Sequence[int], mapped: bool)
     rows = np.flatnonzero(kept)
     names = [matching.mapping.site(name) for name in site.values] if mapped else list(site.values)
     codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
-    return Calls(
+    return CallArguments(
         rank,
         rows,
         np.array([*(codes[name] for name in names), -1])[site.codes[rows]],
@@ -130,7 +130,7 @@ def _read(rank: RankRun, matching: Matching, steps: Sequence[int], mapped: bool)
 
 
 def _of_site(
-    site: str, left: Calls, right: Calls, mine: set[str], theirs: set[str], steps: Sequence[int]
+    site: str, left: CallArguments, right: CallArguments, mine: set[str], theirs: set[str], steps: Sequence[int]
 ) -> Iterator[Finding]:
     function = site.rpartition("/")[2] if "/" in site else ""
     one, other = ([flattened(text, function) for text in sorted(texts)[:MOST_TEXTS]] for texts in (mine, theirs))
@@ -212,7 +212,7 @@ def _is_computed(left: Any, right: Any) -> bool:
 
 
 def _first(
-    site: str, name: str, function: str, left: Calls, right: Calls, steps: Sequence[int]
+    site: str, name: str, function: str, left: CallArguments, right: CallArguments, steps: Sequence[int]
 ) -> tuple[int | None, Any, Any] | None:
     """The first call in which an argument differs that is not the same in all calls of a run."""
     of_right = dict(right.by_key(site))

@@ -29,7 +29,7 @@ WRITTEN = "written_gradient"
 """Whether a gradient was written to before a step, unlike the others of its optimizer."""
 
 
-def shown(value: Any, deep: int = 0) -> str:
+def subject_text(value: Any, deep: int = 0) -> str:
     """A value as a sentence has it. `deep`: in so many lists.
 
     >>> shown([0.9, 0.999]), shown(True), shown("high"), shown(1e-06)
@@ -38,7 +38,7 @@ def shown(value: Any, deep: int = 0) -> str:
     if value is ABSENT:
         return "nothing"
     if isinstance(value, list):
-        return f"({', '.join(shown(one, deep + 1) for one in value)})" if deep < _DEEPEST else "(…)"
+        return f"({', '.join(subject_text(one, deep + 1) for one in value)})" if deep < _DEEPEST else "(…)"
     return value.removeprefix("torch.") if isinstance(value, str) else str(value)
 
 
@@ -74,7 +74,7 @@ def _is_word(text: str) -> bool:
 
 def _sentence(found: Sequence[Finding]) -> str:
     first, several = found[0], len(found) > 1
-    left, right = shown(first.reference), shown(first.candidate)
+    left, right = subject_text(first.reference), subject_text(first.candidate)
     has, is_ = ("have", "are") if several else ("has", "is")
     who = _who(found)
     if first.subject == "optimizer":
@@ -101,7 +101,7 @@ def _sentence(found: Sequence[Finding]) -> str:
 
 def _of_module(found: Sequence[Finding], who: str, has: str, is_: str) -> str:
     first = found[0]
-    left, right = shown(first.reference), shown(first.candidate)
+    left, right = subject_text(first.reference), subject_text(first.candidate)
     if first.name == "class" and ABSENT in (first.reference, first.candidate):
         return _lone(found, who, is_)
     if first.name == "class":
@@ -123,7 +123,7 @@ def _of_module(found: Sequence[Finding], who: str, has: str, is_: str) -> str:
 
 def _of_optimizer(found: Sequence[Finding], who: str, is_: str) -> str:
     first = found[0]
-    left, right = shown(first.reference), shown(first.candidate)
+    left, right = subject_text(first.reference), subject_text(first.candidate)
     if first.name == "class":
         return f"The optimizer is {left} in the reference and {right} in the candidate."
     if first.name == "parameters":
@@ -215,7 +215,7 @@ def _argument(name: str) -> str:
 
 
 def _given(value: Any) -> str:
-    return "a tensor" if value == "<tensor>" else shown(value)
+    return "a tensor" if value == "<tensor>" else subject_text(value)
 
 
 def _autocast(state: str) -> str:

@@ -12,7 +12,7 @@ A `Tracer` is a `Recorder` that writes hooktools' files, a `Comparer` is `astray
 
 from __future__ import annotations
 
-from astray.foreign.hooktools.comparer import Comparer, Findings
+from astray.foreign.hooktools.comparer import Comparer, ComparerResult
 from astray.foreign.hooktools.tracer import Tracer
 
-__all__ = ["Comparer", "Findings", "Tracer"]
+__all__ = ["Comparer", "ComparerResult", "Tracer"]

@@ -24,11 +24,11 @@ __all__ = ["register_hook", "register_saving_hook", "remove_saving_hook"]
 Model = TypeVar("Model")
 
 
-class _Unless(int):
+class _ExplicitDefault(int):
     """A limit that holds unless another is given: a number the user wrote is none of these, though it may be equal."""
 
 
-TENSORS, GRADS = _Unless(50), _Unless(100)
+TENSORS, GRADS = _ExplicitDefault(50), _ExplicitDefault(100)
 
 
 def register_saving_hook(
@@ -80,7 +80,7 @@ def remove_saving_hook(model: Any) -> None:
 def _limit(total: int, per_step: int | None) -> Limit:
     if per_step is None:
         return Limit(int(total))
-    return Limit(0 if isinstance(total, _Unless) else int(total), int(per_step))
+    return Limit(0 if isinstance(total, _ExplicitDefault) else int(total), int(per_step))
 
 
 def _check(model: Any) -> None:

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 from astray.capture.experiments import seed_all
 from astray.compat.torch_npu.tools import compare
 from astray.errors import UsageError
-from astray.foreign.torch_npu.dumping import Dumping, Schedule, dump_path, schedule, step_schedule
-from astray.foreign.torch_npu.overflow import Overflow, OverflowCheck
+from astray.foreign.torch_npu.dumping import DumpRecorder, Schedule, dump_path, schedule, step_schedule
+from astray.foreign.torch_npu.overflow import OverflowCheck, OverflowStop
 from astray.process import absolute
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "Overflow",
+    "OverflowStop",
     "compare",
     "register_hook",
     "schedule",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-class Hook(Enum):
+class HookOptions(Enum):
     """What `register_hook` can do."""
 
     VALUES = "wrap_acc_cmp_hook"
@@ -52,12 +52,12 @@ class Hook(Enum):
         return self.value
 
 
-wrap_acc_cmp_hook = Hook.VALUES
-wrap_async_datadump_hook = Hook.ARRAYS
-wrap_checkoverflow_hook = Hook.OVERFLOW
+wrap_acc_cmp_hook = HookOptions.VALUES
+wrap_async_datadump_hook = HookOptions.ARRAYS
+wrap_checkoverflow_hook = HookOptions.OVERFLOW
 
-_values = Dumping()
-_arrays = Dumping(arrays=True)
+_values = DumpRecorder()
+_arrays = DumpRecorder(arrays=True)
 _check = OverflowCheck()
 
 
@@ -72,7 +72,7 @@ def set_dump_path(fpath: str | os.PathLike[str] | None = None) -> None:
 
 def register_hook(
     model: torch.nn.Module,
-    hook: Hook,
+    hook: HookOptions,
     *,
     sample: bool = True,
     path: str | os.PathLike[str] = "./",
@@ -91,12 +91,12 @@ def register_hook(
     schedule: which steps, as `step_schedule` counts them; all by default. Any function of a number will do.
     seed: for `seed_all`, which is called here.
     """
-    if not isinstance(hook, Hook):
-        raise UsageError(f"{hook!r} is no hook. Give one of {', '.join(one.value for one in Hook)}.")
+    if not isinstance(hook, HookOptions):
+        raise UsageError(f"{hook!r} is no hook. Give one of {', '.join(one.value for one in HookOptions)}.")
     seed_all(seed)
-    if hook is Hook.OVERFLOW:
+    if hook is HookOptions.OVERFLOW:
         _check.add(model)
-    elif hook is Hook.ARRAYS:
+    elif hook is HookOptions.ARRAYS:
         _arrays.add(model, sample=False, schedule=schedule, path=absolute(path))
     else:
         _values.add(model, sample=sample, schedule=schedule)

@@ -16,17 +16,17 @@ import numpy as np
 
 from astray.comparison.measure import metrics
 from astray.comparison.pair.alignment import merge
-from astray.comparison.pair.sequence_alignment import Stream, pair_streams
+from astray.comparison.pair.sequence_alignment import CallStream, pair_streams
 from astray.comparison.rows import Ints
 from astray.errors import CompareError, RunError
 from astray.foreign import torch_npu
 from astray.foreign.torch_npu import numbers
 from astray.foreign.torch_npu.calls import calls
 from astray.foreign.torch_npu.dumping import settle
-from astray.foreign.torch_npu.names import SAMPLE, Dumped, Floats
+from astray.foreign.torch_npu.names import SAMPLE, DumpedTensor, Floats
 from astray.foreign.torch_npu.writer import place_of
 from astray.process import rank_and_world_size
-from astray.report.atomic_files import drafted
+from astray.report.atomic_files import atomic_file
 from astray.stats import Contrast, Strided, contrast
 from astray.wording import counted
 
@@ -37,7 +37,7 @@ COLUMNS = (
 
 IMPOSSIBLE = "cannot be calculated"
 
-Operator = list[Dumped]
+Operator = list[DumpedTensor]
 
 
 def compare(
@@ -61,7 +61,7 @@ def compare(
     if not any(one and other for one, other in pairs) and not (shape_flag and _share_names(npu, bench)):
         raise CompareError(f"{pkl_path1} and {pkl_path2} have no operator in common. Were they dumped by one program?")
     with (
-        drafted(Path(output_path)) as file,
+        atomic_file(Path(output_path)) as file,
         file.open("w", newline="", encoding="utf-8", errors="backslashreplace") as output,
     ):
         writer = csv.writer(output, lineterminator="\n")
@@ -100,7 +100,7 @@ def _paired(npu: Sequence[Operator], bench: Sequence[Operator], shapes: bool) ->
     ]
 
 
-def _streams(npu: Sequence[Operator], bench: Sequence[Operator], shapes: bool) -> tuple[Stream, Stream]:
+def _streams(npu: Sequence[Operator], bench: Sequence[Operator], shapes: bool) -> tuple[CallStream, CallStream]:
     """Operators as numbers: what they are called, and what makes a pair more likely."""
     words: dict[object, int] = {}
 
@@ -113,7 +113,7 @@ def _streams(npu: Sequence[Operator], bench: Sequence[Operator], shapes: bool) -
         forms = [tuple((tensor.name.unnumbered, tensor.shape) for tensor in one) for one in operators]
         names = [tuple(tensor.name.unnumbered for tensor in one) for one in operators]
         kind = coded([("form", *form) for form in forms]) if shapes else coded(called)
-        streams.append(Stream(kind, coded(forms), coded(names), np.full(len(operators), np.nan)))
+        streams.append(CallStream(kind, coded(forms), coded(names), np.full(len(operators), np.nan)))
     return streams[0], streams[1]
 
 
@@ -128,11 +128,11 @@ def _rows(npu: Operator, bench: Operator) -> Iterator[list[str]]:
         yield _one_sided(None, tensor, f"only in the bench dump: this{lone}")
 
 
-def _one_sided(npu: Dumped | None, bench: Dumped | None, note: str) -> list[str]:
+def _one_sided(npu: DumpedTensor | None, bench: DumpedTensor | None, note: str) -> list[str]:
     return [*_cells(npu, bench), "", "", "", note]
 
 
-def _cells(npu: Dumped | None, bench: Dumped | None) -> list[str]:
+def _cells(npu: DumpedTensor | None, bench: DumpedTensor | None) -> list[str]:
     sides = [
         ("", "", "") if one is None else (one.text, f"torch.{one.dtype}", str(list(one.shape))) for one in (npu, bench)
     ]
@@ -142,7 +142,7 @@ def _cells(npu: Dumped | None, bench: Dumped | None) -> list[str]:
 # -- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def _row(npu: Dumped, bench: Dumped) -> list[str]:
+def _row(npu: DumpedTensor, bench: DumpedTensor) -> list[str]:
     if npu.shape != bench.shape:
         return [*_cells(npu, bench), *(IMPOSSIBLE,) * 3, "the shapes differ"]
     try:
@@ -162,7 +162,7 @@ def _metrics(found: Contrast) -> tuple[str, str, str]:
     return str(cosine), str(metrics.rmse(found)), f"{round(metrics.mape(found) * 100, 4)}%"
 
 
-def _common(npu: Dumped, bench: Dumped) -> tuple[Floats, Floats, list[str]]:
+def _common(npu: DumpedTensor, bench: DumpedTensor) -> tuple[Floats, Floats, list[str]]:
     """What both have: every value, or what a sampled line has, which is made of the other side where that has all."""
     here, there = npu.numbers(), bench.numbers()
     if not npu.is_sampled and not bench.is_sampled:

@@ -47,23 +47,23 @@ PARTS: dict[str, dict[str, tuple[Role, str]]] = {
 """Of each phase, the parts of a file: the role of their tensors, and how the paths of these begin."""
 
 
-class Place(NamedTuple):
+class NestPath(NamedTuple):
     """Where a tensor stands in a file."""
 
     part: str
     path: str
 
 
-def place_of(phase: str, role: str, path: str) -> Place | None:
+def place_of(phase: str, role: str, path: str) -> NestPath | None:
     """Where a tensor of this role and path is put; None when such a file has no place for it.
 
     >>> place_of("forward", "output", "out.logits"), place_of("backward", "input", "out")
     (Place(part='output', path='logits'), Place(part='output', path=''))
     """
-    best: Place | None = None
+    best: NestPath | None = None
     for part, (of, beginning) in PARTS[phase].items():
         if of == role and (not beginning or path == beginning or path.startswith(f"{beginning}.")):
-            place = Place(part, path[len(beginning) :].lstrip(".") if beginning else path)
+            place = NestPath(part, path[len(beginning) :].lstrip(".") if beginning else path)
             best = place if best is None or beginning else best  # `kwargs.mask` is no input called so
     return best
 

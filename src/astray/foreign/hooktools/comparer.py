@@ -29,7 +29,7 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 
-class Row(NamedTuple):
+class ComparerRow(NamedTuple):
     """One tensor that is beyond the filters, or cannot be measured."""
 
     label: Label
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Findings:
+class ComparerResult:
     """What came of comparing two dumps.
 
     shown: the tensors beyond the filters, in order of observation. worst: of these the worst, the worst first.
@@ -59,8 +59,8 @@ class Findings:
     comparison: Comparison
     numbering: Numbering
     compared: int
-    shown: tuple[Row, ...]
-    worst: tuple[Row, ...]
+    shown: tuple[ComparerRow, ...]
+    worst: tuple[ComparerRow, ...]
 
     def __str__(self) -> str:
         lines = [
@@ -88,7 +88,7 @@ class Comparer:
     def __init__(self, config: Given) -> None:
         self._config = ComparerConfig.read(config)
 
-    def compare(self) -> Findings:
+    def compare(self) -> ComparerResult:
         """Compare, print what was found, and give it."""
         findings = self.find()
         if self._config.verbose:
@@ -97,7 +97,7 @@ class Comparer:
         say(str(findings))
         return findings
 
-    def find(self) -> Findings:
+    def find(self) -> ComparerResult:
         """The same without a word. Raises CompareError when the dumps have nothing in common."""
         config = self._config
         first, second, number = self._runs()
@@ -108,7 +108,7 @@ class Comparer:
         shown = {row: _row(diff, measured, row) for row in rows[beyond].tolist()}
         order = rows[beyond][np.argsort(-error[beyond], kind="stable")]
         worst = tuple(shown[row] for row in order[: config.top].tolist())
-        return Findings(diff, number, len(rows), tuple(shown.values()), worst)
+        return ComparerResult(diff, number, len(rows), tuple(shown.values()), worst)
 
     def _numbers(self) -> Iterator[tuple[str, Metric]]:
         """The numbers of every metric that was asked for."""
@@ -177,7 +177,7 @@ class Comparer:
         return shown, first
 
 
-def _row(diff: Comparison, measured: Mapping[str, Floats], row: int) -> Row:
+def _row(diff: Comparison, measured: Mapping[str, Floats], row: int) -> ComparerRow:
     cells = diff.pairs.row(row)
     first, second = (
         _file(run, cells["rank"], cells[f"call_{side}"])
@@ -185,7 +185,7 @@ def _row(diff: Comparison, measured: Mapping[str, Floats], row: int) -> Row:
     )
     file = call_file(first) if first is not None else None
     part = _part(*(cells[name] for name in _CELLS))
-    return Row(
+    return ComparerRow(
         file.label if file is not None else Label(),
         _folder(cells["kind"], cells["phase"]),
         cells["site"],

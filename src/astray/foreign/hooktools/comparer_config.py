@@ -14,9 +14,9 @@ from astray.comparison.measure.custom_metrics import mean_abs
 from astray.errors import CompareError
 from astray.foreign.hooktools.config_keys import (
     ALL,
-    Chosen,
     Given,
     Keys,
+    NumberRange,
     count,
     number,
     one_of,
@@ -47,8 +47,8 @@ class ComparerConfig:
     first: tuple[str, ...]
     second: tuple[str, ...]
     phases: tuple[str, ...]
-    epochs: Chosen
-    steps: Chosen
+    epochs: NumberRange
+    steps: NumberRange
     parts: tuple[str, ...]
     metrics: tuple[str, ...]
     filters: Mapping[str, float]
@@ -91,8 +91,8 @@ class ComparerConfig:
             first=sides[mode][0],
             second=sides[mode][1],
             phases=folders[0] or folders[1] or PHASES,
-            epochs=keys.take("compare_epochs", Chosen.parse, room.take("compare_epochs", Chosen.parse, ALL)),
-            steps=keys.take("compare_steps", Chosen.parse, room.take("compare_steps", Chosen.parse, ALL)),
+            epochs=keys.take("compare_epochs", NumberRange.parse, room.take("compare_epochs", NumberRange.parse, ALL)),
+            steps=keys.take("compare_steps", NumberRange.parse, room.take("compare_steps", NumberRange.parse, ALL)),
             parts=("input", "kwargs") if only_input else ("output",) if only_output else (),
             metrics=tuple(name for name in asked if name in METRICS) or ("L1",),
             filters=_filters(keys.inside("filter"), asked),

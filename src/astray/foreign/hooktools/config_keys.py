@@ -149,7 +149,7 @@ def similarity(value: Any) -> float:
     return found
 
 
-class Chosen:
+class NumberRange:
     """Epochs or steps by number.
 
     >>> 7 in Chosen.parse("[0,8)"), 8 in Chosen.parse("[0,8)"), 2 in Chosen.parse("[1,3]"), 5 in Chosen.parse(-1)
@@ -160,7 +160,7 @@ class Chosen:
         self._numbers, self._given = numbers, given
 
     @classmethod
-    def parse(cls, value: Any) -> Chosen:
+    def parse(cls, value: Any) -> NumberRange:
         """One number, −1 for all, "[0,8)" for 0 to 7, or a list: [1, 3] or "[1,3]". No list is a range."""
         if isinstance(value, str):
             return cls._of_text(value)
@@ -170,7 +170,7 @@ class Chosen:
         return cls(frozenset(numbers) if list(numbers) not in ([-1], []) else None, value)
 
     @classmethod
-    def _of_text(cls, value: str) -> Chosen:
+    def _of_text(cls, value: str) -> NumberRange:
         half_open = re.fullmatch(r"\s*([\[(])\s*(-?\d{1,12})\s*,\s*(-?\d{1,12})\s*([\])])\s*", value)
         if half_open and (half_open[1], half_open[4]) != ("[", "]"):
             first = int(half_open[2]) + (half_open[1] == "(")
@@ -185,4 +185,4 @@ class Chosen:
         return "all" if self._numbers is None else str(self._given)
 
 
-ALL = Chosen(None, -1)
+ALL = NumberRange(None, -1)

@@ -177,7 +177,7 @@ class Numbering:
 # The files of one run: their numbers, their folders, and the index of modules. Recordings may share one.
 
 
-class Series:
+class FileSeries:
     """The files of a run, which several recordings may write one after another: numbers go on where they were."""
 
     def __init__(self, log_dir: Path, name: str, stamp: int) -> None:

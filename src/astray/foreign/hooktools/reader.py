@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from astray.checkpoints.open_files import Files
-from astray.checkpoints.stored_tensor import Contents, Stored, Unread, printable, read_whole
+from astray.checkpoints.stored_tensor import CheckpointContents, Stored, Unread, printable, read_whole
 from astray.checkpoints.torch_files import open_any
 from astray.errors import CheckpointError, RunError
-from astray.foreign.dump_rows import GatheredRank, GatheredSource, Gathering, Values
+from astray.foreign.dump_rows import DumpRank, DumpRows, DumpSource, ValueLocation
 from astray.foreign.hooktools.call_file import CLASSES, PARTS, role_of, unwrap
 from astray.foreign.hooktools.layout import INDEX, CallFile, Numbering, file_name, files_in, runs_in
 from astray.records import Kind, Role
@@ -60,18 +60,18 @@ def open_files(
     return Run(path, info, dict(ranks), problems)
 
 
-class HooktoolsRank(GatheredRank):
+class HooktoolsRank(DumpRank):
     """One rank, which knows the file of each call."""
 
-    def __init__(self, rank: int, source: GatheredSource, files: list[Path]) -> None:
+    def __init__(self, rank: int, source: DumpSource, files: list[Path]) -> None:
         super().__init__(rank, source)
         self.files = files
         """Of each row of `calls`, its file."""
 
 
 def _open_rank(rank: int, path: Path, files: Sequence[CallFile], number: Numbering, opened: Files) -> HooktoolsRank:
-    rows, placed = Gathering(), list[Path]()
-    steps: dict[int, list[Saved]] = {}
+    rows, placed = DumpRows(), list[Path]()
+    steps: dict[int, list[SavedCall]] = {}
     damaged: list[tuple[CallFile, str]] = []
     for file in files:
         try:
@@ -81,7 +81,7 @@ def _open_rank(rank: int, path: Path, files: Sequence[CallFile], number: Numberi
             continue
         steps.setdefault(number[file.label], []).append(saved)
     for step, calls in sorted(steps.items()):
-        _Step(rows, step, opened, placed).gather(calls)
+        _StepReader(rows, step, opened, placed).gather(calls)
     if damaged and not steps:
         raise RunError(f"None of the {counted(len(damaged), 'file')} in {path} can be read. {damaged[0][1]}")
     for text in _told(path, damaged):
@@ -91,16 +91,16 @@ def _open_rank(rank: int, path: Path, files: Sequence[CallFile], number: Numberi
     return HooktoolsRank(rank, rows.source(complete=not damaged), placed)
 
 
-class _Step:
+class _StepReader:
     """Puts the calls of a step into rows, in the order in which their tensors were seen."""
 
-    def __init__(self, rows: Gathering, step: int, opened: Files, placed: list[Path]) -> None:
+    def __init__(self, rows: DumpRows, step: int, opened: Files, placed: list[Path]) -> None:
         self._rows, self._step, self._opened, self._placed = rows, step, opened, placed
         self._counts: Counter[tuple[str, str]] = Counter()
         self._known: dict[int, int] = {}  # the row of a call by what its file says of its order
-        self._open: list[tuple[int, int, Saved]] = []  # forward calls whose outputs come later: order, row, file
+        self._open: list[tuple[int, int, SavedCall]] = []  # forward calls whose outputs come later: order, row, file
 
-    def gather(self, calls: list[Saved]) -> None:
+    def gather(self, calls: list[SavedCall]) -> None:
         """Add every call."""
         for saved in sorted(calls, key=_order):
             order, parent = saved.number("seq"), saved.number("parent")
@@ -122,7 +122,7 @@ class _Step:
             _, seq, saved = self._open.pop()
             self._tensors(seq, saved, late=True)
 
-    def _call(self, saved: Saved, parent: int | None) -> int:
+    def _call(self, saved: SavedCall, parent: int | None) -> int:
         said = saved.ours or {}
         backward = saved.file.phase != "forward"
         number = saved.number("call")
@@ -144,17 +144,17 @@ class _Step:
             recompute=said.get("recompute") is True,
         )
 
-    def _tensors(self, seq: int, saved: Saved, *, late: bool) -> None:
+    def _tensors(self, seq: int, saved: SavedCall, *, late: bool) -> None:
         """Add the tensors that were seen when the call started, or `late`: when it ended."""
         at_end = LATE[saved.file.phase]
         for role, path, name, stored in saved.tensors:
             if (role == at_end) is late:
                 place = f"{saved.file.path} ({printable(name)})"
-                values = Values(place, partial(read_whole, stored, self._opened), stored.spec.nbytes)
+                values = ValueLocation(place, partial(read_whole, stored, self._opened), stored.spec.nbytes)
                 self._rows.tensor(seq, role, path, stored.spec.dtype, stored.spec.shape, values=values)
 
 
-def _order(saved: Saved) -> tuple[int, int, int]:
+def _order(saved: SavedCall) -> tuple[int, int, int]:
     """Where in its step a call comes: as its file says, else by phase and number."""
     order = saved.number("seq")
     phase = list(PARTS).index(saved.file.phase)
@@ -228,7 +228,7 @@ WAY_OUT = (
 )
 
 
-class Saved(NamedTuple):
+class SavedCall(NamedTuple):
     """One file, read: the call, and where its tensors lie."""
 
     file: CallFile
@@ -245,7 +245,7 @@ class Saved(NamedTuple):
         return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else None
 
 
-def read_file(file: CallFile, opened: Files) -> Saved:
+def read_file(file: CallFile, opened: Files) -> SavedCall:
     """What a file holds. Raises CheckpointError when it cannot be read."""
     contents = open_any(file.path, opened, unwrap)
     others = contents.others
@@ -268,10 +268,10 @@ def read_file(file: CallFile, opened: Files) -> Saved:
     for full, other in others.items():
         if isinstance(other, Unread) and other.tensors:
             problems.append(f"{printable(full)} of {printable(site)} is {other}. {WAY_OUT}")
-    return Saved(file, kind, site, type, tensors, ours, problems)
+    return SavedCall(file, kind, site, type, tensors, ours, problems)
 
 
-def _as_now(full: str, file: CallFile, contents: Contents) -> str:
+def _as_now(full: str, file: CallFile, contents: CheckpointContents) -> str:
     """The name of a tensor in a file of hooktools as ours would have it.
 
     Gradients came in a tuple, even the one gradient of a lone output: that is the output itself.
@@ -300,7 +300,7 @@ def _named(name: str, file: CallFile, said: Mapping[str, object]) -> tuple[Kind,
     return "module", printable(line, 2 * LONGEST_NAME), name.partition("(")[0]
 
 
-def _no_call(file: CallFile, contents: Contents) -> str:
+def _no_call(file: CallFile, contents: CheckpointContents) -> str:
     for what in contents.others.values():
         if isinstance(what, Unread) and what.why:
             return f"{file.path} holds {what}. {WAY_OUT}"

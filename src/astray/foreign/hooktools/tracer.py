@@ -19,13 +19,13 @@ from astray.capture.adapters import adapter_for
 from astray.capture.recorder import Recorder
 from astray.errors import RecordError
 from astray.foreign.hooktools.config_keys import Given, Keys, expressions, folder_name, one_of, text, texts, truth
-from astray.foreign.hooktools.layout import Label, Series
+from astray.foreign.hooktools.layout import FileSeries, Label
 from astray.foreign.hooktools.translator import STACKS, translate
-from astray.foreign.live_writer import live
+from astray.foreign.live_writer import live_writer
 from astray.log import logger
 from astray.process import absolute
 from astray.records import NOTHING, ROOT
-from astray.store import Intake
+from astray.store import BackgroundWriter
 from astray.store.formats import MakesTranslator
 from astray.wording import counted, did_you_mean
 
@@ -55,9 +55,9 @@ class Tracer:
         self._label = Label()
         self._labels: list[Label] = []
         self._recorder: Recorder | None = None
-        self._intake: Intake | None = None  # of the recorder
+        self._intake: BackgroundWriter | None = None  # of the recorder
         self._told: set[tuple[str, str]] = set()
-        self._series = Series(self._config.log_dir, self._config.tracer_name, int(time.time()))
+        self._series = FileSeries(self._config.log_dir, self._config.tracer_name, int(time.time()))
         while self._series.folder.exists():  # another tracer's, of this second
             self._series.stamp += 1
         self._say(f"{self._config}")
@@ -103,7 +103,11 @@ class Tracer:
 
         # A recorder that observes nothing: values are handed to it.
         with Recorder(
-            self._config.log_dir, nn.Identity(), writer=live(self._make([self._label])), keep="tensors", phases=FORWARD
+            self._config.log_dir,
+            nn.Identity(),
+            writer=live_writer(self._make([self._label])),
+            keep="tensors",
+            phases=FORWARD,
         ) as saving:
             for name, parameter in self._model.named_parameters():
                 if self._config.wants(name):
@@ -118,9 +122,9 @@ class Tracer:
         self._label = label
 
     def _start(self) -> Recorder:
-        config, open_writer = self._config, live(self._make(self._labels))
+        config, open_writer = self._config, live_writer(self._make(self._labels))
 
-        def remembering(path: Path, rank: int, **more: Any) -> Intake:
+        def remembering(path: Path, rank: int, **more: Any) -> BackgroundWriter:
             self._intake = open_writer(path, rank, **more)
             return self._intake
 
@@ -140,7 +144,7 @@ class Tracer:
         """Makes what writes rows as files of these epochs and steps."""
         return partial(translate, series=self._series, labels=lambda step: labels[min(step, len(labels) - 1)])
 
-    def _tell(self, recorder: Recorder, intake: Intake | None) -> None:
+    def _tell(self, recorder: Recorder, intake: BackgroundWriter | None) -> None:
         """Say what could not be traced, each thing once, and what was, if that was asked for."""
         summary = recorder.summary()
         if summary.startswith("nothing"):

@@ -24,8 +24,8 @@ from astray.checkpoints.stored_tensor import read_whole
 from astray.checkpoints.torch_files import open_any
 from astray.errors import RunExists
 from astray.foreign.array_files import Nest, TorchTensor, write_torch_file
-from astray.foreign.hooktools.call_file import CLASSES, OTHERWISE, Place, nest, place_of, plain_leaves
-from astray.foreign.hooktools.layout import Label, Series
+from astray.foreign.hooktools.call_file import CLASSES, OTHERWISE, NestPath, nest, place_of, plain_leaves
+from astray.foreign.hooktools.layout import FileSeries, Label
 from astray.store.run import RankRun
 from astray.store.run_info import End, RunInfo
 
@@ -50,7 +50,7 @@ def translate(
     info: RunInfo,
     *,
     overwrite: bool,
-    series: Series | None = None,
+    series: FileSeries | None = None,
     labels: Labels = lambda step: Label(0, step),
 ) -> HooktoolsTranslator:
     """What writes a rank into a run inside the log_dir `path`.
@@ -59,7 +59,7 @@ def translate(
     labels: the epoch and step of each step of the recording; by default all are of epoch 0.
     """
     if series is None:
-        series = Series(path, "astray", _stamp(info.created))
+        series = FileSeries(path, "astray", _stamp(info.created))
     series.rank = rank if info.world_size > 1 else None
     if not series.counts and series.folder.exists():
         if not overwrite:
@@ -95,7 +95,7 @@ class _Entry:
 class HooktoolsTranslator:
     """Writes one rank. It is a `Translator`."""
 
-    def __init__(self, series: Series, labels: Labels) -> None:
+    def __init__(self, series: FileSeries, labels: Labels) -> None:
         self.lost: Counter[str] = Counter()
         self._series = series
         self._labels = labels
@@ -257,11 +257,11 @@ def _values(rows: RankRun, row: int) -> npt.NDArray[Any] | None:
     return rows.values(row) if whole else None
 
 
-def _place(entry: _Entry, role: str, path: str) -> Place | None:
+def _place(entry: _Entry, role: str, path: str) -> NestPath | None:
     if entry.phase != "gradient":
         return place_of(entry.phase, role, path)
     if role == "output":  # of a saved value: `out.gradient`, `out.gradient_grad`
-        return Place(path.removeprefix("out."), "")
+        return NestPath(path.removeprefix("out."), "")
     return place_of(entry.phase, role, path)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from astray.foreign.msprobe.tensors import Found, is_tensor, walk
+from astray.foreign.msprobe.tensors import DumpTensor, is_tensor, walk
 from astray.records import Spelling
 from astray.wording import numeral
 
@@ -68,7 +68,9 @@ _NODES = {
 """The arguments that the gradients of a node belong to, in its order, as astray names them."""
 
 
-def gradient_paths(function: str, content: dict[str, Any], forward: Any, by_us: bool, nodes: Any) -> Iterator[Found]:
+def gradient_paths(
+    function: str, content: dict[str, Any], forward: Any, by_us: bool, nodes: Any
+) -> Iterator[DumpTensor]:
     """The gradients of a function's backward entry, each with its path.
 
     forward: the function's forward entry, whose arguments tell by their shapes whether gradients can be theirs.
@@ -79,15 +81,15 @@ def gradient_paths(function: str, content: dict[str, Any], forward: Any, by_us: 
     if by_us and isinstance(nodes, dict):
         for path, leaf in walk(output, ""):
             known = nodes.get(path)
-            yield Found(known if isinstance(known, str) else f"{NODE}{path}", leaf)
+            yield DumpTensor(known if isinstance(known, str) else f"{NODE}{path}", leaf)
         own = content.get(OWN)
         yield from (
-            Found(path, leaf) for path, leaf in (own.items() if isinstance(own, dict) else ()) if is_tensor(leaf)
+            DumpTensor(path, leaf) for path, leaf in (own.items() if isinstance(own, dict) else ()) if is_tensor(leaf)
         )
         return
     order = order_of(function)
     if order is None:
-        yield from (Found(path if by_us else f"{NODE}{path}", leaf) for path, leaf in walk(output, ""))
+        yield from (DumpTensor(path if by_us else f"{NODE}{path}", leaf) for path, leaf in walk(output, ""))
         return
     shapes = _shapes(forward)
     for path, leaf in walk(output, ""):
@@ -95,7 +97,7 @@ def gradient_paths(function: str, content: dict[str, Any], forward: Any, by_us: 
         known = place is not None and place < len(order)
         target = order[place] if place is not None and known else path
         fits = known and (by_us or shapes.get(target, leaf["shape"]) == leaf["shape"])
-        yield Found(target if fits or by_us else f"{NODE}{path}", leaf)
+        yield DumpTensor(target if fits or by_us else f"{NODE}{path}", leaf)
 
 
 def order_of(function: str) -> tuple[str, ...] | None:

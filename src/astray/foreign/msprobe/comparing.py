@@ -24,12 +24,12 @@ import numpy.typing as npt
 
 from astray.comparison.comparison import Comparison
 from astray.comparison.comparison import compare as compare_runs
-from astray.comparison.pair.matching import Asked
+from astray.comparison.pair.matching import MatchingOptions
 from astray.errors import RunError, UsageError
 from astray.foreign.msprobe.mapping import mapping_in, of_modules, renamed
-from astray.foreign.msprobe.table import Cell, Mode, Table, header
+from astray.foreign.msprobe.table import Cell, Mode, MsprobeTable, header
 from astray.records import Frame
-from astray.report.atomic_files import drafted
+from astray.report.atomic_files import atomic_file
 from astray.report.xlsx import CREATED, SHEET_ROWS, cell_text, writer
 from astray.store import Run, open_run
 from astray.store import Table as StoredTable
@@ -107,7 +107,7 @@ def _compare(
     mapping: AnyPath | None,
 ) -> list[Path]:
     npu, bench = _inputs(input_param)
-    asked = Asked(by="order" if fuzzy_match else "key")
+    asked = MatchingOptions(by="order" if fuzzy_match else "key")
     if cell_mapping or mapping:
         modules = of_modules(cell_mapping)
         asked["mapping"] = modules if modules is not None else mapping
@@ -117,14 +117,14 @@ def _compare(
     entries = mapping_in(data_mapping, "data_mapping")
     candidate, reference = renamed(npu, bench, entries) if entries else (npu, bench)
     found = compare_runs(reference, candidate, **asked)
-    table = Table(found, mode_of(found), npu, bench)
+    table = MsprobeTable(found, mode_of(found), npu, bench)
     if stack_mode is not None:
         table.stacks = stack_mode
     now = datetime.datetime.now().strftime("%Y%m%d%H%M%S")
     files = _write(table, Path(output_path) / f"{_stem(npu)}{suffix}", now, xlsx)
     if auto_analyze:
         advice = Path(output_path) / f"advisor{suffix}_{now}.txt"
-        with drafted(advice) as draft:
+        with atomic_file(advice) as draft:
             draft.write_bytes(as_utf8(f"{found}\n"))
         files.append(advice)
     return files
@@ -161,7 +161,7 @@ def _inputs(given: Mapping[str, Any]) -> tuple[Run, Run]:
     return open_run(given["npu_path"]), open_run(given["bench_path"])
 
 
-def _write(table: Table, stem: Path, now: str, xlsx: bool) -> list[Path]:
+def _write(table: MsprobeTable, stem: Path, now: str, xlsx: bool) -> list[Path]:
     """A file for each step and rank; their numbers are in its name where there are several."""
     groups = table.groups()
     steps, ranks = {step for step, _ in groups}, {rank for _, rank in groups}
@@ -210,7 +210,7 @@ _COLOURS = {"pass": "#C6EFCE", "warning": "#FFEB9C", "error": "#FFC7CE"}
 
 def write_csv(file: Path, header: Sequence[str], lines: Iterable[Sequence[Cell]]) -> Path:
     """Write the table; gives its path. Infinity has a space before it, or spreadsheets would take it for a name."""
-    with drafted(file) as draft, draft.open("w", newline="", encoding="utf-8", errors="backslashreplace") as out:
+    with atomic_file(file) as draft, draft.open("w", newline="", encoding="utf-8", errors="backslashreplace") as out:
         table = csv.writer(out)
         table.writerow(header)
         for line in lines:  # floats are written as `str` has them, so that only infinities are changed
@@ -225,7 +225,7 @@ def _text(cell: Cell) -> str:
 def write_xlsx(file: Path, header: Sequence[str], lines: Iterable[Sequence[Cell]]) -> Path:
     """Write a workbook; gives its path. What one sheet cannot hold goes on in the next."""
     library = writer()
-    with drafted(file) as draft:
+    with atomic_file(file) as draft:
         options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
         book = library.Workbook(str(draft), options | {"tmpdir": str(draft.parent)})
         book.set_properties({"created": CREATED})

@@ -35,7 +35,7 @@ OPTIMIZER = "optimizer"
 """What msprobe says functions inside of an optimizer's step lie in."""
 
 
-class Place(NamedTuple):
+class EntryPlace(NamedTuple):
     """Where a tensor stands: the entry, and the name that its file has there."""
 
     entry: str
@@ -112,7 +112,7 @@ class StepEntries:
                 self._stacks.setdefault(lines, []).append(name)
         return name
 
-    def _name(self, row: Row, code: str, arguments: Arguments, spelling: Spelling | None) -> str | None:
+    def _name(self, row: Row, code: str, arguments: EntryArguments, spelling: Spelling | None) -> str | None:
         kind, site, phase = row["kind"], row["site"], row["phase"]
         if kind == "custom":
             return self._saved(row)
@@ -185,7 +185,7 @@ class StepEntries:
         if odd:
             self.told.setdefault(name, {})["arguments"] = odd
 
-    def _begin(self, name: str, row: Row, arguments: Arguments, spelling: Spelling | None) -> None:
+    def _begin(self, name: str, row: Row, arguments: EntryArguments, spelling: Spelling | None) -> None:
         """An entry with the arguments of its call that are no tensors."""
         args, kwargs = arguments
         given = arrangement(spelling, len(args), kwargs) if row["kind"] == "function" else None
@@ -209,7 +209,7 @@ class StepEntries:
         } | ({"parameters": {}} if row["kind"] == "module" else {})
 
     @staticmethod
-    def _at(path: str, arguments: Arguments) -> Any:
+    def _at(path: str, arguments: EntryArguments) -> Any:
         word = path.removeprefix("kwargs.")
         return arguments.kwargs[word] if word != path else arguments.args[int(path)]
 
@@ -233,7 +233,7 @@ class StepEntries:
 
     # -- tensors -----------------------------------------------------------------------------------------------------
 
-    def tensor(self, row: Row, leaf: Leaf) -> Place | None:
+    def tensor(self, row: Row, leaf: Leaf) -> EntryPlace | None:
         """Put a tensor in its place, and give it; None where msprobe has no place for it, which is counted."""
         call = self._calls.get(row["seq"])
         if call is None:
@@ -262,7 +262,7 @@ class StepEntries:
             self._lost["a tensor at a place that no argument has"] += 1
             return None
         if self._only_names:
-            return Place(name, f"{name}.{category}.{'.'.join(parts)}")
+            return EntryPlace(name, f"{name}.{category}.{'.'.join(parts)}")
         self.changed.add(name)
         entry = self.data.setdefault(name, {"input": [], "output": []})
         ahead = call["phase"] != "backward" or call["kind"] == "op"
@@ -270,7 +270,7 @@ class StepEntries:
         _put(entry.setdefault(keys.get(category, category), []), parts, leaf)
         if row["role"] == "output":  # in the order in which they end: a module after what is inside of it
             self.data[name] = self.data.pop(name)
-        return Place(name, f"{name}.{category}.{'.'.join(parts)}")
+        return EntryPlace(name, f"{name}.{category}.{'.'.join(parts)}")
 
     def _where(self, call: Row, role: str, path: str) -> tuple[str, list[str]]:
         """The category of a file's name and the path in it; of what msprobe has no place for, what it is."""
@@ -299,7 +299,7 @@ class StepEntries:
             return role, path.split(".")
         return ("kwargs", path.split(".")[1:]) if forward else ("the gradient of an argument given by keyword", [])
 
-    def _put_of_node(self, name: str, row: Row, leaf: Leaf) -> Place | object | None:
+    def _put_of_node(self, name: str, row: Row, leaf: Leaf) -> EntryPlace | object | None:
         """Put a gradient of a function's last node in its place, and those that are not among them beside it."""
         role, path = row["role"], row["path"]
         value = row.get("value"), str(row.get("shape")), str(row.get("stride"))  # views are of one value
@@ -318,7 +318,7 @@ class StepEntries:
             entry["output"][index] = leaf
             self.changed.add(name)
             self.data[name] = self.data.pop(name)  # in the order in which they end
-            return Place(name, f"{name}.output.{index}")
+            return EntryPlace(name, f"{name}.output.{index}")
         if node is None:
             return NOT_OF_NODE
         if role == "input":  # which the node has had already
@@ -328,9 +328,9 @@ class StepEntries:
             return None
         self.changed.add(name)
         self.data[name].setdefault(OWN, {})[path] = leaf
-        return Place(name, f"{name}.{OWN}.{path}")
+        return EntryPlace(name, f"{name}.{OWN}.{path}")
 
-    def _gradient(self, call: Row, path: str, leaf: Leaf) -> Place | None:
+    def _gradient(self, call: Row, path: str, leaf: Leaf) -> EntryPlace | None:
         if path != "grad":
             self._lost["what one backward added to a gradient"] += 1
             return None
@@ -350,13 +350,13 @@ class StepEntries:
         self.data.setdefault(name, {})[parameter] = [leaf]
         if (call["micro"], call["call"]) != (0, number):
             self.told[name] = {"micro": call["micro"], "call": call["call"]}
-        return Place(name, f"{name}.{parameter}")
+        return EntryPlace(name, f"{name}.{parameter}")
 
-    def _put_saved(self, name: str, parts: list[str], leaf: Leaf) -> Place:
+    def _put_saved(self, name: str, parts: list[str], leaf: Leaf) -> EntryPlace:
         holder = [self.debug[name]]
         _put(holder, ["0", *parts], leaf)
         self.debug[name] = holder[0]
-        return Place(name, ".".join([name, *parts]))
+        return EntryPlace(name, ".".join([name, *parts]))
 
     # -- the other files ---------------------------------------------------------------------------------------------
 
@@ -401,24 +401,24 @@ class _Node:
 NOT_OF_NODE = object()
 
 
-class Arguments(NamedTuple):
+class EntryArguments(NamedTuple):
     """The arguments of a call: plain values as they are, a mark for tensors."""
 
     args: list[Any]
     kwargs: dict[str, Any]
 
 
-NO_ARGUMENTS = Arguments([], {})
+NO_ARGUMENTS = EntryArguments([], {})
 
 
-def _arguments(row: Row) -> Arguments:
+def _arguments(row: Row) -> EntryArguments:
     try:
         said = read_plain(row["args"] or "{}")
     except ValueError:
         said = {}
     said = said if isinstance(said, dict) else {}
     args, kwargs = said.get("args"), said.get("kwargs")
-    return Arguments(args if isinstance(args, list) else [], kwargs if isinstance(kwargs, dict) else {})
+    return EntryArguments(args if isinstance(args, list) else [], kwargs if isinstance(kwargs, dict) else {})
 
 
 def _turned(name: str, back: bool = False) -> str:

@@ -23,7 +23,7 @@ OPTIMIZER = ("optimizer", "clip_grad")
 """What construct.json calls the surroundings of what an optimizer does."""
 
 
-class Said(NamedTuple):
+class EntryFacts(NamedTuple):
     """What the files beside dump.json say of its entries."""
 
     parents: dict[str, str | None]
@@ -35,7 +35,7 @@ class Said(NamedTuple):
     framework: str
 
 
-class Identity(NamedTuple):
+class CallIdentity(NamedTuple):
     """Which call an entry is."""
 
     site: str
@@ -44,12 +44,12 @@ class Identity(NamedTuple):
     phase: Phase
 
 
-class Identities:
+class CallIdentifier:
     """Tells which calls entries are, once it has been told of all of them."""
 
-    def __init__(self, said: Said) -> None:
+    def __init__(self, said: EntryFacts) -> None:
         self.entries: dict[str, Entry] = {}
-        self.known: dict[str, Identity] = {}
+        self.known: dict[str, CallIdentity] = {}
         self._said = said
         self._micros = dict(said.micros)
         self._strip = False
@@ -107,7 +107,7 @@ class Identities:
             phase = told["phase"] if told.get("phase") in ("update", "backward") else phase
             site = told["site"] if isinstance(told.get("site"), str) else site
             micro, call = count(told.get("micro"), micro), count(told.get("call"), call)
-        self.known[name] = Identity(site, micro, call, phase)
+        self.known[name] = CallIdentity(site, micro, call, phase)
 
     def _counts_within_sites(self, name: str, entry: Entry) -> bool:
         """Whether the number in the name is of more, or of fewer, than the calls of its site."""

@@ -18,8 +18,8 @@ from astray.comparison.pair.mapping import Mapping
 from astray.errors import CompareError, RecordError
 from astray.foreign.msprobe.run_names import Names
 from astray.records import Role
-from astray.store import Coded, Run, Table
-from astray.store.convert import Retold
+from astray.store import DictionaryColumn, Run, Table
+from astray.store.convert import RenamedRank
 from astray.store.run import RankRun
 
 
@@ -91,8 +91,8 @@ def _renamed(rank: RankRun, like: RankRun, mapping: dict[str, str], used: set[st
             keys[0].tensors[row] = keys[1].tensors[other] = mapping[name.full], like.tensors["role"][other]
             used.add(name.full)
     return (
-        RankRun(rank.rank, Retold(rank, *keys[0].given_to(rank))),
-        RankRun(like.rank, Retold(like, *keys[1].given_to(like))),
+        RankRun(rank.rank, RenamedRank(rank, *keys[0].given_to(rank))),
+        RankRun(like.rank, RenamedRank(like, *keys[1].given_to(like))),
     )
 
 
@@ -126,7 +126,7 @@ class _Keys:
         for at, row in enumerate(rows):
             owners[row] = seqs[count + at]
             words["role"][row], words["path"][row] = self.tensors[row][1], "out"
-        coded = {name: Coded.of(column) for name, column in words.items()}
+        coded = {name: DictionaryColumn.of(column) for name, column in words.items()}
         return _replaced(calls, columns), _replaced(rank.tensors, {"seq": owners, **coded})
 
 
@@ -142,7 +142,7 @@ def _with_keys(calls: Table, keys: dict[int, str], alone: range) -> dict[str, An
             column[row] = 0
     for row in alone:
         words["phase"][row] = "forward"
-    return {name: Coded.of(column) for name, column in words.items()} | numbers
+    return {name: DictionaryColumn.of(column) for name, column in words.items()} | numbers
 
 
 def _replaced(table: Table, columns: dict[str, Any]) -> Table:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from astray.errors import RunError
-from astray.foreign.dump_rows import GatheredRank, Gathering
+from astray.foreign.dump_rows import DumpRank, DumpRows
 from astray.foreign.msprobe.comparing import (
     DATA,
     FILES,
@@ -25,7 +25,7 @@ from astray.foreign.msprobe.comparing import (
     read_document,
     read_stacks,
 )
-from astray.foreign.msprobe.identities import Said
+from astray.foreign.msprobe.identities import EntryFacts
 from astray.foreign.msprobe.names import parse
 from astray.foreign.msprobe.steps import StepReader
 from astray.foreign.msprobe.tensors import Tensors, form
@@ -82,7 +82,7 @@ def open_dump(path: Path) -> Run:
     return Run(path, reader.info(found, len(ranks)), ranks, problems)
 
 
-class DumpedRank(GatheredRank):
+class MsprobeRank(DumpRank):
     """One rank of a dump. `entries` has the name of each call's entry, by the call's number, as the dump has it."""
 
     def __init__(self, rank: int, source: RankSource, entries: dict[int, str]) -> None:
@@ -97,7 +97,7 @@ class _DumpReader:
         self._heads: dict[str, str] = {}
 
     def rank(self, rank: int, steps: list[Place]) -> RankRun:
-        rows = Gathering()
+        rows = DumpRows()
         entries: dict[int, str] = {}
         checksums: set[str] = set()
         complete = True
@@ -108,12 +108,12 @@ class _DumpReader:
                 rows.problem(str(error))
                 complete = False
         ended = "normally" if complete else "in the middle of writing its dump"
-        found = DumpedRank(rank, rows.source(complete=complete, ended=ended), entries)
+        found = MsprobeRank(rank, rows.source(complete=complete, ended=ended), entries)
         if checksums:
             found.fingerprints = f"{NAME} {' and '.join(sorted(checksums))}"
         return found
 
-    def _step(self, rows: Gathering, place: Place, entries: dict[int, str], checksums: set[str]) -> bool:
+    def _step(self, rows: DumpRows, place: Place, entries: dict[int, str], checksums: set[str]) -> bool:
         documents = {name: self._document(rows, place.folder, name) for name in FILES}
         said = {name: {} if one is None else one.content for name, one in documents.items()}
         if all(one is None for one in documents.values()) and not (place.folder / DATA).is_dir():
@@ -133,7 +133,7 @@ class _DumpReader:
         checksums |= tensors.checksums
         return not left and all(one is None or one.whole for one in documents.values())
 
-    def _document(self, rows: Gathering, folder: Path, name: str) -> Document | None:
+    def _document(self, rows: DumpRows, folder: Path, name: str) -> Document | None:
         try:
             found = read_document(folder, name)
         except RunError as error:
@@ -148,7 +148,7 @@ class _DumpReader:
             )
         return found
 
-    def _told(self, said: dict[str, dict[str, Any]]) -> Said:
+    def _told(self, said: dict[str, dict[str, Any]]) -> EntryFacts:
         parents, micros = read_construct(said["construct.json"])
         beside: dict[str, Any] = {}
         by_us = False
@@ -159,7 +159,9 @@ class _DumpReader:
                 beside |= ours["entries"] if isinstance(ours.get("entries"), dict) else {}
         framework = said["dump.json"].get("framework")
         stacks = read_stacks(said["stack.json"])
-        return Said(parents, micros, stacks, beside, by_us, framework if isinstance(framework, str) else "pytorch")
+        return EntryFacts(
+            parents, micros, stacks, beside, by_us, framework if isinstance(framework, str) else "pytorch"
+        )
 
     def info(self, found: list[Place], ranks: int) -> RunInfo:
         """What is known of the dump as a whole."""
@@ -175,7 +177,7 @@ class _DumpReader:
         )
 
 
-def _data(rows: Gathering, path: Path, content: dict[str, Any]) -> dict[str, Any]:
+def _data(rows: DumpRows, path: Path, content: dict[str, Any]) -> dict[str, Any]:
     data = content.get("data", {})
     if isinstance(data, dict):
         return data
@@ -201,7 +203,7 @@ _OF_CALL = re.compile(r"(.+\.(?:forward|backward)(?:\.\d+)?)\.(input|output|kwar
 _GRADIENT = re.compile(r"(.+\.parameters_grad(?:\.\d+)?)\.(.+)\.(?:pt|npy)")
 
 
-def entries_of(files: list[str], folder: Path, rows: Gathering, known: Container[str]) -> dict[str, dict[str, Any]]:
+def entries_of(files: list[str], folder: Path, rows: DumpRows, known: Container[str]) -> dict[str, dict[str, Any]]:
     """The entries that these files belong to, without those that are known. What is odd about them is said."""
     found: dict[str, dict[str, Any]] = {}
     unread = added = 0

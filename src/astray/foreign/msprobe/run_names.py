@@ -17,7 +17,7 @@ _FORM = ("seq", "role", "path")
 _CALL = ("seq", "step", "micro", "kind", "site", "type", "call", "phase", "parent", "stack", "args", "recompute")
 
 
-class Named(NamedTuple):
+class EntryName(NamedTuple):
     """A tensor: the name of its entry, its own, which begins with that, and that of its file."""
 
     entry: str
@@ -35,7 +35,7 @@ class Names:
     """
 
     def __init__(self, rank: RankRun) -> None:
-        self.tensors: list[Named] = []
+        self.tensors: list[EntryName] = []
         self.stacks: list[int | None] = []
         self.calls: dict[tuple[int, str], int] = {}
         self._told: dict[int, str] = getattr(rank, "entries", {})
@@ -57,29 +57,29 @@ class Names:
             entry = self._told.get(row["seq"], name)
             if entry is not None:
                 self.calls.setdefault((row["step"], entry), at)
-        known: dict[tuple[int, str, str], Named] = {}
+        known: dict[tuple[int, str, str], EntryName] = {}
         for form in zip(*(rank.tensors[name].tolist() for name in _FORM), strict=True):
             call = self._rows.get(form[0])  # of a run that was cut, the last may be missing
             named = known.get(form)
             if named is None:
                 _, role, path = form
                 own = f"{role}.{path}"
-                named = known[form] = self._named(call, role, path) if call else Named("", own, own)
+                named = known[form] = self._named(call, role, path) if call else EntryName("", own, own)
             self.tensors.append(named)
             self.stacks.append(call["stack"] if call else None)
 
-    def _named(self, call: Row, role: str, path: str) -> Named:
+    def _named(self, call: Row, role: str, path: str) -> EntryName:
         seq = call["seq"]
         place = self._steps[call["step"]].tensor({"seq": seq, "role": role, "path": path}, {})
         if place is None:  # of what msprobe leaves out: the outermost module, buffers, operators
             own = f"{call['kind'].capitalize()}.{call['site']}.{call['type']}.{call['phase']}.{call['call']}"
             entry = self._told.get(seq, own)
-            return Named(entry, f"{entry}.{role}.{path}", f"{entry}.{role}.{path}")
+            return EntryName(entry, f"{entry}.{role}.{path}", f"{entry}.{role}.{path}")
         entry = self._told.get(seq, place.entry)
         rest = place.file[len(place.entry) :].replace(
             ".output.node.", ".output."
         )  # a gradient as an autograd node has it
-        return Named(entry, entry + rest.replace(".kwargs.", ".input.", 1), entry + rest)
+        return EntryName(entry, entry + rest.replace(".kwargs.", ".input.", 1), entry + rest)
 
 
 def _listed(table: Table, name: str) -> list[Any]:

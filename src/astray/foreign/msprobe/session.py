@@ -17,14 +17,14 @@ import msgspec
 
 from astray.capture.adapters import adapter_for
 from astray.capture.recorder import Opens, Recorder
-from astray.capture.settings import Given
+from astray.capture.settings import RecordingOptions
 from astray.errors import RecordError
-from astray.foreign.live_writer import live
+from astray.foreign.live_writer import live_writer
 from astray.foreign.msprobe import translate
 from astray.foreign.msprobe.configuration import Configuration
 from astray.foreign.msprobe.translator import Task
 from astray.log import logger
-from astray.store import Intake, RunInfo
+from astray.store import BackgroundWriter, RunInfo
 from astray.store.formats import MakesTranslator
 
 _TASKS: dict[str, Task] = {
@@ -168,7 +168,7 @@ class Session:
             adapter = adapter_for(model, spelled=True)
         if not self._overwrite and next(asked.dump_path.glob("step*/rank*"), None) is not None:
             logger.warning("%s holds a dump already. What is dumped again replaces the same step.", asked.dump_path)
-        writer: Opens = live(_translator(asked, adapter.raw_names()))
+        writer: Opens = live_writer(_translator(asked, adapter.raw_names()))
         settings = settings_of(asked)
         if rank is not None:  # which has been looked at already
             writer = _Ranked(writer, rank)
@@ -183,7 +183,7 @@ class Session:
         return recorder
 
 
-def settings_of(asked: Configuration) -> Given:
+def settings_of(asked: Configuration) -> RecordingOptions:
     """What a recorder is to be told."""
     structure = asked.task == "structure"
     values = asked.task in ("tensor", "overflow_check") or asked.md5 or bool(asked.tensors)
@@ -192,7 +192,7 @@ def settings_of(asked: Configuration) -> Given:
     updates = "forward" in asked.phases and asked.level in ("L1", "mix")
     if updates:
         phases |= {"update"}  # to msprobe, functions inside of an optimizer's step are functions like others
-    return Given(
+    return RecordingOptions(
         level=_LEVELS[asked.level],
         keep="tensors" if values else "fingerprint" if structure else "stats",
         steps=list(asked.steps),
@@ -209,7 +209,7 @@ def _translator(asked: Configuration, wrapped: dict[str, str]) -> MakesTranslato
         translate,
         task="md5" if asked.md5 and asked.task == "statistics" else _TASKS[asked.task],
         level=asked.level,
-        asked=(lambda: Wanted(asked)) if Wanted.is_needed(asked) else None,
+        asked=(lambda: EntryFilter(asked)) if EntryFilter.is_needed(asked) else None,
         with_values=partial(holds_one, asked.tensors) if asked.tensors else None,
         most=asked.overflows,
         extra_info=asked.extra_info,
@@ -225,7 +225,7 @@ class _Ranked:
     def __init__(self, opens: Opens, rank: int) -> None:
         self._opens, self._rank = opens, rank
 
-    def __call__(self, path: Path, rank: int, *, info: RunInfo, **known: Any) -> Intake:  # noqa: ARG002 - a guess
+    def __call__(self, path: Path, rank: int, *, info: RunInfo, **known: Any) -> BackgroundWriter:  # noqa: ARG002 - a guess
         world_size = max(info.world_size, self._rank + 1, 2)  # it has a number, so there are others
         info = msgspec.structs.replace(info, world_size=world_size)
         return self._opens(path, self._rank, info=info, **known)
@@ -249,7 +249,7 @@ _FORWARD = re.compile(r"\.forward(\.\d+)?$")
 _GRADIENT = re.compile(r"(.+)\.parameters_grad(?:\.(\d+))?")
 
 
-class Wanted:
+class EntryFilter:
     """Answers for the entries of one step.
 
     >>> wanted = Wanted(Configuration(Path("dump"), level="mix", names=("fc1",)))

@@ -10,12 +10,12 @@ import json
 from collections.abc import Container, Iterator
 from typing import Any
 
-from astray.foreign.dump_rows import Gathering
+from astray.foreign.dump_rows import DumpRows
 from astray.foreign.msprobe.arguments import gradient_paths
 from astray.foreign.msprobe.comparing import frames
-from astray.foreign.msprobe.identities import Identities, Said, count, forward_of
+from astray.foreign.msprobe.identities import CallIdentifier, EntryFacts, count, forward_of
 from astray.foreign.msprobe.names import Entry, by_keyword
-from astray.foreign.msprobe.tensors import Found, Tensors, is_tensor, skeleton, walk
+from astray.foreign.msprobe.tensors import DumpTensor, Tensors, is_tensor, skeleton, walk
 from astray.records import ROOT, Phase, Role
 from astray.wording import counted, numeral
 
@@ -23,10 +23,10 @@ from astray.wording import counted, numeral
 class StepReader:
     """Reads the entries of a step."""
 
-    def __init__(self, rows: Gathering, tensors: Tensors, said: Said, step: int) -> None:
+    def __init__(self, rows: DumpRows, tensors: Tensors, said: EntryFacts, step: int) -> None:
         self.entries: dict[int, str] = {}  # the name of each call's entry
         self._rows, self._tensors, self._said, self._step = rows, tensors, said, step
-        self._identities = Identities(said)
+        self._identities = CallIdentifier(said)
         self._data: dict[str, Any] = {}
         self._seqs: dict[str, int] = {}
         self._stacks: dict[int, int | None] = {}
@@ -102,15 +102,15 @@ class StepReader:
         for found in self._outputs(name, entry, content):
             self._tensors.add(self._seqs[name], "output", found.path, found.leaf)
 
-    def _inputs(self, name: str, entry: Entry, content: dict[str, Any]) -> Iterator[tuple[Role, Found]]:
+    def _inputs(self, name: str, entry: Entry, content: dict[str, Any]) -> Iterator[tuple[Role, DumpTensor]]:
         if entry.phase == "backward":
             for found in _results(content.get("input"), self._is_tuple(name, "input")):
                 yield "input", found
             return
         for found in walk(content.get("input_args", content.get("input")), ""):
-            yield "input", Found(self._path(name, entry, found.path), found.leaf)
+            yield "input", DumpTensor(self._path(name, entry, found.path), found.leaf)
         for found in walk(content.get("input_kwargs"), "kwargs"):
-            yield "input", Found(self._path(name, entry, found.path), found.leaf)
+            yield "input", DumpTensor(self._path(name, entry, found.path), found.leaf)
         for found in walk(content.get("parameters"), ""):
             if self._has_changed(entry.path, found):
                 yield "parameter", found
@@ -132,7 +132,7 @@ class StepReader:
         told = self._said.beside.get(name)
         return told.get(what) if isinstance(told, dict) else None
 
-    def _has_changed(self, module: str, found: Found) -> bool:
+    def _has_changed(self, module: str, found: DumpTensor) -> bool:
         """Whether a parameter is not as it was at the last call: astray, unlike msprobe, has it again only then."""
         measured = {name: one for name, one in found.leaf.items() if name != "data_name"}
         place = f"{module}.{found.path}"
@@ -142,7 +142,7 @@ class StepReader:
         self._parameters[place] = measured
         return True
 
-    def _outputs(self, name: str, entry: Entry, content: dict[str, Any]) -> Iterator[Found]:
+    def _outputs(self, name: str, entry: Entry, content: dict[str, Any]) -> Iterator[DumpTensor]:
         if entry.phase == "forward":
             yield from _results(content.get("output"), self._is_tuple(name, "output"))
         elif entry.what == "module":
@@ -217,7 +217,7 @@ class StepReader:
                 self._tensors.add(seq, "output" if forward is None else "input", found.path, found.leaf)
 
 
-def _results(value: Any, is_tuple: bool) -> Iterator[Found]:
+def _results(value: Any, is_tuple: bool) -> Iterator[DumpTensor]:
     """The tensors of a result. msprobe has it in a list of one, which a tuple of one is, too."""
     if isinstance(value, list) and len(value) == 1 and not is_tuple:
         value = value[0]

@@ -16,8 +16,8 @@ import numpy as np
 
 from astray.comparison.comparison import Comparison
 from astray.comparison.verdict import AGREEING, BAD, LABELS
-from astray.foreign.msprobe.run_names import Named, Names
-from astray.foreign.msprobe.table_scalars import TENSOR, Arguments, Pair
+from astray.foreign.msprobe.run_names import EntryName, Names
+from astray.foreign.msprobe.table_scalars import TENSOR, ArgumentPair, ScalarArguments
 from astray.store import Run
 
 Mode = Literal["all", "summary", "md5"]
@@ -64,15 +64,15 @@ def header(mode: Mode, stacks: bool) -> list[str]:
     return [*BASIC, *middle, *JUDGED, *([STACK] if stacks else []), *([DATA] if mode == "all" else [])]
 
 
-class _Side(NamedTuple):
+class _TableSide(NamedTuple):
     """One side of a pair."""
 
     rank: int
     row: int
-    name: Named
+    name: EntryName
 
 
-class Table:
+class MsprobeTable:
     """The rows of a comparison. Each is a list of cells in the order of `header`.
 
     npu, bench: the two runs under their own names, where a mapping gave them others.
@@ -97,7 +97,7 @@ class Table:
             for run in runs
         ]
         self._arguments = [
-            {number: Arguments(rank) for number, rank in run.ranks.items() if len(rank.calls)} for run in runs
+            {number: ScalarArguments(rank) for number, rank in run.ranks.items() if len(rank.calls)} for run in runs
         ]
         self._same_format = npu.info.framework == bench.info.framework and is_dump(npu) == is_dump(bench)
         self._forms: dict[tuple[int, ...], str] = {}
@@ -132,7 +132,7 @@ class Table:
     def lines(self, rows: list[int]) -> Iterator[list[Cell]]:
         """These rows as cells."""
         told: set[str] = set()
-        entry, waiting = None, deque[Pair | str]()
+        entry, waiting = None, deque[ArgumentPair | str]()
         for at in rows:
             npu, bench = self._side(0, at), self._side(1, at)
             side = npu or bench
@@ -151,9 +151,9 @@ class Table:
             ]
         yield from self._scalar_lines(waiting)
 
-    def _arguments_of(self, npu: _Side | None, bench: _Side | None) -> deque[Pair | str]:
+    def _arguments_of(self, npu: _TableSide | None, bench: _TableSide | None) -> deque[ArgumentPair | str]:
         """The arguments of the call of an entry in their order: those that are not tensors, and the names of those."""
-        found: deque[Pair | str] = deque()
+        found: deque[ArgumentPair | str] = deque()
         if npu is None or npu.rank not in self._arguments[0]:
             return found
         theirs = {}
@@ -166,22 +166,22 @@ class Table:
                 found.append(name)
             elif is_there and bench is not None:
                 other = f"{bench.name.entry}.input.{one.path}"
-                found.append(Pair(name, other, one.value, theirs[one.path]))
+                found.append(ArgumentPair(name, other, one.value, theirs[one.path]))
             elif self._same_format:  # else another tool has written down other arguments
-                found.append(Pair(name, "", one.value, None))
+                found.append(ArgumentPair(name, "", one.value, None))
         return found
 
-    def _scalar_lines(self, waiting: deque[Pair | str], until: str | None = None) -> Iterator[list[Cell]]:
+    def _scalar_lines(self, waiting: deque[ArgumentPair | str], until: str | None = None) -> Iterator[list[Cell]]:
         """Rows of arguments that come before a tensor; all that are left where it is not among them."""
         if until is not None and until in waiting and until != waiting[0]:
             while waiting[0] != until:
                 one = waiting.popleft()
-                if isinstance(one, Pair):
+                if isinstance(one, ArgumentPair):
                     yield one.cells(self.mode, self.stacks)
         if until is None or until not in waiting:
             while waiting:
                 one = waiting.popleft()
-                if isinstance(one, Pair):
+                if isinstance(one, ArgumentPair):
                     yield one.cells(self.mode, self.stacks)
         elif waiting[0] == until:
             waiting.popleft()
@@ -189,11 +189,11 @@ class Table:
     def _run(self, which: int) -> Run:
         return self.comparison.reference if which else self.comparison.candidate
 
-    def _side(self, which: int, at: int) -> _Side | None:
+    def _side(self, which: int, at: int) -> _TableSide | None:
         row, rank = self._rows[which][at], self._rank[at]
-        return None if row < 0 else _Side(rank, row, self._names[which][rank].tensors[row])
+        return None if row < 0 else _TableSide(rank, row, self._names[which][rank].tensors[row])
 
-    def _basic(self, at: int, npu: _Side | None, bench: _Side | None) -> list[Cell]:
+    def _basic(self, at: int, npu: _TableSide | None, bench: _TableSide | None) -> list[Cell]:
         found: list[Cell] = [MISSING if one is None else self._name(one) for one in (npu, bench)]
         dtypes = [self._cells[f"dtype_{side}"][at] for side in ("candidate", "reference")]
         shapes = [self._cells[f"shape_{side}"][at] for side in ("candidate", "reference")]
@@ -208,17 +208,17 @@ class Table:
             found = self._forms[shape] = str(list(shape))
         return found
 
-    def _name(self, side: _Side) -> str:
+    def _name(self, side: _TableSide) -> str:
         """As msprobe has it: of values by their file, which knows arguments by keyword, and else without."""
         return side.name.file if self.mode == "all" else side.name.full
 
-    def _grads(self, npu: _Side | None, bench: _Side | None) -> list[bool | None]:
+    def _grads(self, npu: _TableSide | None, bench: _TableSide | None) -> list[bool | None]:
         return [
             None if side is None else self._requires[which][side.rank][side.row]
             for which, side in enumerate((npu, bench))
         ]
 
-    def _middle(self, at: int, npu: _Side | None, bench: _Side | None) -> list[Cell]:
+    def _middle(self, at: int, npu: _TableSide | None, bench: _TableSide | None) -> list[Cell]:
         matched = npu is not None and bench is not None
         if self.mode == "md5":
             prints = [self._cells[f"fingerprint_{side}"][at] for side in ("candidate", "reference")]
@@ -251,7 +251,7 @@ class Table:
             return float(found)
         return _SAME.get(name, 0.0) if same else UNSUPPORTED
 
-    def _judged(self, at: int, npu: _Side | None, bench: _Side | None) -> list[Cell]:
+    def _judged(self, at: int, npu: _TableSide | None, bench: _TableSide | None) -> list[Cell]:
         grads = self._grads(npu, bench)
         consistent = None if None in grads else grads[0] == grads[1]
         result, messages = self.verdict(at)
@@ -288,7 +288,7 @@ class Table:
     def _bad(self, side: str, at: int) -> list[tuple[str, int]]:
         return [(word, self._cells[f"{name}_{side}"][at] or 0) for word, name in (("NaN", "nan"), ("Inf", "inf"))]
 
-    def _stack(self, npu: _Side | None, told: set[str]) -> Cell:
+    def _stack(self, npu: _TableSide | None, told: set[str]) -> Cell:
         """The lines that an entry was called from, at its first tensor."""
         if npu is None or npu.name.entry in told:
             return MISSING
@@ -298,7 +298,7 @@ class Table:
         lines = [f"File {one.file}, line {one.line}, in {one.function}, \n {one.code}" for one in frames]
         return str(lines) if lines else MISSING
 
-    def _data_name(self, npu: _Side | None, bench: _Side | None) -> Cell:
+    def _data_name(self, npu: _TableSide | None, bench: _TableSide | None) -> Cell:
         found = []
         for which, side in enumerate((npu, bench)):
             kept = side and self._kept[which][side.rank][side.row]

@@ -23,14 +23,14 @@ NO_FILES = str(["-1", "-1"])
 Cell = str | float | int | bool
 
 
-class Argument(NamedTuple):
+class ScalarArgument(NamedTuple):
     """An argument of a call; `path` as in the names of msprobe, without what kind of argument it is."""
 
     path: str
     value: Any
 
 
-class Arguments:
+class ScalarArguments:
     """The arguments of the calls of one rank, each list in its order, tensors among them as a mark."""
 
     def __init__(self, rank: RankRun) -> None:
@@ -38,7 +38,7 @@ class Arguments:
         self._args = rank.calls.coded("args").tolist()
         self._kinds, self._types, self._phases = (rank.calls.coded(name).tolist() for name in ("kind", "type", "phase"))
 
-    def of(self, row: int) -> tuple[Argument, ...]:
+    def of(self, row: int) -> tuple[ScalarArgument, ...]:
         """Those of the call that a tensor belongs to; none of a backward."""
         call = self._calls[row]
         if self._phases[call] == "backward" or not self._args[call]:
@@ -47,7 +47,7 @@ class Arguments:
 
 
 @lru_cache(1 << 14)
-def _read(text: str, function: str) -> tuple[Argument, ...]:
+def _read(text: str, function: str) -> tuple[ScalarArgument, ...]:
     try:
         said = read_plain(text)
     except ValueError:
@@ -55,7 +55,7 @@ def _read(text: str, function: str) -> tuple[Argument, ...]:
     if not isinstance(said, dict):
         return ()
     args, kwargs = said.get("args"), said.get("kwargs")
-    found: list[Argument] = []
+    found: list[ScalarArgument] = []
     for place, one in enumerate(args if isinstance(args, list) else ()):
         found += _leaves(one, str(place))
     for word, one in (kwargs if isinstance(kwargs, dict) else {}).items():
@@ -64,15 +64,15 @@ def _read(text: str, function: str) -> tuple[Argument, ...]:
     return tuple(found)
 
 
-def _leaves(value: Any, path: str) -> Iterator[Argument]:
+def _leaves(value: Any, path: str) -> Iterator[ScalarArgument]:
     if isinstance(value, dict | list):
         for name, one in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _leaves(one, f"{path}.{name}")
     elif value == TENSOR or not (isinstance(value, str) and value.startswith("<")):  # an object is nothing to msprobe
-        yield Argument(path, value)
+        yield ScalarArgument(path, value)
 
 
-class Pair(NamedTuple):
+class ArgumentPair(NamedTuple):
     """One argument on both sides. A side without it has no name."""
 
     npu: str

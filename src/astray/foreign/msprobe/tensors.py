@@ -24,7 +24,7 @@ import numpy.typing as npt
 from astray import checkpoints
 from astray.errors import RunError
 from astray.foreign import array_files as npy
-from astray.foreign.dump_rows import Gathering, Values, shape_of
+from astray.foreign.dump_rows import DumpRows, ValueLocation, shape_of
 from astray.foreign.msprobe.comparing import DATA
 from astray.records import Role, Statistics
 from astray.stats import DTYPES
@@ -38,17 +38,17 @@ DEEPEST = 32
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F]+")
 
 
-class Found(NamedTuple):
+class DumpTensor(NamedTuple):
     """A tensor within an argument or a result: its path, and what is said of it."""
 
     path: str
     leaf: Leaf
 
 
-def walk(value: Any, path: str, depth: int = 0) -> Iterator[Found]:
+def walk(value: Any, path: str, depth: int = 0) -> Iterator[DumpTensor]:
     """The tensors in a value of dump.json, with their paths."""
     if is_tensor(value):
-        yield Found(path, value)
+        yield DumpTensor(path, value)
     elif isinstance(value, (dict, list)) and depth < DEEPEST and not _is_scalar(value):
         for name, one in value.items() if isinstance(value, dict) else enumerate(value):
             yield from walk(one, f"{path}.{name}" if path else str(name), depth + 1)
@@ -82,7 +82,7 @@ def _is_scalar(value: Any) -> bool:
 class Tensors:
     """Adds the tensors of one step of one rank to its rows, and finds their values."""
 
-    def __init__(self, rows: Gathering, folder: Path) -> None:
+    def __init__(self, rows: DumpRows, folder: Path) -> None:
         self.checksums: set[str] = set()
         """Which kinds of checksums there are."""
         self._rows, self._folder = rows, folder
@@ -119,7 +119,7 @@ class Tensors:
         if isinstance(leaf.get("data_name"), str):
             self._told.add(leaf["data_name"])
 
-    def _values(self, file: object, dtype: str, shape: tuple[int, ...]) -> tuple[Values | None, str | None]:
+    def _values(self, file: object, dtype: str, shape: tuple[int, ...]) -> tuple[ValueLocation | None, str | None]:
         if not isinstance(file, str) or file in ("", "-1"):
             return None, None
         try:
@@ -134,7 +134,7 @@ class Tensors:
         if dtype not in DTYPES:
             return None, None
         nbytes = math.prod(shape) * DTYPES[dtype].itemsize
-        return Values(path, partial(load, path), nbytes), None
+        return ValueLocation(path, partial(load, path), nbytes), None
 
     def _checksum(self, said: object) -> int | None:
         if not isinstance(said, str):

@@ -75,7 +75,7 @@ def translate(
     folder = f"rank{rank}" if info.world_size > 1 else "rank"
     _make_room(path, folder, overwrite, again)
     choice = Choice(asked, with_values, most, extra_info)
-    form = Form(chosen, level or _level(info), rounded, wrapped or {}, again)
+    form = DumpOptions(chosen, level or _level(info), rounded, wrapped or {}, again)
     return MsprobeTranslator(path, folder, info, form, choice)
 
 
@@ -112,7 +112,7 @@ def _steps(path: Path) -> list[Path]:
     return [one for one in path.iterdir() if re.fullmatch(r"step\d+", one.name) and not one.is_symlink()]
 
 
-class Form(NamedTuple):
+class DumpOptions(NamedTuple):
     """How a dump is to look; see `translate`."""
 
     task: Task
@@ -125,15 +125,15 @@ class Form(NamedTuple):
 class MsprobeTranslator:
     """Writes one rank. It is a `Translator`."""
 
-    def __init__(self, path: Path, folder: str, info: RunInfo, form: Form, choice: Choice | None = None) -> None:
+    def __init__(self, path: Path, folder: str, info: RunInfo, form: DumpOptions, choice: Choice | None = None) -> None:
         self.lost: Counter[str] = Counter()
         self.path = path
         self._form = form
         self._folder, self._version, self._task, self._level = folder, info.astray, form.task, form.level
         self._choice = choice or Choice()
-        self._overflow = Overflow(self._choice.most) if form.task == "overflow_check" else None
+        self._overflow = OverflowFilter(self._choice.most) if form.task == "overflow_check" else None
         self._classes: dict[str, str] = {}
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[int, _StepWriter] = {}
         self._begun: set[int] = set()
 
     def take(self, step: int, rows: RankRun) -> None:
@@ -144,7 +144,7 @@ class MsprobeTranslator:
             if self._form.again and step not in self._begun:
                 _clear(folder)
             self._begun.add(step)
-            into = self._steps[step] = _Step(folder, self._classes, self.lost, self._choice, self._form)
+            into = self._steps[step] = _StepWriter(folder, self._classes, self.lost, self._choice, self._form)
         into.is_new = True
         calls, tensors = rows.calls, rows.tensors
         for at in range(len(calls)):
@@ -158,7 +158,7 @@ class MsprobeTranslator:
         if self._overflow is not None:
             self._overflow.forget()
 
-    def _tensor(self, into: _Step, row: dict[str, Any], rows: RankRun, at: int) -> None:
+    def _tensor(self, into: _StepWriter, row: dict[str, Any], rows: RankRun, at: int) -> None:
         partial = row["sampled"] is not None or row["part"] is not None
         by_task = self._task in ("tensor", "md5", "overflow_check") or self._choice.with_values is not None
         wants = by_task or bool(row["inf"] and row["inf"] > 0)
@@ -173,7 +173,7 @@ class MsprobeTranslator:
         elif self._overflow is not None:
             tensor = None if values is None else array_files.TorchTensor(values.copy(), row["dtype"])
             is_result = row["role"] in ("output", "gradient")
-            for held in self._overflow.take(place.entry, Held(leaf, place.file, tensor), is_result):
+            for held in self._overflow.take(place.entry, PendingTensor(leaf, place.file, tensor), is_result):
                 if held.tensor is not None:
                     self._write(into, held.leaf, held.file, held.tensor)
         elif self._task == "md5":
@@ -181,7 +181,7 @@ class MsprobeTranslator:
         self._count_lost(row, leaf, partial)
 
     def _write(
-        self, into: _Step, leaf: Leaf, name: str, tensor: array_files.TorchTensor, bits: Hashable | None = None
+        self, into: _StepWriter, leaf: Leaf, name: str, tensor: array_files.TorchTensor, bits: Hashable | None = None
     ) -> None:
         file = file_name(name, ".pt")
         if file is None:
@@ -223,7 +223,7 @@ class MsprobeTranslator:
         self.sync()
         self._steps.clear()
 
-    def _bring_up_to_date(self, step: _Step) -> None:
+    def _bring_up_to_date(self, step: _StepWriter) -> None:
         step.folder.mkdir(parents=True, exist_ok=True)
         entries, place = step.entries, step.folder
         held = place / DATA
@@ -245,15 +245,17 @@ class MsprobeTranslator:
             saved = ((name, _json(value)) for name, value in entries.debug.items())
             _replace(place / "debug.json", _document(head | {"level": "debug", BESIDE: beside}, saved))
 
-    def _shows(self, step: _Step, name: str) -> bool:
+    def _shows(self, step: _StepWriter, name: str) -> bool:
         """Whether an entry is written: of a search for overflow, those with an output that is not finite."""
         return step.wants(name) and (self._overflow is None or name in self._overflow.found)
 
 
-class _Step:
+class _StepWriter:
     """A step that is being written."""
 
-    def __init__(self, folder: Path, classes: dict[str, str], lost: Counter[str], choice: Choice, form: Form) -> None:
+    def __init__(
+        self, folder: Path, classes: dict[str, str], lost: Counter[str], choice: Choice, form: DumpOptions
+    ) -> None:
         self.folder = folder
         self._asked = choice.asked() if choice.asked is not None else None
         self._wanted: dict[str, bool] = {}
@@ -318,10 +320,10 @@ def _replace(path: Path, text: str) -> None:
 # An entry that is left out uses up its number all the same, so that the others bear the names they would have had.
 
 
-Asked = Callable[[str, Sequence[str]], bool]
+EntrySelector = Callable[[str, Sequence[str]], bool]
 """Whether an entry is written, by its name and those of the entries around it. Asked once, in the order they begin."""
 
-MakesAsked = Callable[[], Asked]
+MakesAsked = Callable[[], EntrySelector]
 """Makes it anew for each step."""
 
 
@@ -337,7 +339,7 @@ class Choice(NamedTuple):
         return self.with_values is not None and self.with_values(name)
 
 
-class Held(NamedTuple):
+class PendingTensor(NamedTuple):
     """A tensor that waits until it is known whether its entry is written."""
 
     leaf: Leaf
@@ -345,7 +347,7 @@ class Held(NamedTuple):
     tensor: TorchTensor | None
 
 
-class Overflow:
+class OverflowFilter:
     """Finds the entries of which a result is not finite. The values of an entry are held until its results are known.
 
     found: their names, in this step. most: how many are looked for, in all of them.
@@ -355,10 +357,10 @@ class Overflow:
         self.found: set[str] = set()
         self._most = most
         self._count = 0
-        self._held: dict[str, list[Held]] = {}
+        self._held: dict[str, list[PendingTensor]] = {}
         self._finite: set[str] = set()  # entries with results that were
 
-    def take(self, name: str, held: Held, is_result: bool) -> list[Held]:
+    def take(self, name: str, held: PendingTensor, is_result: bool) -> list[PendingTensor]:
         """One more tensor of an entry. Gives what is to be written now."""
         if is_result and not is_finite(held.leaf) and (self._most is None or self._count < self._most):
             self._count += name not in self.found

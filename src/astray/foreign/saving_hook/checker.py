@@ -16,8 +16,8 @@ from astray.comparison.measure import metrics
 from astray.comparison.measure.evidence import Progress
 from astray.errors import RunError
 from astray.foreign import array_files as npy
-from astray.foreign.saving_hook.files import FOLDERS, Folder, Listed, list_rank, rank_folders
-from astray.report.atomic_files import drafted
+from astray.foreign.saving_hook.files import FOLDERS, Folder, RankListing, list_rank, rank_folders
+from astray.report.atomic_files import atomic_file
 from astray.stats import Strided, contrast
 from astray.stats.moments import Moments, moments
 from astray.wording import counted
@@ -31,7 +31,7 @@ NOTES = ("tensor_name", "note")
 _FEW = 5  # notes that the terminal shows of a rank; the file has all
 
 
-class Row(NamedTuple):
+class CheckerRow(NamedTuple):
     """A line of the result, and what has to be said of it."""
 
     name: str
@@ -40,18 +40,18 @@ class Row(NamedTuple):
     note: str
 
 
-class Checked(NamedTuple):
+class CheckerResult(NamedTuple):
     """The results of one rank, and the files they are in, which are there unless they would be empty."""
 
     folder: Folder
     rank: int
-    rows: list[Row]
+    rows: list[CheckerRow]
     notes: list[tuple[str, str]]
     result: Path
     notes_file: Path
 
 
-class Job(NamedTuple):
+class RankFolders(NamedTuple):
     """One rank of one folder, and where its files are in A and B; None where there is no such rank."""
 
     folder: Folder
@@ -59,12 +59,12 @@ class Job(NamedTuple):
     homes: tuple[Path | None, Path | None]
 
 
-def plan(a: Path, b: Path) -> tuple[list[Job], list[str]]:
+def plan(a: Path, b: Path) -> tuple[list[RankFolders], list[str]]:
     """What there is to compare, and what is wrong with the folders. Raises RunError when one is not of this format."""
     problems: list[str] = []
     sides = [_ranks(path, problems) for path in (a, b)]
     jobs = [
-        Job(folder, rank, (sides[0][folder].get(rank), sides[1][folder].get(rank)))
+        RankFolders(folder, rank, (sides[0][folder].get(rank), sides[1][folder].get(rank)))
         for folder in FOLDERS
         for rank in sorted({rank for side in sides for rank in side[folder]})
     ]
@@ -86,11 +86,13 @@ def _ranks(path: Path, problems: list[str]) -> dict[Folder, dict[int, Path]]:
     return ranks
 
 
-def check(job: Job, results: Path, progress: Progress) -> Checked:
+def check(job: RankFolders, results: Path, progress: Progress) -> CheckerResult:
     """Compare one rank, and write what comes of it into `results`. Raises OSError where that cannot be written."""
     folder, rank, homes = job
     listed = [
-        Listed([], [f"There is no rank {rank} in `{folder}` of {side}."]) if home is None else list_rank(home, folder)
+        RankListing([], [f"There is no rank {rank} in `{folder}` of {side}."])
+        if home is None
+        else list_rank(home, folder)
         for side, home in zip("AB", homes, strict=True)
     ]
     notes = [("", problem) for side in listed for problem in side.problems]
@@ -104,12 +106,12 @@ def check(job: Job, results: Path, progress: Progress) -> Checked:
         rows.append(_compare(one, other))
     notes += [(row.name, row.note) for row in rows if row.note]
     files = (results / f"rank_{rank}_rst.csv", results / f"rank_{rank}_notes.csv")
-    checked = Checked(folder, rank, rows, notes, *files)
+    checked = CheckerResult(folder, rank, rows, notes, *files)
     _write(checked)
     return checked
 
 
-class _Side(NamedTuple):
+class _CheckedSide(NamedTuple):
     """One of two tensors. `values` keeps alive what `memory` describes."""
 
     values: npy.Array
@@ -126,7 +128,7 @@ class _Side(NamedTuple):
 UNKNOWN = (math.nan, math.nan, math.nan)
 
 
-def _compare(one: Path, other: Path) -> Row:
+def _compare(one: Path, other: Path) -> CheckerRow:
     notes: list[str] = []
     a, b = _read(one, "A", notes), _read(other, "B", notes)
     cosine = math.nan
@@ -135,10 +137,12 @@ def _compare(one: Path, other: Path) -> Row:
         notes += [] if apart is None else [apart]
         cosine = metrics.cosine(contrast(a.memory, b.memory)) if not notes else math.nan
     measures = zip(*(UNKNOWN if side is None else side.measures for side in (a, b)), strict=True)
-    return Row(one.name, cosine, tuple(number for x, y in measures for number in (x, y, x - y)), "; ".join(notes))
+    return CheckerRow(
+        one.name, cosine, tuple(number for x, y in measures for number in (x, y, x - y)), "; ".join(notes)
+    )
 
 
-def _read(path: Path, name: str, notes: list[str]) -> _Side | None:
+def _read(path: Path, name: str, notes: list[str]) -> _CheckedSide | None:
     try:
         if not path.is_file():
             raise RunError(f"{path} is no plain file.")
@@ -147,14 +151,14 @@ def _read(path: Path, name: str, notes: list[str]) -> _Side | None:
         notes.append(str(error))
         return None
     memory = Strided.from_numpy(values, dtype)
-    side = _Side(values, memory, moments(memory))
+    side = _CheckedSide(values, memory, moments(memory))
     bad = side.moments.count - side.moments.finite
     if bad:
         notes.append(f"{bad:,} of {side.moments.count:,} numbers of {name} are NaN or infinite")
     return side
 
 
-def _apart(a: _Side, b: _Side) -> str | None:
+def _apart(a: _CheckedSide, b: _CheckedSide) -> str | None:
     """Why the elements of two tensors are no pairs."""
     if a.memory.shape != b.memory.shape:
         return f"elements were not paired, for the shapes are {list(a.memory.shape)} and {list(b.memory.shape)}"
@@ -163,20 +167,20 @@ def _apart(a: _Side, b: _Side) -> str | None:
     return None if a.moments.count else "there are no elements"
 
 
-def _write(checked: Checked) -> None:
+def _write(checked: CheckerResult) -> None:
     """Write the two files of a rank. One that would be empty is taken away, should it be there from before."""
     rows = [(row.name, row.cosine, *row.numbers) for row in checked.rows]
     for place, head, lines in ((checked.result, COLUMNS, rows), (checked.notes_file, NOTES, checked.notes)):
         if not lines:
             place.unlink(missing_ok=True)
             continue
-        with drafted(place) as draft, draft.open("w", newline="", encoding="utf-8", errors="replace") as file:
+        with atomic_file(place) as draft, draft.open("w", newline="", encoding="utf-8", errors="replace") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(head)
             writer.writerows(lines)
 
 
-def describe(checked: Checked) -> Iterator[str]:
+def describe(checked: CheckerResult) -> Iterator[str]:
     """What the terminal says of a rank."""
     where = f"{checked.folder}, rank {checked.rank}:"
     if checked.rows:

@@ -40,7 +40,7 @@ _FORBIDDEN = re.compile(r"[/%@\x00]")
 _ESCAPED = re.compile(r"%(2F|25|40|00)")
 
 
-class Saved(NamedTuple):
+class FileName(NamedTuple):
     """What the name of a file says. `type` is the class of a layer; `path` the place of a tensor in the output."""
 
     idx: int
@@ -50,7 +50,7 @@ class Saved(NamedTuple):
     path: str
 
 
-def parse(folder: Folder, name: str) -> Saved | None:
+def parse(folder: Folder, name: str) -> FileName | None:
     """What the name of a file in this folder says; None when it is of another form.
 
     >>> parse("grads", "grad_idx_3_of_param_name_linear_0.w_0_micro_step_2.npy")
@@ -60,18 +60,18 @@ def parse(folder: Folder, name: str) -> Saved | None:
         return None
     match = _GRAD.fullmatch(name) if folder == "grads" else None
     if match is not None:
-        return Saved(int(match[1]), _plain(match[2]), "Parameter", int(match[3]), "grad")
+        return FileName(int(match[1]), _plain(match[2]), "Parameter", int(match[3]), "grad")
     match = _TENSOR.fullmatch(name)  # the document of the format shows names of this form among the gradients too
     if match is None:
         return None
     if folder == "grads":
-        return Saved(int(match[1]), _plain(match[3]), _plain(match[2]), int(match[4]), "grad")
+        return FileName(int(match[1]), _plain(match[3]), _plain(match[2]), int(match[4]), "grad")
     site, at, place = match[3].partition("@")
     path = f"out.{_plain(place)}" if at else "out"
-    return Saved(int(match[1]), _plain(site) or ROOT, _plain(match[2]), int(match[4]), path)
+    return FileName(int(match[1]), _plain(site) or ROOT, _plain(match[2]), int(match[4]), path)
 
 
-def compose(folder: Folder, saved: Saved) -> str | None:
+def compose(folder: Folder, saved: FileName) -> str | None:
     """The name of a file; None when it would be longer than a name can be."""
     site = _FORBIDDEN.sub(_escape, "" if saved.site == ROOT else saved.site)
     if folder == "tensors":
@@ -105,17 +105,17 @@ def _plain(text: str) -> str:
 # The files of a saving hook's folder, by what their names say. Used by the reader and by the checker.
 
 
-class File(NamedTuple):
+class TensorFile(NamedTuple):
     """A file of one tensor, and what its name says."""
 
-    saved: Saved
+    saved: FileName
     path: Path
 
 
-class Listed(NamedTuple):
+class RankListing(NamedTuple):
     """The files of one rank in the order of their index, and what is wrong with them, a sentence each."""
 
-    files: list[File]
+    files: list[TensorFile]
     problems: list[str]
 
 
@@ -137,18 +137,18 @@ def rank_folders(path: Path, folder: Folder) -> tuple[dict[int, Path], list[str]
     return dict(sorted(found.items())), [sentence] if strange else []
 
 
-def list_rank(home: Path, folder: Folder) -> Listed:
+def list_rank(home: Path, folder: Folder) -> RankListing:
     """The files in the folder of a rank."""
     try:
         names = entries(home)
         outside = _leading_out(home)
     except RunError as error:
-        return Listed([], [str(error)])
+        return RankListing([], [str(error)])
     files, strange, drafts = [], [], 0
     for path in names:
         saved = parse(folder, path.name)
         if saved is not None:
-            files.append(File(saved, path))
+            files.append(TensorFile(saved, path))
         elif is_draft(path.name):
             drafts += 1
         else:
@@ -159,7 +159,7 @@ def list_rank(home: Path, folder: Folder) -> Listed:
         problems.append(f"{home} holds files of another form, which were not read: {listing(strange)}.")
     if drafts:
         problems.append(f"{home} holds {counted(drafts, 'file')} not finished when the program ended.")
-    return Listed(files, problems + _wrong_indices(home, files))
+    return RankListing(files, problems + _wrong_indices(home, files))
 
 
 def _leading_out(folder: Path) -> list[str]:
@@ -167,7 +167,7 @@ def _leading_out(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name not in kept)
 
 
-def _wrong_indices(home: Path, files: list[File]) -> list[str]:
+def _wrong_indices(home: Path, files: list[TensorFile]) -> list[str]:
     """Indices count what was saved, so each of them is there once."""
     counts = Counter(file.saved.idx for file in files)
     several = [str(index) for index, count in counts.items() if count > 1]

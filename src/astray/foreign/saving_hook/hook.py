@@ -18,9 +18,9 @@ from torch.compiler import is_compiling
 
 from astray.capture.pytorch.calls.wrappers import Chain, can_be_called, chains, site_name, type_name
 from astray.capture.pytorch.compiled.code import never_compiled
-from astray.capture.pytorch.hooks import Hook
+from astray.capture.pytorch.hooks import TransparentHook
 from astray.capture.recorder import Recorder
-from astray.capture.settings import Given
+from astray.capture.settings import RecordingOptions
 from astray.errors import RecordError
 from astray.foreign.live_writer import LiveWriter
 from astray.foreign.saving_hook import Limit, SavingTranslator, translate
@@ -85,24 +85,24 @@ class _Saving:
     def __init__(self, model: nn.Module, path: Path) -> None:
         self.model = model
         self.path = path
-        self._going: list[_Recording] = []
+        self._going: list[_FolderRecorder] = []
         self._handle: Any = None
 
     def start(self, names: Sequence[str], limits: Mapping[Folder, Limit]) -> None:
         """Begin. Nothing is left of it when it cannot."""
         _savings.append(self)
         # Before the recorders' own hooks: a recording that has enough ends before it sees the call.
-        self._handle = self.model.register_forward_pre_hook(_Enough(self))
+        self._handle = self.model.register_forward_pre_hook(_LimitReached(self))
         layers = "|".join(map(re.escape, names))
         parameters = "|".join("[^.]+" if name == ROOT else rf"{re.escape(name)}\..+" for name in names)
         match = rf"\A(?:{layers})\Z"
-        outputs: Given = {"keep": "tensors", "phases": "forward", "roles": "output", "match": match}
+        outputs: RecordingOptions = {"keep": "tensors", "phases": "forward", "roles": "output", "match": match}
         # The layers too: their backward tells to which micro step a gradient belongs.
         match = rf"\A(?:{layers}|{parameters})\Z"
-        gradients: Given = {"keep": "tensors", "phases": "backward", "roles": "gradient", "match": match}
+        gradients: RecordingOptions = {"keep": "tensors", "phases": "backward", "roles": "gradient", "match": match}
         try:
-            self._going.append(_Recording(self, "tensors", limits["tensors"], outputs))
-            self._going.append(_Recording(self, "grads", limits["grads"], gradients))
+            self._going.append(_FolderRecorder(self, "tensors", limits["tensors"], outputs))
+            self._going.append(_FolderRecorder(self, "grads", limits["grads"], gradients))
         except BaseException:  # an interrupt too must leave no hook; it goes on its way below
             self.end()
             raise
@@ -128,13 +128,13 @@ class _Saving:
             _savings.remove(self)
 
 
-class _Recording:
+class _FolderRecorder:
     """A recording of one folder."""
 
     translator: SavingTranslator
     _writer: LiveWriter
 
-    def __init__(self, saving: _Saving, folder: Folder, limit: Limit, settings: Given) -> None:
+    def __init__(self, saving: _Saving, folder: Folder, limit: Limit, settings: RecordingOptions) -> None:
         self._folder: Folder = folder
         self._limit = limit
         self._recorder = Recorder(saving.path, saving.model, overwrite=True, writer=self._open, **settings)
@@ -162,7 +162,7 @@ class _Recording:
             logger.warning("Not saved in %s: %s (%s)%s.", self._writer.path, missed.what, missed.why, times)
 
 
-class _Enough(Hook):
+class _LimitReached(TransparentHook):
     """Looks, before each forward of the model, whether enough has been saved."""
 
     __slots__ = ("saving",)

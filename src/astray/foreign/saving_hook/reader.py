@@ -14,8 +14,8 @@ from pathlib import Path
 
 from astray.errors import RunError
 from astray.foreign import array_files as npy
-from astray.foreign.dump_rows import GatheredRank, Gathering, Values
-from astray.foreign.saving_hook.files import FOLDERS, NAME, File, Folder, list_rank, rank_folders, rank_of
+from astray.foreign.dump_rows import DumpRank, DumpRows, ValueLocation
+from astray.foreign.saving_hook.files import FOLDERS, NAME, Folder, TensorFile, list_rank, rank_folders, rank_of
 from astray.records import Role
 from astray.store.run import RankRun, Run
 from astray.store.run_info import RunInfo
@@ -55,9 +55,9 @@ def open_dump(path: Path) -> Run:
     return Run(path, info, read, problems)
 
 
-def _read_rank(rank: int, homes: dict[Folder, Path]) -> GatheredRank:
-    rows = Gathering()
-    of_micro: dict[tuple[int, Folder], list[File]] = {}
+def _read_rank(rank: int, homes: dict[Folder, Path]) -> DumpRank:
+    rows = DumpRows()
+    of_micro: dict[tuple[int, Folder], list[TensorFile]] = {}
     for folder, home in homes.items():
         listed = list_rank(home, folder)
         rows.problems += listed.problems
@@ -69,10 +69,10 @@ def _read_rank(rank: int, homes: dict[Folder, Path]) -> GatheredRank:
             _add_outputs(rows, files)
         else:
             _add_gradients(rows, files, have_gradients)
-    return GatheredRank(rank, rows.source())
+    return DumpRank(rank, rows.source())
 
 
-def _add_outputs(rows: Gathering, files: list[File]) -> None:
+def _add_outputs(rows: DumpRows, files: list[TensorFile]) -> None:
     """Make calls of the outputs of one micro step.
 
     The tensors of one call come one after another, each at another place of the output; what comes again at the same
@@ -91,7 +91,7 @@ def _add_outputs(rows: Gathering, files: list[File]) -> None:
             _add_tensor(rows, seq, "output", path, file.path)
 
 
-def _add_gradients(rows: Gathering, files: list[File], have_gradients: set[str]) -> None:
+def _add_gradients(rows: DumpRows, files: list[TensorFile], have_gradients: set[str]) -> None:
     """Make events of the gradients of one micro step: the first of a parameter is its `grad`, later ones are `added`.
 
     So a recording of gradient accumulation calls them, in which `grad` is the sum so far. The files hold no sums.
@@ -106,7 +106,7 @@ def _add_gradients(rows: Gathering, files: list[File], have_gradients: set[str])
         have_gradients.add(site)
 
 
-def _add_tensor(rows: Gathering, seq: int, role: Role, path: str, file: Path) -> None:
+def _add_tensor(rows: DumpRows, seq: int, role: Role, path: str, file: Path) -> None:
     try:
         if not file.is_file():
             raise RunError(f"{file} is no plain file.")
@@ -114,4 +114,4 @@ def _add_tensor(rows: Gathering, seq: int, role: Role, path: str, file: Path) ->
     except RunError as error:  # the call stays, so that those after it keep their numbers
         rows.problem(str(error))
         return
-    rows.tensor(seq, role, path, *spec, values=Values(str(file), partial(npy.read, file), spec.nbytes))
+    rows.tensor(seq, role, path, *spec, values=ValueLocation(str(file), partial(npy.read, file), spec.nbytes))

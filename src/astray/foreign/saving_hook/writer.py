@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from astray.errors import RunExists
 from astray.foreign import array_files as npy
-from astray.foreign.saving_hook.files import Folder, Saved, compose, is_draft, parse, rank_folders
+from astray.foreign.saving_hook.files import FileName, Folder, compose, is_draft, parse, rank_folders
 from astray.stats.dtypes import DTYPES
 from astray.store.columns import Table
 from astray.store.run import RankRun, known_to_numpy
@@ -81,7 +81,7 @@ class SavingTranslator:
         self._limits = limits
         self._saved: Counter[Folder] = Counter()
         self._of_micro: Counter[tuple[Folder, int]] = Counter()
-        self._calls = _Calls()
+        self._calls = _SavedCalls()
         self._brought: set[int] = set()  # events of which the gradient that one backward brought has been saved
 
     @property
@@ -118,7 +118,7 @@ class SavingTranslator:
     def close(self, end: End) -> None:
         """Nothing more will come."""
 
-    def _place(self, seq: int, call: _Call, role: str, path: str) -> tuple[Folder | None, str]:
+    def _place(self, seq: int, call: _SavedCall, role: str, path: str) -> tuple[Folder | None, str]:
         """The folder that a tensor is saved in, or else what is lost."""
         if call.kind == "parameter" and role == "gradient":
             if path == "added":
@@ -145,7 +145,7 @@ class SavingTranslator:
             return False
         return per_step <= 0 or self._of_micro[folder, micro] < per_step
 
-    def _save(self, folder: Folder, call: _Call, path: str, rows: RankRun, row: int) -> None:
+    def _save(self, folder: Folder, call: _SavedCall, path: str, rows: RankRun, row: int) -> None:
         values = rows.values(row)
         tensors, dtype = rows.tensors, rows.tensors["dtype"][row]
         if values is None or dtype not in DTYPES:
@@ -154,7 +154,7 @@ class SavingTranslator:
         if tensors["part"][row] is not None or tensors.numbers("sampled")[row] >= 0:
             self.lost["a tensor of which only some values were recorded"] += 1
             return
-        name = compose(folder, Saved(self._saved[folder], call.site, call.type, call.micro, path))
+        name = compose(folder, FileName(self._saved[folder], call.site, call.type, call.micro, path))
         if name is None:
             self.lost[f"a tensor whose file would have a name of more than {MOST_NAME_BYTES} bytes"] += 1
             return
@@ -167,7 +167,7 @@ class SavingTranslator:
             self._of_micro[folder, call.micro] += 1
 
 
-class _Call(NamedTuple):
+class _SavedCall(NamedTuple):
     kind: str
     site: str
     type: str
@@ -177,11 +177,11 @@ class _Call(NamedTuple):
     recompute: bool
 
 
-class _Calls:
+class _SavedCalls:
     """The calls whose tensors may still come."""
 
     def __init__(self) -> None:
-        self.of: dict[int, _Call] = {}
+        self.of: dict[int, _SavedCall] = {}
         self.around: set[int] = set()  # those that have modules inside
         self._step: int | None = None
         self._begin = self._next = 0  # the micro step that the step began with, and the one after its last
@@ -201,7 +201,7 @@ class _Calls:
         """Take calls of the step. Its micro steps come after those of the steps before."""
         columns: list[Any] = [calls[name] for name in ("kind", "site", "type", "phase", "micro", "parent", "recompute")]
         for seq, *fields in zip(calls.numbers("seq").tolist(), *(column.tolist() for column in columns), strict=True):
-            call = _Call(*fields)
+            call = _SavedCall(*fields)
             call = call._replace(micro=self._begin + call.micro)
             self.of[seq] = call
             self._of_micro.setdefault(call.micro, []).append(seq)

@@ -16,10 +16,10 @@ import re
 from pathlib import Path
 
 from astray.errors import RunError
-from astray.foreign.dump_rows import GatheredRank, Gathering
+from astray.foreign.dump_rows import DumpRank, DumpRows
 from astray.foreign.torch_npu import arrays, lines
 from astray.foreign.torch_npu.calls import gather
-from astray.foreign.torch_npu.names import Dump
+from astray.foreign.torch_npu.names import TorchNpuDump
 from astray.foreign.torch_npu.writer import translate
 from astray.store.run import RankRun, Run
 from astray.store.run_info import RunInfo
@@ -61,7 +61,7 @@ def open_dump(path: Path) -> Run:
     return Run(path, info, ranks, problems)
 
 
-def read(path: Path) -> Dump:
+def read(path: Path) -> TorchNpuDump:
     """The tensors of one rank as the dump has them, in order. Raises RunError when there are none."""
     return arrays.read(path) if path.is_dir() else lines.read(path)
 
@@ -73,10 +73,10 @@ def _rank(rank: int, path: Path, problems: list[str]) -> RankRun | None:
     except RunError as error:
         problems.append(str(error))
         return None
-    rows = Gathering()
+    rows = DumpRows()
     rows.problems.extend(dump.problems)
     gather(dump.tensors, rows)
-    return GatheredRank(rank, rows.source(complete=not dump.is_cut, ended="cut short" if dump.is_cut else "normally"))
+    return DumpRank(rank, rows.source(complete=not dump.is_cut, ended="cut short" if dump.is_cut else "normally"))
 
 
 def _rank_of(path: Path) -> int:

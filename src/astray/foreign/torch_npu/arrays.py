@@ -18,8 +18,8 @@ import numpy as np
 from astray.checkpoints.torch_files import MOST_EXPANDED
 from astray.errors import RunError
 from astray.foreign import array_files as npy
-from astray.foreign.dump_rows import Values, shape_of
-from astray.foreign.torch_npu.names import Array, Dump, Dumped, Floats, Name, parse
+from astray.foreign.dump_rows import ValueLocation, shape_of
+from astray.foreign.torch_npu.names import Array, DumpedTensor, Floats, TensorName, TorchNpuDump, parse
 from astray.stats import DTYPES
 from astray.stats.dtypes import widen
 from astray.store.safe_paths import entries
@@ -32,11 +32,11 @@ _PLAIN_FORMATS = (-1, 0, 1, 2, 16, 27, 30)
 """Formats of Ascend in which a tensor lies as its shape and stride say; in the others it is cut into tiles."""
 
 
-class Place(NamedTuple):
+class ArrayFileName(NamedTuple):
     """What the name of a file says."""
 
     path: Path
-    name: Name
+    name: TensorName
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -61,7 +61,7 @@ def dumped_in(folder: Path) -> list[Path]:
     return [path for path in entries(folder) if _FILE.fullmatch(path.name)]
 
 
-def read(folder: Path) -> Dump:
+def read(folder: Path) -> TorchNpuDump:
     """The tensors of a folder. Raises RunError where there are none."""
     places, problems = [], []
     for path in dumped_in(folder):
@@ -72,29 +72,29 @@ def read(folder: Path) -> Dump:
             places.append(place)
     if not places:
         raise RunError(f"{folder} holds no tensor of torch_npu.hooks. {' '.join(problems[:1])}".rstrip())
-    return Dump([_dumped(place, problems) for place in sorted(places, key=lambda place: place.sorts)], problems)
+    return TorchNpuDump([_dumped(place, problems) for place in sorted(places, key=lambda place: place.sorts)], problems)
 
 
-def _place(path: Path) -> Place | None:
+def _place(path: Path) -> ArrayFileName | None:
     found = _FILE.fullmatch(path.name)
     assert found is not None, "asked for only where it fits"
     name = parse(f"{found[1]}.{found[2]}")
     shape, stride = (shape_of([int(one) for one in text.split(",") if one]) for text in found.group(3, 4))
     if name is None or shape is None or stride is None or len(shape) != len(stride):
         return None
-    return Place(path, name, shape, stride, int(found[5]), int(found[6]))
+    return ArrayFileName(path, name, shape, stride, int(found[5]), int(found[6]))
 
 
-def _dumped(place: Place, problems: list[str]) -> Dumped:
+def _dumped(place: ArrayFileName, problems: list[str]) -> DumpedTensor:
     values, note, dtype = None, None, ""
     try:
         dtype = npy.describe(place.path).dtype
         _check(place)
-        values = Values(place.path, partial(_load, place), math.prod(place.shape) * DTYPES[dtype].itemsize)
+        values = ValueLocation(place.path, partial(_load, place), math.prod(place.shape) * DTYPES[dtype].itemsize)
     except RunError as error:
         note = str(error)
         problems.append(note)
-    return Dumped(
+    return DumpedTensor(
         place.name,
         f"{place.name.number}_{place.name.unnumbered}",
         place.path.name,
@@ -111,7 +111,7 @@ def _refuse(why: str) -> Floats:
     raise RunError(why)
 
 
-def _check(place: Place) -> None:
+def _check(place: ArrayFileName) -> None:
     """Raises RunError when the tensor is not to be had from what the file holds."""
     if place.format not in _PLAIN_FORMATS:
         raise RunError(
@@ -133,7 +133,7 @@ def _check(place: Place) -> None:
         )
 
 
-def _load(place: Place) -> Array:
+def _load(place: ArrayFileName) -> Array:
     whole = npy.read(place.path)
     if not math.prod(place.shape):
         return np.empty(place.shape, whole.dtype)
@@ -142,5 +142,5 @@ def _load(place: Place) -> Array:
     return np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat, place.shape, strides)).reshape(place.shape)
 
 
-def _floats(place: Place, dtype: str) -> Floats:
+def _floats(place: ArrayFileName, dtype: str) -> Floats:
     return widen(_load(place), dtype).reshape(-1)

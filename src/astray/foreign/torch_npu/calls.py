@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from astray.foreign.dump_rows import Gathering
+from astray.foreign.dump_rows import DumpRows
 from astray.foreign.msprobe.names import by_keyword
-from astray.foreign.torch_npu.names import NODE, Dumped, Site, order, site
+from astray.foreign.torch_npu.names import NODE, DumpedTensor, FunctionSite, order, site
 
 Shape = tuple[int, ...]
 
@@ -34,9 +34,9 @@ class Forward(NamedTuple):
     outputs: dict[str, Shape]
 
 
-def calls(tensors: Iterable[Dumped]) -> Iterator[list[Dumped]]:
+def calls(tensors: Iterable[DumpedTensor]) -> Iterator[list[DumpedTensor]]:
     """The tensors of a dump, call by call."""
-    group: list[Dumped] = []
+    group: list[DumpedTensor] = []
     for tensor in tensors:
         if group and _begins_anew(group[-1], tensor):
             yield group
@@ -46,7 +46,7 @@ def calls(tensors: Iterable[Dumped]) -> Iterator[list[Dumped]]:
         yield group
 
 
-def _begins_anew(last: Dumped, next: Dumped) -> bool:
+def _begins_anew(last: DumpedTensor, next: DumpedTensor) -> bool:
     one, other = last.name, next.name
     if one.called != other.called:
         return True
@@ -55,7 +55,7 @@ def _begins_anew(last: Dumped, next: Dumped) -> bool:
     return order(other.path) <= order(one.path)
 
 
-def gather(tensors: Iterable[Dumped], rows: Gathering) -> None:
+def gather(tensors: Iterable[DumpedTensor], rows: DumpRows) -> None:
     """Add the calls of a dump, and their tensors."""
     waiting: dict[str, list[Forward]] = {}
     counts: Counter[tuple[str, str]] = Counter()
@@ -92,7 +92,7 @@ def gather(tensors: Iterable[Dumped], rows: Gathering) -> None:
             )
 
 
-def _shapes(group: list[Dumped], side: str) -> dict[str, Shape]:
+def _shapes(group: list[DumpedTensor], side: str) -> dict[str, Shape]:
     return {tensor.name.path or "0": tensor.shape for tensor in group if tensor.name.side == side}
 
 
@@ -104,7 +104,7 @@ def _partner(waiting: list[Forward], arriving: dict[str, Shape]) -> Forward | No
     return None
 
 
-def _forward_paths(group: list[Dumped], of: Site) -> list[str]:
+def _forward_paths(group: list[DumpedTensor], of: FunctionSite) -> list[str]:
     function = of.site[1:]
     alone = sum(tensor.name.side == "output" for tensor in group) == 1
     return [
@@ -115,7 +115,7 @@ def _forward_paths(group: list[Dumped], of: Site) -> list[str]:
     ]
 
 
-def _backward_paths(group: list[Dumped], of: Site, forward: Forward | None) -> list[str]:
+def _backward_paths(group: list[DumpedTensor], of: FunctionSite, forward: Forward | None) -> list[str]:
     sent = _shapes(group, "input")
     of_arguments = forward is not None and _are_of_arguments(of.site[1:], sent, forward.inputs)
     alone = len(forward.outputs) == 1 if forward is not None and forward.outputs else True

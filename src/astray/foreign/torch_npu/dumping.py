@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from astray.capture.adapters import Adapter, adapter_for
 from astray.capture.recorder import Recorder
 from astray.errors import RunExists, UsageError
-from astray.foreign.live_writer import live
+from astray.foreign.live_writer import live_writer
 from astray.foreign.torch_npu import lines
 from astray.foreign.torch_npu.names import SAMPLE
-from astray.foreign.torch_npu.writer import Form, TorchNpuTranslator, first_positions, place_of, translate
+from astray.foreign.torch_npu.writer import DumpForm, TorchNpuTranslator, first_positions, place_of, translate
 from astray.log import logger
 from astray.process import absolute, rank_and_world_size
 from astray.store.run_info import RunInfo
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     import torch
 
 
-_running: list[Dumping] = []
+_running: list[DumpRecorder] = []
 
 
-class Dumping:
+class DumpRecorder:
     """What is dumped in one of the two forms, from the first model and the first path on.
 
     arrays: a folder of numpy's files, and not a file of lines.
@@ -50,7 +50,7 @@ class Dumping:
         self._recorder: Recorder | None = None
         self._adapter: Adapter | None = None
         self._translator: TorchNpuTranslator | None = None
-        self._form: Form | None = None
+        self._form: DumpForm | None = None
         self._paused = False
 
     def add(self, model: torch.nn.Module, *, sample: bool, schedule: Schedule | None, path: Path | None = None) -> None:
@@ -108,7 +108,7 @@ class Dumping:
         self._recorder = Recorder.discovering(
             self._path,
             self._adapter,
-            writer=live(self._translate, first_positions),
+            writer=live_writer(self._translate, first_positions),
             level="function",
             keep="sample" if self._takes_first else "tensors",
             samples=SAMPLE,
@@ -133,7 +133,7 @@ class Dumping:
         self._translator = TorchNpuTranslator(self._form, first_only=self._takes_first)
         return self._translator
 
-    def _new_form(self, path: Path) -> Form:
+    def _new_form(self, path: Path) -> DumpForm:
         rank, world_size = _rank_and_world_size(self._adapter)
         place = place_of(path, rank, world_size, folder=self._arrays)
         if not self._arrays and place.is_file() and place.stat().st_size and not lines.recognises(place):
@@ -175,7 +175,7 @@ def settle() -> None:
         dumping.settle()
 
 
-def _run(dumping: Dumping) -> None:
+def _run(dumping: DumpRecorder) -> None:
     """See to it that it hears of steps, and is stopped when the program ends."""
     if dumping not in _running:
         _running.append(dumping)

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from astray.errors import RunError
-from astray.foreign.dump_rows import Values, shape_of
+from astray.foreign.dump_rows import ValueLocation, shape_of
 from astray.foreign.torch_npu import numbers
-from astray.foreign.torch_npu.names import SAMPLE, SUMMARY, Array, Dump, Dumped, Floats, Name, parse
+from astray.foreign.torch_npu.names import SAMPLE, SUMMARY, Array, DumpedTensor, Floats, TensorName, TorchNpuDump, parse
 from astray.part import Part
 from astray.records import Statistics
 from astray.stats import DTYPES
@@ -37,7 +37,7 @@ class Line(NamedTuple):
 
     number: int
     text: str
-    name: Name
+    name: TensorName
     dtype: str
     shape: tuple[int, ...]
     start: int
@@ -66,7 +66,7 @@ def recognises(path: Path) -> bool:
     return any(_name(found) is not None for found in map(_HEAD.match, beginning.split(b"\n")) if found)
 
 
-def read(path: Path) -> Dump:
+def read(path: Path) -> TorchNpuDump:
     """The tensors of a file. Raises RunError where it is something else."""
     found, problems, is_cut = _lines(path)
     if not found:
@@ -82,7 +82,7 @@ def read(path: Path) -> Dump:
                 "which are neither all nor a sample. They are left out."
             )
         tensors.append(_dumped(path, line, some_of_it and (sampled or not all_of_it)))
-    return Dump(tensors, few(problems, path.name), is_cut)
+    return TorchNpuDump(tensors, few(problems, path.name), is_cut)
 
 
 def _lines(path: Path) -> tuple[list[Line], list[str], bool]:
@@ -118,7 +118,7 @@ def _line(raw: bytes, number: int, start: int) -> Line | None:
     return Line(number, json.loads(head[1]), name, dtype, shape, start + begin, start + end, values)
 
 
-def _name(head: re.Match[bytes]) -> Name | None:
+def _name(head: re.Match[bytes]) -> TensorName | None:
     try:
         return parse(json.loads(head[1]))
     except ValueError:
@@ -132,7 +132,7 @@ def _shape(text: bytes) -> tuple[int, ...] | None:
         return None
 
 
-def _dumped(path: Path, line: Line, is_sampled: bool) -> Dumped:
+def _dumped(path: Path, line: Line, is_sampled: bool) -> DumpedTensor:
     place = f"line {line.number} of {path.name}"
     known = line.dtype in DTYPES
     load = partial(_numbers, path, line, place)
@@ -141,16 +141,18 @@ def _dumped(path: Path, line: Line, is_sampled: bool) -> Dumped:
     if any(line.could_be) and known:
         nbytes = math.prod(line.shape) * DTYPES[line.dtype].itemsize
         if whole:
-            values = Values((path, line.start), partial(_elements, load, line, line.shape, place), nbytes)
+            values = ValueLocation((path, line.start), partial(_elements, load, line, line.shape, place), nbytes)
         elif DTYPES[line.dtype].kind != "complex":
             part = leading_block(line.shape)
             block = part.shape_of(line.shape)
             nbytes = math.prod(block) * DTYPES[line.dtype].itemsize
-            values = Values((path, line.start), partial(_elements, load, line, block, place), nbytes, part=str(part))
+            values = ValueLocation(
+                (path, line.start), partial(_elements, load, line, block, place), nbytes, part=str(part)
+            )
     if is_sampled and not whole:
         statistics = _summary(path, line)
     note = None if known else f"Its dtype is not known, so its values in {place} are not read."
-    return Dumped(
+    return DumpedTensor(
         line.name,
         line.text,
         place,

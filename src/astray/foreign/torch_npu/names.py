@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from astray.foreign.dump_rows import Values
+from astray.foreign.dump_rows import ValueLocation
 from astray.foreign.msprobe import names as api
 from astray.records import Kind, Phase, Role, Statistics
 from astray.wording import numeral
@@ -27,7 +27,7 @@ NODE = "node."
 """How the path of a gradient begins of which only its place in an autograd node is known, and not whose it is."""
 
 
-class Name(NamedTuple):
+class TensorName(NamedTuple):
     """A tensor's name, taken apart.
 
     number: None in the oldest dumps. prefix, function: what was called: "Functional" and "linear".
@@ -57,7 +57,7 @@ class Name(NamedTuple):
         return self.side if self.phase == "forward" else "output" if self.side == "input" else "input"
 
 
-class Site(NamedTuple):
+class FunctionSite(NamedTuple):
     """What astray calls a function of which the module is not known."""
 
     kind: Kind
@@ -65,7 +65,7 @@ class Site(NamedTuple):
     type: str
 
 
-def parse(text: str) -> Name | None:
+def parse(text: str) -> TensorName | None:
     """What a name says; None when it is none.
 
     >>> parse("3_Functional_linear_forward_output")
@@ -78,22 +78,22 @@ def parse(text: str) -> Name | None:
         return None
     number, prefix, function, phase, side, path = found.groups()
     count = None if number is None else int(number)
-    return Name(count, prefix, function, cast(Phase, phase), cast(Side, side), (path or ".")[1:])
+    return TensorName(count, prefix, function, cast(Phase, phase), cast(Side, side), (path or ".")[1:])
 
 
-def site(prefix: str, function: str) -> Site:
+def site(prefix: str, function: str) -> FunctionSite:
     """What astray calls it.
 
     >>> site("Functional", "linear")
     Site(kind='function', site='/linear', type='torch.nn.functional.linear')
     """
     if prefix == _MODULE:  # of a module the dump knows the class alone
-        return Site("module", f"/{function}", function)
+        return FunctionSite("module", f"/{function}", function)
     if prefix == _OPERATOR:
-        return Site("op", f"/aten.{function.partition('.')[0]}", f"aten.{function}")
+        return FunctionSite("op", f"/aten.{function.partition('.')[0]}", f"aten.{function}")
     entry = api.parse(f"{prefix}.{function}.0.forward")
     assert entry is not None, "a prefix of letters and a function make a name"
-    return Site(entry.kind, f"/{entry.path}", entry.type)
+    return FunctionSite(entry.kind, f"/{entry.path}", entry.type)
 
 
 def stem(kind: str, type: str, code: str) -> str | None:
@@ -149,7 +149,7 @@ SUMMARY = 3
 """What follows them: the maximum, the minimum and the mean of the whole tensor."""
 
 
-class Dumped(NamedTuple):
+class DumpedTensor(NamedTuple):
     """A tensor as the dump has it.
 
     text: its name as it is written, `name` the same taken apart. place: where it stands, in words.
@@ -158,23 +158,23 @@ class Dumped(NamedTuple):
     counts_tensors: the path in its name counts the tensors on its side, of which a lone one is number 0.
     """
 
-    name: Name
+    name: TensorName
     text: str
     place: str
     dtype: str
     shape: tuple[int, ...]
     numbers: Callable[[], Floats]
-    values: Values | None = None
+    values: ValueLocation | None = None
     statistics: Statistics | None = None
     note: str | None = None
     is_sampled: bool = False
     counts_tensors: bool = False
 
 
-class Dump(NamedTuple):
+class TorchNpuDump(NamedTuple):
     """The tensors of one rank, in order, and what is wrong with it. `is_cut`: its end shows that it was cut short."""
 
-    tensors: list[Dumped]
+    tensors: list[DumpedTensor]
     problems: list[str]
     is_cut: bool = False
 

@@ -18,8 +18,8 @@ from astray.capture.adapters import adapter_for
 from astray.errors import AstrayError
 from astray.foreign.torch_npu import numbers
 from astray.foreign.torch_npu.names import order, stem, written_path
-from astray.foreign.torch_npu.writer import Kept, line
-from astray.guarding.exact import Stop
+from astray.foreign.torch_npu.writer import CallTensor, line
+from astray.guarding.exact import ExactStop
 from astray.guarding.guard import Guard
 from astray.guarding.trip import Trip
 from astray.log import logger
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from astray.capture.pytorch.calls.modes import Modes
 
 
-class Overflow(AstrayError, ValueError):  # noqa: N818 - reads as the fact it states
+class OverflowStop(AstrayError, ValueError):  # noqa: N818 - reads as the fact it states
     """A call has made NaN or infinity. `trip` has what is known of it, `path` the file with its tensors."""
 
     def __init__(self, call: str, trip: Trip, path: Path | None) -> None:
@@ -73,7 +73,7 @@ class OverflowCheck:
         if guard is not None:
             guard.stop()
 
-    def _found(self, stop: Stop) -> BaseException:
+    def _found(self, stop: ExactStop) -> BaseException:
         """The error in place of what the guard has raised."""
         guard, self._guard = self._guard, None
         if guard is None:
@@ -81,35 +81,35 @@ class OverflowCheck:
         trip = guard.stop_after(stop)[0]
         rank = open_run(trip.path).ranks.get(guard.rank) if trip.path is not None else None
         if rank is None or not len(rank.tensors):  # it could not be written; the trip says what is known
-            return Overflow("a call that could not be saved", trip, None)
+            return OverflowStop("a call that could not be saved", trip, None)
         call, lines = _told(rank)
         path = _free_name()
         try:
             path.write_text("".join(lines))
         except OSError as error:
             logger.warning("%s", f"{path} cannot be written: {error.strerror}. {trip.path} has the same.")
-            return Overflow(call, trip, None)
-        return Overflow(call, trip, path.resolve())
+            return OverflowStop(call, trip, None)
+        return OverflowStop(call, trip, path.resolve())
 
 
-def _translating(found: Callable[[Stop], BaseException]) -> Modes:
+def _translating(found: Callable[[ExactStop], BaseException]) -> Modes:
     """Puts a mode in place that raises what `found` makes of the guard's stop."""
     from torch.overrides import TorchFunctionMode
 
     from astray.capture.pytorch.calls.modes import Modes
     from astray.capture.pytorch.compiled.code import never_compiled
 
-    class Translating(TorchFunctionMode):
+    class TensorTranslator(TorchFunctionMode):
         @never_compiled
         def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
             try:
                 return func(*args, **(kwargs or {}))
-            except Stop as stop:
+            except ExactStop as stop:
                 error = found(stop)
             raise error
 
     modes = Modes()
-    modes.use([Translating()])
+    modes.use([TensorTranslator()])
     modes.switch(True)
     return modes
 
@@ -135,7 +135,7 @@ def _told(rank: RankRun) -> tuple[str, Iterator[str]]:
                 function = call["site"].rpartition("/")[2]
                 side, place = written_path(function, of["role"], of["path"], call["phase"])
                 plain = numbers.as_numbers(values, of["dtype"])
-                kept.append(Kept(side, place, of["dtype"], of["shape"], plain))
+                kept.append(CallTensor(side, place, of["dtype"], of["shape"], plain))
         for one in sorted(kept, key=lambda one: (one.side, order(one.path))):
             yield line(f"{name}_{one.side}{'.' * bool(one.path)}{one.path}", one)
 

@@ -44,12 +44,12 @@ class TorchNpuTranslator:
     first_only: the rows have the values at `first_positions`, and no others.
     """
 
-    def __init__(self, form: Form, *, first_only: bool = False) -> None:
+    def __init__(self, form: DumpForm, *, first_only: bool = False) -> None:
         self.form = form
         self.first_only = first_only
         self.lost: Counter[str] = Counter()
-        self._called: dict[int, Called] = {}
-        self._held: dict[int, Held] = {}
+        self._called: dict[int, CallRow] = {}
+        self._held: dict[int, PendingCall] = {}
         self._step: int | None = None
         self._with_modules: bool | None = None  # beside functions, which the tool knows alone, they are left out
 
@@ -66,7 +66,7 @@ class TorchNpuTranslator:
                 self.lost[_unnamed(called, role)] += 1
                 continue
             self._end_others(seq)
-            call = self._held.setdefault(seq, Held(seq, called))
+            call = self._held.setdefault(seq, PendingCall(seq, called))
             call.is_new = True
             kept = self._kept(rows, row, called, role, path, dtype, shape)
             if kept is not None:
@@ -106,7 +106,7 @@ class TorchNpuTranslator:
                 found = None
                 self.lost["a call of a module, around those of functions"] += 1
             parent = parent if parent is not None and parent >= 0 else None
-            self._called[seq] = Called(found, phase, parent, site.rpartition("/")[2], kind, bool(recompute))
+            self._called[seq] = CallRow(found, phase, parent, site.rpartition("/")[2], kind, bool(recompute))
             if found is not None:
                 self.lost["the module in which a function was called"] += kind != "module" and not site.startswith("/")
                 self.lost["the name of a module"] += kind == "module"
@@ -140,8 +140,8 @@ class TorchNpuTranslator:
         return found
 
     def _kept(
-        self, rows: RankRun, row: int, called: Called, role: Role, path: str, dtype: str, shape: tuple[int, ...]
-    ) -> Kept | None:
+        self, rows: RankRun, row: int, called: CallRow, role: Role, path: str, dtype: str, shape: tuple[int, ...]
+    ) -> CallTensor | None:
         tensors = rows.tensors
         is_sample = int(tensors.numbers("sampled")[row]) >= 0 and not self.first_only
         is_part = tensors["part"][row] is not None or is_sample
@@ -152,12 +152,12 @@ class TorchNpuTranslator:
         side, place = written_path(called.function, role, path, called.phase)
         plain = numbers.as_numbers(elements, dtype)
         if not self.form.sample:
-            return Kept(side, place, dtype, shape, plain)
+            return CallTensor(side, place, dtype, shape, plain)
         known = Statistics.of({name: tensors.numbers(name)[row].item() for name in Statistics._fields})
         whole = None if self.first_only and known is None else numbers.summary(plain, known)
-        return Kept(side, place, dtype, shape, plain[:SAMPLE].copy(), whole or (math.nan,) * SUMMARY)
+        return CallTensor(side, place, dtype, shape, plain[:SAMPLE].copy(), whole or (math.nan,) * SUMMARY)
 
-    def _write(self, call: Held) -> None:
+    def _write(self, call: PendingCall) -> None:
         del self._held[call.seq]
         if call.tensors:
             self.form.write(call, self.lost)
@@ -189,7 +189,7 @@ def translate(
 _WANTED = {False: "file", True: "folder"}
 
 
-def _unnamed(called: Called | None, role: str) -> str:
+def _unnamed(called: CallRow | None, role: str) -> str:
     if called is None:
         return "a tensor of a call whose row has gone"
     if role == "gradient":
@@ -208,7 +208,7 @@ MOST_DIGITS = 9
 """Of a tensor's place in the name of a file: what `arrays.py` reads."""
 
 
-class Called(NamedTuple):
+class CallRow(NamedTuple):
     """What a call's row says. `stem` is None where these dumps have no name for it.
 
     again: it is a forward call that is done again for a backward pass.
@@ -222,7 +222,7 @@ class Called(NamedTuple):
     again: bool
 
 
-class Kept(NamedTuple):
+class CallTensor(NamedTuple):
     """A tensor of a call, on its way into the dump. `summary` is there when `values` are only the first of it."""
 
     side: Side
@@ -233,13 +233,13 @@ class Kept(NamedTuple):
     summary: tuple[float, ...] = ()
 
 
-class Held:
+class PendingCall:
     """A call whose tensors are still coming."""
 
-    def __init__(self, seq: int, called: Called) -> None:
+    def __init__(self, seq: int, called: CallRow) -> None:
         self.seq = seq
         self.called = called
-        self.tensors: list[Kept] = []
+        self.tensors: list[CallTensor] = []
         self.is_new = True  # something came since the files were last brought up to date
 
     @property
@@ -251,17 +251,17 @@ class Held:
     def has_results(self) -> bool:
         return self.called.phase == "backward" or any(one.side == "output" for one in self.tensors)
 
-    def in_order(self) -> list[Kept]:
+    def in_order(self) -> list[CallTensor]:
         """Inputs before outputs, each by their places."""
         return sorted(self.tensors, key=lambda one: (one.side == "output", order(one.path)))
 
 
-class Form(Protocol):
+class DumpForm(Protocol):
     """Where whole calls are written to."""
 
     sample: bool
 
-    def write(self, call: Held, lost: Counter[str]) -> None:
+    def write(self, call: PendingCall, lost: Counter[str]) -> None:
         """Write a call so that a kill takes no part of it that was written."""
 
     def close(self) -> None:
@@ -277,7 +277,7 @@ class LineFile:
         self._number = 0
         self._file: FileIO | None = FileIO(path, "wb")
 
-    def write(self, call: Held, lost: Counter[str]) -> None:  # noqa: ARG002 - everything can be said
+    def write(self, call: PendingCall, lost: Counter[str]) -> None:  # noqa: ARG002 - everything can be said
         if self._file is None:  # another recording goes on with it
             self._file = FileIO(self.path, "ab")
         for one in call.in_order():
@@ -291,7 +291,7 @@ class LineFile:
             self._file = None
 
 
-def line(name: str, one: Kept) -> str:
+def line(name: str, one: CallTensor) -> str:
     """The line of a tensor."""
     values = numbers.write(one.values, one.summary)
     return f"[{numbers.text(name)}, {values}, {numbers.text(f'torch.{one.dtype}')}, {list(one.shape)}]\n"
@@ -307,7 +307,7 @@ class ArrayFolder:
         self._number = 0
         path.mkdir(parents=True, exist_ok=True)
 
-    def write(self, call: Held, lost: Counter[str]) -> None:
+    def write(self, call: PendingCall, lost: Counter[str]) -> None:
         for side in ("input", "output"):
             tensors = [one for one in call.in_order() if one.side == side]
             taken = {numeral(one.path or "0", MOST_DIGITS) for one in tensors}
@@ -333,7 +333,7 @@ class ArrayFolder:
         form = f"{side}{place}_shape[{sizes}]_stride[{steps}]_offset[0]_format[2]"
         return file_name(f"{self._number}_{name}_{form}", ".npy")
 
-    def _array(self, one: Kept, lost: Counter[str]) -> Array:
+    def _array(self, one: CallTensor, lost: Counter[str]) -> Array:
         kind = DTYPES[one.dtype]
         if kind.storage.kind == "c":
             return one.values.view(kind.storage).reshape(one.shape)

@@ -5,7 +5,7 @@ element, `rows` is what people read.
 """
 
 from astray.state.updates.check import UpdateWatch, check_updates
-from astray.state.updates.rules import Before, Expected, Rule
+from astray.state.updates.rules import ExpectedUpdate, ParameterState, Rule
 from astray.state.updates.table import Update, Updates
 
-__all__ = ["Before", "Expected", "Rule", "Update", "UpdateWatch", "Updates", "check_updates"]
+__all__ = ["ExpectedUpdate", "ParameterState", "Rule", "Update", "UpdateWatch", "Updates", "check_updates"]

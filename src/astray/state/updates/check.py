@@ -14,7 +14,7 @@ from torch import Tensor
 
 from astray.capture.pytorch.parameter_update import closure_of, is_inner
 from astray.errors import UsageError
-from astray.state.updates.rules import ROUNDINGS, Before, Expected, NoRuleError, Rule, rule_of
+from astray.state.updates.rules import ROUNDINGS, ExpectedUpdate, NoRuleError, ParameterState, Rule, rule_of
 from astray.state.updates.table import Updates, judged
 
 _Finding = tuple[dict[str, Any], str | None, Tensor | None]  # what is known of a row, why it is not checked, measures
@@ -56,7 +56,7 @@ class UpdateWatch:
         self._optimizer = optimizer
         self._rules = rules or {}
         self._names = _names(optimizer, model, pattern)
-        self._held: dict[Tensor, Held] = {}
+        self._held: dict[Tensor, ParameterBefore] = {}
         self._scale: Tensor | None = None
         self._skipped = False
         self._step = 0
@@ -115,7 +115,7 @@ class UpdateWatch:
         for parameter in self._names:
             gradient = None if makes_gradients else parameter.grad
             states = optimizer.state.get(parameter, {})
-            self._held[parameter] = Held(
+            self._held[parameter] = ParameterBefore(
                 _local(parameter).clone(),
                 None if gradient is None else _local(gradient).clone(),
                 {name: _local(value).clone() for name, value in states.items() if is_like(parameter, value)},
@@ -129,7 +129,9 @@ class UpdateWatch:
                     self._look(optimizer, group, self._names[parameter] or f"group{number}.{place}", parameter, held)
         self._step += 1
 
-    def _look(self, optimizer: Any, group: Mapping[str, Any], name: str, parameter: Tensor, held: Held) -> None:
+    def _look(
+        self, optimizer: Any, group: Mapping[str, Any], name: str, parameter: Tensor, held: ParameterBefore
+    ) -> None:
         known = {
             "step": self._step,
             "name": name,
@@ -151,7 +153,7 @@ class UpdateWatch:
         self._found.append((known, why, measured))
 
     def _weighed(
-        self, optimizer: Any, group: Mapping[str, Any], parameter: Tensor, held: Held, gradient: Tensor
+        self, optimizer: Any, group: Mapping[str, Any], parameter: Tensor, held: ParameterBefore, gradient: Tensor
     ) -> Tensor:
         if not parameter.is_floating_point() or gradient.layout != torch.strided:
             what = parameter.dtype if gradient.layout == torch.strided else gradient.layout
@@ -217,7 +219,7 @@ MEASURES = (
 )
 
 
-class Held(NamedTuple):
+class ParameterBefore(NamedTuple):
     """One parameter as a step finds it, copied."""
 
     weight: Tensor
@@ -226,7 +228,12 @@ class Held(NamedTuple):
 
 
 def weigh(
-    held: Held, weight: Tensor, gradient: Tensor, after: Mapping[str, Any], group: Mapping[str, Any], rule: Rule
+    held: ParameterBefore,
+    weight: Tensor,
+    gradient: Tensor,
+    after: Mapping[str, Any],
+    group: Mapping[str, Any],
+    rule: Rule,
 ) -> Tensor:
     """The `MEASURES` of one parameter: `held` before the step, `weight` and `after` behind it."""
     exact = torch.finfo(weight.dtype)
@@ -238,7 +245,7 @@ def weigh(
     for part in _stretches(weight.numel()):
         states = {name: _piece(value, part) for name, value in held.states.items()}
         later = {name: _piece(value, part) for name, value in pieces.items()}
-        before = Before(
+        before = ParameterState(
             weight=_piece(held.weight, part),
             gradient=_piece(gradient, part),
             states=states,
@@ -252,7 +259,7 @@ def weigh(
     return total
 
 
-def weigh_untouched(held: Held, weight: Tensor) -> Tensor:
+def weigh_untouched(held: ParameterBefore, weight: Tensor) -> Tensor:
     """The same of a parameter that should not have moved at all."""
     total = torch.zeros(len(MEASURES), dtype=torch.float64, device=weight.device)
     for part in _stretches(weight.numel()):
@@ -263,7 +270,7 @@ def weigh_untouched(held: Held, weight: Tensor) -> Tensor:
     return total
 
 
-def _weighed(before: Before, now: Tensor, rule: Rule, fineness: Mapping[str, torch.finfo]) -> Tensor:
+def _weighed(before: ParameterState, now: Tensor, rule: Rule, fineness: Mapping[str, torch.finfo]) -> Tensor:
     expected = rule(before)
     due, wrong = expected.change, _is_off(before, now, expected)
     states = torch.zeros_like(wrong)
@@ -292,7 +299,7 @@ def _weighed(before: Before, now: Tensor, rule: Rule, fineness: Mapping[str, tor
     )
 
 
-def _is_off(before: Before, now: Tensor, expected: Expected) -> Tensor:
+def _is_off(before: ParameterState, now: Tensor, expected: ExpectedUpdate) -> Tensor:
     """Where a weight is further from what is expected than rounding explains, or is not finite and should be."""
     due = before.weight + expected.change
     return ((now - due).abs() > expected.slack) | (now.isfinite() != due.isfinite())

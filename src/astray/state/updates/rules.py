@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-class Before(NamedTuple):
+class ParameterState(NamedTuple):
     """What a step begins with, of a stretch of one parameter, in float64; and the states that it has left behind."""
 
     weight: Tensor
@@ -36,22 +36,22 @@ class Before(NamedTuple):
         return self.states.get(name, torch.zeros_like(self.gradient))
 
 
-class Term(NamedTuple):
+class SummedTerm(NamedTuple):
     """A number, and the size of what it was added up from."""
 
     value: Tensor
     size: Tensor
 
 
-class Expected(NamedTuple):
+class ExpectedUpdate(NamedTuple):
     """What a rule says: how far the weight moves, how wrong rounding alone may make that, and the new states."""
 
     change: Tensor
     slack: Tensor
-    states: Mapping[str, Term]
+    states: Mapping[str, SummedTerm]
 
 
-Rule = Callable[[Before], Expected]
+Rule = Callable[[ParameterState], ExpectedUpdate]
 
 ROUNDINGS = 8
 """So many roundings, each of half a spacing, may a step make of the terms of one number."""
@@ -61,7 +61,7 @@ class NoRuleError(Exception):
     """A parameter's update cannot be recomputed; the text says why."""
 
 
-def sgd(b: Before) -> Expected:
+def sgd(b: ParameterState) -> ExpectedUpdate:
     """Momentum with dampening, Nesterov's too; the decay is part of the gradient."""
     momentum, lr = b.group["momentum"], b.group["lr"]
     gradient = _decayed_gradient(b)
@@ -70,7 +70,7 @@ def sgd(b: Before) -> Expected:
     keep = 1 - b.group["dampening"]
     if "momentum_buffer" in b.states:
         old = momentum * b.state("momentum_buffer")
-        buffer = Term(old + keep * gradient.value, old.abs() + abs(keep) * gradient.size)
+        buffer = SummedTerm(old + keep * gradient.value, old.abs() + abs(keep) * gradient.size)
     else:  # the first gradient is taken whole
         buffer = gradient
     now = _after(b, "momentum_buffer")
@@ -80,27 +80,27 @@ def sgd(b: Before) -> Expected:
     return _moved(b, -lr * direction, lr * size, {"momentum_buffer": buffer})
 
 
-def adam(b: Before) -> Expected:
+def adam(b: ParameterState) -> ExpectedUpdate:
     """Both moments with their bias corrected; the decay is part of the gradient unless it is decoupled."""
     return _adam(b, decoupled=bool(b.group.get("decoupled_weight_decay", False)))
 
 
-def adamw(b: Before) -> Expected:
+def adamw(b: ParameterState) -> ExpectedUpdate:
     """Adam whose decay takes a share of the weight itself."""
     return _adam(b, decoupled=True)
 
 
-def _adam(b: Before, *, decoupled: bool) -> Expected:
+def _adam(b: ParameterState, *, decoupled: bool) -> ExpectedUpdate:
     (one, two), lr, eps = b.group["betas"], b.group["lr"], b.group["eps"]
     gradient = _ascending(b) if decoupled else _decayed_gradient(b)
     first = _average(b, b.state("exp_avg"), gradient, one)
-    squared = Term(gradient.value**2, gradient.size**2)
+    squared = SummedTerm(gradient.value**2, gradient.size**2)
     states = {"exp_avg": first, "exp_avg_sq": _average(b, b.state("exp_avg_sq"), squared, two)}
     count = torch.as_tensor(_after(b, "step"), dtype=torch.float64)
     second = _after(b, "exp_avg_sq")
     if b.group.get("amsgrad"):
         largest = torch.maximum(b.state("max_exp_avg_sq"), second)
-        states["max_exp_avg_sq"] = Term(largest, largest)
+        states["max_exp_avg_sq"] = SummedTerm(largest, largest)
         second = _after(b, "max_exp_avg_sq")
     left, left_too = 1 - one**count, 1 - two**count
     change = -lr * _after(b, "exp_avg") / left / ((second / left_too).sqrt() + eps)
@@ -113,7 +113,7 @@ def _adam(b: Before, *, decoupled: bool) -> Expected:
     return _moved(b, change, size, states)
 
 
-def lion(b: Before) -> Expected:
+def lion(b: ParameterState) -> ExpectedUpdate:
     """The sign of a mean of momentum and gradient, and a decay of the weight itself."""
     one, two = b.group["betas"]
     lr, decay = b.group["lr"], b.group.get("weight_decay", 0.0)
@@ -123,7 +123,7 @@ def lion(b: Before) -> Expected:
     change = -lr * mean.value.sign() - lr * decay * b.weight
     slack = _rounding(b, change, lr * (1 + abs(decay) * b.weight.abs()))
     slack = slack + 2 * lr * (unsure & (mean.size > 0))
-    return Expected(change, slack, {"exp_avg": _average(b, b.state("exp_avg"), gradient, two)})
+    return ExpectedUpdate(change, slack, {"exp_avg": _average(b, b.state("exp_avg"), gradient, two)})
 
 
 RULES: dict[str, Rule] = {"SGD": sgd, "Adam": adam, "AdamW": adamw, "Lion": lion}
@@ -139,39 +139,39 @@ def rule_of(optimizer: Any, own: Mapping[Any, Rule]) -> Rule:
     raise NoRuleError(f"there is no rule for {type(optimizer).__name__}")
 
 
-def _after(b: Before, name: str) -> Tensor:
+def _after(b: ParameterState, name: str) -> Tensor:
     if name not in b.after:
         has = ", ".join(b.after) or "nothing"
         raise NoRuleError(f"its state has no {name!r}, only {has}")
     return b.after[name]
 
 
-def _counts_on_device(b: Before) -> bool:
+def _counts_on_device(b: ParameterState) -> bool:
     return bool(b.group.get("capturable") or b.group.get("fused"))
 
 
-def _ascending(b: Before) -> Term:
+def _ascending(b: ParameterState) -> SummedTerm:
     gradient = -b.gradient if b.group.get("maximize") else b.gradient
-    return Term(gradient, gradient.abs())
+    return SummedTerm(gradient, gradient.abs())
 
 
-def _decayed_gradient(b: Before) -> Term:
+def _decayed_gradient(b: ParameterState) -> SummedTerm:
     gradient, decay = _ascending(b), b.group.get("weight_decay", 0.0) * b.weight
-    return Term(gradient.value + decay, gradient.size + decay.abs())
+    return SummedTerm(gradient.value + decay, gradient.size + decay.abs())
 
 
-def _average(b: Before, old: Tensor, new: Term, beta: Any) -> Term:
+def _average(b: ParameterState, old: Tensor, new: SummedTerm, beta: Any) -> SummedTerm:
     size = beta * old.abs() + (1 - beta) * new.size
     if _counts_on_device(b):  # there 1 − beta is made in single precision, of a beta near 1
         size = size + (old.abs() + new.size) / ROUNDINGS
-    return Term(beta * old + (1 - beta) * new.value, size)
+    return SummedTerm(beta * old + (1 - beta) * new.value, size)
 
 
-def _moved(b: Before, change: Tensor, size: Tensor, states: Mapping[str, Term]) -> Expected:
-    return Expected(change, _rounding(b, change, size), states)
+def _moved(b: ParameterState, change: Tensor, size: Tensor, states: Mapping[str, SummedTerm]) -> ExpectedUpdate:
+    return ExpectedUpdate(change, _rounding(b, change, size), states)
 
 
-def _rounding(b: Before, change: Tensor, size: Tensor) -> Tensor:
+def _rounding(b: ParameterState, change: Tensor, size: Tensor) -> Tensor:
     """What the weight may be off by: its own spacing, twice, and some roundings of the terms of the change."""
     largest = torch.maximum(b.weight.abs(), (b.weight + change).abs())
     return 2 * b.eps * largest + ROUNDINGS * (b.rough * size + b.least)

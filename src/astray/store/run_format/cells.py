@@ -32,7 +32,7 @@ class Encodes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class EncodedCells:
     """A column of some rows, from `start` to `stop`."""
 
     rows: Encodes
@@ -43,9 +43,9 @@ class Cells:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def part(self, rows: slice) -> Cells:
+    def part(self, rows: slice) -> EncodedCells:
         start, stop, _ = rows.indices(len(self))
-        return Cells(self.rows, self.column, self.start + start, self.start + stop)
+        return EncodedCells(self.rows, self.column, self.start + start, self.start + stop)
 
     def encode(self, column: Column, limit: int) -> Encoded | None:  # noqa: ARG002 - the rows know what they hold
         """The buffers of the column. None when strings or lists are longer together than `limit`."""
@@ -53,7 +53,7 @@ class Cells:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListCells:
     """A column whose cells come as a list."""
 
     cells: list[Any]
@@ -61,8 +61,8 @@ class Listed:
     def __len__(self) -> int:
         return len(self.cells)
 
-    def part(self, rows: slice) -> Listed:
-        return Listed(self.cells[rows])
+    def part(self, rows: slice) -> ListCells:
+        return ListCells(self.cells[rows])
 
     def encode(self, column: Column, limit: int) -> Encoded | None:
         """The buffers of the column. None when strings or lists are longer together than `limit`."""
@@ -70,7 +70,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
+class NullCells:
     """A column of nulls alone."""
 
     count: int
@@ -78,8 +78,8 @@ class Absent:
     def __len__(self) -> int:
         return self.count
 
-    def part(self, rows: slice) -> Absent:
-        return Absent(len(range(*rows.indices(self.count))))
+    def part(self, rows: slice) -> NullCells:
+        return NullCells(len(range(*rows.indices(self.count))))
 
     def encode(self, column: Column, limit: int) -> Encoded | None:  # noqa: ARG002
         """The buffers of the column."""
@@ -90,7 +90,7 @@ class Absent:
 
 
 @dataclass(frozen=True, slots=True)
-class Masked:
+class MaskedCells:
     """A column whose cells are numbers already. Where it is not `present`, a cell is null."""
 
     data: npt.NDArray[Any]
@@ -99,8 +99,8 @@ class Masked:
     def __len__(self) -> int:
         return len(self.data)
 
-    def part(self, rows: slice) -> Masked:
-        return Masked(self.data[rows], self.present[rows])
+    def part(self, rows: slice) -> MaskedCells:
+        return MaskedCells(self.data[rows], self.present[rows])
 
     def encode(self, column: Column, limit: int) -> Encoded:  # noqa: ARG002 - it has no strings
         """The buffers of the column."""
@@ -109,10 +109,10 @@ class Masked:
         return nulls, (_bitmap(self.present) if nulls else b"", data.view(np.uint8).data)
 
 
-AnyCells = Cells | Listed | Absent | Masked
+AnyCells = EncodedCells | ListCells | NullCells | MaskedCells
 
 
-def numbers(cells: Cells, column: Column) -> Masked:
+def numbers(cells: EncodedCells, column: Column) -> MaskedCells:
     """The numbers of a column, to be changed."""
     encoded = cells.encode(column, 0)
     assert encoded is not None  # only strings and lists have a limit
@@ -121,7 +121,7 @@ def numbers(cells: Cells, column: Column) -> Masked:
     if nulls:
         bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), count=len(cells), bitorder="little")
         present = bits.view(np.bool_)
-    return Masked(np.frombuffer(data, column.type).copy(), present)
+    return MaskedCells(np.frombuffer(data, column.type).copy(), present)
 
 
 def encode(cells: list[Any], type: str, limit: int) -> tuple[int, tuple[bytes, ...]] | None:

@@ -20,11 +20,11 @@ from nanoarrow.ipc import InputStream
 
 from astray.errors import RunError
 from astray.stats.kernels import factorize
-from astray.store.columns import Coded, Column, Table
+from astray.store.columns import Column, DictionaryColumn, Table
 from astray.store.run_format import schema
 from astray.store.run_format.cells import AnyCells
 from astray.store.run_format.encoder import arrow_schema, in_batches
-from astray.store.run_format.ipc import Batch, Bytes, Counts, Gathered, Stream, gather
+from astray.store.run_format.ipc import BatchLocation, Bytes, Counts, IpcStream, JoinedBuffers, gather
 from astray.store.safe_paths import opened
 
 Mask = npt.NDArray[np.bool_] | None
@@ -50,7 +50,7 @@ def read_table(path: Path, columns: tuple[schema.Column, ...], home: Path | None
     """
     with opened(path, home) as source:
         file = source.fileno()
-        stream = Stream(file)
+        stream = IpcStream(file)
         if stream.size > _memory():
             raise RunError(f"{path} has {stream.size:,} bytes, more than this machine has memory.")
         batches = [batch for batch in stream.batches() if batch.rows]
@@ -75,7 +75,7 @@ def _memory() -> int:
         return sys.maxsize
 
 
-def _count_sound(file: int, batches: list[Batch], columns: tuple[schema.Column, ...], absent: Absent) -> int:
+def _count_sound(file: int, batches: list[BatchLocation], columns: tuple[schema.Column, ...], absent: Absent) -> int:
     """How many batches can be decoded before the first that cannot."""
     for number, batch in enumerate(batches):
         try:
@@ -92,7 +92,7 @@ def empty_table(columns: tuple[schema.Column, ...]) -> Table:
 
 def decode(
     file: int,
-    batches: list[Batch],
+    batches: list[BatchLocation],
     columns: tuple[schema.Column, ...],
     absent: Absent = frozenset(),
 ) -> Table:
@@ -109,14 +109,14 @@ def in_memory(parts: Sequence[Sequence[AnyCells]], columns: tuple[schema.Column,
     if not each:
         return empty_table(columns)
     sizes = np.array([[len(buffer) for buffer in buffers] for buffers in each], np.int64)
-    return _joined(Gathered(rows, sizes, [np.concatenate(same) for same in zip(*each, strict=True)]), columns)
+    return _joined(JoinedBuffers(rows, sizes, [np.concatenate(same) for same in zip(*each, strict=True)]), columns)
 
 
 def _widths(columns: tuple[schema.Column, ...], absent: Absent) -> list[int]:
     return [0 if column in absent else BUFFERS.get(column.type, 2) for column in columns]
 
 
-def _without_padding(found: Gathered, columns: tuple[schema.Column, ...], absent: Absent) -> Gathered:
+def _without_padding(found: JoinedBuffers, columns: tuple[schema.Column, ...], absent: Absent) -> JoinedBuffers:
     """Buffers with nothing in them but their rows, so that those of one batch follow those of another.
 
     astray writes no other. Arrow allows for bytes behind the last row, and for strings that begin and end within their
@@ -149,10 +149,10 @@ def _without_padding(found: Gathered, columns: tuple[schema.Column, ...], absent
                 size = bitmap if column.type == "bool" else found.rows * np.dtype(column.type).itemsize
                 keep(first + 1, nothing, size)
         first += width
-    return Gathered(found.rows, sizes, buffers)
+    return JoinedBuffers(found.rows, sizes, buffers)
 
 
-def _joined(found: Gathered, columns: tuple[schema.Column, ...], absent: Absent = frozenset()) -> Table:
+def _joined(found: JoinedBuffers, columns: tuple[schema.Column, ...], absent: Absent = frozenset()) -> Table:
     """The table that buffers hold, those of all columns that are not `absent`."""
     decoded: dict[str, Column] = {}
     masks: dict[str, npt.NDArray[np.bool_]] = {}
@@ -169,7 +169,7 @@ def _joined(found: Gathered, columns: tuple[schema.Column, ...], absent: Absent 
     return Table(decoded, masks)
 
 
-def _present(found: Gathered, number: int) -> Mask:
+def _present(found: JoinedBuffers, number: int) -> Mask:
     """Which rows have a value, as the bitmap of a column says; None: all, or there are no rows."""
     return _bits(found, number) if len(found.buffers[number]) else None
 
@@ -177,7 +177,7 @@ def _present(found: Gathered, number: int) -> Mask:
 def _nulls(column: schema.Column, rows: int) -> Column:
     """A column without any value."""
     if column.type in BUFFERS:
-        return Coded(np.full(rows, -1, np.int32), [])
+        return DictionaryColumn(np.full(rows, -1, np.int32), [])
     return np.full(rows, {"float64": np.nan, "uint64": 0}.get(column.type, -1), column.type)
 
 
@@ -205,7 +205,7 @@ def _check(message: bytes | None, columns: tuple[schema.Column, ...]) -> tuple[A
     return frozenset(), f"its columns are not those of this format version ({', '.join(odd)})"
 
 
-def _decode_column(column: schema.Column, found: Gathered, number: int, mask: Mask) -> Column:
+def _decode_column(column: schema.Column, found: JoinedBuffers, number: int, mask: Mask) -> Column:
     """A column whose buffers, after the one that marks nulls, begin at `number`."""
     if column.type == "bool":
         return _bits(found, number)
@@ -227,7 +227,7 @@ def _integers(raw: Bytes) -> tuple[int, ...]:
     return tuple(raw.view(np.int64).tolist())
 
 
-def _bits(found: Gathered, number: int) -> npt.NDArray[np.bool_]:
+def _bits(found: JoinedBuffers, number: int) -> npt.NDArray[np.bool_]:
     """The bits of a buffer as booleans. A batch without nulls has none in its bitmap of nulls: all true."""
     bits = np.ones(found.rows.sum(), np.bool_)
     row = byte = 0
@@ -239,7 +239,7 @@ def _bits(found: Gathered, number: int) -> npt.NDArray[np.bool_]:
     return bits
 
 
-def _offsets(found: Gathered, number: int) -> npt.NDArray[np.int64]:
+def _offsets(found: JoinedBuffers, number: int) -> npt.NDArray[np.int64]:
     """Where the rows of a column begin once its batches are joined; in the file every batch counts from zero."""
     each = found.buffers[number].view(np.int32)
     seams = np.cumsum(found.rows + 1)[:-1] - 1  # from the end of one batch to the start of the next
@@ -249,7 +249,9 @@ def _offsets(found: Gathered, number: int) -> npt.NDArray[np.int64]:
     return offsets
 
 
-def _coded(data: Bytes, offsets: npt.NDArray[np.int64], mask: Mask, decode: Callable[[Bytes], Any]) -> Coded[Any]:
+def _coded(
+    data: Bytes, offsets: npt.NDArray[np.int64], mask: Mask, decode: Callable[[Bytes], Any]
+) -> DictionaryColumn[Any]:
     if mask is not None:
         lengths = np.diff(offsets)
         if lengths[~mask].any():  # bytes that belong to nothing
@@ -263,4 +265,4 @@ def _coded(data: Bytes, offsets: npt.NDArray[np.int64], mask: Mask, decode: Call
         spread = np.full(len(mask), -1, np.int32)
         spread[mask] = codes
         codes = spread
-    return Coded(codes, values)
+    return DictionaryColumn(codes, values)

@@ -23,8 +23,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from astray.store.deferred import PAGE, Piece
-from astray.store.run_format.tensor_values import Values
+from astray.store.deferred import PAGE, BytePiece
+from astray.store.run_format.tensor_values import TensorBytes
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -39,7 +39,7 @@ REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM)
 """What file systems answer that know no direct writes, when the file is opened or only when it is written to."""
 
 
-class File:
+class DiskFile:
     """A file open for writing in both ways. `direct` is None where the file system takes no direct writes."""
 
     __slots__ = ("buffered", "direct", "refused")
@@ -57,13 +57,13 @@ class File:
             os.close(self.direct)
 
 
-class Owner(Protocol):
+class WriteListener(Protocol):
     """Whoever gives a job, and hears of it again."""
 
-    def finish(self, job: Job) -> None: ...
+    def finish(self, job: WriteRequest) -> None: ...
 
 
-class Job:
+class WriteRequest:
     """Pieces that follow one another in a file.
 
     Once it is done `error` has what the disk had against it, and `lost` the values whose bytes never came, and why.
@@ -71,32 +71,32 @@ class Job:
 
     __slots__ = ("direct", "end", "error", "file", "lost", "offset", "owner", "pieces", "seconds")
 
-    def __init__(self, file: File, offset: int, direct: bool, owner: Owner) -> None:
+    def __init__(self, file: DiskFile, offset: int, direct: bool, owner: WriteListener) -> None:
         self.file = file
         self.offset = self.end = offset
         self.direct = direct
         self.owner = owner
-        self.pieces: list[tuple[Values | None, Piece]] = []
+        self.pieces: list[tuple[TensorBytes | None, BytePiece]] = []
         self.seconds = 0.0  # what it took, as its share of what all threads did in that time
         self.error: Exception | None = None
-        self.lost: dict[Values, str] = {}
+        self.lost: dict[TensorBytes, str] = {}
 
     @property
     def nbytes(self) -> int:
         return self.end - self.offset
 
-    def add(self, values: Values, piece: Piece, offset: int) -> None:
+    def add(self, values: TensorBytes, piece: BytePiece, offset: int) -> None:
         """Append a piece that belongs to this place; a gap before it is filled with zeros."""
         if offset > self.end:
-            self._append(None, Piece(memoryview(bytes(offset - self.end))))
+            self._append(None, BytePiece(memoryview(bytes(offset - self.end))))
         self._append(values, piece)
 
-    def _append(self, values: Values | None, piece: Piece) -> None:
+    def _append(self, values: TensorBytes | None, piece: BytePiece) -> None:
         self.pieces.append((values, piece))
         self.end += piece.data.nbytes
 
 
-class Hands:
+class WriterThreads:
     """The threads that write. They are made as they are needed; `finished` gives every job that was given.
 
     A file takes buffered bytes from one thread at a time, so no two of them are given such jobs of one file: the other
@@ -104,14 +104,14 @@ class Hands:
     """
 
     def __init__(self, count: int, name: str = "astray-writer") -> None:
-        self.done: SimpleQueue[Job] = SimpleQueue()
+        self.done: SimpleQueue[WriteRequest] = SimpleQueue()
         self.wake: Callable[[], None] = _nothing  # called after every job, in the thread that did it
         self._count = count
         self._name = name
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()  # of all that follows
-        self._jobs: deque[Job] = deque()
-        self._busy: set[File] = set()  # with buffered bytes
+        self._jobs: deque[WriteRequest] = deque()
+        self._busy: set[DiskFile] = set()  # with buffered bytes
         self._left = 0  # jobs that are not done
         self._active = 0
         self._busy_threads = 0  # that have a job
@@ -122,7 +122,7 @@ class Hands:
         """Whether a job is done that `finished` has not given yet."""
         return not self.done.empty()
 
-    def finished(self) -> Job:
+    def finished(self) -> WriteRequest:
         """The next job that is done. Waits for it as long as there is a thread behind it; else raises."""
         while True:
             with contextlib.suppress(Empty):
@@ -136,7 +136,7 @@ class Hands:
         if self._jobs and not any(thread.is_alive() for thread in self._threads):
             raise RuntimeError(DIED)
 
-    def give(self, job: Job) -> None:
+    def give(self, job: WriteRequest) -> None:
         with self._changed:
             self._jobs.append(job)
             self._left += 1
@@ -177,7 +177,7 @@ class Hands:
         while self._jobs and (job := self._next()) is not None:
             self._finish(job, bounce)
 
-    def _finish(self, job: Job, bounce: _Bounce) -> None:
+    def _finish(self, job: WriteRequest, bounce: _Bounce) -> None:
         """Does a job. Whatever goes wrong in here, those who wait for it hear of it."""
         try:
             self._do(job, bounce)
@@ -193,7 +193,7 @@ class Hands:
             self.done.put(job)
             self.wake()
 
-    def _next(self) -> Job | None:
+    def _next(self) -> WriteRequest | None:
         with self._changed:
             while True:
                 for place, job in enumerate(self._jobs):
@@ -208,7 +208,7 @@ class Hands:
                     return None
                 self._changed.wait()
 
-    def _do(self, job: Job, bounce: _Bounce) -> None:
+    def _do(self, job: WriteRequest, bounce: _Bounce) -> None:
         try:
             buffers = [_fetch(job, values, piece) for values, piece in job.pieces]
             together, start = self._enter(1), time.perf_counter()
@@ -244,7 +244,7 @@ class _Bounce:
         return self._bytes
 
 
-def _fetch(job: Job, values: Values | None, piece: Piece) -> memoryview:
+def _fetch(job: WriteRequest, values: TensorBytes | None, piece: BytePiece) -> memoryview:
     """The bytes of a piece once they are there, or zeros when they never will be."""
     try:
         if piece.ready is not None:
@@ -256,7 +256,7 @@ def _fetch(job: Job, values: Values | None, piece: Piece) -> memoryview:
     return piece.data
 
 
-def _write(job: Job, buffers: Sequence[memoryview], bounce: _Bounce) -> None:
+def _write(job: WriteRequest, buffers: Sequence[memoryview], bounce: _Bounce) -> None:
     if not job.direct:
         write_all(job.file.buffered, buffers, job.offset)
         return
@@ -273,7 +273,7 @@ class _Pages:
     fills no page at the end is written buffered, and so is what the file system does not take.
     """
 
-    def __init__(self, file: File, offset: int, bounce: Bytes) -> None:
+    def __init__(self, file: DiskFile, offset: int, bounce: Bytes) -> None:
         self._file = file
         self._bounce = bounce
         self._offset = self._end = offset  # where the vector begins and ends

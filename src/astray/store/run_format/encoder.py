@@ -20,8 +20,8 @@ import numpy.typing as npt
 from nanoarrow.ipc import StreamWriter
 
 from astray.records import Blob, Call, Statistics
-from astray.store.deferred import Late
-from astray.store.run_format.cells import Absent, AnyCells, Buffer, Cells, Encoded, Listed, numbers
+from astray.store.deferred import DeferredMeasurements
+from astray.store.run_format.cells import AnyCells, Buffer, Encoded, EncodedCells, ListCells, NullCells, numbers
 from astray.store.run_format.disk_io import write_all
 from astray.store.run_format.ipc import CONTINUES, RECORD_BATCH
 from astray.store.run_format.rows import FINGERPRINT, MEASURED, NOTE, PLACEMENT, TICKET, VALUE_NUMBER, Rows
@@ -38,41 +38,45 @@ _FIRST_BAD = Statistics._fields.index("first_bad")  # the four before it are cou
 _MEASURED = TENSORS[TICKET : TICKET + len(Statistics._fields) + 1]  # in the file there are no tickets
 
 
-def call_columns(rows: Rows) -> list[Cells]:
+def call_columns(rows: Rows) -> list[EncodedCells]:
     """The columns of `CALLS`, which are the fields of a `Call`."""
-    return [Cells(rows, column, 0, len(rows)) for column in range(len(Call._fields))]
+    return [EncodedCells(rows, column, 0, len(rows)) for column in range(len(Call._fields))]
 
 
-def tensor_columns(rows: Rows, blobs: list[Blob | None] | None = None, late: Late | None = None) -> list[AnyCells]:
+def tensor_columns(
+    rows: Rows, blobs: list[Blob | None] | None = None, late: DeferredMeasurements | None = None
+) -> list[AnyCells]:
     """The columns of `TENSORS`: the fields of a `Tensor` with its statistics and `blobs` spread out.
 
     Statistics that come by ticket are waited for. There are no `blobs` when nobody has values.
     """
     count = len(rows)
     plain, (placement, note, value) = (
-        [Cells(rows, column, 0, count) for column in columns]
+        [EncodedCells(rows, column, 0, count) for column in columns]
         for columns in (range(TICKET), (PLACEMENT, NOTE, VALUE_NUMBER))
     )
-    measured: list[AnyCells] = [Cells(rows, column, 0, count) for column in range(MEASURED, FINGERPRINT + 1)]
+    measured: list[AnyCells] = [EncodedCells(rows, column, 0, count) for column in range(MEASURED, FINGERPRINT + 1)]
     noted: AnyCells = note
     if late is not None:
         places, tickets = (np.frombuffer(found, np.int64) for found in rows.tickets(TICKET))
         if len(tickets):
             measured, noted = _redeemed(late, rows, places, tickets)
     where: list[AnyCells] = (
-        [Absent(count) for _ in Blob._fields]
+        [NullCells(count) for _ in Blob._fields]
         if blobs is None
-        else [Listed([None if blob is None else blob[field] for blob in blobs]) for field in range(len(Blob._fields))]
+        else [
+            ListCells([None if blob is None else blob[field] for blob in blobs]) for field in range(len(Blob._fields))
+        ]
     )
     return [*plain, *measured, *where, placement, noted, value]
 
 
 def _redeemed(
-    late: Late, rows: Rows, places: npt.NDArray[np.int64], tickets: npt.NDArray[np.int64]
+    late: DeferredMeasurements, rows: Rows, places: npt.NDArray[np.int64], tickets: npt.NDArray[np.int64]
 ) -> tuple[list[AnyCells], AnyCells]:
     """The columns of statistics and fingerprints, and the notes, of rows of which those at `places` hold tickets."""
     (moments, counts, prints, first_bad, first_bad_value), counted, here, lost = late.redeem(tickets)
-    found = [numbers(Cells(rows, MEASURED + i, 0, len(rows)), column) for i, column in enumerate(_MEASURED)]
+    found = [numbers(EncodedCells(rows, MEASURED + i, 0, len(rows)), column) for i, column in enumerate(_MEASURED)]
     for column, data in zip(found, (*moments, *counts, first_bad, first_bad_value, prints), strict=True):
         column.data[places] = data
     for column, data in zip(found[:_MOMENTS], moments, strict=True):
@@ -83,11 +87,11 @@ def _redeemed(
         column.present[places] = counted & (first_bad >= 0)
     found[-1].present[places] = here
     if not lost:
-        return [*found], Cells(rows, NOTE, 0, len(rows))
+        return [*found], EncodedCells(rows, NOTE, 0, len(rows))
     notes = rows.cells(NOTE)
     for place in places[~here].tolist():
         notes[place] = f"{notes[place]}; {lost}" if notes[place] else lost
-    return [*found], Listed(notes)
+    return [*found], ListCells(notes)
 
 
 def in_batches(columns: Sequence[Column], cells: Sequence[AnyCells]) -> Iterator[tuple[int, list[Encoded]]]:

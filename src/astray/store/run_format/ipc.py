@@ -26,7 +26,7 @@ Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]
 
 
-class Batch(NamedTuple):
+class BatchLocation(NamedTuple):
     """One record batch: how many rows, where its body begins, and where its buffers lie in it (offset, size)."""
 
     rows: int
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
     places: Counts
 
 
-class Gathered(NamedTuple):
+class JoinedBuffers(NamedTuple):
     """The buffers of several batches, each joined over all of them. `sizes` has a row for each batch."""
 
     rows: Counts
@@ -46,7 +46,7 @@ class CompressedError(ValueError):
     """A batch whose buffers are compressed, which astray never writes."""
 
 
-class Stream:
+class IpcStream:
     """The messages of an open file. `end` is how far whole ones reach."""
 
     def __init__(self, file: int) -> None:
@@ -56,7 +56,7 @@ class Stream:
         self.schema: bytes | None = None  # the message that describes the columns
         self.problem: str | None = None  # why whole batches are not read
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[BatchLocation]:
         """Yield the whole batches up to the end mark, or up to what is torn or foreign."""
         try:
             while (message := self._message()) is not None:
@@ -71,7 +71,7 @@ class Stream:
         except (struct.error, ValueError):  # a description that is cut off, or is none
             return
 
-    def _message(self) -> tuple[int, _Table, int, int] | None:
+    def _message(self) -> tuple[int, _FlatbufferTable, int, int] | None:
         """The message at `end`: its kind, its description, where its body begins and ends. None at the end mark."""
         mark, length = struct.unpack("<II", os.pread(self._file, 8, self.end))
         if mark != CONTINUES or length > LARGEST_DESCRIPTION:
@@ -79,7 +79,7 @@ class Stream:
         if length == 0:
             self.end += 8
             return None
-        description = _Table.root(os.pread(self._file, length, self.end + 8), 0)
+        description = _FlatbufferTable.root(os.pread(self._file, length, self.end + 8), 0)
         body = self.end + 8 + length
         end = body + description.int64(3)
         if not body <= end <= self.size:
@@ -87,7 +87,7 @@ class Stream:
         return description.uint8(1), description.table(2), body, end
 
 
-def _batch(header: _Table, body: int, end: int) -> Batch:
+def _batch(header: _FlatbufferTable, body: int, end: int) -> BatchLocation:
     rows, places = header.int64(0), header.pairs(2)
     if not ((places >= 0) & (places <= end - body)).all():  # nor is their sum beyond what 64 bits hold
         raise ValueError("the buffers do not lie in the body")
@@ -97,10 +97,10 @@ def _batch(header: _Table, body: int, end: int) -> Batch:
         raise ValueError("the buffers do not lie in the body")
     if header.has(3):
         raise CompressedError("its batches are compressed")
-    return Batch(rows, body, places)
+    return BatchLocation(rows, body, places)
 
 
-def gather(file: int, batches: Sequence[Batch], count: int) -> Gathered:
+def gather(file: int, batches: Sequence[BatchLocation], count: int) -> JoinedBuffers:
     """Read `count` buffers of each batch, joining those of the same number."""
     places = np.array([batch.places for batch in batches], np.int64).reshape(len(batches), count, 2)
     sizes = places[:, :, 1]
@@ -118,7 +118,7 @@ def gather(file: int, batches: Sequence[Batch], count: int) -> Gathered:
                 filled[number] += size
                 at = offset + size
         _read_into(file, pieces, batch.body)
-    return Gathered(np.array([batch.rows for batch in batches], np.int64), sizes, buffers)
+    return JoinedBuffers(np.array([batch.rows for batch in batches], np.int64), sizes, buffers)
 
 
 def _read_into(file: int, pieces: list[memoryview], offset: int) -> None:
@@ -134,7 +134,7 @@ def _read_into(file: int, pieces: list[memoryview], offset: int) -> None:
             pieces[0] = pieces[0][got:]
 
 
-class _Table:
+class _FlatbufferTable:
     """A FlatBuffers table: fields by number, each found through the table of offsets in front of it."""
 
     def __init__(self, data: bytes, at: int) -> None:
@@ -143,7 +143,7 @@ class _Table:
         self._fields = at - struct.unpack_from("<i", data, at)[0]
 
     @classmethod
-    def root(cls, data: bytes, at: int) -> _Table:
+    def root(cls, data: bytes, at: int) -> _FlatbufferTable:
         return cls(data, at + struct.unpack_from("<I", data, at)[0])
 
     def _field(self, number: int) -> int | None:
@@ -164,11 +164,11 @@ class _Table:
         at = self._field(number)
         return 0 if at is None else int(struct.unpack_from("<q", self._data, at)[0])
 
-    def table(self, number: int) -> _Table:
+    def table(self, number: int) -> _FlatbufferTable:
         at = self._field(number)
         if at is None:
             raise ValueError("a message without a header")
-        return _Table.root(self._data, at)
+        return _FlatbufferTable.root(self._data, at)
 
     def pairs(self, number: int) -> Counts:
         """A vector of structures of two 64-bit numbers."""

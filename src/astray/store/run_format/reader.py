@@ -25,8 +25,8 @@ from astray.store.run import RankRun, Run
 from astray.store.run_format.decoder import empty_table, read_table
 from astray.store.run_format.folder import END_FILE, RUN_FILE, SETUP_FILE, STACKS_FILE, is_rank, rank_folders
 from astray.store.run_format.schema import CALLS, TENSORS, Column
-from astray.store.run_format.tensor_values import ValuesReader
-from astray.store.run_format.validation import fits, sound_calls, sound_tensors
+from astray.store.run_format.tensor_values import TensorBytesReader
+from astray.store.run_format.validation import matches_row, sound_calls, sound_tensors
 from astray.store.run_info import FORMAT, End, RunInfo, read_json
 from astray.wording import counted
 
@@ -47,12 +47,12 @@ def open_native(path: Path) -> Run:
     """Open the run at `path`."""
     info = _read_info(path)
     folders = rank_folders(path)
-    sources = {rank: NativeRank(folder, path) for rank, folder in folders.items()}
+    sources = {rank: RunFormatRank(folder, path) for rank, folder in folders.items()}
     problems = _missing_ranks(path, info.world_size, set(folders)) + _of_another_launch(info, folders, sources)
     return Run(path, info, {rank: RankRun(rank, source) for rank, source in sources.items()}, problems)
 
 
-def _of_another_launch(info: RunInfo, folders: dict[int, Path], sources: dict[int, NativeRank]) -> list[str]:
+def _of_another_launch(info: RunInfo, folders: dict[int, Path], sources: dict[int, RunFormatRank]) -> list[str]:
     """A sentence for each rank that was finished before this run began: an older run was overwritten in part."""
     return [
         f"{folders[rank]} is of an earlier launch: it ended {source.end.finished}, and this run began {info.created}."
@@ -71,7 +71,7 @@ def _missing_ranks(path: Path, world_size: int, there: set[int]) -> list[str]:
     return named
 
 
-class _Version(msgspec.Struct):
+class _FormatVersion(msgspec.Struct):
     format: int
 
 
@@ -81,7 +81,7 @@ def _read_info(path: Path) -> RunInfo:
         raise RunError(
             f"{path} has no {RUN_FILE}, so it is not known what ran. Copy it from where the run was recorded."
         )
-    version = read_json(file, _Version).format
+    version = read_json(file, _FormatVersion).format
     if version > FORMAT:
         raise RunVersionError(
             f"{path} was written in format version {version}; this astray reads up to version {FORMAT}. Update astray."
@@ -96,13 +96,13 @@ class _Stack(msgspec.Struct):
     frames: list[Frame]
 
 
-class NativeRank:
+class RunFormatRank:
     """The files of one rank, all of which lie in the folder of the run: `home`."""
 
     def __init__(self, folder: Path, home: Path) -> None:
         self._folder = folder
         self._home = home
-        self._values = ValuesReader(folder, home)
+        self._values = TensorBytesReader(folder, home)
         self.problems: list[str] = []
         self.end = self._read_end()
 
@@ -154,9 +154,9 @@ class NativeRank:
             return None
         return self._values.read(place) if place.nbytes else np.zeros(0, np.uint8)
 
-    def fits(self, tensors: Table, row: int, values: npt.NDArray[Any]) -> bool:
+    def matches_row(self, tensors: Table, row: int, values: npt.NDArray[Any]) -> bool:
         """Whether kept values are those that a row was measured from."""
-        return fits(tensors, row, values)
+        return matches_row(tensors, row, values)
 
     def stacks(self) -> tuple[dict[int, list[Frame]], list[str]]:
         """All stacks by number, and what is wrong with their file."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from astray.stats.dtypes import DTYPES
 from astray.store.deferred import PAGE
-from astray.store.run_format.disk_io import File, write_all
+from astray.store.run_format.disk_io import DiskFile, write_all
 
 ALIGNMENT = 64  # a cache line, and enough for every vector instruction
 LARGE = 64 << 10
@@ -52,7 +52,7 @@ KNOWN = {
 """What every safetensors reader of the last years understands. One entry it does not know makes it refuse the file."""
 
 
-class Place(NamedTuple):
+class ShardSlot(NamedTuple):
     """Where a tensor goes in the file, and what the header says of it: of the pad before it, and of itself."""
 
     offset: int
@@ -61,7 +61,7 @@ class Place(NamedTuple):
     entry: bytes
 
 
-class Shard:
+class ShardFile:
     """The file. Places are given out first; once the bytes are there the header is told of them, in the same order."""
 
     def __init__(self, path: Path, number: int, header_bytes: int, size: int) -> None:
@@ -79,7 +79,7 @@ class Shard:
         self.file = self._create((opening + self._free()).ljust(header_bytes))
         self._open = True
 
-    def _create(self, header: bytes) -> File:
+    def _create(self, header: bytes) -> DiskFile:
         """Make the file under another name first, so that it is valid from the moment it has its own."""
         draft = self._path.with_name(f".{self._path.name}")
         file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -91,9 +91,9 @@ class Shard:
             os.close(file)
             draft.unlink(missing_ok=True)
             raise
-        return File(file, self._path)
+        return DiskFile(file, self._path)
 
-    def place(self, name: str, dtype: str, shape: Sequence[int], nbytes: int, certain: bool = True) -> Place | None:
+    def place(self, name: str, dtype: str, shape: Sequence[int], nbytes: int, certain: bool = True) -> ShardSlot | None:
         """A place for a tensor; None when it needs the next shard. It is not `certain` if its bytes may never come."""
         used = self._placed
         padding = -used % (PAGE if nbytes >= LARGE else ALIGNMENT) if nbytes else 0
@@ -107,9 +107,9 @@ class Shard:
         if room < 0:
             return None
         self._room, self._placed = room, start + nbytes
-        return Place(self._start + start, nbytes, pad, entry)
+        return ShardSlot(self._start + start, nbytes, pad, entry)
 
-    def publish(self, places: Collection[Place], without: Collection[Place] = ()) -> None:
+    def publish(self, places: Collection[ShardSlot], without: Collection[ShardSlot] = ()) -> None:
         """Tell the header of the next places given out, in their order. It calls those `without` bytes a pad."""
         text = b""
         for place in places:

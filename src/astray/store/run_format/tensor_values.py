@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from astray.errors import RunError
 from astray.records import Blob
-from astray.store.deferred import Piece, Source, cut
+from astray.store.deferred import BytePiece, DeferredBytes, cut
 from astray.store.safe_paths import opened
 from astray.wording import counted
 
@@ -32,14 +32,14 @@ def shard_name(number: int) -> str:
     return f"values-{number:05}.safetensors"
 
 
-class Values:
+class TensorBytes:
     """The bytes of one tensor on their way to the disk. Rows that share a tensor share this object, and so its blob."""
 
     __slots__ = ("blob", "data", "dtype", "name", "part", "sampled", "settled", "shape", "size", "source", "stale")
 
     def __init__(
         self,
-        data: memoryview | Source,
+        data: memoryview | DeferredBytes,
         name: str,
         dtype: str,
         shape: Sequence[int],
@@ -47,7 +47,7 @@ class Values:
         part: str | None = None,
     ) -> None:
         self.data: memoryview | None = data if isinstance(data, memoryview) else None  # dropped once written
-        self.source: Source | None = None if isinstance(data, memoryview) else data
+        self.source: DeferredBytes | None = None if isinstance(data, memoryview) else data
         self.size = data.nbytes
         self.name = name
         self.dtype = dtype
@@ -63,8 +63,8 @@ class Values:
         """The bytes of memory it takes in the queue."""
         return self.size if self.source is None else self.source.held
 
-    def pieces(self) -> Iterator[Piece | None]:
-        """Its bytes, as `Source.pieces` has them."""
+    def pieces(self) -> Iterator[BytePiece | None]:
+        """Its bytes, as `DeferredBytes.pieces` has them."""
         if self.source is not None:
             yield from self.source.pieces()
         elif self.data is not None:
@@ -79,7 +79,7 @@ class Values:
             source.release()
 
 
-class ValuesReader:
+class TensorBytesReader:
     """Gives the bytes of blobs, mapped from the files of one rank's folder."""
 
     def __init__(self, folder: Path, home: Path | None = None) -> None:

@@ -16,9 +16,9 @@ from astray.checkpoints.stored_tensor import MOST_DIMENSIONS, MOST_ELEMENTS, is_
 from astray.records import Phase, Role
 from astray.stats import dtypes
 from astray.stats.kernels import Strided, measure
-from astray.store.columns import Coded, Table
+from astray.store.columns import DictionaryColumn, Table
 from astray.store.run_format.schema import CALLS, TENSORS, Column
-from astray.store.statistics_checks import FARTHEST, Wrong, any_of, contradictions
+from astray.store.statistics_checks import FARTHEST, Contradiction, any_of, contradictions
 from astray.wording import counted
 
 Bools = npt.NDArray[np.bool_]
@@ -38,7 +38,7 @@ def sound_tensors(table: Table) -> tuple[Table, list[str]]:
     return _sound(table, "tensors", [*_common(table, TENSORS), *_measured(table)])
 
 
-def _sound(table: Table, name: str, broken: list[Wrong]) -> tuple[Table, list[str]]:
+def _sound(table: Table, name: str, broken: list[Contradiction]) -> tuple[Table, list[str]]:
     if not broken:
         return table, []
     bad = np.logical_or.reduce([wrong.rows for wrong in broken])
@@ -59,7 +59,7 @@ def _shown(cell: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def _common(table: Table, columns: tuple[Column, ...]) -> Iterator[Wrong]:
+def _common(table: Table, columns: tuple[Column, ...]) -> Iterator[Contradiction]:
     """Cells that are missing, words that are unknown, numbers that are negative or beyond all counting."""
     for column in columns:
         if not column.nullable:
@@ -74,7 +74,7 @@ def _common(table: Table, columns: tuple[Column, ...]) -> Iterator[Wrong]:
             yield from any_of(unknown, column.name, f"one of {', '.join(sorted(known))}")
 
 
-def _repeated(table: Table) -> Iterator[Wrong]:
+def _repeated(table: Table) -> Iterator[Contradiction]:
     """Calls whose number another call before them has."""
     seq = table.numbers("seq")
     if len(seq) > 1 and not (np.diff(seq) > 0).all():
@@ -83,7 +83,7 @@ def _repeated(table: Table) -> Iterator[Wrong]:
         yield from any_of(again, "seq", "a number of its own")
 
 
-def _measured(table: Table) -> Iterator[Wrong]:
+def _measured(table: Table) -> Iterator[Contradiction]:
     """Shapes that are none, and statistics that contradict themselves."""
     for name in ("shape", "stride"):
         yield from any_of(_cells(table.coded(name), is_shape if name == "shape" else _is_stride), name, f"a {name}")
@@ -92,7 +92,7 @@ def _measured(table: Table) -> Iterator[Wrong]:
     yield from contradictions(table.numbers, table.coded("dtype"))
 
 
-def _cells(column: Coded[Any], is_right: Any) -> Bools:
+def _cells(column: DictionaryColumn[Any], is_right: Any) -> Bools:
     """Which rows hold a value that is not right; the few distinct ones are looked at."""
     wrong = np.array([*(not is_right(value) for value in column.values), False], np.bool_)
     return np.asarray(wrong[column.codes])
@@ -113,7 +113,7 @@ _SLACK = 1e-5
 """How far statistics that were measured on a device may be off, relative to the largest element."""
 
 
-def fits(tensors: Table, row: int, values: npt.NDArray[Any]) -> bool:
+def matches_row(tensors: Table, row: int, values: npt.NDArray[Any]) -> bool:
     """Whether kept values, as they were stored, can be those that the row was measured from."""
     is_whole = tensors["part"][row] is None and int(tensors.numbers("sampled")[row]) < 0
     if is_whole and tensors["placement"][row] is None and bool(tensors.valid("fingerprint")[row]):

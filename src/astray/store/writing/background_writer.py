@@ -22,16 +22,16 @@ from astray.errors import RunError
 from astray.interrupts import pass_interrupt
 from astray.part import Part
 from astray.process import WeakRegistry, absolute
-from astray.records import Call, Frame, Missed, Setup, Tensor
+from astray.records import Call, Frame, MissedTensor, Setup, Tensor
 from astray.stats import sample_positions
-from astray.store.deferred import Late, Source
+from astray.store.deferred import DeferredBytes, DeferredMeasurements
 from astray.store.run_format.rows import Row, Rows
-from astray.store.run_format.tensor_values import Values
+from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End, plain
 from astray.store.writing import record_queue as backlog
-from astray.store.writing.buffer_pool import Room, Rooms
+from astray.store.writing.buffer_pool import Buffer, BufferPool
 from astray.store.writing.rank_files import Stack
-from astray.store.writing.record_queue import Backlog
+from astray.store.writing.record_queue import RecordQueue
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -49,7 +49,7 @@ _BLOB = Tensor._fields.index("blob")
 UNCLOSED = "without closing the recording"
 
 
-class Intake(ABC):
+class BackgroundWriter(ABC):
     """Takes the records of one rank. Its methods may be called from any thread, and do nothing in a forked child.
 
     A subclass says what becomes of them: `_work` runs in the thread, from `_start` until `_closed`, and `_finish` in
@@ -58,14 +58,16 @@ class Intake(ABC):
 
     positions = staticmethod(sample_positions)
 
-    def __init__(self, path: str | os.PathLike[str], rank: int, queue_bytes: int, late: Late | None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], rank: int, queue_bytes: int, late: DeferredMeasurements | None
+    ) -> None:
         self.path = absolute(path)
         self.rank = rank
         self.failure: str | None = None
         self.end: End | None = None  # what was recorded, once closed
         self._late = late
-        self._backlog = Backlog(queue_bytes)
-        self._rooms = Rooms(queue_bytes)
+        self._backlog = RecordQueue(queue_bytes)
+        self._rooms = BufferPool(queue_bytes)
         self._missed: Counter[tuple[str, str]] = Counter()
         self._is_here = True  # False in a forked child
         self._open = True  # takes records
@@ -126,7 +128,7 @@ class Intake(ABC):
             self._backlog.put_row(self._backlog.calls, row)
 
     def tensor(
-        self, row: Tensor, values: Values | Any = None, sampled: int | None = None, part: str | None = None
+        self, row: Tensor, values: TensorBytes | Any = None, sampled: int | None = None, part: str | None = None
     ) -> None:
         """Record a tensor, with its values if they are given: a buffer, or what `values` made of one.
 
@@ -135,7 +137,7 @@ class Intake(ABC):
         """
         if not self._open:
             return
-        if values is not None and not isinstance(values, Values):
+        if values is not None and not isinstance(values, TensorBytes):
             shape = row.shape if part is None else Part.parse(part).shape_of(row.shape)
             shape = shape if sampled is None else (sampled,)
             values = self.values(values, f"{row.seq}.{row.role}.{row.path}", row.dtype, shape, sampled, part)
@@ -143,7 +145,7 @@ class Intake(ABC):
         self.tensor_row(tuple(row) if plain else (*row[:_BLOB], values, *row[_BLOB + 1 :]))
 
     def tensor_row(self, row: Row) -> None:
-        """Record a tensor, given as the plain tuple of its fields, with its `Values` or None in place of the blob."""
+        """Record a tensor, given as the tuple of its fields, with its `TensorBytes` or None in place of the blob."""
         if self._open:
             self._backlog.put_row(self._backlog.tensors, row)
 
@@ -167,17 +169,17 @@ class Intake(ABC):
         shape: Sequence[int],
         sampled: int | None = None,
         part: str | None = None,
-    ) -> Values:
+    ) -> TensorBytes:
         """Hand over the bytes of a tensor, to be given to the rows of every call that saw it. They are stored once.
 
         `name` is what other tools will see in the safetensors file; begin it with the number of the call. `shape` is
         that of the values in the buffer. `part` is the text of the slice when they are only that part of the tensor,
         `sampled` their number when they are a sample, of the part or of the whole. In place of a buffer there may be a
-        `Source`, whose bytes come later; should they never come, the rows have no values and the run says why.
+        `DeferredBytes`, whose bytes come later; should they never come, the rows have no values and the run says why.
         """
-        source: Source | None = buffer if hasattr(buffer, "pieces") else None
+        source: DeferredBytes | None = buffer if hasattr(buffer, "pieces") else None
         data = np.frombuffer(buffer, np.uint8).data if source is None else source
-        values = Values(data, name, dtype, shape, sampled, part)
+        values = TensorBytes(data, name, dtype, shape, sampled, part)
         if self._open:
             self._backlog.put_values(values)
         else:
@@ -186,13 +188,13 @@ class Intake(ABC):
             source.finish(lambda: self._wake_for(source))
         return values
 
-    def _wake_for(self, source: Source) -> None:
+    def _wake_for(self, source: DeferredBytes) -> None:
         """Has more of a source taken. Without a thread that does so, nothing of it is wanted any more."""
         self._backlog.wake.set()
         if not self._thread.is_alive():
             source.release()
 
-    def room(self, nbytes: int) -> Room:
+    def room(self, nbytes: int) -> Buffer:
         """Memory to put a tensor's bytes into before they are handed over; the writer uses it again."""
         return self._rooms.take(nbytes)
 
@@ -218,7 +220,7 @@ class Intake(ABC):
         """Whether `attach` is wanted for the tensors of a call that made NaN or infinity."""
         return False
 
-    def attach(self, seq: int, role: str, path: str, fingerprint: int, values: Values) -> None:
+    def attach(self, seq: int, role: str, path: str, fingerprint: int, values: TensorBytes) -> None:
         """Give values to a row that was handed over without, if it is the tensor of this fingerprint."""
         raise NotImplementedError("Rows are written as they come, and get no values later.")
 
@@ -294,8 +296,8 @@ class Intake(ABC):
     def _lost(self, reason: str) -> None:
         self._miss("the values of a tensor", reason)
 
-    def _all_missed(self) -> list[Missed]:
-        return [Missed(what, why, count) for (what, why), count in dict(self._missed).items()]  # copied at one go
+    def _all_missed(self) -> list[MissedTensor]:
+        return [MissedTensor(what, why, count) for (what, why), count in dict(self._missed).items()]  # copied at one go
 
     def _leave(self) -> None:
         """This is a forked child: the thread is not there, and what was recorded is the parent's."""
@@ -303,11 +305,11 @@ class Intake(ABC):
         self._stop()
 
 
-_intakes: WeakRegistry[Intake] = WeakRegistry()
+_intakes: WeakRegistry[BackgroundWriter] = WeakRegistry()
 _watching = False
 
 
-def _stop_in_children(intake: Intake) -> None:
+def _stop_in_children(intake: BackgroundWriter) -> None:
     """Make every forked child of this process leave it alone."""
     global _watching
     _intakes.add(intake)

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from astray.store.deferred import PAGE, Piece, cut
+from astray.store.deferred import PAGE, BytePiece, cut
 from astray.store.run_format.shard_file import LARGE
-from astray.store.run_format.tensor_values import Values
+from astray.store.run_format.tensor_values import TensorBytes
 
 
-class Rooms:
+class BufferPool:
     """All of it. At most `most_bytes` are kept that nobody uses; for any thread."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -27,13 +27,13 @@ class Rooms:
         self._kept = 0
         self._lock = threading.Lock()
 
-    def take(self, nbytes: int) -> Room:
+    def take(self, nbytes: int) -> Buffer:
         size = _size_class(nbytes)
         with self._lock:
             free = self._free.get(size)
             memory = free.pop() if free else None
             self._kept -= size if memory is not None else 0
-        return Room(mmap.mmap(-1, size) if memory is None else memory, nbytes, self._give_back)
+        return Buffer(mmap.mmap(-1, size) if memory is None else memory, nbytes, self._give_back)
 
     def close(self) -> None:
         """Keep nothing any more."""
@@ -56,7 +56,7 @@ class Rooms:
                 self._kept += size
 
 
-class Room:
+class Buffer:
     """Memory for one tensor. Fill `array` and hand the room to the writer, which gives it back once it is written."""
 
     __slots__ = ("_give_back", "_memory", "array", "held", "nbytes")
@@ -67,7 +67,7 @@ class Room:
         self._memory: mmap.mmap | None = memory
         self._give_back = give_back
 
-    def pieces(self) -> Iterator[Piece | None]:
+    def pieces(self) -> Iterator[BytePiece | None]:
         return cut(self.array.data)
 
     def finish(self, told: Callable[[], None]) -> None:
@@ -93,7 +93,7 @@ def _size_class(nbytes: int) -> int:
 # once; the rest of a large one may not have set out yet.
 
 
-class Holding:
+class HeldValues:
     """Tensors whose bytes are coming. All of its methods are for one thread.
 
     `written` is told how much memory of the queue became free, and `lost` why a tensor's bytes could not be had.
@@ -102,14 +102,14 @@ class Holding:
     def __init__(self, written: Callable[[int], None], lost: Callable[[str], None]) -> None:
         self._written = written
         self._lost = lost
-        self._growing: list[tuple[Values, Iterator[None], int]] = []  # with what each takes of the queue
+        self._growing: list[tuple[TensorBytes, Iterator[None], int]] = []  # with what each takes of the queue
 
     @property
     def is_growing(self) -> bool:
         """Whether more of a tensor is still to come."""
         return bool(self._growing)
 
-    def begin(self, values: Values) -> None:
+    def begin(self, values: TensorBytes) -> None:
         """Take the bytes of a tensor, as far as they are there. `values.data` holds them once that is all."""
         self._go_on(values, _gather(values), values.held)
 
@@ -122,11 +122,11 @@ class Holding:
             else:
                 self._go_on(values, coming, held)
 
-    def refuse(self, values: Values, why: str) -> None:
+    def refuse(self, values: TensorBytes, why: str) -> None:
         """Let go of a tensor for which there is no room."""
         self._lose(values, values.held, why)
 
-    def _go_on(self, values: Values, coming: Iterator[None], held: int) -> None:
+    def _go_on(self, values: TensorBytes, coming: Iterator[None], held: int) -> None:
         try:
             for _ in coming:
                 self._growing.append((values, coming, held))
@@ -136,18 +136,18 @@ class Holding:
         else:
             self._written(held)
 
-    def _lose(self, values: Values, held: int, why: str) -> None:
+    def _lose(self, values: TensorBytes, held: int, why: str) -> None:
         values.settle(None)
         self._written(held)
         self._lost(why)
 
 
-def _gather(values: Values) -> Iterator[None]:
+def _gather(values: TensorBytes) -> Iterator[None]:
     """Puts the bytes into `values.data`. Yields whenever the next of them are still to come."""
     source = values.source
     if source is None:
         return
-    if isinstance(source, Room) and values.size >= LARGE:  # a smaller one takes a page however small it is
+    if isinstance(source, Buffer) and values.size >= LARGE:  # a smaller one takes a page however small it is
         values.data = source.array.data
         return
     data, end = memoryview(bytearray(values.size)), 0

@@ -16,17 +16,17 @@ import msgspec
 
 from astray.interrupts import pass_interrupt
 from astray.process import absolute
-from astray.records import Missed, Setup
-from astray.store.deferred import Late
-from astray.store.run_format.tensor_values import Values
+from astray.records import MissedTensor, Setup
+from astray.store.deferred import DeferredMeasurements
+from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End, Flight, RunInfo, now, plain
-from astray.store.writing.background_writer import QUEUE_BYTES, Intake
-from astray.store.writing.buffer_pool import Holding
-from astray.store.writing.record_queue import Wake
-from astray.store.writing.snapshot import Account, Dump, in_child, write_dump
-from astray.store.writing.step_boundaries import Cut, Cuts
-from astray.store.writing.step_buffer import Attached, Piece
-from astray.store.writing.step_listener import Listener, Watch
+from astray.store.writing.background_writer import QUEUE_BYTES, BackgroundWriter
+from astray.store.writing.buffer_pool import HeldValues
+from astray.store.writing.record_queue import WakeEvent
+from astray.store.writing.snapshot import Snapshot, SnapshotAccount, in_child, write_dump
+from astray.store.writing.step_boundaries import StepSegment, StepSegments
+from astray.store.writing.step_buffer import Attached, RowBlock
+from astray.store.writing.step_listener import Listener, StepListener
 from astray.wording import sized
 
 REMEMBER = 5
@@ -36,7 +36,7 @@ PATIENCE = 0.2
 MOST_SETUP = 10_000  # rows of what the program is set to, before older ones are summed up
 
 
-class FlightRecorder(Intake):
+class FlightRecorder(BackgroundWriter):
     """Holds the last steps of one rank in memory. Its methods may be called from any thread.
 
     >>> flight = FlightRecorder("runs/a", info=RunInfo.here(), remember=3)
@@ -45,7 +45,7 @@ class FlightRecorder(Intake):
     True
 
     `remember` is how many steps, besides the one that is not over. `most_bytes` is what they may take; the oldest go
-    first. `on_step` is given the rows of each step, as `Watch` has it, and `watch` tells whether it has been.
+    first. `on_step` is given the rows of each step, as `StepListener` has it, and `watch` tells whether it has been.
     `catch` is to have the values of the tensors of a call that made NaN or infinity, where they can be had at once.
     `overwrite` is for dumps, and the rest as for `RunWriter`. `path` is not touched: a dump says where it goes. In a
     forked child nothing happens.
@@ -59,7 +59,7 @@ class FlightRecorder(Intake):
         info: RunInfo,
         overwrite: bool = False,
         queue_bytes: int = QUEUE_BYTES,
-        late: Late | None = None,
+        late: DeferredMeasurements | None = None,
         remember: int = REMEMBER,
         most_bytes: int = MOST_BYTES,
         on_step: Listener | None = None,
@@ -68,12 +68,14 @@ class FlightRecorder(Intake):
         super().__init__(path, rank, queue_bytes, late)
         self._info = info
         self._overwrite = overwrite
-        self.watch = Watch(remember, most_bytes, on_step, late=late, lack=self._lack, can_answer=self._can_answer)
+        self.watch = StepListener(
+            remember, most_bytes, on_step, late=late, lack=self._lack, can_answer=self._can_answer
+        )
         self._memory = self.watch.memory
-        self._holding = Holding(self._free, self._lose)
-        self._cuts = Cuts(self._backlog, late)  # taken, and not yet in memory
+        self._holding = HeldValues(self._free, self._lose)
+        self._cuts = StepSegments(self._backlog, late)  # taken, and not yet in memory
         self._attached = Attached(2 * (remember + 2)) if catch else None  # of a step, two calls at most
-        self._owned: list[Values] = []  # in memory before the rows that refer to them
+        self._owned: list[TensorBytes] = []  # in memory before the rows that refer to them
         self._freed = 0  # bytes of the queue that came into memory
         self._lacking: Counter[tuple[str, str]] = Counter()  # what the thread has missed
         self._setup: list[Setup] = []  # of the whole recording: what was set at its start still holds
@@ -90,7 +92,7 @@ class FlightRecorder(Intake):
 
     def dump(
         self, path: str | os.PathLike[str], why: str, *, overwrite: bool | None = None, timeout: float = DUMP_SECONDS
-    ) -> Dump:
+    ) -> Snapshot:
         """Write everything that is held as a run at `path`, also of the step that is not over.
 
         It raises nothing. Also after the recording has ended, and from `on_step`, a signal handler, an exit handler or
@@ -116,7 +118,7 @@ class FlightRecorder(Intake):
     def catches(self) -> bool:
         return self._attached is not None
 
-    def attach(self, seq: int, role: str, path: str, fingerprint: int, values: Values) -> None:
+    def attach(self, seq: int, role: str, path: str, fingerprint: int, values: TensorBytes) -> None:
         if self._attached is not None:
             self._attached.add(seq, role, path, fingerprint, values)
 
@@ -192,7 +194,7 @@ class FlightRecorder(Intake):
             self._rooms.close()
             self.watch.end()
 
-    def _hold(self, cut: Cut) -> None:
+    def _hold(self, cut: StepSegment) -> None:
         """Bring the values that were taken into memory."""
         for values in cut.values:
             if not self._memory.reserve(values.size, cut.step):
@@ -214,12 +216,12 @@ class FlightRecorder(Intake):
             self._cuts.done(cut)
             self._make_room()
 
-    def _remember(self, cut: Cut) -> None:
+    def _remember(self, cut: StepSegment) -> None:
         self._memory.stacks.update(cut.taken.stacks)
         self._owned += cut.owned
         if cut.size or (cut.ends and self._owned):
             owned, self._owned = self._owned, []
-            self._memory.add(Piece(cut.step, cut.taken, owned, self._late, self._attached))
+            self._memory.add(RowBlock(cut.step, cut.taken, owned, self._late, self._attached))
         if cut.ends:
             self.watch.step_over(cut.step)
 
@@ -239,13 +241,13 @@ class FlightRecorder(Intake):
     def _lack(self, what: str, why: str) -> None:
         self._lacking[plain(what), plain(why)] += 1
 
-    def _all_missed(self) -> list[Missed]:
-        lacking = [Missed(what, why, count) for (what, why), count in dict(self._lacking).items()]
+    def _all_missed(self) -> list[MissedTensor]:
+        lacking = [MissedTensor(what, why, count) for (what, why), count in dict(self._lacking).items()]
         return [*super()._all_missed(), *lacking]
 
     # -- dumps -------------------------------------------------------------------------------------------------------
 
-    def _ask(self, request: _Request, timeout: float | None) -> Dump:
+    def _ask(self, request: _Request, timeout: float | None) -> Snapshot:
         """Have the thread answer; once it has ended, answer here."""
         late = None if timeout is None else time.monotonic() + timeout
         self._requests.append(request)
@@ -256,7 +258,9 @@ class FlightRecorder(Intake):
                     self._answer(request)
             elif late is not None and time.monotonic() >= late:
                 path = request.path or self.path
-                return Dump(path, None, f"{path} was not written within {timeout:g} s. It will be as soon as it can.")
+                return Snapshot(
+                    path, None, f"{path} was not written within {timeout:g} s. It will be as soon as it can."
+                )
             else:
                 request.answered.wait(1.0 if late is None else min(1.0, late - time.monotonic()))
         return request.result
@@ -266,24 +270,24 @@ class FlightRecorder(Intake):
             request.result = self._write(request, self._cuts.unsent)
             request.answered.set()
 
-    def _write(self, request: _Request, unsent: int = 0) -> Dump:
+    def _write(self, request: _Request, unsent: int = 0) -> Snapshot:
         if request.path is None:
-            return Dump(self.path, None, None)
+            return Snapshot(self.path, None, None)
         memory, why = self._memory, plain(request.why)
         limits = {"remember": memory.remember, "max_bytes": memory.most_bytes}
         flight = Flight(why=why, rank=self.rank, written=now(), **limits)
         info = msgspec.structs.replace(self._info, flight=flight)
         missed = [*self._all_missed(), *memory.missing()]
         if unsent:
-            missed.append(Missed("a row", "its measurement had not been sent for", unsent))
+            missed.append(MissedTensor("a row", "its measurement had not been sent for", unsent))
         ended = self.end.ended if self.end is not None else "normally"
-        account = Account(why, ended, self.failure, self.waited_seconds, missed)
+        account = SnapshotAccount(why, ended, self.failure, self.waited_seconds, missed)
         try:
             return write_dump(request.path, self.rank, info, request.overwrite, memory, account, list(self._setup))
         except Exception as error:  # noqa: BLE001 - the recording goes on, and so does the program
             pass_interrupt(error)
             failure = f"{request.path} could not be written: {type(error).__name__}: {error}."
-            return Dump(request.path, None, f"{failure} Choose another folder.")
+            return Snapshot(request.path, None, f"{failure} Choose another folder.")
 
 
 def summed_up(rows: list[Setup], held: list[int]) -> list[Setup]:
@@ -307,5 +311,5 @@ class _Request:
         self.path = path
         self.why = why
         self.overwrite = overwrite
-        self.result: Dump | None = None
-        self.answered = Wake()
+        self.result: Snapshot | None = None
+        self.answered = WakeEvent()

@@ -20,14 +20,14 @@ import numpy as np
 
 from astray.interrupts import pass_interrupt
 from astray.process import largest_file, reason
-from astray.records import Blob, Frame, Missed, Setup
-from astray.store.deferred import Late
-from astray.store.run_format.cells import Cells, numbers
+from astray.records import Blob, Frame, MissedTensor, Setup
+from astray.store.deferred import DeferredMeasurements
+from astray.store.run_format.cells import EncodedCells, numbers
 from astray.store.run_format.encoder import BatchFile, call_columns, tensor_columns
 from astray.store.run_format.folder import END_FILE, RANK_FILES, SETUP_FILE, STACKS_FILE
 from astray.store.run_format.rows import STEP, TICKET, VALUES, Rows, call_rows, tensor_rows
 from astray.store.run_format.schema import CALLS, TENSORS
-from astray.store.run_format.tensor_values import Values
+from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End, now, sync, write_json
 from astray.store.writing.values_writer import SHARD_BYTES, ValuesWriter
 
@@ -42,7 +42,7 @@ class Stack(NamedTuple):
 class RankFiles:
     """Writes what it is given into one rank's folder, which must hold none of these files yet."""
 
-    def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES, late: Late | None = None) -> None:
+    def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES, late: DeferredMeasurements | None = None) -> None:
         self.folder = folder
         self._late = late
         with contextlib.ExitStack() as opened:  # closes what was opened when something cannot be
@@ -78,7 +78,7 @@ class RankFiles:
         self._calls = _joined(self._calls, calls)
         self._tensors = _joined(self._tensors, tensors)
 
-    def take_values(self, group: Sequence[Values]) -> None:
+    def take_values(self, group: Sequence[TensorBytes]) -> None:
         """Begin to write the bytes of tensors."""
         self._keeps_values = True
         self.values.write(group)
@@ -114,7 +114,7 @@ class RankFiles:
             self._setup_file.flush()
             self.setup += len(rows)
 
-    def write_calls(self, columns: Sequence[Cells]) -> None:
+    def write_calls(self, columns: Sequence[EncodedCells]) -> None:
         """Write the rows of calls, given as columns."""
         self.calls.append(columns)
         self.steps.update(np.unique(numbers(columns[STEP], CALLS[STEP]).data).tolist())
@@ -156,7 +156,7 @@ class RankFiles:
             f"{self.tensors.rows:,} tensors before that can be read. {_remedy(error)}".rstrip()
         )
 
-    def account(self, ended: str, failure: str | None, waited_seconds: float, missed: list[Missed]) -> End:
+    def account(self, ended: str, failure: str | None, waited_seconds: float, missed: list[MissedTensor]) -> End:
         """How the recording ended, and what was written."""
         return End(
             complete=failure is None,

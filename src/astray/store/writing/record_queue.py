@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from astray.records import Setup
 from astray.store.run_format.encoder import MOST_ROWS
 from astray.store.run_format.rows import Row, Rows, call_rows, tensor_rows
-from astray.store.run_format.tensor_values import Values
+from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.writing.rank_files import Stack
 
 BATCH_ROWS = MOST_ROWS  # so many are written at once
@@ -28,7 +28,7 @@ WAKE_BYTES = 1 << 20  # fewer bytes wait for company: one update of a shard's he
 Record = TypeVar("Record")
 
 
-class Taken(NamedTuple):
+class QueuedRows(NamedTuple):
     """Rows that were taken. Whatever they refer to is among them, or was taken before, or is values."""
 
     stacks: list[Stack]
@@ -36,18 +36,18 @@ class Taken(NamedTuple):
     tensors: Rows
 
 
-class Backlog:
+class RecordQueue:
     """The queues. The program's threads put, the writer's takes, answers and in the end drops."""
 
     def __init__(self, most_bytes: int) -> None:
-        self.wake = Wake()  # there is something to write now
+        self.wake = WakeEvent()  # there is something to write now
         self.is_served: Callable[[], bool] = lambda: True  # whether there is still a thread that takes
         self.waited_seconds = 0.0
         self.stacks: list[Stack] = []
         self.setup: list[Setup] = []
         self.calls = call_rows()
         self.tensors = tensor_rows()
-        self._values: list[Values] = []
+        self._values: list[TensorBytes] = []
         self._asked: list[threading.Event] = []  # flushes
         self._taken: list[threading.Event] = []  # flushes, to be set once what came before them is written
         self._most_bytes = most_bytes
@@ -80,7 +80,7 @@ class Backlog:
             with self._room:
                 self._wait(has_room)
 
-    def put_values(self, values: Values) -> None:
+    def put_values(self, values: TensorBytes) -> None:
         """Append values; wait when they are too many bytes. A tensor larger than the limit gets in alone."""
         size = values.held
         with self._room:
@@ -126,7 +126,7 @@ class Backlog:
         """Whether somebody waits for what was taken to be written."""
         return bool(self._taken)
 
-    def take(self) -> Taken:
+    def take(self) -> QueuedRows:
         """Take all rows that are there now, and hear of the flushes that were asked for behind them."""
         self.hear_flushes()
         return self.take_rows()
@@ -135,16 +135,16 @@ class Backlog:
         """From now on `answer` tells those who have asked for a flush so far, once they have been seen to."""
         self._taken += _take(self._asked)
 
-    def take_rows(self) -> Taken:
+    def take_rows(self) -> QueuedRows:
         """Take all rows that are there now."""
         tensors, calls, stacks = self.tensors.take(), self.calls.take(), _take(self.stacks)
-        return Taken(stacks, calls, tensors)
+        return QueuedRows(stacks, calls, tensors)
 
     def take_setup(self) -> list[Setup]:
         """Take what the program was set to: all that was put before the rows taken so far is among it, or was taken."""
         return _take(self.setup)
 
-    def take_values(self) -> Iterator[list[Values]]:
+    def take_values(self) -> Iterator[list[TensorBytes]]:
         """Take the values that are there now, among them those of the rows that were taken, a group at a time."""
         left, self._fresh = len(self._values), 0
         while left:
@@ -204,7 +204,7 @@ def _take(lane: list[Record], count: int | None = None) -> list[Record]:
 # A bell that one thread waits for and any thread rings, also from a signal handler in the middle of ringing it.
 
 
-class Wake:
+class WakeEvent:
     """What `threading.Event` is, for one who waits, and waiting resets it.
 
     An event has a lock inside: a signal handler that sets it while its own thread is doing just that would wait for

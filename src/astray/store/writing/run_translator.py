@@ -17,7 +17,7 @@ from astray.store.writing.run_writer import RunWriter
 _KNOWN = [name for name in Tensor._fields if name not in ("statistics", "blob")]
 
 
-class NativeTranslator:
+class RunTranslator:
     """Writes one rank. Nothing is lost: whatever a reader tells has its place here."""
 
     def __init__(self, path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> None:

@@ -16,21 +16,27 @@ import numpy.typing as npt
 
 from astray.errors import RunError
 from astray.records import Setup
-from astray.store.deferred import Late
+from astray.store.deferred import DeferredMeasurements
 from astray.store.run_format.folder import claim, recordable, release
-from astray.store.run_format.tensor_values import Values, ValuesReader
+from astray.store.run_format.tensor_values import TensorBytes, TensorBytesReader
 from astray.store.run_info import RunInfo
 from astray.store.writing import record_queue as backlog
-from astray.store.writing.background_writer import HELD_SECONDS, IDLE_SECONDS, QUEUE_BYTES, STEP_SECONDS, Intake
+from astray.store.writing.background_writer import (
+    HELD_SECONDS,
+    IDLE_SECONDS,
+    QUEUE_BYTES,
+    STEP_SECONDS,
+    BackgroundWriter,
+)
 from astray.store.writing.rank_files import RankFiles
-from astray.store.writing.step_listener import Listener, Watch
+from astray.store.writing.step_listener import Listener, StepListener
 from astray.store.writing.values_writer import SHARD_BYTES
-from astray.store.writing.write_policy import Course, Stepwise, Straight
+from astray.store.writing.write_policy import Immediate, PerStep, WritePolicy
 
 WATCHED_BYTES = 128 << 20  # what a step that is watched may take until it is over; a larger one is shown in parts
 
 
-class RunWriter(Intake):
+class RunWriter(BackgroundWriter):
     """Writes one rank of a run. Its methods may be called from any thread, and do nothing in a forked child.
 
     >>> with RunWriter("runs/a", info=RunInfo.here()) as writer:
@@ -40,8 +46,8 @@ class RunWriter(Intake):
     `world_size` is for when `info` does not say it. `queue_bytes` is how much memory values may take on their way to
     the disk: more lets the program run ahead of a slow disk for longer. `shard_bytes` is the size at which the next
     values file begins. A row may hold a ticket of `late` in place of its statistics. `on_step` is given the rows of
-    each step, as `Watch` has it, and `watch` tells whether it has been. Raises RunExists or RunError when the folder
-    cannot be recorded into.
+    each step, as `StepListener` has it, and `watch` tells whether it has been. Raises RunExists or RunError when the
+    folder cannot be recorded into.
     """
 
     def __init__(
@@ -54,7 +60,7 @@ class RunWriter(Intake):
         overwrite: bool = False,
         queue_bytes: int = QUEUE_BYTES,
         shard_bytes: int = SHARD_BYTES,
-        late: Late | None = None,
+        late: DeferredMeasurements | None = None,
         on_step: Listener | None = None,
     ) -> None:
         super().__init__(path, rank, queue_bytes, late)
@@ -66,9 +72,9 @@ class RunWriter(Intake):
         self._files.values.connect(self._backlog.wake.set, self._backlog.written, self._lost)
         self._step_ended: float | None = None
         self.watch = self._watch(on_step) if on_step is not None else None
-        self._course: Course = Straight(self._files, self._backlog)
+        self._course: WritePolicy = Immediate(self._files, self._backlog)
         if self.watch is not None:
-            self._course = Stepwise(self._files, self._backlog, late, self.watch)
+            self._course = PerStep(self._files, self._backlog, late, self.watch)
         try:
             self._start()
         except RunError:
@@ -155,8 +161,8 @@ class RunWriter(Intake):
         self._files.write_setup(self._backlog.take_setup())
         self._course.write()
 
-    def _watch(self, on_step: Listener) -> Watch:
-        return Watch(
+    def _watch(self, on_step: Listener) -> StepListener:
+        return StepListener(
             0,
             WATCHED_BYTES,
             on_step,
@@ -166,13 +172,13 @@ class RunWriter(Intake):
             kept=self._read_back,
         )
 
-    def _read_back(self, values: Values) -> npt.NDArray[np.uint8] | None:
+    def _read_back(self, values: TensorBytes) -> npt.NDArray[np.uint8] | None:
         """The bytes of values that were on their way into a file, for the listener."""
         for group in self._backlog.take_values():
             self._files.take_values(group)
         self._files.values.settle()
         try:
-            return None if values.blob is None else ValuesReader(self._files.folder).read(values.blob)
+            return None if values.blob is None else TensorBytesReader(self._files.folder).read(values.blob)
         except RunError:
             return None
 

@@ -15,20 +15,20 @@ import numpy as np
 
 from astray.errors import RunError
 from astray.interrupts import pass_interrupt
-from astray.records import Blob, Call, Missed, Setup
+from astray.records import Blob, Call, MissedTensor, Setup
 from astray.store.run_format.cells import numbers
 from astray.store.run_format.folder import join, recordable
 from astray.store.run_format.schema import CALLS
-from astray.store.run_format.tensor_values import Values
+from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End, RunInfo
 from astray.store.writing.rank_files import RankFiles, Stack
 from astray.store.writing.record_queue import GROUP_BYTES
-from astray.store.writing.step_buffer import Memory, Piece
+from astray.store.writing.step_buffer import RowBlock, StepRingBuffer
 
 _STACK = Call._fields.index("stack")
 
 
-class Dump(NamedTuple):
+class Snapshot(NamedTuple):
     """What became of a dump: where it is, what its `end.json` says, and in a sentence what went wrong, if anything."""
 
     path: Path
@@ -36,14 +36,14 @@ class Dump(NamedTuple):
     failure: str | None
 
 
-class Account(NamedTuple):
+class SnapshotAccount(NamedTuple):
     """What a dump says of the recording. Its `failure` is why there are no later rows."""
 
     why: str
     ended: str
     failure: str | None
     waited_seconds: float
-    missed: list[Missed]
+    missed: list[MissedTensor]
 
 
 def write_dump(
@@ -51,17 +51,17 @@ def write_dump(
     rank: int,
     info: RunInfo,
     overwrite: bool,
-    memory: Memory,
-    account: Account,
+    memory: StepRingBuffer,
+    account: SnapshotAccount,
     setup: Sequence[Setup] = (),
-) -> Dump:
+) -> Snapshot:
     """Write everything in memory. Raises nothing: a full disk is a sentence."""
     try:
         folder = join(path, rank, info, overwrite)
         with recordable(path):
             files = RankFiles(folder)
     except RunError as error:
-        return Dump(path, None, str(error))
+        return Snapshot(path, None, str(error))
     lost: list[str] = []
     files.values.connect(_nothing, _nothing, lost.append)
     failure = None
@@ -72,18 +72,18 @@ def write_dump(
     except Exception as error:  # noqa: BLE001 - a failure here must never end the user's program
         failure, gone = files.abandon(error), 0
         pass_interrupt(error)
-    missed = [*account.missed, *(Missed("the values of a tensor", why, 1) for why in lost)]
+    missed = [*account.missed, *(MissedTensor("the values of a tensor", why, 1) for why in lost)]
     if gone:
-        missed.append(Missed("the values of a tensor", "they went with an older step, or are not here yet", gone))
+        missed.append(MissedTensor("the values of a tensor", "they went with an older step, or are not here yet", gone))
     end = files.account(account.ended, failure or account.failure, account.waited_seconds, missed)
     end.why = account.why
     unwritten = files.write_end(end)
-    return Dump(path, end, failure or unwritten)
+    return Snapshot(path, end, failure or unwritten)
 
 
-def _write_pieces(files: RankFiles, memory: Memory) -> int:
+def _write_pieces(files: RankFiles, memory: StepRingBuffer) -> int:
     """Write them one after the other; returns how many rows have values that are not there."""
-    places: dict[Values, Values] = {}  # by what is held, what was written of it
+    places: dict[TensorBytes, TensorBytes] = {}  # by what is held, what was written of it
     known: set[int] = set()
     gone = 0
     for piece in memory.pieces:  # all of them first: rows may have got their values after they were taken
@@ -101,10 +101,10 @@ def _write_pieces(files: RankFiles, memory: Memory) -> int:
     return gone
 
 
-def _write_values(files: RankFiles, held: Sequence[Values]) -> dict[Values, Values]:
+def _write_values(files: RankFiles, held: Sequence[TensorBytes]) -> dict[TensorBytes, TensorBytes]:
     """Write copies that share the bytes: writing lets go of them, and a later dump may want them again."""
     copies = {
-        values: Values(values.data, values.name, values.dtype, values.shape, values.sampled, values.part)
+        values: TensorBytes(values.data, values.name, values.dtype, values.shape, values.sampled, values.part)
         for values in held
         if values.data is not None
     }
@@ -114,8 +114,8 @@ def _write_values(files: RankFiles, held: Sequence[Values]) -> dict[Values, Valu
     return copies
 
 
-def _groups(values: Sequence[Values]) -> Iterator[list[Values]]:
-    group: list[Values] = []
+def _groups(values: Sequence[TensorBytes]) -> Iterator[list[TensorBytes]]:
+    group: list[TensorBytes] = []
     size = 0
     for one in values:
         group.append(one)
@@ -127,7 +127,7 @@ def _groups(values: Sequence[Values]) -> Iterator[list[Values]]:
         yield group
 
 
-def _blobs(piece: Piece, places: dict[Values, Values]) -> tuple[list[Blob | None], int]:
+def _blobs(piece: RowBlock, places: dict[TensorBytes, TensorBytes]) -> tuple[list[Blob | None], int]:
     """Where the values of each row are, and of how many rows they are not."""
     blobs: list[Blob | None] = []
     absent = 0
@@ -138,7 +138,7 @@ def _blobs(piece: Piece, places: dict[Values, Values]) -> tuple[list[Blob | None
     return blobs, absent
 
 
-def _stacks(piece: Piece) -> list[int]:
+def _stacks(piece: RowBlock) -> list[int]:
     """The stacks that calls refer to."""
     found = numbers(piece.calls[_STACK], CALLS[_STACK])
     stacks: list[int] = np.unique(found.data[found.present]).tolist()
@@ -149,6 +149,6 @@ def _nothing(*_: object) -> None:
     pass
 
 
-def in_child(path: str | os.PathLike[str]) -> Dump:
+def in_child(path: str | os.PathLike[str]) -> Snapshot:
     """What a forked child is told."""
-    return Dump(Path(path), None, f"{path} was not written: this is a forked child, and the rows are its parent's.")
+    return Snapshot(Path(path), None, f"{path} was not written: this is a forked child, and the rows are its parent's.")

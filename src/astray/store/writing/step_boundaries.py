@@ -14,21 +14,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from astray.store.deferred import Late
+from astray.store.deferred import DeferredMeasurements
 from astray.store.run_format.rows import TICKET, call_rows, tensor_rows
-from astray.store.run_format.tensor_values import Values
+from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.writing import record_queue as backlog
 from astray.store.writing.background_writer import HELD_SECONDS, IDLE_SECONDS, STEP_SECONDS
-from astray.store.writing.record_queue import Backlog, Taken
+from astray.store.writing.record_queue import QueuedRows, RecordQueue
 
 
-class Cut(NamedTuple):
+class StepSegment(NamedTuple):
     """What was taken at once, of one step, which it may end."""
 
     step: int
-    taken: Taken
-    values: list[Values]  # that are to be brought into memory
-    owned: list[Values]  # and those that are there
+    taken: QueuedRows
+    values: list[TensorBytes]  # that are to be brought into memory
+    owned: list[TensorBytes]  # and those that are there
     ends: bool
     time: float
 
@@ -38,22 +38,22 @@ class Cut(NamedTuple):
         return len(self.taken.calls) + len(self.taken.tensors)
 
 
-class Cuts:
+class StepSegments:
     """The cuts that wait. Any thread may `cut`; the rest is for the recorder's.
 
     `values`: they are taken too, and not left to somebody else.
     """
 
-    def __init__(self, queue: Backlog, late: Late | None, *, values: bool = True) -> None:
+    def __init__(self, queue: RecordQueue, late: DeferredMeasurements | None, *, values: bool = True) -> None:
         self.step = 0  # that is not over
         self._backlog = queue
         self._late = late
         self._takes_values = values
-        self._waiting: deque[Cut] = deque()
+        self._waiting: deque[StepSegment] = deque()
         self._cutting = threading.Lock()  # a cut is taken and put here at one go, or they would change places
         self._given = self._received = 0  # rows
 
-    def __iter__(self) -> Iterator[Cut]:
+    def __iter__(self) -> Iterator[StepSegment]:
         return iter(list(self._waiting))
 
     @property
@@ -74,15 +74,15 @@ class Cuts:
     def cut(self, *, rows: bool, ends: bool = False, patience: float = -1) -> bool:
         """Take the values that are there, and the rows if they are asked for. Flushes are the recorder's to hear of.
 
-        False when somebody else was cutting for longer than `patience` seconds, as for `Backlog.make_room`.
+        False when somebody else was cutting for longer than `patience` seconds, as for `RecordQueue.make_room`.
         """
         if not self._cutting.acquire(timeout=patience):
             return False
         try:
-            taken = self._backlog.take_rows() if rows else Taken([], call_rows(), tensor_rows())
+            taken = self._backlog.take_rows() if rows else QueuedRows([], call_rows(), tensor_rows())
             groups = self._backlog.take_values() if self._takes_values else ()
             values = [one for group in groups for one in group]
-            cut = Cut(self.step, taken, values, [], ends, time.monotonic())
+            cut = StepSegment(self.step, taken, values, [], ends, time.monotonic())
             if cut.size or values or taken.stacks or ends:
                 self._waiting.append(cut)
             self._given += cut.size
@@ -103,7 +103,7 @@ class Cuts:
             return False
         return self._waiting[0].ends and time.monotonic() - self._waiting[0].time < STEP_SECONDS
 
-    def next(self, urgent: bool) -> Cut | None:
+    def next(self, urgent: bool) -> StepSegment | None:
         """The first, if its measurements have been sent for. When it is `urgent`, or has waited long, that is done."""
         if not self._waiting or (self._rests and not urgent):
             return None
@@ -113,7 +113,7 @@ class Cuts:
             self._late.settle(own_thread=True)
         return self._waiting.popleft() if self._is_due(cut) else None
 
-    def done(self, cut: Cut) -> None:
+    def done(self, cut: StepSegment) -> None:
         """A cut is where it should be."""
         self._received += cut.size
 
@@ -122,7 +122,7 @@ class Cuts:
         """Rows whose measurements have not been sent for."""
         return sum(cut.size for cut in self if not self._is_due(cut))
 
-    def _is_due(self, cut: Cut) -> bool:
+    def _is_due(self, cut: StepSegment) -> bool:
         if self._late is None:
             return True
         tickets = np.frombuffer(cut.taken.tensors.tickets(TICKET)[1], np.int64)

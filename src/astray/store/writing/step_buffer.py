@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.records import Blob, Frame, Missed
+from astray.records import Blob, Frame, MissedTensor
 from astray.store.columns import Table
-from astray.store.deferred import Late
-from astray.store.run_format.cells import AnyCells, Cells, Listed, Masked, numbers
+from astray.store.deferred import DeferredMeasurements
+from astray.store.run_format.cells import AnyCells, EncodedCells, ListCells, MaskedCells, numbers
 from astray.store.run_format.decoder import in_memory
 from astray.store.run_format.encoder import call_columns, tensor_columns
 from astray.store.run_format.rows import VALUES, Rows
 from astray.store.run_format.schema import CALLS, TENSORS, Column
-from astray.store.run_format.tensor_values import Values
+from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End
-from astray.store.writing.record_queue import Taken
+from astray.store.writing.record_queue import QueuedRows
 from astray.wording import sized
 
-KeptBytes = Callable[[Values], npt.NDArray[np.uint8] | None]
+KeptBytes = Callable[[TensorBytes], npt.NDArray[np.uint8] | None]
 """Gives the bytes of values that are not in memory; None when they were not kept."""
 
 _BLOB = [column.name for column in TENSORS].index("blob_file")
@@ -47,14 +47,14 @@ class Attached:
 
     def __init__(self, most_calls: int) -> None:
         self._most = most_calls
-        self._of_calls: dict[int, dict[tuple[str, str], tuple[int, Values]]] = {}
+        self._of_calls: dict[int, dict[tuple[str, str], tuple[int, TensorBytes]]] = {}
 
-    def add(self, seq: int, role: str, path: str, fingerprint: int, values: Values) -> None:
+    def add(self, seq: int, role: str, path: str, fingerprint: int, values: TensorBytes) -> None:
         self._of_calls.setdefault(seq, {})[role, path] = fingerprint, values
         while len(self._of_calls) > self._most:
             del self._of_calls[next(iter(self._of_calls))]
 
-    def put_into(self, cells: list[Values | None], tensors: Sequence[AnyCells], rows: Rows) -> None:
+    def put_into(self, cells: list[TensorBytes | None], tensors: Sequence[AnyCells], rows: Rows) -> None:
         """Put them into the rows they belong to, and that have none."""
         if not self._of_calls:
             return
@@ -71,13 +71,18 @@ class Attached:
                 cells[row] = values
 
 
-class Piece:
+class RowBlock:
     """Rows of one step that were taken together, as columns, and the values that came with them."""
 
     __slots__ = ("_attached", "_rows", "calls", "nbytes", "owned", "step", "tensors")
 
     def __init__(
-        self, step: int, taken: Taken, owned: list[Values], late: Late | None, attached: Attached | None = None
+        self,
+        step: int,
+        taken: QueuedRows,
+        owned: list[TensorBytes],
+        late: DeferredMeasurements | None,
+        attached: Attached | None = None,
     ) -> None:
         self.step = step
         self.calls = call_columns(taken.calls)
@@ -85,7 +90,7 @@ class Piece:
         self.owned = owned
         self._rows = taken.tensors
         self._attached = attached
-        redeemed = [column for column in self.tensors if isinstance(column, Masked)]
+        redeemed = [column for column in self.tensors if isinstance(column, MaskedCells)]
         self.nbytes = (
             taken.calls.nbytes
             + taken.tensors.nbytes
@@ -94,9 +99,9 @@ class Piece:
         )
 
     @property
-    def values(self) -> list[Values | None]:
+    def values(self) -> list[TensorBytes | None]:
         """Of each tensor's row, its values."""
-        cells: list[Values | None] = self._rows.cells(VALUES)
+        cells: list[TensorBytes | None] = self._rows.cells(VALUES)
         if self._attached is not None:
             self._attached.put_into(cells, self.tensors, self._rows)
         return cells
@@ -106,18 +111,20 @@ class Piece:
         values = self.values
         if all(one is None or (one.sampled is None and one.part is None) for one in values):
             return self.tensors
-        said = (Listed([None if one is None else getattr(one, name) for one in values]) for name in ("sampled", "part"))
+        said = (
+            ListCells([None if one is None else getattr(one, name) for one in values]) for name in ("sampled", "part")
+        )
         return [*self.tensors[:_SAMPLED], *said, *self.tensors[_SAMPLED + 2 :]]
 
     def with_blobs(self, blobs: Sequence[Blob | None]) -> list[AnyCells]:
         """The columns of the tensors, with these for the places of their values."""
         where = [
-            Listed([None if blob is None else blob[field] for blob in blobs]) for field in range(len(Blob._fields))
+            ListCells([None if blob is None else blob[field] for blob in blobs]) for field in range(len(Blob._fields))
         ]
         return [*self.tensors[:_BLOB], *where, *self.tensors[_BLOB + len(where) :]]
 
 
-class StepRows:
+class BufferedStep:
     """The rows of one step. They read like a rank of a run: `RankRun(0, rows)`.
 
     `whole` is False when the step was not over, or too large to be held at once. Values are there as long as the
@@ -129,7 +136,7 @@ class StepRows:
     def __init__(
         self,
         step: int,
-        pieces: Sequence[Piece],
+        pieces: Sequence[RowBlock],
         stacks: dict[int, list[Frame]],
         whole: bool,
         kept: KeptBytes | None = None,
@@ -180,21 +187,21 @@ class StepRows:
         return in_memory([piece.with_samples() for piece in self._pieces], TENSORS)
 
     @cached_property
-    def _values(self) -> list[Values | None]:
+    def _values(self) -> list[TensorBytes | None]:
         return list(chain.from_iterable(piece.values for piece in self._pieces))
 
 
-class Memory:
+class StepRingBuffer:
     """The pieces of the last `remember` steps, and of the one that is not over, in at most `most_bytes`.
 
     When that is too little the oldest step goes first. Of a step that is too large alone the oldest rows go, after
     `parting` has been told; those taken last always stay.
     """
 
-    def __init__(self, remember: int, most_bytes: int, parting: Callable[[Piece], None]) -> None:
+    def __init__(self, remember: int, most_bytes: int, parting: Callable[[RowBlock], None]) -> None:
         self.remember = remember
         self.most_bytes = most_bytes
-        self.pieces: deque[Piece] = deque()
+        self.pieces: deque[RowBlock] = deque()
         self.over = 0  # steps that are over
         self.stacks: dict[int, list[Frame]] = {}  # all: a call may refer to any, and there are as many as code has
         self._parting = parting
@@ -212,7 +219,7 @@ class Memory:
         """The steps that are held, oldest first."""
         return list(dict.fromkeys(piece.step for piece in self.pieces))
 
-    def of_step(self, step: int) -> list[Piece]:
+    def of_step(self, step: int) -> list[RowBlock]:
         """The pieces of a step."""
         return [piece for piece in self.pieces if piece.step == step]
 
@@ -232,7 +239,7 @@ class Memory:
         """Values for which room was made have not come."""
         self._sizes[step] -= size
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: RowBlock) -> None:
         """Hold a piece, of the step of the one before it or of the next."""
         self.pieces.append(piece)
         self._sizes[piece.step] += piece.nbytes - sum(values.size for values in piece.owned)  # which have their room
@@ -251,14 +258,16 @@ class Memory:
         while len(self.steps) > self.remember:
             self._let_step_go()
 
-    def missing(self) -> list[Missed]:
+    def missing(self) -> list[MissedTensor]:
         """What was to be remembered and is not."""
         limit = f"more than {sized(self.most_bytes)} would have to be remembered"
         steps = min(self.remember, self._done) - sum(step < self.over for step in self.steps)
-        gone = [Missed("an older step", limit, steps)] if steps > 0 else []
-        gone += [Missed(f"a {kind} of step {step}", limit, count) for (step, kind), count in self._cut.items() if count]
+        gone = [MissedTensor("an older step", limit, steps)] if steps > 0 else []
+        gone += [
+            MissedTensor(f"a {kind} of step {step}", limit, count) for (step, kind), count in self._cut.items() if count
+        ]
         if self.pieces and self.pieces[-1].step >= self.over:
-            gone.append(Missed(f"the rest of step {self.pieces[-1].step}", "the step was not over", 1))
+            gone.append(MissedTensor(f"the rest of step {self.pieces[-1].step}", "the step was not over", 1))
         return gone
 
     def clear(self) -> None:
@@ -279,7 +288,7 @@ class Memory:
         for kind in ("call", "tensor"):
             self._cut.pop((step, kind), None)
 
-    def _let_go(self) -> Piece:
+    def _let_go(self) -> RowBlock:
         piece = self.pieces.popleft()
         self._sizes[piece.step] -= piece.nbytes
         for values in piece.owned:
@@ -289,7 +298,7 @@ class Memory:
 
 def _numbers(cells: AnyCells, column: Column) -> npt.NDArray[Any]:
     """The numbers of a column, with something harmless where there are none."""
-    if isinstance(cells, Cells):
+    if isinstance(cells, EncodedCells):
         return numbers(cells, column).data
     null = np.full(len(cells), np.nan if column.type == "float64" else 0, column.type)
-    return np.where(cells.present, cells.data, null) if isinstance(cells, Masked) else null
+    return np.where(cells.present, cells.data, null) if isinstance(cells, MaskedCells) else null

@@ -9,19 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from astray.store.deferred import Late
-from astray.store.writing.record_queue import Wake
-from astray.store.writing.step_buffer import KeptBytes, Memory, Piece, StepRows
+from astray.store.deferred import DeferredMeasurements
+from astray.store.writing.record_queue import WakeEvent
+from astray.store.writing.step_buffer import BufferedStep, KeptBytes, RowBlock, StepRingBuffer
 
 LOOK_SECONDS = 1.0  # so often it is looked whether the recorder can still answer
 
-Listener = Callable[[StepRows], None]
+Listener = Callable[[BufferedStep], None]
 
 
-class Watch:
+class StepListener:
     """The steps that are held, and who is told of them.
 
-    remember, most_bytes: how much is held, as for `Memory`.
+    remember, most_bytes: how much is held, as for `StepRingBuffer`.
     on_step: given the rows of each step when it is over; also those of a part of a step that has to go before it is
         over, and what is left when the recording ends.
     lack: told what is missing, and why, when the listener fails.
@@ -35,12 +35,12 @@ class Watch:
         most_bytes: int,
         on_step: Listener | None,
         *,
-        late: Late | None,
+        late: DeferredMeasurements | None,
         lack: Callable[[str, str], None],
         can_answer: Callable[[], bool],
         kept: KeptBytes | None = None,
     ) -> None:
-        self.memory = Memory(remember, most_bytes, self._part)
+        self.memory = StepRingBuffer(remember, most_bytes, self._part)
         self._on_step = on_step
         self._late = late
         self._lack = lack
@@ -48,7 +48,7 @@ class Watch:
         self._kept = kept
         self._seen = 0  # steps that were shown
         self._ended = False
-        self._waiting: list[Wake] = []  # for a step to be shown
+        self._waiting: list[WakeEvent] = []  # for a step to be shown
 
     # -- for any thread ----------------------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ class Watch:
     def wait_until_seen(self, step: int, timeout: float | None = None) -> bool:
         """Wait until a step was looked at; False when that took too long, or will not happen any more."""
         late = None if timeout is None else time.monotonic() + timeout
-        wake = Wake()
+        wake = WakeEvent()
         self._waiting.append(wake)
         while step >= self._seen and not self._ended and self._can_answer():
             left = None if late is None else late - time.monotonic()
@@ -95,15 +95,15 @@ class Watch:
         self._ended = True
         self._ring()
 
-    def _part(self, piece: Piece) -> None:
+    def _part(self, piece: RowBlock) -> None:
         """Some of a step has to go before the step is over."""
         self._show(piece.step, [piece], False)
 
-    def _show(self, step: int, pieces: list[Piece], whole: bool) -> None:
+    def _show(self, step: int, pieces: list[RowBlock], whole: bool) -> None:
         if self._on_step is None:
             return
         try:
-            self._on_step(StepRows(step, pieces, self.memory.stacks, whole, self._kept))
+            self._on_step(BufferedStep(step, pieces, self.memory.stacks, whole, self._kept))
         except Exception as error:  # noqa: BLE001 - the recording goes on
             self._lack("the check of a step", f"{type(error).__name__}: {error}")
 

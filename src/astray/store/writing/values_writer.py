@@ -17,10 +17,10 @@ from pathlib import Path
 
 from astray.process import largest_file
 from astray.records import Blob
-from astray.store.deferred import PAGE, PIECE_BYTES, Piece
-from astray.store.run_format.disk_io import Hands, Job
-from astray.store.run_format.shard_file import LARGE, Place, Shard
-from astray.store.run_format.tensor_values import Values, shard_name
+from astray.store.deferred import PAGE, PIECE_BYTES, BytePiece
+from astray.store.run_format.disk_io import WriteRequest, WriterThreads
+from astray.store.run_format.shard_file import LARGE, ShardFile, ShardSlot
+from astray.store.run_format.tensor_values import TensorBytes, shard_name
 
 SHARD_BYTES = 1 << 30
 HEADER_BYTES = 128 << 10, 4 << 20
@@ -49,15 +49,15 @@ class ValuesWriter:
         self._folder = folder
         self._shard_bytes = shard_bytes
         self._header_bytes = HEADER_BYTES[0]
-        self._shards: list[Shard] = []
-        self._lanes: list[Lane] = []
+        self._shards: list[ShardFile] = []
+        self._lanes: list[ShardQueue] = []
         self._threads = threads
-        self._hands = Hands(threads)
-        self._pace = Pace()
-        self._waiting: deque[Batch] = deque()  # to be given to the threads, in their order
+        self._hands = WriterThreads(threads)
+        self._pace = WriteModeChooser()
+        self._waiting: deque[ShardBatch] = deque()  # to be given to the threads, in their order
         self._under_way = 0  # jobs that they have
         self._ahead = 0  # bytes of them
-        self._growing: dict[Batch, Iterator[Job | None]] = {}  # the jobs that are still to come
+        self._growing: dict[ShardBatch, Iterator[WriteRequest | None]] = {}  # the jobs that are still to come
         self._written: Callable[[int], None] = _nothing
         self._lost: Callable[[str], None] = _nothing
 
@@ -66,7 +66,7 @@ class ValuesWriter:
         how much memory of the queue became free, and `lost` why a tensor's bytes could not be had."""
         self._hands.wake, self._written, self._lost = wake, written, lost
 
-    def write(self, group: Sequence[Values]) -> None:
+    def write(self, group: Sequence[TensorBytes]) -> None:
         """Begin to write a group of tensors. Raises what the disk had against it or those before."""
         try:
             self._distribute(group)
@@ -129,51 +129,51 @@ class ValuesWriter:
         """End the threads that write, once they have done what they were given."""
         self._hands.close()
 
-    def _distribute(self, group: Sequence[Values]) -> None:
+    def _distribute(self, group: Sequence[TensorBytes]) -> None:
         """Find a place for each, in batches, and send them."""
-        lane: Lane | None = None
-        batch: Batch | None = None
+        lane: ShardQueue | None = None
+        batch: ShardBatch | None = None
         for values in group:
             if lane is None or batch is None or batch.nbytes + values.size > BATCH_BYTES:
                 self._send(lane, batch)
                 lane = self._next_lane(values.size)
-                batch = Batch(lane.shard)
+                batch = ShardBatch(lane.shard)
             if not batch.add(values):
                 self._send(lane, batch)
                 lane.shard = self._add_shard(values.size)
-                batch = Batch(lane.shard)
+                batch = ShardBatch(lane.shard)
                 batch.add(values)
         self._send(lane, batch)
 
-    def _next_lane(self, size: int) -> Lane:
+    def _next_lane(self, size: int) -> ShardQueue:
         """The one that has least to do. Direct writes do not get in each other's way in one file: no more are added."""
         lane = min(self._lanes, key=attrgetter("load"), default=None)
         crowded = lane is not None and lane.load >= LANE_BYTES and not self._pace.direct
         if lane is None or (crowded and len(self._lanes) < self._threads):
-            lane = Lane(self._add_shard(size))
+            lane = ShardQueue(self._add_shard(size))
             self._lanes.append(lane)
         return lane
 
-    def _add_shard(self, size: int) -> Shard:
+    def _add_shard(self, size: int) -> ShardFile:
         """Begin a file that has room for a tensor of this size at least."""
         number = len(self._shards)
         room = self._header_bytes + max(self._shard_bytes, size)
         limit = largest_file()
         if limit is not None:  # a smaller file may do; one that does not hold the tensor is refused by the system
             room = max(min(room, limit), self._header_bytes + size)
-        shard = Shard(self._folder / shard_name(number), number, self._header_bytes, room)
+        shard = ShardFile(self._folder / shard_name(number), number, self._header_bytes, room)
         self._shards.append(shard)
         self._header_bytes = min(2 * self._header_bytes, HEADER_BYTES[1])
         return shard
 
-    def _drop(self, group: Iterable[Values]) -> None:
+    def _drop(self, group: Iterable[TensorBytes]) -> None:
         """Settle what will not be written."""
         for values in group:
             held = values.held
             values.settle(None)
             self._written(held)
 
-    def _send(self, lane: Lane | None, batch: Batch | None) -> None:
+    def _send(self, lane: ShardQueue | None, batch: ShardBatch | None) -> None:
         """Let the bytes of a batch be written."""
         if lane is None or batch is None or not batch.places:
             return
@@ -189,7 +189,7 @@ class ValuesWriter:
             direct = batch.large > 0 and self._pace.choose(batch.large)
             self._go_on(batch, batch.jobs(direct))
 
-    def _go_on(self, batch: Batch, jobs: Iterator[Job | None]) -> None:
+    def _go_on(self, batch: ShardBatch, jobs: Iterator[WriteRequest | None]) -> None:
         """Give out the jobs of a batch, as far as its bytes are there or will come by themselves."""
         for job in jobs:
             if job is None:
@@ -201,7 +201,7 @@ class ValuesWriter:
             self._hands.give(job)
         batch.complete = True
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, job: WriteRequest) -> None:
         self._under_way -= 1
         self._ahead -= job.nbytes
         job.owner.finish(job)
@@ -210,7 +210,7 @@ class ValuesWriter:
         if job.file.refused:
             self._pace.refuse()
 
-    def _publish(self, lane: Lane) -> None:
+    def _publish(self, lane: ShardQueue) -> None:
         """Tell the headers of a lane's shards of the batches that are written, and settle what is in them."""
         while lane.waiting and lane.waiting[0].complete and not lane.waiting[0].left:
             batch = lane.waiting[0]
@@ -238,33 +238,33 @@ def _nothing(*_: object) -> None:
 # `values_writer.py` fills lanes with batches; `store/run_format/disk_io.py` does the jobs that a batch is made of.
 
 
-class Lane:
+class ShardQueue:
     """A shard being filled, and the batches that are being written to it or to the one before it, in their order."""
 
     __slots__ = ("load", "shard", "waiting")
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: ShardFile) -> None:
         self.shard = shard
-        self.waiting: deque[Batch] = deque()
+        self.waiting: deque[ShardBatch] = deque()
         self.load = 0  # bytes of the batches
 
 
-class Batch:
+class ShardBatch:
     """Tensors that follow one another in a shard, and of which its header is told at once."""
 
     __slots__ = ("complete", "error", "large", "left", "lost", "nbytes", "places", "shard")
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: ShardFile) -> None:
         self.shard = shard
-        self.places: dict[Values, Place] = {}
+        self.places: dict[TensorBytes, ShardSlot] = {}
         self.nbytes = 0
         self.large = 0  # bytes of them that may be written directly
         self.left = 0  # jobs that are not done
         self.complete = False  # all its jobs have been given out
         self.error: Exception | None = None
-        self.lost: dict[Values, str] = {}  # whose bytes never came, and why
+        self.lost: dict[TensorBytes, str] = {}  # whose bytes never came, and why
 
-    def add(self, values: Values) -> bool:
+    def add(self, values: TensorBytes) -> bool:
         """Find a place for a tensor; False when it needs the next shard."""
         place = self.shard.place(values.name, values.dtype, values.shape, values.size, certain=values.source is None)
         if place is not None:
@@ -273,12 +273,12 @@ class Batch:
             self.large += place.nbytes if place.nbytes >= LARGE else 0
         return place is not None
 
-    def jobs(self, direct: bool) -> Iterator[Job | None]:
+    def jobs(self, direct: bool) -> Iterator[WriteRequest | None]:
         """The work to be done, cut so that memory is given back as it is written.
 
         A job is direct from its first byte on. None says that there is more to come later.
         """
-        job: Job | None = None
+        job: WriteRequest | None = None
         for values, place in self.places.items():
             end, pages = place.offset, direct and place.nbytes >= LARGE
             for piece in self._pieces(values):
@@ -289,24 +289,24 @@ class Batch:
                 if piece is None:
                     yield None
                 else:
-                    job = job or Job(self.shard.file, end, pages and end % PAGE == 0, self)
+                    job = job or WriteRequest(self.shard.file, end, pages and end % PAGE == 0, self)
                     job.add(values, piece, end)
                     end = job.end
         if job is not None:
             yield job
 
-    def _pieces(self, values: Values) -> Iterable[Piece | None]:
+    def _pieces(self, values: TensorBytes) -> Iterable[BytePiece | None]:
         if values.data is not None and values.size <= PIECE_BYTES:
-            return (Piece(values.data),)
+            return (BytePiece(values.data),)
         return self._pieces_to_come(values)
 
-    def _pieces_to_come(self, values: Values) -> Iterator[Piece | None]:
+    def _pieces_to_come(self, values: TensorBytes) -> Iterator[BytePiece | None]:
         try:
             yield from values.pieces()
         except Exception as error:  # noqa: BLE001 - these bytes are lost, and no others
             self.lost[values] = f"{type(error).__name__}: {error}"
 
-    def finish(self, job: Job) -> None:
+    def finish(self, job: WriteRequest) -> None:
         self.left -= 1
         self.error = self.error or job.error
         self.lost.update(job.lost)
@@ -332,7 +332,7 @@ class Batch:
 # than giving the disk the bytes themselves. Neither can be known beforehand, so both are measured where they are used.
 
 
-class Pace:
+class WriteModeChooser:
     """The choice. The other way is tried again after a while, with a few bytes."""
 
     FIRST = 32 << 20  # buffered in any case: most recordings are shorter

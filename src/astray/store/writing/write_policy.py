@@ -10,15 +10,15 @@ from collections import deque
 from typing import Protocol
 
 from astray.records import Blob
-from astray.store.deferred import Late
+from astray.store.deferred import DeferredMeasurements
 from astray.store.writing.rank_files import RankFiles, Stack
-from astray.store.writing.record_queue import Backlog
-from astray.store.writing.step_boundaries import Cut, Cuts
-from astray.store.writing.step_buffer import Piece
-from astray.store.writing.step_listener import Watch
+from astray.store.writing.record_queue import RecordQueue
+from astray.store.writing.step_boundaries import StepSegment, StepSegments
+from astray.store.writing.step_buffer import RowBlock
+from astray.store.writing.step_listener import StepListener
 
 
-class Course(Protocol):
+class WritePolicy(Protocol):
     """What a writer asks of it."""
 
     @property
@@ -41,10 +41,10 @@ class Course(Protocol):
         """Everything has been taken."""
 
 
-class Straight:
+class Immediate:
     """Rows are taken all at once, and measurements are waited for when they are written."""
 
-    def __init__(self, files: RankFiles, queue: Backlog) -> None:
+    def __init__(self, files: RankFiles, queue: RecordQueue) -> None:
         self._files = files
         self._queue = queue
 
@@ -69,20 +69,22 @@ class Straight:
         """Nothing: whatever was taken is written."""
 
 
-class Stepwise:
+class PerStep:
     """Rows are cut where steps end, and each step is shown before it is written, so that the program waits for no disk.
 
     A step is one batch of its files at least.
     """
 
-    def __init__(self, files: RankFiles, queue: Backlog, late: Late | None, watch: Watch) -> None:
+    def __init__(
+        self, files: RankFiles, queue: RecordQueue, late: DeferredMeasurements | None, watch: StepListener
+    ) -> None:
         self._files = files
         self._queue = queue
         self._late = late
         self._watch = watch
-        self._cuts = Cuts(queue, late, values=False)
+        self._cuts = StepSegments(queue, late, values=False)
         self._stacks: list[Stack] = []
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[RowBlock] = deque()
         self.waiting_rows = 0
 
     def cut(self) -> None:
@@ -100,12 +102,12 @@ class Stepwise:
             self._cuts.done(cut)
             self._queue.make_room()
 
-    def _show(self, cut: Cut) -> None:
+    def _show(self, cut: StepSegment) -> None:
         memory = self._watch.memory
         memory.stacks.update(cut.taken.stacks)
         self._stacks += cut.taken.stacks
         if cut.size:
-            piece = Piece(cut.step, cut.taken, [], self._late)
+            piece = RowBlock(cut.step, cut.taken, [], self._late)
             self._pieces.append(piece)
             self.waiting_rows += cut.size
             memory.add(piece)

@@ -11,14 +11,19 @@ import numpy as np
 from astray.records import Call, Frame, Tensor
 from astray.store import RunInfo, RunWriter
 from astray.store.writing import values_writer
-from astray.store.writing.values_writer import Pace
+from astray.store.writing.values_writer import WriteModeChooser
 
 SIZES = (3, 1000, 0, 70_000, 16, 400_000)
 
 
 def main(path: str, way: str) -> None:
     if way == "ahead":
-        Pace.FIRST, Pace.TRIAL, values_writer.LANE_BYTES, values_writer.BATCH_BYTES = 0, 8 << 20, 0, 1 << 20
+        WriteModeChooser.FIRST, WriteModeChooser.TRIAL, values_writer.LANE_BYTES, values_writer.BATCH_BYTES = (
+            0,
+            8 << 20,
+            0,
+            1 << 20,
+        )
     look = (lambda rows: None) if way == "watched" else None
     writer = RunWriter(path, info=RunInfo.here(), shard_bytes=8 << 20, on_step=look)
     for seq in range(10**9):

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from astray.capture.engine import Engine, OpenCall
 from astray.capture.nonfinite_values import Found
-from astray.capture.pytorch.calls.sites import Named, Places, is_overriding
+from astray.capture.pytorch.calls.sites import CallName, FunctionSites, is_overriding
 from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import PLAIN, is_tensor
@@ -54,7 +54,7 @@ def flattener(
     return Flattener(is_tensor, objects, too_large, PLAIN, _VALUES, _SPELLED if spelled else None)
 
 
-class Callee(Named, Protocol):
+class CalledFunction(CallName, Protocol):
     """A function or op, as its calls are recorded."""
 
     @property
@@ -82,10 +82,12 @@ class Callee(Named, Protocol):
         """The tensors that a call does not read: it writes into them, or only looks at them in another way."""
 
 
-class Taking:
+class CallCapture:
     """Takes the calls of functions or ops into a recording; their gradients too when `gradients` is given."""
 
-    def __init__(self, engine: Engine, places: Places, gradients: LiveGradients | LastNodes | None = None) -> None:
+    def __init__(
+        self, engine: Engine, places: FunctionSites, gradients: LiveGradients | LastNodes | None = None
+    ) -> None:
         self._engine = engine
         self._places = places
         self.flat = flattener(spelled=isinstance(gradients, LastNodes))
@@ -94,7 +96,7 @@ class Taking:
         )
 
     def begin(
-        self, callee: Callee, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
+        self, callee: CalledFunction, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> OpenCall | None:
         """A call starts: what the calls inside it need to know of it. None when it is not for us."""
         call: OpenCall | None = self.native.begin(callee, args, kwargs, frame)
@@ -103,7 +105,7 @@ class Taking:
     def end(
         self,
         call: OpenCall,
-        callee: Callee,
+        callee: CalledFunction,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,
@@ -117,7 +119,7 @@ class Taking:
         return taken
 
     def gave_bad(
-        self, call: OpenCall, callee: Callee, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Tensors
+        self, call: OpenCall, callee: CalledFunction, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Tensors
     ) -> None:
         """A call has given NaN or infinities, and somebody wants to know: its tensors are still there."""
         plain = callee.is_plain and "out" not in kwargs

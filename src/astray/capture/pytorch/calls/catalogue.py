@@ -75,7 +75,7 @@ _FIRST = ("input", "tensor", "self")  # what torch calls the first argument, whe
 _HOMES = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torch.Tensor": torch.Tensor}
 
 
-class Unfilled:
+class UnfilledFunction:
     """A function whose result holds whatever lay there before. Its calls are not recorded."""
 
 
@@ -149,7 +149,7 @@ class Function:
         return written
 
 
-_MAKER = Unfilled()
+_MAKER = UnfilledFunction()
 
 
 def is_buffer_maker(name: str) -> bool:
@@ -163,7 +163,7 @@ class Catalogue:
     def __init__(self, listed: FunctionList | None) -> None:
         self._listed = listed
 
-    def find(self, func: Any) -> Function | Collective | FunctionalCollective | Unfilled | None:
+    def find(self, func: Any) -> Function | Collective | FunctionalCollective | UnfilledFunction | None:
         collective = describe(func)
         if collective is not None:
             wanted = self._listed is None or self._listed.wants("distributed", collective.name, True)

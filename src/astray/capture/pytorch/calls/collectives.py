@@ -103,7 +103,7 @@ class Collective:
         return flat.result(given.get(self._flow.out_of))
 
     def written(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Nothing by the time it returns, as far as can be told: see `Underway`."""
+        """Nothing by the time it returns, as far as can be told: see `PendingCollectives`."""
         return []
 
     def not_read(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -207,7 +207,7 @@ def _tells(func: Callable[..., Any]) -> bool:
     return "has_torch_function" in names or _RENAMED.get(func.__name__) in names
 
 
-class Underway:
+class PendingCollectives:
     """Collectives that have been called and whose outputs are still to be recorded."""
 
     def __init__(self, engine: Engine) -> None:

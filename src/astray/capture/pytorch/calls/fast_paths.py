@@ -23,7 +23,7 @@ from astray.capture.pytorch.compiled.code import NoWarning, never_compiled
 _CHOOSY = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttention)
 
 
-class FastPaths:
+class InferenceFastPaths:
     """The modules of a recording that have a fast path, and what keeps it open for them.
 
     `put` and `take` put the hooks of a module in place and take them off; `missed` writes down what was not seen.

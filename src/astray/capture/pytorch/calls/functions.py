@@ -16,10 +16,10 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from astray.capture.engine import Engine, OpenCall
-from astray.capture.pytorch.calls.call_capture import Mode, Taking
-from astray.capture.pytorch.calls.catalogue import Catalogue, Function, Unfilled
-from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, Underway
-from astray.capture.pytorch.calls.sites import Places
+from astray.capture.pytorch.calls.call_capture import CallCapture, Mode
+from astray.capture.pytorch.calls.catalogue import Catalogue, Function, UnfilledFunction
+from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, PendingCollectives
+from astray.capture.pytorch.calls.sites import FunctionSites
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.gradients import LastNodes, LiveGradients
 from astray.capture.pytorch.tensors import PLAIN
@@ -44,16 +44,16 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
         self,
         engine: Engine,
         gradients: LiveGradients | LastNodes,
-        places: Places,
+        places: FunctionSites,
         catalogue: Catalogue,
-        underway: Underway,
+        underway: PendingCollectives,
     ) -> None:
         super().__init__()
         self._engine = engine
         self._places = places
         self._catalogue = catalogue
         self._underway = underway
-        self._taking = Taking(engine, places, gradients)
+        self._taking = CallCapture(engine, places, gradients)
         places.sees_functions = True
         self._known: dict[Any, Any] = dict.fromkeys(BACKWARDS, _BACKWARD)
         self._opened = _OPENED if isinstance(gradients, LastNodes) else ()
@@ -85,7 +85,7 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
             if isinstance(function, _Opened):
                 with self:
                     return function.inner(*args, **kwargs)
-            if isinstance(function, Unfilled):
+            if isinstance(function, UnfilledFunction):
                 result = func(*args, **kwargs)
                 self._taking.made(result, frame)
                 return result

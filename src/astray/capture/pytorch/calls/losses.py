@@ -19,7 +19,7 @@ from torch._C import DisableTorchFunction
 from torch.compiler import is_compiling
 
 from astray.capture.engine import Engine, Site
-from astray.capture.pytorch.hooks import Cover
+from astray.capture.pytorch.hooks import PatchedFunction
 
 LABELLED = {
     "cross_entropy": "target", "nll_loss": "target", "multi_margin_loss": "target", "multilabel_margin_loss": "target",
@@ -34,7 +34,7 @@ class Losses:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._sites = {name: Site(f"/{name}", f"torch.nn.functional.{name}", "", "custom") for name in LABELLED}
-        self._covers = [Cover(F, name, functools.partial(_covering, self)) for name in LABELLED]
+        self._covers = [PatchedFunction(F, name, functools.partial(_covering, self)) for name in LABELLED]
 
     def remove(self) -> None:
         for cover in self._covers:

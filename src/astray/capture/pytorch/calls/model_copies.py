@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from astray.capture.pytorch.hooks import Hook
+from astray.capture.pytorch.hooks import TransparentHook
 
 _HOOKS = {
     "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -23,15 +23,15 @@ _HOOKS = {
 """Where torch keeps hooks by their numbers, and what it notes of them elsewhere."""
 
 
-class CleanCopies:
+class HookFreeCopies:
     """Has copies made without our hooks until `remove`."""
 
     _needed = 0  # over all recordings
 
     def __init__(self) -> None:
-        if not CleanCopies._needed:
+        if not HookFreeCopies._needed:
             nn.Module.__reduce_ex__ = _reduce_ex  # type: ignore[method-assign, assignment]
-        CleanCopies._needed += 1
+        HookFreeCopies._needed += 1
         self._here = True
 
     def remove(self) -> None:
@@ -39,8 +39,8 @@ class CleanCopies:
         if not self._here:
             return
         self._here = False
-        CleanCopies._needed -= 1
-        if not CleanCopies._needed and vars(nn.Module).get("__reduce_ex__") is _reduce_ex:
+        HookFreeCopies._needed -= 1
+        if not HookFreeCopies._needed and vars(nn.Module).get("__reduce_ex__") is _reduce_ex:
             del nn.Module.__reduce_ex__
 
 
@@ -63,7 +63,9 @@ def _cleaned(state: Any) -> Any:
     for name, noted in _HOOKS.items():
         hooks = state.get(name)
         ours = (
-            {number for number, hook in hooks.items() if isinstance(hook, Hook)} if isinstance(hooks, dict) else set()
+            {number for number, hook in hooks.items() if isinstance(hook, TransparentHook)}
+            if isinstance(hooks, dict)
+            else set()
         )
         if ours:
             kept = {one: _without(state[one], ours) for one in (name, *noted) if isinstance(state.get(one), dict)}

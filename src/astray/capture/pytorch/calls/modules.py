@@ -21,16 +21,16 @@ from astray.capture.identity_map import IdentityMap
 from astray.capture.nonfinite_values import Found
 from astray.capture.pytorch.calls.call_capture import Tensors, flattener
 from astray.capture.pytorch.calls.catalogue import RUNNING
-from astray.capture.pytorch.calls.fast_paths import FastPaths
-from astray.capture.pytorch.calls.model_copies import CleanCopies
+from astray.capture.pytorch.calls.fast_paths import InferenceFastPaths
+from astray.capture.pytorch.calls.model_copies import HookFreeCopies
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.sites import Sites
 from astray.capture.pytorch.calls.wrappers import (
     Chain,
-    Children,
-    Gate,
-    Gathered,
-    Gatherings,
+    ChildModules,
+    DoubleCallFilter,
+    GatheredParameter,
+    GatheredParameters,
     can_be_called,
     hides_gradients,
     is_compiled,
@@ -39,7 +39,7 @@ from astray.capture.pytorch.calls.wrappers import (
 from astray.capture.pytorch.calls.wrappers import state as state_of
 from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCode, never_compiled
 from astray.capture.pytorch.gradients import InputEdges, LiveGradients, Origins, ParameterCapture
-from astray.capture.pytorch.hooks import Hook
+from astray.capture.pytorch.hooks import TransparentHook
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.setup.setup_capture import SetupCapture
 from astray.capture.pytorch.shards import is_distributed
@@ -73,8 +73,8 @@ class ModuleCapture:
         self.parameters = ParameterCapture(engine)
         self._states: dict[str, list[Any]] = {}
         self._moving: set[str] = set()  # sites whose running statistics their last call has moved
-        self._fast_paths = FastPaths(modes, self._put_hooks, self._take_hooks, self._note_fast_path)
-        self._gatherings = Gatherings(engine, self._put_hooks, self._take_hooks, self._filled)
+        self._fast_paths = InferenceFastPaths(modes, self._put_hooks, self._take_hooks, self._note_fast_path)
+        self._gatherings = GatheredParameters(engine, self._put_hooks, self._take_hooks, self._filled)
         self.setup = SetupCapture(engine, self._sites.chains, self._sites.of, self.parameters.writes)
         self._called = False
         self._native = _torch.Modules(
@@ -83,10 +83,10 @@ class ModuleCapture:
         )  # fmt: skip
         self.enter: Callable[[Site, nn.Module, tuple[Any, ...], dict[str, Any], FrameType], None] = self._native.enter
         """A module is about to run."""
-        self._gate = Gate(engine, self.enter, self._native.leave)
+        self._gate = DoubleCallFilter(engine, self.enter, self._native.leave)
         self._listening = True
         self._compiled.start()
-        self._copies = CleanCopies()
+        self._copies = HookFreeCopies()
 
     def attach(self, root: nn.Module, label: str = "") -> None:
         """Puts hooks on `root` and everything in it; sites carry `label` in front when there is one."""
@@ -109,7 +109,7 @@ class ModuleCapture:
         self._place(came)
         self._watch_parameters(self._sites.chains())
         for known, place in list(self._places.items()):
-            place.children = Children(known)
+            place.children = ChildModules(known)
         self.setup.modules_changed()
         return self._sites.of(module)
 
@@ -126,10 +126,12 @@ class ModuleCapture:
         inner, recorder = chain.inner, chain.recorder
         if recorder is not inner:
             self._take_hooks(inner)
-            self._places[recorder] = _torch.WatchedPlace(self._gate.before_wrapper, None, Children(recorder))
-            self._places[inner] = _torch.WatchedPlace(self._gate.before_inner, self._gate.after_inner, Children(inner))
+            self._places[recorder] = _torch.WatchedPlace(self._gate.before_wrapper, None, ChildModules(recorder))
+            self._places[inner] = _torch.WatchedPlace(
+                self._gate.before_inner, self._gate.after_inner, ChildModules(inner)
+            )
         elif inner not in self._places:
-            self._places[inner] = _torch.WatchedPlace(None, None, Children(inner))
+            self._places[inner] = _torch.WatchedPlace(None, None, ChildModules(inner))
         self._put_hooks(recorder)
         self._put_hooks(inner)
         self._fast_paths.add(inner)
@@ -292,7 +294,7 @@ class ModuleCapture:
 
     # -- what the hooks leave to us ------------------------------------------------------------------------------
 
-    def _filled(self, gathered: Gathered) -> None:
+    def _filled(self, gathered: GatheredParameter) -> None:
         """FSDP has put a whole parameter in place, in memory of which other numbers may be known."""
         self._engine.tensors.changed(gathered.whole)
         site = self._sites.of(gathered.owner)
@@ -369,7 +371,7 @@ class ModuleCapture:
             traceback = traceback.tb_next
 
 
-class _OnModule(Hook):
+class _OnModule(TransparentHook):
     """Sits on a module. Other tools may move a module's hooks and forget how they were to be called."""
 
     __slots__ = ()

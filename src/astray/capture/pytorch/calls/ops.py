@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from astray.capture.engine import Engine
 from astray.capture.function_list import FunctionList
-from astray.capture.pytorch.calls.call_capture import Mode, Taking
-from astray.capture.pytorch.calls.catalogue import NOT_MATHS, RUNNING, Unfilled, is_buffer_maker
+from astray.capture.pytorch.calls.call_capture import CallCapture, Mode
+from astray.capture.pytorch.calls.catalogue import NOT_MATHS, RUNNING, UnfilledFunction, is_buffer_maker
 from astray.capture.pytorch.calls.collectives import FunctionalCollective, describe_op
-from astray.capture.pytorch.calls.sites import Places
+from astray.capture.pytorch.calls.sites import FunctionSites
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.structure import Flattener
@@ -112,15 +112,15 @@ def _given(which: list[tuple[int, str]], args: tuple[Any, ...], kwargs: dict[str
 class OpMode(Mode, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
     """Records every operation, for as long as it is on torch's stack of modes."""
 
-    def __init__(self, engine: Engine, places: Places, listed: FunctionList | None) -> None:
+    def __init__(self, engine: Engine, places: FunctionSites, listed: FunctionList | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._engine = engine
         self._places = places
         self._listed = listed
-        self._taking = Taking(engine, places)
+        self._taking = CallCapture(engine, places)
         places.sees_ops = True
         # By their ids, since torch hashes an operator in Python; each is held, so that its id stays its own.
-        self._known: dict[int, tuple[OpOverload[..., Any], Op | FunctionalCollective | Unfilled | None]] = {}
+        self._known: dict[int, tuple[OpOverload[..., Any], Op | FunctionalCollective | UnfilledFunction | None]] = {}
         self.attach("__torch_dispatch__", True, self._taking.native, self._known, Op, None)
 
     @classmethod
@@ -149,7 +149,7 @@ class OpMode(Mode, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
         if known is None:
             known = self._known[id(func)] = (func, self._find(func))
         op = known[1]
-        if op is None or isinstance(op, Unfilled):
+        if op is None or isinstance(op, UnfilledFunction):
             result = self._places.run(func, args, kwargs)
             if op is not None:
                 self._taking.made(result, frame)
@@ -165,7 +165,7 @@ class OpMode(Mode, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
         self._taking.end(call, op, args, kwargs, result)
         return result
 
-    def _find(self, func: OpOverload[..., Any]) -> Op | FunctionalCollective | Unfilled | None:
+    def _find(self, func: OpOverload[..., Any]) -> Op | FunctionalCollective | UnfilledFunction | None:
         collective = describe_op(func)
         if collective is not None:
             wanted = self._listed is None or self._listed.wants("distributed", collective.name, True)
@@ -179,4 +179,4 @@ class OpMode(Mode, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
             wanted = self._listed.wants(namespace, name, wanted)
         if wanted:
             return op
-        return Unfilled() if op.name in _UNFILLED else None
+        return UnfilledFunction() if op.name in _UNFILLED else None

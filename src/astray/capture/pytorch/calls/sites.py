@@ -113,7 +113,7 @@ class Sites:
 # innermost call that is open; in the backward pass it is the one whose forward made the autograd node that is running.
 
 
-class Named(Protocol):
+class CallName(Protocol):
     """A function, op or collective, as its call is to be named."""
 
     @property
@@ -126,15 +126,15 @@ class Named(Protocol):
     def kind(self) -> Kind: ...
 
 
-class Places:
+class FunctionSites:
     """Names the sites of functions and ops: `layers.3.attn/softmax`, or `/softmax` outside of modules."""
 
-    _all: ClassVar[WeakRegistry[Places]] = WeakRegistry()  # of all recordings, to tell whose module a call is in
+    _all: ClassVar[WeakRegistry[FunctionSites]] = WeakRegistry()  # of all recordings, to tell whose module a call is in
 
     def __init__(self, engine: Engine, origins: Origins) -> None:
         self._engine = engine
         self.origins = origins
-        self.outside: dict[Named, Site] = {}  # of what is called outside of every module
+        self.outside: dict[CallName, Site] = {}  # of what is called outside of every module
         self._local = threading.local()
         self.sees_functions = self.sees_ops = False  # with both, one call must not be taken for two
         self._all.add(self)
@@ -160,7 +160,7 @@ class Places:
         self._local.op = None
         return True
 
-    def _site(self, outer: OpenCall | None, callee: Named) -> Site:
+    def _site(self, outer: OpenCall | None, callee: CallName) -> Site:
         known = self.outside if outer is None else outer.site.inside
         site = known.get(callee)
         if site is None:

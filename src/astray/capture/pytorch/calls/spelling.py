@@ -47,7 +47,7 @@ def spelling_of(frame: FrameType) -> Spelling | None:
 
 
 def _of_operator(frame: FrameType) -> Spelling | None:
-    waiting = Waiting(frame)
+    waiting = CallInstruction(frame)
     operator = waiting.operator
     return Spelling(operator, _is_reflected(*waiting.operands())) if operator else None
 
@@ -61,7 +61,7 @@ def _is_reflected(left: Any, right: Any) -> bool | None:
 
 def _of_name(frame: FrameType) -> Spelling | None:
     """Of a function that is not written in Python."""
-    call = Waiting(frame).invocation()
+    call = CallInstruction(frame).invocation()
     if call is None:
         return None
     home, name = getattr(call.callee, "__module__", None), getattr(call.callee, "__name__", "")
@@ -74,7 +74,7 @@ def _of_name(frame: FrameType) -> Spelling | None:
 
 def _of_python(frame: FrameType, called: CodeType) -> Spelling | None:
     """Of a function whose own code is known."""
-    call = Waiting(frame).invocation()
+    call = CallInstruction(frame).invocation()
     if call is None or called.co_flags & _VARIABLE or not _is_of(call, called):
         return None
     names = called.co_varnames[: called.co_argcount + called.co_kwonlyargcount]
@@ -136,7 +136,7 @@ class Invocation(NamedTuple):
     callee: Any
 
 
-class _Step(NamedTuple):
+class _Instruction(NamedTuple):
     """An instruction; `effect` is by how much it makes the stack higher."""
 
     offset: int
@@ -148,7 +148,7 @@ class _Step(NamedTuple):
     is_target: bool
 
 
-class Waiting:
+class CallInstruction:
     """The instruction at which a frame waits for what it has called.
 
     >>> Waiting(frame).operator  # of `x += 1`
@@ -236,9 +236,9 @@ class Waiting:
 
 
 @functools.lru_cache(_KNOWN_CODES)
-def _steps(code: CodeType) -> list[_Step]:
+def _steps(code: CodeType) -> list[_Instruction]:
     """The instructions of a code. Where one stands for two, such as LOAD_FAST_LOAD_FAST, they are two."""
-    found: list[_Step] = []
+    found: list[_Instruction] = []
     for one in dis.get_instructions(code):
         if one.opname in ("CACHE", "EXTENDED_ARG"):
             continue
@@ -247,10 +247,12 @@ def _steps(code: CodeType) -> list[_Step]:
         if len(names) == len(values) > 1:
             for name, value in zip(names, values, strict=True):
                 effect = 1 if name.startswith("LOAD") else -1
-                found.append(_Step(one.offset, name, 0, value, "", effect, one.is_jump_target))
+                found.append(_Instruction(one.offset, name, 0, value, "", effect, one.is_jump_target))
             continue
         effect = dis.stack_effect(one.opcode, one.arg, jump=False)
-        found.append(_Step(one.offset, one.opname, one.arg or 0, one.argval, one.argrepr, effect, one.is_jump_target))
+        found.append(
+            _Instruction(one.offset, one.opname, one.arg or 0, one.argval, one.argrepr, effect, one.is_jump_target)
+        )
     return found
 
 

@@ -179,7 +179,7 @@ def _wrapping(kind: type[nn.Module]) -> tuple[str, str | None]:
 _KINDS: IdentityMap[type[nn.Module], tuple[str, str | None]] = IdentityMap()
 
 
-class Children:
+class ChildModules:
     """The modules right below one, looking through lists and dicts of modules, which are never called themselves.
 
     Held as they are, not by their ids: the place of one that is gone may be taken by the next. The module itself is not
@@ -206,7 +206,7 @@ def _lists(module: nn.Module) -> Iterator[nn.Module]:
             yield from _lists(child)
 
 
-class Gate:
+class DoubleCallFilter:
     """Makes one call of what a compiled wrapper and the module in it would both report.
 
     The module's own hooks sleep while it is compiled. They wake when torch.compile falls back to running it as it is,
@@ -259,7 +259,7 @@ class Gate:
 Source = tuple[int, ...]
 
 
-class Gathered(NamedTuple):
+class GatheredParameter(NamedTuple):
     """A parameter gathered for a call: the module that owns it, its name there, its shard and the whole."""
 
     owner: nn.Module
@@ -268,7 +268,7 @@ class Gathered(NamedTuple):
     whole: nn.Parameter
 
 
-class Gatherings:
+class GatheredParameters:
     """Knows which parameters are gathered ones, and which of them were filled with other numbers than before.
 
     `put_hooks` and `take_hooks` are for a module that was sharded while it had hooks already; `filled` is called for
@@ -280,7 +280,7 @@ class Gatherings:
         engine: Engine,
         put_hooks: Callable[[nn.Module], None],
         take_hooks: Callable[[nn.Module], None],
-        filled: Callable[[Gathered], None],
+        filled: Callable[[GatheredParameter], None],
     ) -> None:
         self._engine = engine
         self._put_hooks = put_hooks
@@ -321,7 +321,7 @@ class Gatherings:
         except AttributeError as error:  # these are torch's private parts
             self._engine.missed("which parameters FSDP has gathered", f"this torch keeps them elsewhere ({error})")
 
-    def _look_at(self, gathered: Gathered) -> None:
+    def _look_at(self, gathered: GatheredParameter) -> None:
         shard: Any = gathered.shard
         local = shard._local_tensor
         # Optimizers write to a shard without any version counter knowing.
@@ -336,7 +336,7 @@ def is_sharded(module: nn.Module) -> bool:
     return hasattr(type(module), "_get_fsdp_state")
 
 
-def _gathered(module: Any) -> Iterator[Gathered]:
+def _gathered(module: Any) -> Iterator[GatheredParameter]:
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:  # in older versions of torch, which have one at most
@@ -346,4 +346,4 @@ def _gathered(module: Any) -> Iterator[Gathered]:
             whole = getattr(parameter, "_unsharded_param", None)  # not before the first gathering
             if whole is not None:
                 info = parameter._module_info
-                yield Gathered(info.module, info.param_name, parameter.sharded_param, whole)
+                yield GatheredParameter(info.module, info.param_name, parameter.sharded_param, whole)

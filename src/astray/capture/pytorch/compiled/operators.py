@@ -35,16 +35,16 @@ _EFFECTS = str(Path(_OPERATORS, "effects.py"))
 _SHARED = str(Path(_OPERATORS, "utils.py"))  # what all of them go through
 _WELCOME = ("", _EFFECTS)  # where an operator of ours may stand
 
-Named = list[tuple[str, torch.Tensor]]
+NamedCall = list[tuple[str, torch.Tensor]]
 
 
-class Recording(Protocol):
+class RecordingHooks(Protocol):
     """What the operators ask of a recording."""
 
-    def enter(self, name: str, inputs: Named) -> None:
+    def enter(self, name: str, inputs: NamedCall) -> None:
         """A call of that site starts."""
 
-    def leave(self, name: str, outputs: Named) -> int:
+    def leave(self, name: str, outputs: NamedCall) -> int:
         """It ends; its gradients will name it by the number that this returns."""
 
     def gradient(self, number: int, role: Any, path: str, gradient: torch.Tensor) -> None:
@@ -57,7 +57,7 @@ class Recording(Protocol):
         """Does one of these; whatever goes wrong in it stays out of the compiled code."""
 
 
-recordings: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDictionary()
+recordings: weakref.WeakValueDictionary[int, RecordingHooks] = weakref.WeakValueDictionary()
 """Those under way, by the number that is in the graph. Compiled code may outlive them, and then does nothing."""
 
 
@@ -162,7 +162,7 @@ def _run_gradient(gradient: torch.Tensor, call: torch.Tensor, role: str, path: s
         recording.guarded(lambda: recording.gradient(int(call), role, path, gradient))
 
 
-def _named(paths: str, tensors: list[torch.Tensor]) -> Named:
+def _named(paths: str, tensors: list[torch.Tensor]) -> NamedCall:
     names = paths.split(SEPARATOR) if tensors else []
     if len(names) != len(tensors):  # somebody has the separator in a name
         names = [str(index) for index in range(len(tensors))]

@@ -24,8 +24,8 @@ from torch.compiler import is_compiling
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.observer import NOT_WRITTEN
 from astray.capture.pytorch.compiled.code import never_compiled
-from astray.capture.pytorch.compiled.operators import NO_CALL, SEPARATOR, Named, define, recordings
-from astray.capture.pytorch.hooks import Hook
+from astray.capture.pytorch.compiled.operators import NO_CALL, SEPARATOR, NamedCall, define, recordings
+from astray.capture.pytorch.hooks import TransparentHook
 from astray.capture.pytorch.torch_code import TORCH
 
 _OURS = (TORCH, f"{Path(__file__).parent}{os.sep}")
@@ -77,7 +77,7 @@ class Taps:
         recordings.pop(self.number, None)
         self._calls.clear()
 
-    def enter(self, name: str, inputs: Named) -> None:
+    def enter(self, name: str, inputs: NamedCall) -> None:
         engine, found = self._engine, self._find(name)
         if not engine.recording or found is None:
             return
@@ -98,7 +98,7 @@ class Taps:
             self._observe(call.seq, "input", inputs)
             self._state(site, module, call.seq)
 
-    def leave(self, name: str, outputs: Named) -> int:
+    def leave(self, name: str, outputs: NamedCall) -> int:
         engine, found = self._engine, self._find(name)
         call = None if found is None else engine.innermost(found[0])
         if call is None:
@@ -118,7 +118,7 @@ class Taps:
         if recorded is not None and self._engine.listening:
             self._observe(recorded.backward(self._engine, role, path), role, [(path, gradient)])
 
-    def _observe(self, seq: int, role: Any, tensors: Named) -> None:
+    def _observe(self, seq: int, role: Any, tensors: NamedCall) -> None:
         for path, tensor in tensors:
             self._engine.tensors.changed(tensor)  # compiled code uses memory again without telling the version counter
             self._engine.tensors.observe(seq, role, path, tensor)
@@ -186,7 +186,7 @@ def _in_backward() -> bool:
 # -- traced by dynamo --------------------------------------------------------------------------------------------
 
 
-class _Tap(Hook):
+class _Tap(TransparentHook):
     """A hook that does something only while it is traced: in words that dynamo can follow, so the graph stays whole.
 
     It asks for the flag of export itself, since dynamo up to 2.11 answers `is_exporting` as if it always were.

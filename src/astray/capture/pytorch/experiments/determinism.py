@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 
-class Argument(NamedTuple):
+class DropoutArgument(NamedTuple):
     """An argument that turns dropout off: its place, its names (the first is added where it is left out), its value."""
 
     place: int
@@ -24,9 +24,9 @@ class Argument(NamedTuple):
     off: float | bool
 
 
-_TRAINING = Argument(2, ("training", "train"), False)
+_TRAINING = DropoutArgument(2, ("training", "train"), False)
 
-SWITCHES: dict[str, Argument] = {
+SWITCHES: dict[str, DropoutArgument] = {
     "dropout": _TRAINING,
     "dropout_": _TRAINING,
     "dropout1d": _TRAINING,
@@ -38,9 +38,9 @@ SWITCHES: dict[str, Argument] = {
     "feature_dropout_": _TRAINING,
     "feature_alpha_dropout": _TRAINING,
     "feature_alpha_dropout_": _TRAINING,
-    "native_dropout": Argument(2, ("train",), False),
-    "scaled_dot_product_attention": Argument(4, ("dropout_p",), 0.0),
-    "multi_head_attention_forward": Argument(10, ("dropout_p",), 0.0),
+    "native_dropout": DropoutArgument(2, ("train",), False),
+    "scaled_dot_product_attention": DropoutArgument(4, ("dropout_p",), 0.0),
+    "multi_head_attention_forward": DropoutArgument(10, ("dropout_p",), 0.0),
 }
 """By the name of the function, wherever it lives: torch, torch.nn.functional or torch.ops."""
 
@@ -62,7 +62,9 @@ class WithoutDropout(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def _with(switch: Argument, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _with(
+    switch: DropoutArgument, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     place, names, off = switch
     if len(args) > place:
         return (*args[:place], off, *args[place + 1 :]), dict(kwargs)
@@ -70,10 +72,10 @@ def _with(switch: Argument, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     return args, {**kwargs, name: off}
 
 
-def _of_recurrent(args: tuple[Any, ...]) -> Argument:
+def _of_recurrent(args: tuple[Any, ...]) -> DropoutArgument:
     """`has_biases` is the first truth value among the arguments, `num_layers` follows it, then comes `dropout`."""
     biases = next((index for index, value in enumerate(args) if isinstance(value, bool)), len(args))
-    return Argument(biases + 2, ("dropout",), 0.0)
+    return DropoutArgument(biases + 2, ("dropout",), 0.0)
 
 
 # -- seeding -----------------------------------------------------------------------------------------------------------

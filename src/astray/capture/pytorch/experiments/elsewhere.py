@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from astray.capture.pytorch.experiments.round_trip import Trip
+from astray.capture.pytorch.experiments.round_trip import RoundTrip
 from astray.errors import UsageError
 from astray.records import ROOT
 
@@ -89,8 +89,8 @@ class _Forward:
             result = self._forward(*args, **kwargs)
         return trip.back(result)
 
-    def trip(self) -> Trip:
-        return Trip(self._device, self._dtype)
+    def trip(self) -> RoundTrip:
+        return RoundTrip(self._device, self._dtype)
 
 
 class _FunctionElsewhere(TorchFunctionMode):

@@ -104,15 +104,15 @@ class PerturbedInputs:
     # -- what is an input ----------------------------------------------------------------------------------------
 
     @property
-    def _open(self) -> list[_Call]:
+    def _open(self) -> list[_PerturbedCall]:
         """The calls that this thread is in, outermost first."""
-        calls: list[_Call] = self._local.__dict__.setdefault("calls", [])
+        calls: list[_PerturbedCall] = self._local.__dict__.setdefault("calls", [])
         return calls
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
         around = self._open[-1] if self._open else None
         given = [_is_floating(tensor) for tensor in _tensors((args, kwargs))]
-        call = _Call(module, any(given) or (around is not None and around.fed), bool(given) and not any(given))
+        call = _PerturbedCall(module, any(given) or (around is not None and around.fed), bool(given) and not any(given))
         self._open.append(call)
         if not any(given) or not self._is_first_to_be_fed(module, around):
             return None
@@ -124,7 +124,7 @@ class PerturbedInputs:
             self._mark()
         return new_args if new_args is not args else None
 
-    def _is_first_to_be_fed(self, module: nn.Module, around: _Call | None) -> bool:
+    def _is_first_to_be_fed(self, module: nn.Module, around: _PerturbedCall | None) -> bool:
         """Whether floating-point tensors come in here: at an outermost call, or inside of calls that were given none,
         where code outside of every module has made them."""
         if around is not None:
@@ -166,7 +166,7 @@ class PerturbedInputs:
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _PerturbedCall:
     """A call under way."""
 
     module: nn.Module
@@ -179,7 +179,7 @@ class _Call:
 class _Changes:
     """The tensors that one walk through arguments or a result has changed. The same tensor in two places stays one."""
 
-    def __init__(self, inputs: PerturbedInputs, call: _Call | None) -> None:
+    def __init__(self, inputs: PerturbedInputs, call: _PerturbedCall | None) -> None:
         self._inputs = inputs
         self._call = call
         self._made: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of the original, which is held
@@ -196,7 +196,7 @@ class _Changes:
         return known[1]
 
 
-def _write_back(call: _Call) -> None:
+def _write_back(call: _PerturbedCall) -> None:
     """What the call wrote to its inputs is in copies of ours; the program looks for it in its own."""
     for original, copy, version in call.copies:
         if copy._version != version:

@@ -26,7 +26,7 @@ class _Moved(NamedTuple):
     version: int | None
 
 
-class Trip:
+class RoundTrip:
     """One call's journey. Home is where the first tensor came from, in the dtype of the first with a fraction."""
 
     def __init__(self, device: torch.device | None, dtype: torch.dtype | None) -> None:

@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad
 
 from astray.capture.engine import Engine
 from astray.capture.pytorch.compiled.code import never_compiled
-from astray.capture.pytorch.hooks import Cover
+from astray.capture.pytorch.hooks import PatchedFunction
 from astray.interrupts import pass_interrupt
 
 NAMES = ("clip_grad_norm", "clip_grad_value")
@@ -40,7 +40,7 @@ class Clipping:
             (utils, "clip_grad_norm_", norm), (clip_grad, "clip_grad_norm_", norm),
         ]  # fmt: skip
         places += [(utils, "clip_grad_value_", value), (clip_grad, "clip_grad_value_", value)]
-        self._covers = [Cover(owner, name, covering) for owner, name, covering in places]
+        self._covers = [PatchedFunction(owner, name, covering) for owner, name, covering in places]
 
     def remove(self) -> None:
         for cover in self._covers:

@@ -51,8 +51,8 @@ class SetupCapture:
         self._site = site
         self._step = -1  # the last one in which everything was looked at
         self._is_stale = False  # whether there are other modules than those that are watched
-        self._modules: list[_Watched] = []
-        self._configs: list[_Watched] = []
+        self._modules: list[_WatchedObject] = []
+        self._configs: list[_WatchedObject] = []
         self._groups: dict[tuple[str, int], _Group] = {}
         self._autocast: dict[str, str] = {}
         self._state: tuple[Any, ...] | None = None  # of torch, when it was last looked at
@@ -131,12 +131,12 @@ class SetupCapture:
             module = watched.changed()
             if module is not None:
                 told = attributes(module)
-                self._modules[at] = _Watched(module, watched.site, told)
+                self._modules[at] = _WatchedObject(module, watched.site, told)
                 self._note("module", watched.site, {"class": type_name(module), **told}, MOST_CHANGES)
         for at, watched in enumerate(self._configs):
             config = watched.changed()
             if config is not None:
-                self._configs[at] = _Watched(config, watched.site, fields_of(config))
+                self._configs[at] = _WatchedObject(config, watched.site, fields_of(config))
                 self._note("config", watched.site, configured(config), MOST_CHANGES)
 
     def _gather(self) -> None:
@@ -154,13 +154,13 @@ class SetupCapture:
     def _describe(self, chain: Chain, site: str, configs: set[int]) -> None:
         """Describes a module, and its configuration unless that is one of those that were already."""
         self._note("module", site, described(chain), MOST_CHANGES)
-        self._modules.append(_Watched(chain.inner, site, attributes(chain.inner)))
+        self._modules.append(_WatchedObject(chain.inner, site, attributes(chain.inner)))
         config = config_of(chain.inner)
         if config is not None and id(config) not in configs:
             configs.add(id(config))
             self._note("config", site, configured(config), MOST_CHANGES)
             if hasattr(config, "__weakref__"):
-                self._configs.append(_Watched(config, site, fields_of(config)))
+                self._configs.append(_WatchedObject(config, site, fields_of(config)))
 
     def _note(self, subject: str, site: str, values: dict[str, Any], most_changes: int | None = None) -> None:
         self._engine.setup.note(self._engine.step, subject, site, values, most_changes)
@@ -197,7 +197,7 @@ class _Guarded:
         return False
 
 
-class _Watched:
+class _WatchedObject:
     """Some attributes of an object, as they were when it was last looked at. The object is not held."""
 
     __slots__ = ("_get", "_kind", "_object", "_size", "_values", "site")
