@@ -1,182 +1,98 @@
-"""Imports point one way, and compare and report never need a framework."""
+"""Every import points one way: a room imports rooms above it in this list alone. Lazy imports and types count."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "astray"
 
-MAY_IMPORT = {
-    "record": set(),
-    "errors": set(),
-    "steps": {"errors"},
-    "part": {"errors"},
-    "placement": {"plain_json"},
-    "wording": set(),
-    "numerals": set(),
-    "interrupts": set(),
-    "paths": set(),
-    "limits": {"errors"},
-    "plain_json": set(),
-    "plain_yaml": set(),
-    "stats": {"record", "errors", "limits"},
-    "checkpoints": {"record", "errors", "stats", "wording"},
-    "store": {
-        "record",
-        "errors",
-        "stats",
-        "checkpoints",
-        "steps",
-        "part",
-        "wording",
-        "numerals",
-        "alarms",
-        "risk",
-        "interrupts",
-        "paths",
-        "limits",
-        "plain_json",
-        "registry",
-    },
-    "device": {"record", "stats", "store", "interrupts"},
-    "capture": {
-        "device",
-        "record",
-        "errors",
-        "stats",
-        "store",
-        "steps",
-        "part",
-        "placement",
-        "wording",
-        "guard",
-        "interrupts",
-        "paths",
-        "plain_yaml",
-        "registry",
-    },
-    "graph": {"record", "store"},
-    "compare": {
-        "graph",
-        "record",
-        "errors",
-        "limits",
-        "plain_json",
-        "plain_yaml",
-        "stats",
-        "store",
-        "steps",
-        "part",
-        "wording",
-        "numerals",
-        "report",
-        "web",
-    },
-    "alarms": {
-        "graph",
-        "record",
-        "errors",
-        "stats",
-        "store",
-        "steps",
-        "part",
-        "placement",
-        "plain_json",
-        "wording",
-        "report",
-    },
-    "risk": {"graph", "record", "errors", "stats", "store", "steps", "part", "wording", "report"},
-    "state": {"record", "errors", "stats", "device", "capture", "checkpoints", "wording", "report"},
-    "compat": {
-        "state",
-        "record",
-        "errors",
-        "stats",
-        "store",
-        "capture",
-        "compare",
-        "guard",
-        "report",
-        "paths",
-        "plain_json",
-        "wording",
-        "cli",
-    },
-    "updates": {"errors", "capture", "report", "wording"},
-    "monitor": {"record", "errors", "store", "capture", "report", "wording", "paths"},
-    "guard": {"record", "errors", "stats", "store", "capture", "alarms", "wording", "interrupts", "paths"},
-    "report": {
-        "record",
-        "errors",
-        "checkpoints",
-        "store",
-        "stats",
-        "compare",
-        "alarms",
-        "risk",
-        "steps",
-        "part",
-        "wording",
-    },
-    "web": {
-        "graph",
-        "record",
-        "errors",
-        "stats",
-        "store",
-        "compare",
-        "alarms",
-        "risk",
-        "report",
-        "part",
-        "plain_json",
-        "wording",
-    },
+LAYERS = (  # in this order; names in one line do not import each other
+    "errors records interrupts log wording safe_text",
+    "steps part process",
+    "stats formatting",
+    "checkpoints",
+    "store",
+    "device graph",
+    "nonfinite capture",
+    "guarding comparison",
+    "headroom state report",
+    "transformers",
+    "foreign",
+    "web compat",
+    "cli",
+    "__main__",
+)
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms.split()}
+UPWARD = {
+    ("capture", "guarding"),  # Recorder(guard=…)
+    ("comparison", "report"),  # Comparison.to_csv and the like
+    ("comparison", "web"),  # Comparison.to_html
+    ("store", "nonfinite"),  # Run.alarms
+    ("store", "headroom"),  # Run.risk
+    ("compat", "cli"),
 }
-"""Who may import whom. `report` renders what `compare`, `alarms` and `risk` found; these reach back for it only inside
-methods, and so does `Run` for the last two, and `Recorder` for the guard of a recording. `web` shows what all of them
-found; only `Comparison.to_html` reaches for it."""
+"""What users call on a result asks the rooms that render it, inside functions. Nothing may be added here."""
+
+WITH_FRAMEWORK = (
+    "capture/pytorch",
+    "device",
+    "state",
+    "compat",
+    "foreign",
+    "transformers.py",
+    "checkpoints/checkpoint",
+)
+"""Where torch is imported: of the last four for a program that has loaded it."""
 
 
-def imports(path: Path) -> set[str]:
-    """The parts of astray that a module imports, wherever in it."""
-    found = set()
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """The modules that a module imports, wherever in it, with their lines."""
     for node in ast.walk(ast.parse(path.read_text())):
-        names = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module]
-        if isinstance(node, ast.ImportFrom) and node.module == "astray":
-            names = [f"astray.{alias.name}" for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("astray.")}
-        found |= {"torch" for name in names if name.split(".")[0] in {"torch", "paddle"}}
-    return found
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: imports are absolute"
+            whole = node.module or ""
+            yield from ((node.lineno, f"{whole}.{alias.name}" if whole == "astray" else whole) for alias in node.names)
 
 
-@pytest.mark.parametrize("part", MAY_IMPORT)
-def test_a_part_imports_only_what_it_may(part: str) -> None:
-    files = [SOURCE / f"{part}.py"] if (SOURCE / f"{part}.py").exists() else list((SOURCE / part).rglob("*.py"))
-    assert files
-    for file in files:
-        allowed = MAY_IMPORT[part] | {part}
-        if {"pytorch", "device", "state", "compat", "updates", "monitor"} & set(file.parts) or file.stem == "as_torch":
-            allowed = allowed | {"torch"}
-        assert imports(file) <= allowed, file
+FILES = [file for file in sorted(SOURCE.rglob("*.py")) if file.parent != SOURCE or file.stem != "__init__"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_imports_point_one_way(file: Path) -> None:
+    inside = file.relative_to(SOURCE)
+    room = inside.parts[0].removesuffix(".py")
+    for line, name in imports(file):
+        top, _, rest = name.partition(".")
+        if top in {"torch", "paddle", "triton"}:
+            assert str(inside).startswith(WITH_FRAMEWORK), f"{file}:{line} needs {top}"
+        other = rest.partition(".")[0]
+        if top != "astray" or not other or other == room:
+            continue
+        assert other in LEVEL, f"{file}:{line}: {other} is in no layer"
+        if (room, other) not in UPWARD:
+            assert LEVEL[other] < LEVEL[room], f"{file}:{line}: {room} imports {other}"
+
+
+def test_what_points_upward_does_so_inside_functions() -> None:
+    """So that loading a room loads no room that stands on it."""
+    for file in FILES:
+        room = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and room != "compat":
+                assert (room, (node.module or "").removeprefix("astray.").partition(".")[0]) not in UPWARD, file
 
 
 def test_only_the_server_needs_what_serves() -> None:
     """The page as a file can be written without the extra `web`."""
-    found = set()
-    for file in (SOURCE / "web").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            if {name.split(".")[0] for name in names} & {"starlette", "uvicorn"}:
-                found.add(file.stem)
+    serving = {"starlette", "uvicorn"}
+    files = (SOURCE / "web").rglob("*.py")
+    found = {file.stem for file in files if any(name.split(".")[0] in serving for _, name in imports(file))}
     assert found == {"connections", "server", "safety"}
     others = (SOURCE / "cli").glob("*.py")
     assert not any("astray.web.server import" in file.read_text() for file in others)
