@@ -427,6 +427,6 @@ def _let_completion_come_first(tensor: torch.Tensor) -> None:
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recordings that start from now on read gradients by this."""
-    for module in ("calls.call_capture", "calls.modules", "saved"):
+    for module in ("calls.call_capture", "calls.modules", "adapter"):
         monkeypatch.setattr(f"astray.capture.pytorch.{module}.InputEdges", InputEdges)
     monkeypatch.setattr("astray.capture.pytorch.adapter.LiveGradients", LiveGradients)

@@ -160,14 +160,14 @@ def test_the_way_of_devices_gives_the_same(state: StateDict) -> None:
 
 
 def test_nothing_is_copied_and_large_tensors_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    from astray.state import values
+    from astray.state import values as blocks
 
-    monkeypatch.setattr(values, "BLOCK", 7)
+    monkeypatch.setattr(blocks, "BLOCK", 7)
     queue = DeviceMeasurements()
     values = torch.randn(5, 9, generator=torch.Generator().manual_seed(0)).t()  # neither whole rows nor contiguous
     queue.add("x", values, ())
     assert queue.fetch()["x"].moments.l2 == pytest.approx(values.double().norm().item(), rel=1e-14)
-    parts = list(values.blocks(values))
+    parts = list(blocks.blocks(values))
     assert max(part.numel() for part in parts) <= 7
     assert torch.cat(parts).tolist() == values.reshape(-1).tolist()
 
