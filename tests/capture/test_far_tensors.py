@@ -100,7 +100,7 @@ def test_a_program_without_steps_loses_nothing(
 ) -> None:
     for part in (
         *(["cuda_ring"] if device == "cuda" else []),
-        "plain_ring",
+        "devices",
         "tickets",
     ):  # which the others import it from
         monkeypatch.setattr(f"astray.device.{part}.SLOTS", 8)

@@ -174,13 +174,13 @@ class RankRun:
         return values
 
     def _verify(self, row: int, values: npt.NDArray[Any]) -> None:
-        fits = getattr(self._source, "fits", None)  # which other tools' files have no means for
-        if fits is None:
+        matches = getattr(self._source, "matches_row", None)  # which other tools' files have no means for
+        if matches is None:
             return
         names = ("blob_file", "blob_offset", "blob_bytes", "fingerprint")
         place = tuple(int(self.tensors.numbers(name)[row]) for name in names)
         if place not in self._sound:
-            self._sound[place] = fits(self.tensors, row, values)
+            self._sound[place] = matches(self.tensors, row, values)
             if not self._sound[place]:
                 self._tell_damaged(row)
         if not self._sound[place]:

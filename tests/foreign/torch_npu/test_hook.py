@@ -24,7 +24,7 @@ from astray.capture.pytorch.tensors import TorchReader
 from astray.capture.tensor_reader import TensorIdentity, TensorReading
 from astray.compat import torch_npu
 from astray.compat.torch_npu import (
-    OverflowStop,
+    Overflow,
     register_hook,
     schedule,
     seed_all,
@@ -242,7 +242,7 @@ def test_the_example_of_an_overflow() -> None:
     with pytest.raises(ValueError, match=r"^Overflow in Functional_linear_forward\. Its stack, inputs") as caught:
         model(torch.rand(1, 3, 8, 8) * 1e3)
     error = caught.value
-    assert isinstance(error, OverflowStop)
+    assert isinstance(error, Overflow)
     assert isinstance(error, astray.AstrayError)
     assert error.path is not None
     assert error.path.parent == Path.cwd()
@@ -263,7 +263,7 @@ def test_the_example_of_an_overflow() -> None:
 def test_an_overflow_in_the_backward_pass(backward: Callable[[torch.Tensor], None]) -> None:
     model = nn.Linear(2, 2, bias=False)
     register_hook(model, wrap_checkoverflow_hook)
-    with pytest.raises(OverflowStop, match="Overflow in Torch_sqrt_backward") as caught:
+    with pytest.raises(Overflow, match="Overflow in Torch_sqrt_backward") as caught:
         backward(torch.sqrt((model(torch.zeros(1, 2)) ** 2).sum()))
     assert [line[0] for line in lines(caught.value.path or "")][-2:] == [
         "Torch_sqrt_backward_input.0",

@@ -19,14 +19,14 @@ from astray.capture.experiments import seed_all
 from astray.compat.torch_npu.tools import compare
 from astray.errors import UsageError
 from astray.foreign.torch_npu.dumping import DumpRecorder, Schedule, dump_path, schedule, step_schedule
-from astray.foreign.torch_npu.overflow import OverflowCheck, OverflowStop
+from astray.foreign.torch_npu.overflow import Overflow, OverflowCheck
 from astray.process import absolute
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "OverflowStop",
+    "Overflow",
     "compare",
     "register_hook",
     "schedule",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from astray.capture.pytorch.calls.modes import Modes
 
 
-class OverflowStop(AstrayError, ValueError):  # noqa: N818 - reads as the fact it states
+class Overflow(AstrayError, ValueError):  # noqa: N818 - reads as the fact it states
     """A call has made NaN or infinity. `trip` has what is known of it, `path` the file with its tensors."""
 
     def __init__(self, call: str, trip: Trip, path: Path | None) -> None:
@@ -81,15 +81,15 @@ class OverflowCheck:
         trip = guard.stop_after(stop)[0]
         rank = open_run(trip.path).ranks.get(guard.rank) if trip.path is not None else None
         if rank is None or not len(rank.tensors):  # it could not be written; the trip says what is known
-            return OverflowStop("a call that could not be saved", trip, None)
+            return Overflow("a call that could not be saved", trip, None)
         call, lines = _told(rank)
         path = _free_name()
         try:
             path.write_text("".join(lines))
         except OSError as error:
             logger.warning("%s", f"{path} cannot be written: {error.strerror}. {trip.path} has the same.")
-            return OverflowStop(call, trip, None)
-        return OverflowStop(call, trip, path.resolve())
+            return Overflow(call, trip, None)
+        return Overflow(call, trip, path.resolve())
 
 
 def _translating(found: Callable[[ExactStop], BaseException]) -> Modes:
