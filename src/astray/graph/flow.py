@@ -1,4 +1,9 @@
-"""Which result made the value of each row.
+"""Which rows of a rank are one value, and which result made it.
+
+Recordings have the column `value`. Runs of format 3 and older, other tools' dumps, and tensors without a version
+counter do not: there `number_values` derives it from the bits, by fingerprint or else by statistics. Rows with equal
+bits are one value, except for constants such as zeros, which many tensors hold. For those, and where nothing was
+recorded of the numbers, an input is taken to be the last earlier result of the same shape and dtype.
 
 A value is made by the result that shows it first. That is a result of the innermost call, because a call's results are
 recorded after those of the calls inside it. A call that returns one of its inputs unchanged made nothing. The maker of
@@ -167,13 +172,7 @@ def _last_alike(held: ValueColumns, makers: Ints, wanted: Ints) -> Ints:
     return found[len(makers) :]
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
-# Which rows of a rank are one value, and which hold the same bits.
-#
-# Recordings have the column `value`. Runs of format 3 and older, other tools' dumps, and tensors without a version
-# counter do not: there the value is derived from the bits, by fingerprint or else by statistics. Rows with equal bits
-# are one value, except for constants such as zeros, which many tensors hold. For those, and where nothing was
-# recorded of the numbers, an input is taken to be the last earlier result of the same shape and dtype.
+# -- which rows are one value ------------------------------------------------------------------------------------------
 
 
 LARGEST = 1 << 62
@@ -203,6 +202,12 @@ class ValueColumns(NamedTuple):
         with np.errstate(invalid="ignore"):
             beyond = (self.low[rows] < self.low[of]) | (self.high[rows] > self.high[of])
         return np.asarray(~beyond | (self.dtype[rows] != self.dtype[of]))
+
+
+def goes_in(tensors: Table) -> Bools:
+    """Rows of tensors that their call takes; what it gives are outputs and gradients."""
+    role = tensors.coded("role")
+    return np.isin(role.codes, [role.code(name) for name in ("input", "parameter", "state")])
 
 
 def contents(tensors: Table) -> ValueColumns:
@@ -270,12 +275,6 @@ def _by_order(
     number = np.maximum.accumulate(np.where(begins | (result & ~same), np.arange(len(order)), 0))
     _, compact = np.unique(rows[order][number], return_inverse=True)
     value[rows[order]] = compact.reshape(-1) + value.max(initial=-1) + 1
-
-
-def goes_in(tensors: Table) -> Bools:
-    """Rows of tensors that their call takes; what it gives are outputs and gradients."""
-    role = tensors.coded("role")
-    return np.isin(role.codes, [role.code(name) for name in ("input", "parameter", "state")])
 
 
 def _grouped(keys: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:

@@ -31,6 +31,9 @@ from astray.report.text import suspect_line
 from astray.store import DictionaryColumn
 from astray.wording import counted
 
+Fact = tuple[str, str | int | float | None]
+
+
 CREATED = datetime.datetime(1980, 1, 1)
 """What workbooks say of when they were made, as their zip files do: equal reports have equal bytes."""
 
@@ -246,15 +249,8 @@ def _cells(cells: ColumnCells) -> list[Any]:
     return [cell if known else None for cell, known in zip(found, cells.known.tolist(), strict=True)]
 
 
-# -- facts -------------------------------------------------------------------------------------------------------------
-# What is known of a divergence, as names and values: a column of the workbook.
-
-
-Fact = tuple[str, str | int | float | None]
-
-
 def facts_of(first: Divergence) -> Iterator[Fact]:
-    """What is known of a divergence, a line each."""
+    """What is known of a divergence, as names and values: a column of the sheet of divergences."""
     yield "rank", first.rank
     yield "place", first.place.full
     yield "cause", first.cause

@@ -1,6 +1,7 @@
 """Everything about one row: its numbers on both sides, its values, the line that made it, and where to go from it.
 
-Reads a view, feeds the page. What is not there is said in `lacking`, with what would have kept it.
+Reads a view and, through `elements`, the kept values: both sides compared, or one side alone. Feeds the page. What is
+not there is said in `lacking`, with what would have kept it.
 """
 
 from __future__ import annotations
@@ -248,10 +249,7 @@ def _parts(found: ContrastDocument | None) -> Document:
     return found._asdict() if found is not None else {"histograms": None, "worst": [], "heat": None}
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
-# What the kept values of a row tell: compared where both sides have them, or of one side alone; and why not more.
-#
-# Reads `elements`, feeds `detail`. Whatever keeps two tensors from being laid side by side is a sentence.
+# -- what kept values tell ---------------------------------------------------------------------------------------------
 
 
 _SIDES = ("reference", "candidate")

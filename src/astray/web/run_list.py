@@ -1,6 +1,7 @@
-"""The runs that somebody gave: those named, and those that lie in a folder that was named. Nothing else is ever opened.
+"""The runs that the page may open, and the session document that names them: what is open, and what is being done.
 
-The page knows a run by a number that is handed out here; no path comes from it.
+Runs are those named on the command line, and those that lie in a folder named there. Nothing else is ever opened: the
+page knows a run by a number that is handed out here, and no path comes from it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST = 1000
 class RunList:
     """Runs by number.
 
-    >>> shelf = Shelf(["runs/good", "runs/bad"])
+    >>> shelf = RunList(["runs/good", "runs/bad"])
     >>> shelf.given, shelf.open("1")
     (['0', '1'], <Run runs/bad: torch, 6 steps, 1 rank, 858 calls, 1,698 tensors, complete>)
     """
@@ -116,7 +117,6 @@ def _is_run(path: Path) -> bool:
 
 
 # -- session -----------------------------------------------------------------------------------------------------------
-# What the page is about: the runs that were given, what is known of each, and what is being done with them.
 
 
 Mode = Literal["live", "file"]

@@ -1,6 +1,7 @@
 """Sentences about what else was seen around a divergence. Each function gives one kind of clue.
 
-Reads the pairs of one rank, feeds `first`. A clue says what is the case, with its numbers, and where to look.
+Reads the pairs of one rank and, for joined micro steps, the parts of the two rows that a report shows; feeds `first`.
+A clue says what is the case, with its numbers, and where to look.
 """
 
 from __future__ import annotations
@@ -172,10 +173,7 @@ def _parsed(text: str | None) -> Any:
         return text
 
 
-# -- clues clues -------------------------------------------------------------------------------------------------------
-# Sentences about a divergence between joined micro steps: in which of them it is, and whether it is a mere factor.
-#
-# Reads the two rows that a report shows, feeds `first`.
+# -- joined micro steps ------------------------------------------------------------------------------------------------
 
 
 SCALED = ("min", "max", "std", "l2", "absmax")
@@ -188,7 +186,7 @@ SAME_FACTOR = 1e-4
 def sentences(
     reference: JoinedRank, candidate: JoinedRank, row_reference: int, row_candidate: int, limit: float
 ) -> Iterator[str]:
-    """What there is to say of these rows; `limit` is how far off one may be."""
+    """In which micro steps a joined row is off, and whether by a mere factor; `limit` is how far off one may be."""
     if row_reference < 0 or row_candidate < 0:
         return
     yield from _where(reference, candidate, row_reference, row_candidate, limit)

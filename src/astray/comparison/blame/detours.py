@@ -1,8 +1,9 @@
 """Finds tensors that only one run has because it computed the same in another way, as eager attention beside SDPA does.
 
-Reads the judged pairs and the graphs of both runs, feeds `Comparison.same`. A tensor lies on such a detour when what
-was computed with it has been compared and agrees: the result of the call around it, or the input of a call that took
-it. A parameter that the other run does not know is never one: it may well be zero today and matter tomorrow.
+Reads the judged pairs and the graphs of both runs. `find_equivalent_rows` feeds `Comparison.same`: a tensor lies on
+such a detour when what was computed with it has been compared and agrees: the result of the call around it, or the
+input of a call that took it. A parameter that the other run does not have is never one: it may well be zero today and
+matter tomorrow. `healed` feeds `first`: wrong rows inside a call that took a detour to the same result.
 """
 
 from __future__ import annotations
@@ -142,10 +143,6 @@ def _walk(begin: Ints, state: Ints, around: Ints) -> Ints:
         at[going] = around[at[going]]
         going = going[(at[going] >= 0) & (state[at[going]] == _OPEN)]
     return np.where(at >= 0, state[at], _OPEN)
-
-
-# -- origins -----------------------------------------------------------------------------------------------------------
-# Which wrong rows have healed, because the call around them computes the same result in another way.
 
 
 def healed(pairs: Table, bad: Bools, run: RankRun) -> Bools:

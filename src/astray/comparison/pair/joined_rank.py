@@ -1,9 +1,10 @@
 """One rank of a run as if each of its steps had been a single micro step: the rows of each group made into one.
 
-Reads a recorded rank, feeds everything that reads one: `RankRun` does not know that these tables were never on a disk.
-A joined row stands where the first of its rows stood. Its statistics are those of the whole batch. Its fingerprint is
-not known, for that of a part depends on where the part begins; but two runs that cut a batch alike can tell whether all
-parts have the same. Values are read part by part.
+Reads a recorded rank and the groups of both runs, feeds everything that reads a rank: `RankRun` does not know that
+these tables were never on a disk. A joined row stands where the first of its rows stood. It begins as a copy of one of
+its parts; statistics, shape and place of the values are then replaced by those of the whole batch, in whole columns but
+for sums of gradients. Its fingerprint is not known, for that of a part depends on where the part begins; but two runs
+that cut a batch alike can tell whether all parts have the same. Values are read part by part.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Tables(NamedTuple):
 
 
 class RankJoiner(Protocol):
-    """Who knows how to join a rank; asked when a table is needed, since that takes both runs."""
+    """Makes the joined tables when they are first needed, since that reads both runs."""
 
     def tables(self, side: int) -> Tables:
         """Of the reference (0) or the candidate (1)."""
@@ -171,19 +172,14 @@ def can_encode(dtype: str) -> bool:
     return dtype == "bfloat16" or (dtype in dtypes.DTYPES and dtypes.find(dtype).storage.kind == "f")
 
 
-# -- joining -----------------------------------------------------------------------------------------------------------
-# Makes the tables of a rank whose micro steps are joined: one row of each of its groups of rows.
-#
-# Reads a recorded rank and the groups of both runs, feeds `joined`. A row begins as that of one of its parts;
-# statistics, shape and place of the values are then put in place of those. Whole columns at once, but for sums of
-# gradients.
+# -- making the tables -------------------------------------------------------------------------------------------------
 
 
 CALL = ("step", "kind", "site", "type", "call", "phase", "recompute")
 """What the calls of all micro steps of a step have in common."""
 
 NOWHERE = 1 << 30
-"""The number of the file of values that are put together from several places."""
+"""In place of a file's number: the values are put together from several places."""
 
 
 _NO_ELEMENT: Columns = {"first_bad": np.array([-1]), "first_bad_value": np.array([np.nan])}

@@ -1,7 +1,9 @@
-"""Drafts a mapping for two runs whose module trees differ: `astray map`.
+"""Drafts a mapping for two runs whose names differ: `astray map`.
 
 The modules of the first step are taken in order of execution, and paired by the shapes of their own parameters, what
-they give, and the last part of their names. From the pairs come rules, as few as will do: a module stands for all that
+they give, and the last part of their names. The tensors of checkpoints have no order (some files are sorted by name,
+others by module): those with the same bits are paired, and of the others those of the same shape and the same numbers
+in their names, the most similar names first. From the pairs come rules, as few as will do: a module stands for all that
 is inside it and has the same name there, and names that differ only in their numbers become one pattern.
 """
 
@@ -216,12 +218,7 @@ def _is_needed(
     return any(without.site(old) != new for old, new in pairs)
 
 
-# -- renamed -----------------------------------------------------------------------------------------------------------
-# Finds out which tensor of one checkpoint is which of another whose names differ, for `astray map`.
-#
-# There is no order to go by: some files are sorted by name, others are in the order of the modules. So tensors are
-# paired that have the same bits, and of the others those of the same shape and the same numbers in their names, the
-# most similar names first.
+# -- tensors of checkpoints --------------------------------------------------------------------------------------------
 
 
 MOST_SIMILAR = 200
@@ -237,9 +234,12 @@ class TensorSignature(NamedTuple):
 
 
 def pair_renamed(reference: list[TensorSignature], candidate: list[TensorSignature]) -> list[tuple[int, int]]:
-    """Which tensor is which, as places in the two lists, in the order of the first.
+    """Which tensor is which where names differ, as places in the two lists, in the order of the first.
 
-    >>> pair_renamed([Named("h.0.w", (2, 3), None), Named("h.1.w", (2, 3), None)], [Named("l.1.w", (2, 3), None)])
+    >>> pair_renamed(
+    ...     [TensorSignature("h.0.w", (2, 3), None), TensorSignature("h.1.w", (2, 3), None)],
+    ...     [TensorSignature("l.1.w", (2, 3), None)],
+    ... )
     [(1, 0)]
     """
     paired = dict(_by_bits(reference, candidate))
@@ -252,7 +252,7 @@ def pair_renamed(reference: list[TensorSignature], candidate: list[TensorSignatu
 
 
 def _by_bits(reference: list[TensorSignature], candidate: list[TensorSignature]) -> Iterator[tuple[int, int]]:
-    """Those whose bits nobody else has, on either side."""
+    """Those whose bits are unique on either side."""
     sides: list[dict[object, list[int]]] = []
     for side in (reference, candidate):
         found: dict[object, list[int]] = defaultdict(list)

@@ -1,7 +1,7 @@
-"""The rows of a comparison that somebody asked for: filtered, sorted, and cut to the first few.
+"""The rows of a comparison that were asked for: filtered, sorted, and cut to the first few.
 
-Made by `Comparison.select` and `Comparison.table`; shown by `report.rows`. Only row numbers are kept, so that a view of
-millions of rows costs little until it is read.
+Made by `Comparison.select` and `Comparison.table`; shown by `row_table`, or taken as Arrow and pandas tables. Only row
+numbers are kept, so that a view of millions of rows costs little until it is read.
 """
 
 from __future__ import annotations
@@ -172,12 +172,8 @@ def check_top(top: int) -> int:
     return top
 
 
-# -- frame -------------------------------------------------------------------------------------------------------------
-# Rows of a comparison as a pandas DataFrame, made straight from the columns: pyarrow is not needed.
-
-
 def frame(pairs: Pairs) -> pandas.DataFrame:
-    """The rows with every column."""
+    """The rows with every column, made straight from the columns: pyarrow is not needed."""
     try:
         import pandas
     except ImportError:

@@ -1,7 +1,8 @@
 """What two runs were set to differently: the entry of this package.
 
-Each rank is compared by itself (`of_rank`), in whichever process compares its tensors; `put_together` makes one list of
-them, and adds what older runs tell of themselves as wholes.
+Each rank is compared by itself (`of_rank`), in whichever process compares its tensors: its findings become differences,
+one for what is the same in many places and none for what follows from another. `put_together` makes one list of all
+ranks', those first that change results, and adds what older runs tell of themselves as wholes.
 """
 
 from __future__ import annotations
@@ -90,10 +91,7 @@ def _of_wholes(reference: Run, candidate: Run) -> Iterator[Finding]:
         yield Finding("device", "", "", "devices", left.devices, right.devices)
 
 
-# -- folding -----------------------------------------------------------------------------------------------------------
-# Makes one difference of what is the same in many places, and leaves out what follows from another.
-#
-# `findings` of one rank go in, differences come out, those that change results first.
+# -- findings of one rank to differences -------------------------------------------------------------------------------
 
 
 _EFFECTS: tuple[Effect, ...] = ("changes results", "changes rounding", "none known")

@@ -1,6 +1,6 @@
 """Compares what modules, optimizers, torch and the environment were set to: the timelines of a rank in both runs.
 
-Gives raw findings, one for each value and place; `folding` puts them together.
+Gives raw findings, one for each value and place; `differences` puts them together.
 """
 
 from __future__ import annotations
