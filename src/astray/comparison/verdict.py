@@ -18,7 +18,7 @@ from astray.comparison.rows import Floats, Ints
 
 
 class Verdict(IntEnum):
-    """What is said of a pair. `label` is how it is written."""
+    """The verdict on a pair. `label` is how it is written."""
 
     IDENTICAL = 0
     ROUNDING = 1
@@ -66,7 +66,7 @@ LABELS = [
 ]
 
 MEASURES = ("values", "worst", "slices", "typical", "norm", "mean", "extremes")
-"""By what a pair is judged: `judge.errors` says what each is."""
+"""The measures a pair is judged by: `judge.errors` defines them."""
 
 AGREEING = (Verdict.IDENTICAL, Verdict.ROUNDING, Verdict.DRIFTING)
 BAD = (Verdict.DIVERGED, Verdict.NON_FINITE, Verdict.SHAPE, Verdict.DTYPE)
@@ -146,7 +146,7 @@ SENTENCES = {
 }
 
 UNDECIDED = Reason.NO_BATCH | Reason.NO_SUM
-"""Why nothing can be said of what micro steps make up together."""
+"""Why what micro steps make up together is not judged."""
 
 
 def explain(reason: int) -> str:
@@ -195,7 +195,7 @@ class Judgement:
         )
 
     def taken(self, at: Ints) -> Judgement:
-        """What is said of some pairs so far."""
+        """What is decided about some pairs so far."""
         metrics = {
             name: column[at] if column.flags.writeable else np.broadcast_to(np.float64(np.nan), len(at))
             for name, column in self.metrics.items()
@@ -203,7 +203,7 @@ class Judgement:
         return Judgement(**{name: getattr(self, name)[at] for name in DECIDED}, metrics=metrics)
 
     def put(self, at: Ints, said: Judgement) -> None:
-        """Say of some pairs what was decided about them; what was measured stays."""
+        """Keep what was decided about some pairs; what was measured stays."""
         for name in DECIDED:
             getattr(self, name)[at] = getattr(said, name)
 

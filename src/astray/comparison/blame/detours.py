@@ -25,7 +25,7 @@ _OPEN, _AGREES, _WRONG = 0, 1, 2
 
 
 def find_equivalent_rows(pairs: Table, reference: Run, candidate: Run) -> Bools:
-    """Which pairs are of one run only, and on another way to results that agree."""
+    """Which pairs are of one run only, and on a detour to results that agree."""
     found = np.zeros(len(pairs), np.bool_)
     sides = (("reference", reference, Verdict.ONLY_IN_REFERENCE), ("candidate", candidate, Verdict.ONLY_IN_CANDIDATE))
     verdict, rank = pairs.coded("verdict").codes, pairs.numbers("rank")
@@ -84,7 +84,7 @@ class _DetourSide(NamedTuple):
         begin = np.where(graph.takes[lone], call, around[call])
         found = _walk(begin, state, around) == _AGREES
         left = np.flatnonzero(~found & np.append(graph.is_backward, False)[call])
-        if len(left):  # of a model that is given integers nothing is sent back, and its weights tell
+        if len(left):  # a model that is given integers sends no gradient back, so its weights decide
             forward = graph.parent[call[left]]
             settled = _walk(forward, state, np.append(graph.outer, -1)) == _AGREES
             found[left] = settled & self._followed_by_gradients(lone[left])

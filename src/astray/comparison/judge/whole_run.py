@@ -24,7 +24,7 @@ from astray.store import RankRun
 PLAIN = re.compile(
     r"norm|relu|gelu|silu|tanh|sigmoid|softmax|act|drop|embed|pool|identity|flatten|rotary", re.IGNORECASE
 )
-"""Classes that multiply no matrices. Functions are asked the other way around: few of them do."""
+"""Classes that multiply no matrices; all others may. Of functions only those that `MULTIPLIES` names do."""
 
 MULTIPLIES = re.compile(r"linear|matmul|mm$|bmm|conv|einsum|attention|lstm|gru|rnn|dot", re.IGNORECASE)
 CONVOLVES = re.compile(r"conv", re.IGNORECASE)
@@ -36,7 +36,7 @@ FLAGS = {
 
 
 class MultiplyPrecision(NamedTuple):
-    """The unit roundoffs of products in float32, in whichever run is coarser; 0 where nothing is said."""
+    """The unit roundoffs of products in float32, in whichever run is coarser; 0 where neither sets one."""
 
     matmul: float
     conv: float
@@ -112,7 +112,7 @@ def find_scaling(evidence: Evidence, sources: Sources) -> Scaling:
 
 
 def _ratios(evidence: Evidence, rows: Bools) -> Floats:
-    """By how much the norms of some rows differ; NaN where they do not tell, or no float is that factor."""
+    """By how much the norms of some rows differ; NaN where they are not known or 0, or no float is that factor."""
     found = np.full(len(rows), np.nan)
     at = np.flatnonzero(rows)
     if len(at):

@@ -55,7 +55,7 @@ class Pieces(NamedTuple):
         """The same parts if their dimension is another one with the samples inside it, such as time · batch.
 
         Such parts do not follow each other, but lie side by side in each row of the outer dimension. None where a part
-        has as many rows as samples, or sizes do not tell.
+        has as many rows as samples, or sizes do not show it.
         """
         sizes = [part.shape[self.dim] for part in self.parts]
         if len(self.samples) != len(sizes) or 0 in self.samples or any(map(operator.mod, sizes, self.samples)):

@@ -1,17 +1,17 @@
 """Pairs the tensors of two runs.
 
 Why were these two tensors paired? Because they have the same key: step, micro, site, call, phase, role and path, in the
-same rank, and both or neither are of a recomputed forward call. The backward of a recomputed call is the ordinary
-one, and is paired with that of a run without checkpointing. Nothing else counts: not time, not the order of execution,
-not the shape. When a run holds the same key several times, the first is paired with the first, the second with the
-second. Three things make an exception:
+same rank, and both or neither are of a recomputed forward call. The backward of a recomputed call is the ordinary one,
+and is paired with that of a run without checkpointing. Nothing else counts: not time, not the order of execution, not
+the shape. When a run holds the same key several times, the first is paired with the first, the second with the second.
+Three things make an exception:
 
 - Functions of which one run has more calls. `call` counts the calls of one site within a micro step, so the numbers of
   all that follow are off by one. Where a module does not call the same in the same order, `partners` pairs its calls in
   order of execution (`sequence_alignment`), so that neighbours show what is additional.
 - Modules whose calls come in another order, as in programs that iterate over a set of names. Where each call has plain
   arguments of its own, `numbered_alike` pairs by those.
-- Runs whose names say nothing, if the user says so, or if one of the two does not tell in which module a function was
+- Runs whose names say nothing, if the user says so, or if one of the two does not record in which module a function was
   called (`unnamed_calls`). All calls are then paired in order of execution, whatever they are called.
 
 The pairs come in the reference's order of observation. What only the candidate has comes right after the row that it
@@ -53,7 +53,7 @@ def align(
     """Pair the rows of one rank.
 
     in_order: by the order of execution and by what was called, whatever the sites are called.
-    same_shape: tensors of different shapes are no pair.
+    same_shape: tensors of different shapes are not paired.
     """
     partner: Ints
     candidate = numbered_alike(reference, candidate, words)
@@ -70,8 +70,8 @@ def align(
 def unnamed_calls(reference: Run, candidate: Run, matching: Matching) -> tuple[Matching, list[str]]:
     """The matching with `by` decided: by key or by order; and a note where it is by order.
 
-    Some tools do not tell in which module a function was called. Beside a run that does, names mean nothing; the order
-    of calls still does.
+    Some tools do not record in which module a function was called. Beside a run that does, names mean nothing; the
+    order of calls still does.
     """
     if matching.by != "auto":
         return matching, []
@@ -84,7 +84,7 @@ def unnamed_calls(reference: Run, candidate: Run, matching: Matching) -> tuple[M
 
 
 def knows_modules(run: Run) -> bool | None:
-    """Whether a run tells in which modules its functions were called; None where it has no functions."""
+    """Whether a run records in which modules its functions were called; None where it has no functions."""
     functions = False
     for rank in run.ranks.values():
         kinds, sites = rank.calls.coded("kind"), rank.calls.coded("site")
@@ -137,7 +137,7 @@ def merge(partner: Ints, candidates: int) -> Alignment:
     return Alignment(reference, np.concatenate([partner, lone])[order])
 
 
-# -- calls whose numbers do not tell -----------------------------------------------------------------------------------
+# -- calls that numbers do not pair ------------------------------------------------------------------------------------
 
 
 SCOPE = ("step", "micro", "phase", "again")
@@ -177,7 +177,7 @@ class CallSequence(NamedTuple):
 def numbered_alike(reference: Rows, candidate: Rows, words: Words) -> Rows:
     """The candidate, whose calls of a module have the numbers of the reference's with the same plain arguments.
 
-    It is as it was where all come in the same order, and where arguments do not tell one call from another.
+    It is as it was where all come in the same order, and where two calls have the same arguments.
     """
     module = words.kind.index("module") if "module" in words.kind else -1
     again = [(rows.columns["kind"] == module) & (rows.columns["call"] > 0) for rows in (reference, candidate)]
@@ -239,7 +239,7 @@ def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -
         at = [np.flatnonzero(taken & (of == scope)) for taken, of in zip(streams, scopes, strict=True)]
         first, second = pair_streams(_stream(left, at[0], words), _stream(right, at[1], words))
         first, second = at[0][first], at[1][second]
-        if not everything:  # names decide: the stream only says which of several calls of one site it is
+        if not everything:  # names decide: the stream only says which of several calls of a site it is
             same = left.columns["site"][first] == right.columns["site"][second]
             same &= meant[0][first] & meant[1][second] & _sure(left, right, first, second)
             first, second = first[same], second[same]
@@ -251,7 +251,7 @@ def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -
 
 
 def _stream(calls: CallSequence, at: Ints, words: Words) -> CallStream:
-    """A function or op is what the last part of its site says, and its name is the site.
+    """A call's kind and name. Of a function or op its kind is the last part of its site, and its name the site.
 
     A module may be of any class, since ports of a model have classes of their own; its name is the class.
     """
@@ -334,7 +334,7 @@ def _details(rows: Rows, of_row: Ints, calls: int) -> Ints:
 
 
 def _measure(reference: Rows, candidate: Rows) -> str:
-    """What to measure tensors by: their norm, or their largest element where a run tells few norms, as samples do."""
+    """What to measure tensors by: their norm; their largest element where a run has few norms, as with samples."""
     known = [np.isfinite(rows.statistic("l2", np.arange(len(rows)))).mean() for rows in (reference, candidate)]
     return "l2" if min(known) >= 0.5 else "absmax"
 

@@ -41,7 +41,7 @@ class Module(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A mapping, and what it is silent about."""
+    """A mapping, and what it does not cover."""
 
     mapping: Mapping
     pairs: list[tuple[Module, Module]]  # of the reference and of the candidate
@@ -54,7 +54,7 @@ class Draft(NamedTuple):
         return any(module.type for module in (*self.only_reference, *self.only_candidate, *sum(self.pairs, ())))
 
     def __str__(self) -> str:
-        """The mapping as a file, with what it is silent about in comments."""
+        """The mapping as a file, with what it does not cover in comments."""
         lines = [
             f"# {'Modules' if self.of_modules else 'Tensors'} of the candidate that have a partner: "
             f"{len(self.pairs)} of {len(self.pairs) + len(self.only_candidate)}.",
@@ -149,7 +149,7 @@ def _streams(left: list[Module], right: list[Module]) -> tuple[CallStream, CallS
         columns: list[list[object]] = [
             [(module.parameters, module.site in outer or module.site == ROOT) for module in modules],
             [("output", module.output) for module in modules],
-            # That both are outermost says nothing: one model may have been wrapped.
+            # That both are outermost is no sign: one model may have been wrapped.
             [("name", side if module.site == ROOT else module.site.rpartition(".")[2]) for module in modules],
         ]
         kind, detail, name = (
@@ -226,7 +226,7 @@ MOST_SIMILAR = 200
 
 
 class TensorSignature(NamedTuple):
-    """A tensor by what it may be recognised by. `bits` is None where they tell nothing, as in a tensor of zeros."""
+    """A tensor by what it may be recognised by. `bits` is None where many tensors share them, as zeros do."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
 """Which rows of a run's micro steps make up one row of a whole step, and how: laid end to end, added up, or only one.
 
-Reads the rows of both runs, feeds `joined_runs`. A row alone does not tell which dimension is the batch, so both runs
-are asked: sizes that differ between them, in one dimension, are parts of the batch. What has the same shape on both
+Reads the rows of both runs, feeds `joined_runs`. A row alone does not show which dimension is the batch, so both runs
+are read: sizes that differ between them, in one dimension, are parts of the batch. What has the same shape on both
 sides, whatever the size of their batches, belongs to no sample: a weight, a mask, a loss.
 """
 
@@ -166,7 +166,7 @@ class _Ways:
     def _has_no_counterpart(self) -> Bools:
         """Groups that only one run has; or that of another call has the same number, where one run makes more calls.
 
-        `partners` will find the right one. Until then the first dimension of what changes is as good a guess as any.
+        `partners` will find the right one. Until then the first dimension of what changes is a guess.
         """
         modules = [str(site).partition("/")[0] for site in self.words["site"].words]
         module = np.append(np.unique(modules, return_inverse=True)[1] if modules else np.empty(0, np.int64), -1)
@@ -177,7 +177,7 @@ class _Ways:
         return np.asarray(uneven | (self.sides[0].length == 0) | (self.sides[1].length == 0))
 
     def _in_both_or_several(self) -> Bools:
-        """Groups whose shapes say something: of one row on each side, or of several."""
+        """Groups whose shapes can be compared: of one row on each side, or of several."""
         return np.asarray(self.several | ((self.sides[0].length == 1) & (self.sides[1].length == 1)))
 
     def _compare_shapes(self, at: Ints) -> None:

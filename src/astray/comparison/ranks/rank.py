@@ -62,14 +62,14 @@ class PairCounts(NamedTuple):
 
 
 class RankPairs(NamedTuple):
-    """The pairs of one rank, so many: texts are codes into `words`, and a single entry stands for all."""
+    """The pairs of one rank: texts are codes into `words`; a column of one entry has it for all `length` pairs."""
 
     length: int
     columns: dict[str, npt.NDArray[Any]]
     words: dict[str, list[Any]]
 
     def take(self, name: str) -> npt.NDArray[Any]:
-        """Take a column out: all of them twice, here and in the table, would be too much for many ranks."""
+        """Take a column out, so that not all columns are in memory twice, in the ranks and in the table."""
         return self.columns.pop(name)
 
 
@@ -240,7 +240,7 @@ def _tally(found: _Judged) -> PairCounts:
 def _account(run: RankRun | None) -> Account | None:
     if not isinstance(run, JoinedRank):
         return None if run is None else run.account
-    known = run.account.problems  # what was found while its parts were read is told by the rank as it was recorded
+    known = run.account.problems  # those found while its parts were read are problems of the recorded rank
     return run.account._replace(problems=[*known, *(one for one in run.recorded.account.problems if one not in known)])
 
 

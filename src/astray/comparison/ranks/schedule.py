@@ -56,7 +56,7 @@ def compare_ranks(
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> list[RankComparison]:
-    """Compare every rank that is asked for, so many at once. `job` says the same to other processes, if they can be."""
+    """Compare every selected rank, `processes` at once. `job` is the same for workers; None where they cannot do it."""
     if processes is not None and processes < 1:
         raise UsageError(f"Ranks cannot be compared in {processes} processes; it takes 1, which is this one, or more.")
     ranks = matching.ranks_of(runs.reference, runs.candidate)
@@ -84,7 +84,7 @@ def _compare(
 def job_of(
     given: Sequence[Any], matching: Matching, judging: JudgeOptions, metrics: Sequence[Any] | None
 ) -> ComparisonJob | None:
-    """What worker processes need to know, or None when they cannot be told.
+    """What worker processes need, or None when they cannot do the work.
 
     A run that is open already may be of any kind, and has its tables read; a function does not exist in another
     process, nor does one of the main module, which is not run again.
@@ -108,9 +108,9 @@ def cores() -> int:
 
 
 def worth_it(runs: ComparedRuns, ranks: Sequence[int], processes: int, own: bool = False) -> bool:
-    """Whether so many processes save more time than it takes to start them; `own`: with metrics that were asked for.
+    """Whether so many processes save more time than it takes to start them; `own`: with custom metrics.
 
-    How much there is to do is what the end of each recording says of itself; one without an end may be of any size.
+    The end of each recording says how many rows and bytes it has; one without an end may be of any size.
     """
     each = SECONDS_A_BYTE_OF_OWN if own else SECONDS_A_BYTE
     seconds = 0.0
@@ -145,7 +145,7 @@ class RanksProgress:
             self._progress(sum(self._done.values()), sum(self._total.values()) * self._ranks // len(self._total))
 
     def finished(self, rank: int) -> None:
-        """This rank is done, also if it had nothing to tell."""
+        """This rank is done, also if it never reported progress."""
         self._total.setdefault(rank, 0)
 
 
@@ -202,7 +202,7 @@ class Worker:
         self._job: ComparisonJob | None = job
 
     def compare(self, rank: int, threads: int) -> None:
-        """Ask for a rank."""
+        """Send it a rank to compare."""
         self.rank = rank
         with contextlib.suppress(BrokenPipeError):  # it is dead, which `answer` reports
             if self._job is not None:
@@ -211,7 +211,7 @@ class Worker:
             send(self._tasks, RankTask(rank, threads))
 
     def answer(self) -> RankComparison | ProgressMessage:
-        """What it says next."""
+        """Its next message."""
         try:
             answer = receive(self.answers)
         except EOFError:
@@ -234,7 +234,7 @@ class Worker:
 
 
 class _WorkerError(Exception):
-    """Where in another process an error was raised."""
+    """The traceback of an error that a worker raised."""
 
     def __str__(self) -> str:
         return f"in a process that compared a rank:\n{self.args[0]}"

@@ -38,7 +38,7 @@ class Pairs:
     rows: their numbers in `comparison.pairs`.
     found: how many there were before `top` cut them.
     asked: the filter and the order, in words.
-    named: the columns that the filter and the order speak of.
+    named: the columns that the filter and the order name.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ def natural(value: Any) -> list[tuple[int, int, str]]:
 
 
 def check_top(top: int) -> int:
-    """How many rows to show. Raises UsageError when that is no number of them."""
+    """How many rows to show. Raises UsageError for a negative number."""
     if top < 0:
         raise UsageError(f"{top} rows cannot be shown. Give a number from 0 on.")
     return top

@@ -13,10 +13,10 @@ from astray.comparison.setup.wording import WRITTEN
 from astray.records import ROOT
 
 _OF_TENSORS = ("dtype", "requires_grad", "placement")
-"""What is told of a module's own tensors, behind the name of the tensor and a dot."""
+"""What is recorded of a module's own tensors, behind the name of the tensor and a dot."""
 
 _SHARED = 0.5
-"""Of the modules of two runs so many must have the same names, or the names do not tell which belongs to which."""
+"""Of the modules of two runs so many must have the same names, or the names do not show which belongs to which."""
 
 
 _OF_MEMBERS = {"written_gradients": WRITTEN}
@@ -106,7 +106,7 @@ def _topmost(sites: Iterator[str]) -> list[str]:
 
 
 def _autocast(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
-    """A module that says nothing of its own runs as the outermost one does."""
+    """A module without autocast settings of its own runs as the outermost one does."""
     left, right = reference.of("autocast"), candidate.of("autocast")
     classes = reference.of("module")
     if not left or not right:
@@ -191,7 +191,7 @@ def _shared_groups(
 
 
 def _members(group: Settings, steps: Sequence[int]) -> list[str]:
-    """The parameters of a group. Those without a name are told by their place in it, whatever the optimizer's is."""
+    """The parameters of a group. Those without a name get their place in it, whatever the optimizer's name is."""
     found = at(group.get("parameters"), steps[-1])
     names = [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
     return [name.partition("/")[2] if "/param_groups." in name else name for name in names]
