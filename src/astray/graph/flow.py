@@ -40,7 +40,7 @@ class ValueFlow(CallTree):
 
     @cached_property
     def contents(self) -> ValueColumns:
-        """What the rows hold, as far as their bits tell."""
+        """What the rows hold, as far as their bits show it."""
         return contents(self.tensors)
 
     @cached_property
@@ -69,7 +69,7 @@ class ValueFlow(CallTree):
 
     @cached_property
     def first_seen(self) -> Ints:
-        """For each row the first that shows the same value. Of one that nothing has made: who was given it first."""
+        """For each row the first that shows the same value. Where nothing has made it, the first that was given it."""
         first = np.full(int(self._flows.max(initial=-1)) + 1, NO_ROW)
         first[self._flows[::-1]] = np.arange(len(self._flows))[::-1]
         return first[self._flows]
@@ -176,7 +176,7 @@ def _last_alike(held: ValueColumns, makers: Ints, wanted: Ints) -> Ints:
 
 
 LARGEST = 1 << 62
-"""No recording has so many values. A column that says so is damaged."""
+"""No recording has so many values. A column with such a number is damaged."""
 
 _ALIKE = ("min", "max", "mean", "l2")
 _ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
@@ -213,7 +213,7 @@ def goes_in(tensors: Table) -> Bools:
 def contents(tensors: Table) -> ValueColumns:
     """The bits of every row, as one number each."""
     low, high, size = (tensors.numbers(name) for name in ("min", "max", "count"))
-    known, measured = tensors.valid("fingerprint"), (size >= 0) | ~np.isnan(high)  # a dump may not tell the size
+    known, measured = tensors.valid("fingerprint"), (size >= 0) | ~np.isnan(high)  # a dump may lack the size
     prints = tensors.numbers("fingerprint").astype(np.uint64, copy=False)
     code = np.where(known, prints, np.uint64(0))
     rest = np.flatnonzero(~known & measured)

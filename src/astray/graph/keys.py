@@ -41,7 +41,7 @@ def one_key(columns: Sequence[Ints]) -> Ints:
 
 
 def mixed_key(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint64]:
-    """The same of columns that need all of 64 bits, such as fingerprints. They are told apart but for chance."""
+    """The same of columns that need all of 64 bits, such as fingerprints. Collisions are only by chance."""
     key = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         key ^= column.astype(np.uint64, copy=False)

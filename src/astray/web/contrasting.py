@@ -1,4 +1,4 @@
-"""What the values of one pair tell: histograms of both sides and of the difference, the worst elements, heat maps.
+"""What the values of one pair show: histograms of both sides and of the difference, the worst elements, heat maps.
 
 Two passes over the blocks of both tensors: one for the range of the numbers, the worst and the maps, one for the
 histograms, which need the range. Of one run alone, the same of its numbers in place of the difference.
@@ -77,7 +77,7 @@ def describe(values: Elements) -> ContrastDocument:
 def difference_of(reference: Floats, candidate: Floats) -> Floats:
     """candidate − reference; 0 where both are the same NaN or infinity, inf or −inf where only one is not finite.
 
-    An infinite difference is how far a NaN is off, too: it says that there is no number for it.
+    An infinite difference is how far a NaN is off, too: there is no number for it.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         found = candidate - reference
@@ -205,7 +205,7 @@ class _View:
 
     def add(self, block: Block, sizes: Floats) -> None:
         kept = [axis for axis in self.axes if axis is not None]
-        with np.errstate(over="ignore"):  # numbers near the largest: the cell is as hot as can be
+        with np.errstate(over="ignore"):  # numbers near the largest: the cell is infinite
             summed = sizes.sum(axis=tuple(axis for axis in range(sizes.ndim) if axis not in kept))
         if self.axes[0] is None:
             summed = summed[np.newaxis]
@@ -317,7 +317,7 @@ class Histogram:
     def _bins(self, numbers: Floats) -> npt.NDArray[np.int64]:
         """The bin of each number. The greatest lies on the last edge, and belongs to the last bin.
 
-        Bins are equally wide, so that dividing finds them, but for numbers beside an edge: those are put right.
+        Bins are equally wide, so that dividing finds them, but for numbers beside an edge: those are corrected.
         """
         last = len(self.counts) - 1
         if not self._scale:
@@ -345,7 +345,7 @@ MOST = 20
 
 
 class WorstElements:
-    """The places with the greatest sizes, found block by block: of equal ones the first. Sizes of 0 are none."""
+    """The places with the greatest sizes, found block by block: of equal ones the first. Sizes of 0 are left out."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most

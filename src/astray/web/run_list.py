@@ -39,7 +39,7 @@ class RunList:
         self._open: dict[str, Run] = {}
         self._told: dict[str, Document] = {}
         self._lock = threading.RLock()
-        self.given: list[str] = []  # those named themselves
+        self.given: list[str] = []  # those that were named, not found in a folder
         for path in map(Path, paths):
             inside = [] if _is_run(path) else list(_runs_below(path, DEPTH))[:MOST]
             if inside:
@@ -47,7 +47,7 @@ class RunList:
                     self._add(one)
             else:
                 number = self._add(path)
-                self._open[number] = open_run(path)  # or say now what is wrong with it
+                self._open[number] = open_run(path)  # raises now if it cannot be read
                 self.given.append(number)
 
     def _add(self, path: Path) -> str:
@@ -65,7 +65,7 @@ class RunList:
         return self._paths[number]
 
     def open(self, number: str) -> Run:
-        """A run; opened when it is first asked for."""
+        """A run; opened when it is first needed."""
         path = self.path(number)
         with self._lock:
             if number not in self._open:
@@ -73,17 +73,17 @@ class RunList:
             return self._open[number]
 
     def hold(self, number: str, run: Run) -> None:
-        """Keep a run that was opened elsewhere, so that its tables are not read again, and tell of it."""
+        """Keep a run that was opened elsewhere, so that its tables are not read again, and make its document."""
         with self._lock:
             self._open[number] = run
         self.document(number)
 
     def documents(self) -> list[Document]:
-        """All runs; those that were looked at with what is known of them. Reads nothing."""
+        """All runs, with what is known of those that were opened. Reads nothing."""
         return [self._told.get(number) or self._unread(number, []) for number in self._paths]
 
     def document(self, number: str) -> Document:
-        """One run with all that is known of it, which takes its tables. One that cannot be read says so."""
+        """One run with all that is known of it: reads its tables. Where that fails, `problems` has the error."""
         try:
             found = run_document(number, self.open(number)) | {"open": True}
         except RunError as error:

@@ -42,7 +42,7 @@ from astray.wording import did_you_mean
 
 LAST_PORT = 65535
 WAITING = 128
-"""Connections that wait to be taken."""
+"""The backlog: connections that wait to be accepted."""
 
 _NO_TOKEN = "The token is missing or wrong. Open the address that astray view has printed."
 
@@ -214,7 +214,7 @@ def address(bound: socket.socket, host: str) -> str:
 
 
 def server_of(app: ASGIApp) -> uvicorn.Server:
-    """A server that says nothing by itself and holds no connection open for long."""
+    """A server that logs nothing and holds no connection open for long."""
     config = uvicorn.Config(
         app,
         log_config=None,

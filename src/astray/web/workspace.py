@@ -94,7 +94,7 @@ class Workspace:
         return found
 
     def session(self) -> Document:
-        """Where things stand."""
+        """The session document: the runs, what is shown, and the state of the job."""
         with self._lock:
             shown, job = self._shown, self._job.document()
             asked = self._asked if shown is None else shown.asked
@@ -111,7 +111,7 @@ class Workspace:
     ) -> BackgroundJob:
         """Begin to compare two runs, or to read one.
 
-        Raises UsageError for what was asked wrongly, WorkspaceBusyError while a job is running.
+        Raises UsageError for wrong options, WorkspaceBusyError while a job is running.
         """
         arguments = self._fixed | arguments_of(options)
         asked = ViewRequest((reference,) if candidate is None else (reference, candidate), options, noise)
@@ -169,7 +169,7 @@ def _shown(value: Any) -> str:
 
 State = Literal["idle", "running", "done", "stopped", "failed"]
 Work = Callable[[Progress], None]
-"""Does the work, and tells how far it is: (done, total)."""
+"""Does the work, and reports its progress: (done, total)."""
 
 
 class JobStopped(BaseException):
