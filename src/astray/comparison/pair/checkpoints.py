@@ -38,7 +38,7 @@ DEEPEST_PREFIX = 3
 
 Rewording = Callable[[str], str]
 
-# ---- names ---------------------------------------------------------------------------------------------------------
+# -- names -------------------------------------------------------------------------------------------------------------
 
 
 def pair_names(reference: Run, candidate: Run, matching: Matching) -> tuple[Matching, list[str]]:
@@ -195,7 +195,7 @@ def _listed(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-# ---- differences ---------------------------------------------------------------------------------------------------
+# -- differences -------------------------------------------------------------------------------------------------------
 
 
 def find_worst(pairs: Table, rank: int, reference: RankRun, candidate: RankRun) -> list[Divergence]:

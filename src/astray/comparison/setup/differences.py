@@ -167,7 +167,7 @@ def _difference(rank: int, found: Sequence[Finding]) -> SetupDifference:
     )
 
 
-# -- what follows from another ---------------------------------------------------------------------------------------
+# -- what follows from another -----------------------------------------------------------------------------------------
 
 
 def without_consequences(findings: list[Finding]) -> list[Finding]:

@@ -48,7 +48,7 @@ def _plain(subject: str, reference: Timelines, candidate: Timelines, steps: Sequ
                 yield Finding(subject, site, "", name, *found[1:], found[0])
 
 
-# -- modules ---------------------------------------------------------------------------------------------------------
+# -- modules -----------------------------------------------------------------------------------------------------------
 
 
 def _modules(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
@@ -126,7 +126,7 @@ def _around(known: dict[str, Settings], site: str) -> Settings | None:
     return next((known[name] for name in (*names, ROOT) if "autocast" in known.get(name, {})), None)
 
 
-# -- optimizers ------------------------------------------------------------------------------------------------------
+# -- optimizers --------------------------------------------------------------------------------------------------------
 
 
 def _optimizers(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
