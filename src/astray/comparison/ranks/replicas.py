@@ -69,7 +69,6 @@ class Replicas:
         return 0 if self.same else 1
 
     def __str__(self) -> str:
-
         return render(self)
 
 
