@@ -1,7 +1,7 @@
 """Compares two runs: the one entry point of this package, and the `Comparison` it gives.
 
-Each rank is compared by itself (`rank`), large ones in processes of their own (`workers`), and `table` puts them
-together. Everything stays in columns; Python objects are made only for what a report shows.
+Each rank is compared by itself (`ranks.rank`), in worker processes where that saves time (`ranks.schedule`), and
+`table` puts them together. Everything stays in columns; Python objects are made only for what a report shows.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def compare(
     progress: called with (done, total) as pairs whose values had to be read are done; total is a guess until all ranks
         have begun.
     processes: how many ranks to compare at once. As many as there are cores by default, if that saves time; fewer take
-        less memory. Runs that are open already and metrics that are functions stay here, whatever is said.
+        less memory. With runs that are open already or metrics that are functions there is only this process.
 
     Raises CompareError when the runs have no tensor in common, or kept nothing of them that can be compared.
     """
@@ -130,7 +130,7 @@ def compare(
 
 
 def check_selection(filter: str | None, sort: Order | None, metrics: Sequence[str | Metric] | None = None) -> None:
-    """Raises UsageError for rows that no comparison could select: columns that there are not, words without meaning."""
+    """Raises UsageError for rows that no comparison could select: columns that do not exist, words without meaning."""
     nothing = compare_rank(
         0, RankSides(None, None), Matching.check(), JudgeOptions(find_metrics(metrics, COLUMNS))
     ).pairs
@@ -160,7 +160,7 @@ def _when(divergence: Divergence) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What came of comparing two runs.
+    """The result of comparing two runs.
 
     pairs: one row for each tensor of either run, in order of observation; `astray help metrics` names its columns.
     firsts: the first divergence of each rank that has one, the earliest first.
@@ -224,7 +224,7 @@ class Comparison:
     @cached_property
     def detours(self) -> npt.NDArray[np.bool_]:
         """Which rows are only in one run because it computed the same in another way: what came of them agrees."""
-        whole = self.reference.complete and self.candidate.complete  # else nobody knows why one has it alone
+        whole = self.reference.complete and self.candidate.complete  # else it is not known why one run lacks it
         if self.of_checkpoints or not whole or not self.lone.any():
             return np.zeros(len(self.pairs), np.bool_)
         return find_equivalent_rows(self.pairs, self.reference, self.candidate)

@@ -1,4 +1,4 @@
-"""What is told about the first divergence: plain records, made by `first`, shown by the reports."""
+"""The records of a divergence, of its place and of its two sides: made by `first`, shown by the reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Cause = Literal["computation", "parameter", "input"]
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A tensor of a call, and what was said of its pair. With an empty `role` it is the call as such."""
+    """A tensor of a call, and how its pair was judged. With an empty `role` it is the call as such."""
 
     step: int
     micro: int
@@ -102,7 +102,7 @@ class Divergence:
     error: how far off the tensor is. NaN: not known.
     surprise: how many times further off than what it came from explains; ∞ where nothing may differ. `measure` says by
         what, `deviation` how far off it is by that, `limit` how far it may be, `given` how far off what it came from
-        is, `rule` who says so, and `siblings` how many others it was compared with. `furthest` says in which slice of
+        is, `rule` what decided, and `siblings` how many others it was compared with. `furthest` says in which slice of
         the tensor that is, where slices are the measure: "slice 3 of dimension 0".
     settings: what was set differently and explains it; then look there first.
     clean: whether all that the call was given was recorded and is identical, so that nothing before it explains it.

@@ -54,7 +54,7 @@ def nothing_shared(reference: Run, candidate: Run, matching: Matching) -> str:
 
 
 def different_settings(reference: Run, candidate: Run) -> list[str]:
-    """What the two recordings were asked for and not alike, and what to do; nothing where one does not tell."""
+    """Which settings of the two recordings differ, and what to do; nothing where one did not record them."""
     rows, kept = (list(_asked_otherwise(reference, candidate, names)) for names in (_WHICH_ROWS, _WHAT_OF_THEM))
     if not rows and not kept:
         return []
@@ -84,7 +84,7 @@ def _samples(*settings: dict[str, Any]) -> bool:
 
 
 def _asked(value: Any) -> str:
-    """A setting as a reader says it."""
+    """A setting as it is typed."""
     if isinstance(value, dict):
         return "a list of one's own"
     words = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -92,11 +92,11 @@ def _asked(value: Any) -> str:
 
 
 def little_shared(reference: int, candidate: int, matched: int, by: str, alike: bool = True) -> list[str]:
-    """What to do when most tensors of both runs have no partner. alike: whether both were asked for the same."""
+    """What to do when most tensors of both runs have no partner. alike: whether their settings are the same."""
     if 2 * matched >= min(reference, candidate):
         return []
     fact = f"Only {matched:,} tensors are in both runs, of {reference:,} in the reference and {candidate:,} in the "
-    if by == "order" or not alike:  # names do not matter; or what was asked for explains it
+    if by == "order" or not alike:  # names do not matter; or the settings explain it
         return [fact + "candidate."]
     return [
         f"{fact}candidate. If modules have other names, draft what belongs together with `astray map REFERENCE "
@@ -113,7 +113,7 @@ def nothing_comparable(pairs: int) -> str:
 
 
 def span(numbers: Sequence[int]) -> str:
-    """Sorted numbers, each there once, as a reader says them.
+    """Sorted distinct numbers, as a reader says them.
 
     >>> span([0, 1, 2, 3]), span([7]), span([0, 2, 4]), span([])
     ('0–3', '7', '0, 2, 4', 'none')

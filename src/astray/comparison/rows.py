@@ -1,6 +1,6 @@
 """The tensor rows of one rank of one run, ready to be paired: flat columns, every string an integer.
 
-Reads `store`, feeds `align`. The columns of a call are spread over its tensors. Strings are numbered by a `StringTable`
+Reads `store`, feeds `pair`. The columns of a call are spread over its tensors. Strings are numbered by a `StringTable`
 that both runs and all ranks share, so that the same site has the same number everywhere.
 """
 
@@ -26,15 +26,17 @@ Floats = npt.NDArray[np.float64]
 CALL_COLUMNS = ("step", "micro", "kind", "site", "type", "call", "phase", "recompute")
 TENSOR_COLUMNS = ("role", "path", "dtype", "shape", "part")
 WORDS = ("kind", "site", "type", "phase", "role", "path", "dtype", "shape", "part")
-"""Those that are numbered by a vocabulary."""
+"""Those that are numbered by a `StringTable`."""
 
 
 class StringTable:
     """Numbers the distinct values of one column in order of first appearance.
 
-    >>> words = Vocabulary()
-    >>> words.encode(Coded.of(["relu", None, "linear"])).tolist(), words.encode(Coded.of(["linear"])).tolist()
-    ([0, -1, 1], [1])
+    >>> words = StringTable()
+    >>> words.encode(DictionaryColumn.of(["relu", None, "linear"])).tolist()
+    [0, -1, 1]
+    >>> words.encode(DictionaryColumn.of(["linear"])).tolist()
+    [1]
     """
 
     def __init__(self) -> None:
@@ -46,7 +48,7 @@ class StringTable:
         return list(self._numbers)
 
     def encode(self, column: DictionaryColumn[Any]) -> npt.NDArray[np.int32]:
-        """The column's codes in this vocabulary; null stays −1."""
+        """The column's codes in this table; null stays −1."""
         numbers = [self._numbers.setdefault(value, len(self._numbers)) for value in column.values]
         return np.array([*numbers, -1], np.int32)[column.codes]  # the code −1 finds the last entry
 
@@ -110,7 +112,7 @@ def read_rows(run: RankRun | None, vocabularies: Vocabularies, reading: RowReade
     calls["step"] = calls["step"] + reading.offset
     phase = run.calls.coded("phase")
     calls["again"] = calls["recompute"] * (phase.codes == phase.code("forward"))
-    kept = run.call_rows >= 0  # a torn run may have lost the call of a tensor, and says so
+    kept = run.call_rows >= 0  # a torn run may have lost the call of a tensor, which its problems name
     if reading.steps or reading.sites:
         wanted = _selected(calls["step"], reading.steps) & _found(calls["site"], vocabularies["site"], reading.sites)
         kept &= np.append(wanted, False)[run.call_rows]

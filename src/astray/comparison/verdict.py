@@ -1,6 +1,6 @@
-"""What can be said of a pair of tensors, and a column of it for every pair of a rank.
+"""What can be said of a pair of tensors, why, and a column of each for every pair of a rank.
 
-Filled in by `judge`, read by `first` and the reports.
+Filled in by `judge`, read by `blame` and the reports. `SENTENCES` are the texts of the column `reason`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from astray.comparison.rows import Floats, Ints
 
 
 class Verdict(IntEnum):
-    """What is said of a pair. `label` is how it is written."""
+    """The verdict on a pair. `label` is how it is written."""
 
     IDENTICAL = 0
     ROUNDING = 1
@@ -66,83 +66,17 @@ LABELS = [
 ]
 
 MEASURES = ("values", "worst", "slices", "typical", "norm", "mean", "extremes")
-"""By what a pair is judged: `judge.errors` says what each is."""
+"""The measures a pair is judged by: `judge.errors` defines them."""
 
 AGREEING = (Verdict.IDENTICAL, Verdict.ROUNDING, Verdict.DRIFTING)
 BAD = (Verdict.DIVERGED, Verdict.NON_FINITE, Verdict.SHAPE, Verdict.DTYPE)
 
 
-@dataclass
-class Judgement:
-    """One entry per pair: the verdict, how far off (NaN: not known), by which source, why, and what was measured."""
-
-    verdict: npt.NDArray[np.int8]
-    error: Floats
-    surprise: (
-        Floats  # how many times further off than can be explained, by the measure where that is most; NaN: unknown
-    )
-    measure: npt.NDArray[np.int8]  # which one that is, by its place in MEASURES
-    deviation: Floats  # how far off the pair is by that measure
-    limit: Floats  # and how far it may be
-    given: Floats  # and how far off what it came from is
-    siblings: npt.NDArray[np.int32]  # how many others it was compared with
-    origin: npt.NDArray[np.bool_]  # wrong by itself, and not because of what it came from
-    source: npt.NDArray[np.int8]
-    rule: npt.NDArray[np.int8]
-    reason: npt.NDArray[np.int32]
-    metrics: dict[str, Floats]
-
-    @classmethod
-    def of_nothing(cls, pairs: int, own: Sequence[str] = ()) -> Judgement:
-        unknown = np.full(pairs, np.nan)
-        nowhere = np.broadcast_to(np.float64(np.nan), pairs)  # takes no memory until something is measured
-        return cls(
-            verdict=np.full(pairs, Verdict.UNKNOWN, np.int8),
-            error=unknown,
-            surprise=unknown.copy(),
-            measure=np.full(pairs, -1, np.int8),
-            deviation=unknown.copy(),
-            limit=unknown.copy(),
-            given=unknown.copy(),
-            siblings=np.zeros(pairs, np.int32),
-            origin=np.zeros(pairs, np.bool_),
-            source=np.full(pairs, EvidenceSource.NONE, np.int8),
-            rule=np.full(pairs, Rule.NONE, np.int8),
-            reason=np.zeros(pairs, np.int32),
-            metrics=dict.fromkeys((*METRICS, *SLICES, *BOUNDS, *own), nowhere),
-        )
-
-    def taken(self, at: Ints) -> Judgement:
-        """What is said of some pairs so far."""
-        metrics = {
-            name: column[at] if column.flags.writeable else np.broadcast_to(np.float64(np.nan), len(at))
-            for name, column in self.metrics.items()
-        }
-        return Judgement(**{name: getattr(self, name)[at] for name in DECIDED}, metrics=metrics)
-
-    def put(self, at: Ints, said: Judgement) -> None:
-        """Say of some pairs what was decided about them; what was measured stays."""
-        for name in DECIDED:
-            getattr(self, name)[at] = getattr(said, name)
-
-    def keep_metrics(self, at: Ints, found: dict[str, Floats]) -> None:
-        for name, column in found.items():
-            if not self.metrics[name].flags.writeable:
-                self.metrics[name] = self.metrics[name].copy()
-            self.metrics[name][at] = column
-
-
-DECIDED = tuple(one.name for one in fields(Judgement) if one.name != "metrics")
-
-
-# -- reasons -----------------------------------------------------------------------------------------------------------
-# Why a pair was judged as it was: the sentences behind the column `reason`.
-#
-# Set by `evidence`, `verdict` and `micro`, read by reports. Several may hold of one pair.
-
-
 class Reason(IntFlag):
-    """What a reader should know about how a pair was judged."""
+    """What a reader should know about how a pair was judged: flags, of which several may hold of one pair.
+
+    Set by `evidence`, `joined_runs`, `joined_rank` and `judge`, read by the reports.
+    """
 
     DTYPES = 1
     KINDS = 2
@@ -212,9 +146,72 @@ SENTENCES = {
 }
 
 UNDECIDED = Reason.NO_BATCH | Reason.NO_SUM
-"""Why nothing can be said of what micro steps make up together."""
+"""Why what micro steps make up together is not judged."""
 
 
 def explain(reason: int) -> str:
     """The sentences of a combination of reasons."""
     return "; ".join(sentence for flag, sentence in SENTENCES.items() if flag & reason)
+
+
+@dataclass
+class Judgement:
+    """One entry per pair: the verdict, how far off (NaN: not known), by which source, why, and what was measured."""
+
+    verdict: npt.NDArray[np.int8]
+    error: Floats
+    surprise: (
+        Floats  # how many times further off than can be explained, by the measure where that is most; NaN: unknown
+    )
+    measure: npt.NDArray[np.int8]  # which one that is, by its place in MEASURES
+    deviation: Floats  # how far off the pair is by that measure
+    limit: Floats  # and how far it may be
+    given: Floats  # and how far off what it came from is
+    siblings: npt.NDArray[np.int32]  # how many others it was compared with
+    origin: npt.NDArray[np.bool_]  # wrong by itself, and not because of what it came from
+    source: npt.NDArray[np.int8]
+    rule: npt.NDArray[np.int8]
+    reason: npt.NDArray[np.int32]
+    metrics: dict[str, Floats]
+
+    @classmethod
+    def of_nothing(cls, pairs: int, own: Sequence[str] = ()) -> Judgement:
+        unknown = np.full(pairs, np.nan)
+        nowhere = np.broadcast_to(np.float64(np.nan), pairs)  # takes no memory until something is measured
+        return cls(
+            verdict=np.full(pairs, Verdict.UNKNOWN, np.int8),
+            error=unknown,
+            surprise=unknown.copy(),
+            measure=np.full(pairs, -1, np.int8),
+            deviation=unknown.copy(),
+            limit=unknown.copy(),
+            given=unknown.copy(),
+            siblings=np.zeros(pairs, np.int32),
+            origin=np.zeros(pairs, np.bool_),
+            source=np.full(pairs, EvidenceSource.NONE, np.int8),
+            rule=np.full(pairs, Rule.NONE, np.int8),
+            reason=np.zeros(pairs, np.int32),
+            metrics=dict.fromkeys((*METRICS, *SLICES, *BOUNDS, *own), nowhere),
+        )
+
+    def taken(self, at: Ints) -> Judgement:
+        """What is decided about some pairs so far."""
+        metrics = {
+            name: column[at] if column.flags.writeable else np.broadcast_to(np.float64(np.nan), len(at))
+            for name, column in self.metrics.items()
+        }
+        return Judgement(**{name: getattr(self, name)[at] for name in DECIDED}, metrics=metrics)
+
+    def put(self, at: Ints, said: Judgement) -> None:
+        """Keep what was decided about some pairs; what was measured stays."""
+        for name in DECIDED:
+            getattr(self, name)[at] = getattr(said, name)
+
+    def keep_metrics(self, at: Ints, found: dict[str, Floats]) -> None:
+        for name, column in found.items():
+            if not self.metrics[name].flags.writeable:
+                self.metrics[name] = self.metrics[name].copy()
+            self.metrics[name][at] = column
+
+
+DECIDED = tuple(one.name for one in fields(Judgement) if one.name != "metrics")

@@ -77,7 +77,7 @@ def dtype(name: str) -> str:
 
 
 def non_finite(statistics: Statistics | None) -> str:
-    """How many elements are no numbers: "3 NaN, 1 Inf of 64"."""
+    """How many elements are not finite: "3 NaN, 1 Inf of 64"."""
     if statistics is None:
         return "not known"
     found = [f"{count:,} {name}" for count, name in ((statistics.nan, "NaN"), (statistics.inf, "Inf")) if count]

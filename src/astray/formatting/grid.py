@@ -1,6 +1,6 @@
 """A table for a terminal: columns as wide as they need, and cut or left out where the line is too short.
 
-Texts are made printable, and cut in their middle, since the end of a site's name says more than what stands before it.
+Texts are made printable, and cut in their middle, since a site's name says most at its end.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Least = Mapping[str, int]
 class TextTable:
     """How the columns of a table are laid out.
 
-    words: columns of texts, which stand to the left; numbers stand to the right.
+    words: columns of texts, which are aligned to the left; numbers are aligned to the right.
     droppable: columns that are left out, the last first, when the others would have to be cut below `least`.
-    least: how far columns give way before one is left out, those named first giving way first.
-    least_of_all: and how far once all of those are.
+    least: the widths that columns shrink to before one is left out; those named first shrink first.
+    least_of_all: the widths once all `droppable` ones are left out.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ def width() -> int:
 
 
 def table_width() -> int:
-    """Columns for a table: those of `width` on a terminal. In a pipe nothing is cut, for names are looked for there."""
+    """Columns for a table: those of `width` on a terminal. In a pipe nothing is cut, since names are searched there."""
     if os.environ.get("COLUMNS") or (sys.stdout is not None and sys.stdout.isatty()):
         return width()
     return _ENDLESS
@@ -32,7 +32,7 @@ def say(text: str) -> None:
 
 
 def tell(text: str) -> None:
-    """Prints on stderr what is no part of a report: notes, files that were written, why something failed."""
+    """Prints on stderr what is not a part of a report: notes, files that were written, why something failed."""
     _print(text, sys.stderr)
 
 
@@ -40,7 +40,7 @@ def _print(text: str, stream: TextIO | None) -> None:
     """Prints with a question mark for each sign that the encoding lacks, and an escape for each that is not seen.
 
     Nothing but line breaks, and the colours of reports on a terminal, reaches it as it is: what is printed holds names
-    from recordings, which may be anybody's.
+    from recordings, which may come from anywhere.
     """
     if stream is None:
         return
@@ -53,7 +53,7 @@ def _print(text: str, stream: TextIO | None) -> None:
 
 
 def wants_colour(stream: TextIO | None) -> bool:
-    """Colour on a terminal, unless NO_COLOR or a dumb terminal says otherwise; FORCE_COLOR wins."""
+    """Colour on a terminal, unless NO_COLOR is set or the terminal is dumb; FORCE_COLOR wins."""
     if stream is None:
         return False
     if os.environ.get("FORCE_COLOR"):

@@ -1,10 +1,11 @@
-"""Who made, gave, encloses and follows whom in one rank of a run: the call tree and the flow of values.
+"""What made, gave, encloses and follows what in one rank of a run: the call tree and the flow of values.
 
-Reads `store`; compare, alarms, risk and the page ask here. Built once per rank, a column at a time.
+Reads `store`; comparison, nonfinite, headroom and web ask here. Built once per rank, a column at a time.
 
+graph.py    the `Graph` that answers for single rows
 calls.py    the tree of calls: what is around a call, its backward, the module that owns a parameter
-values.py   which rows are one value: the recorded column, or derived from bits where there is none
-flow.py     which result made each value; graph.py: the `Graph` that answers for single rows
+flow.py     which rows are one value (the recorded column, or derived from bits), and which result made each
+keys.py     many columns as one integer key; equal keys are found by sorting
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Which result made the value of each row.
+"""Which rows of a rank are one value, and which result made it.
+
+Recordings have the column `value`. Runs of format 3 and older, other tools' dumps, and tensors without a version
+counter do not: there `number_values` derives it from the bits, by fingerprint or else by statistics. Rows with equal
+bits are one value, except for constants such as zeros, which many tensors hold. For those, and where nothing was
+recorded of the numbers, an input is taken to be the last earlier result of the same shape and dtype.
 
 A value is made by the result that shows it first. That is a result of the innermost call, because a call's results are
 recorded after those of the calls inside it. A call that returns one of its inputs unchanged made nothing. The maker of
@@ -35,7 +40,7 @@ class ValueFlow(CallTree):
 
     @cached_property
     def contents(self) -> ValueColumns:
-        """What the rows hold, as far as their bits tell."""
+        """What the rows hold, as far as their bits show it."""
         return contents(self.tensors)
 
     @cached_property
@@ -64,7 +69,7 @@ class ValueFlow(CallTree):
 
     @cached_property
     def first_seen(self) -> Ints:
-        """For each row the first that shows the same value. Of one that nothing has made: who was given it first."""
+        """For each row the first that shows the same value. Where nothing has made it, the first that was given it."""
         first = np.full(int(self._flows.max(initial=-1)) + 1, NO_ROW)
         first[self._flows[::-1]] = np.arange(len(self._flows))[::-1]
         return first[self._flows]
@@ -167,17 +172,11 @@ def _last_alike(held: ValueColumns, makers: Ints, wanted: Ints) -> Ints:
     return found[len(makers) :]
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
-# Which rows of a rank are one value, and which hold the same bits.
-#
-# Recordings have the column `value`. Runs of format 3 and older, other tools' dumps, and tensors without a version
-# counter do not: there the value is derived from the bits, by fingerprint or else by statistics. Rows with equal bits
-# are one value, except for constants such as zeros, which many tensors hold. For those, and where nothing was
-# recorded of the numbers, an input is taken to be the last earlier result of the same shape and dtype.
+# -- which rows are one value ------------------------------------------------------------------------------------------
 
 
 LARGEST = 1 << 62
-"""No recording has so many values. A column that says so is damaged."""
+"""No recording has so many values. A column with such a number is damaged."""
 
 _ALIKE = ("min", "max", "mean", "l2")
 _ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
@@ -205,10 +204,16 @@ class ValueColumns(NamedTuple):
         return np.asarray(~beyond | (self.dtype[rows] != self.dtype[of]))
 
 
+def goes_in(tensors: Table) -> Bools:
+    """Rows of tensors that their call takes; what it gives are outputs and gradients."""
+    role = tensors.coded("role")
+    return np.isin(role.codes, [role.code(name) for name in ("input", "parameter", "state")])
+
+
 def contents(tensors: Table) -> ValueColumns:
     """The bits of every row, as one number each."""
     low, high, size = (tensors.numbers(name) for name in ("min", "max", "count"))
-    known, measured = tensors.valid("fingerprint"), (size >= 0) | ~np.isnan(high)  # a dump may not tell the size
+    known, measured = tensors.valid("fingerprint"), (size >= 0) | ~np.isnan(high)  # a dump may lack the size
     prints = tensors.numbers("fingerprint").astype(np.uint64, copy=False)
     code = np.where(known, prints, np.uint64(0))
     rest = np.flatnonzero(~known & measured)
@@ -270,12 +275,6 @@ def _by_order(
     number = np.maximum.accumulate(np.where(begins | (result & ~same), np.arange(len(order)), 0))
     _, compact = np.unique(rows[order][number], return_inverse=True)
     value[rows[order]] = compact.reshape(-1) + value.max(initial=-1) + 1
-
-
-def goes_in(tensors: Table) -> Bools:
-    """Rows of tensors that their call takes; what it gives are outputs and gradients."""
-    role = tensors.coded("role")
-    return np.isin(role.codes, [role.code(name) for name in ("input", "parameter", "state")])
 
 
 def _grouped(keys: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:

@@ -13,11 +13,11 @@ from astray.graph.keys import one_key
 from astray.store import RankRun
 
 MOST = 64
-"""So many earlier results are told of which code that was not recorded could have made something: the last ones."""
+"""So many earlier results, the last ones, count as sources of what unrecorded code made."""
 
 
 class Graph(ValueFlow):
-    """Who made, gave, encloses and follows whom. Calls and tensors are named by their row in the rank's two tables.
+    """What made, gave, encloses and follows what. Calls and tensors are named by their row in the rank's two tables.
 
     >>> graph = graph_of(astray.open("runs/a").ranks[0])
     >>> row = 15  # the input of `out`
@@ -46,7 +46,7 @@ class Graph(ValueFlow):
         return rows[self.takes[rows]]
 
     def given(self, call: int) -> Ints:
-        """The same, with the weights that were recorded at another call of this site: a step tells them once."""
+        """The same, with the weights that were recorded at another call of this site: a step records them once."""
         place = int(self._places[call])
         return np.unique(np.concatenate([self.inputs(call), self._weights_at(place)]))
 
@@ -64,13 +64,14 @@ class Graph(ValueFlow):
         return found[(found > row) & self.takes[found]]
 
     def contributors(self, row: int) -> Ints:
-        """Whose shares the gradient is that arrives at the result of a forward call: what their backward calls gave.
+        """What makes up the gradient that arrives at the result of a forward call: the results of its users' backward
+        calls.
 
         A value that several calls have used gets a gradient from each, and they are added up where no call is recorded.
-        Calls that lie inside of another user are not told: their shares are in that one's.
+        Calls that lie inside of another user are left out: their shares are in that one's.
         """
         call = int(self.call_rows[row])
-        if call < 0:  # its row is not there
+        if call < 0:  # the row of its call is missing
             return np.empty(0, np.int64)
         forward = int(self.parent[call]) if self.is_backward[call] and not self.is_op[call] else NO_ROW
         if forward < 0:

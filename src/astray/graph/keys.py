@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+__all__ = ["find", "mixed_key", "number_repeats", "one_key", "repeats"]
+
+
 Ints = npt.NDArray[np.integer[Any]]
 
 _LARGEST = 1 << 62
@@ -38,7 +41,7 @@ def one_key(columns: Sequence[Ints]) -> Ints:
 
 
 def mixed_key(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.uint64]:
-    """The same of columns that need all of 64 bits, such as fingerprints. They are told apart but for chance."""
+    """The same of columns that need all of 64 bits, such as fingerprints. Collisions are only by chance."""
     key = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         key ^= column.astype(np.uint64, copy=False)
@@ -72,10 +75,3 @@ def repeats(keys: Ints) -> bool:
     """Whether a key occurs more than once."""
     ordered = np.sort(keys)
     return bool(np.any(ordered[1:] == ordered[:-1]))
-
-
-# -- keys keys ---------------------------------------------------------------------------------------------------------
-# Keys as integers, under the name by which this package knows them.
-
-
-__all__ = ["find", "mixed_key", "number_repeats", "one_key", "repeats"]

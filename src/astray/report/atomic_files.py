@@ -1,4 +1,4 @@
-"""Files that are there in full or not at all: a report is written beside its place, and takes it when it is done.
+"""Files that are complete or not there at all: a report is written beside its place, and moved there when it is done.
 
 An older report stays until then, whatever happens: a full disk, a kill, Ctrl-C. Every writer of `report` uses it.
 Devices and pipes, such as /dev/stdout, are not replaced: what was written is copied into them.
@@ -19,10 +19,10 @@ from pathlib import Path
 def atomic_file(place: Path) -> Iterator[Path]:
     """A file to write to, in a folder of its own; at the end of the `with` it takes its place.
 
-    >>> with drafted(Path("out/diff.json")) as file:
+    >>> with atomic_file(Path("out/diff.json")) as file:
     ...     file.write_text("{}")
 
-    Folders are made as needed. Raises OSError with the name of the place for whatever the system has against it.
+    Folders are made as needed. Raises OSError with the name of the place for whatever the system refuses.
     """
     try:
         check_place(place)
@@ -41,7 +41,7 @@ def atomic_file(place: Path) -> Iterator[Path]:
 
 
 def check_place(place: Path) -> None:
-    """Raises OSError if nothing can be written there, as far as that can be told without writing."""
+    """Raises OSError if nothing can be written there, as far as that can be known without writing."""
     around = next(folder for folder in place.absolute().parents if folder.exists())
     if place.is_dir():
         wrong = errno.EISDIR

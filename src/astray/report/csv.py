@@ -2,7 +2,7 @@
 
 Numbers have six significant digits, fingerprints are hexadecimal, and what is not known is an empty cell. Rows are
 written in pieces, so that a comparison of millions takes little memory. Texts that a spreadsheet would run as a formula
-are kept from it. docs/reports.md explains every column.
+get a quote before them. docs/reports.md explains every column.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from astray.comparison.verdict import LABELS
 from astray.report.atomic_files import atomic_file
 from astray.store import DictionaryColumn, Table
 
+HEAD = ["step", "phase", "tensors", *LABELS, "largest_error"]
+
+
 PIECE = 1 << 14
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -35,6 +38,25 @@ def write_csv(comparison: Comparison, folder: Path, pairs: Pairs, progress: Prog
         _write(rows, pairs.names, _rows(pairs, progress))
         _write(sums, HEAD, ([_text(cell) for cell in row] for row in summary(comparison.pairs)))
     return files
+
+
+def summary(pairs: Table) -> Iterator[list[int | float | str | None]]:
+    """How many rows have which verdict, a line per step and phase, in order of appearance; the workbook has it, too.
+
+    The largest error is None where none is known.
+    """
+    step, phase, verdict = pairs.numbers("step"), pairs.coded("phase"), pairs.coded("verdict")
+    steps = np.unique(step, return_inverse=True)[1]
+    key = steps * (len(phase.values) + 1) + phase.codes + 1
+    groups, first, number = np.unique(key, return_index=True, return_inverse=True)
+    counts = np.bincount(number * len(LABELS) + verdict.codes, minlength=len(groups) * len(LABELS))
+    counts = counts.reshape(len(groups), len(LABELS))
+    largest = np.full(len(groups), -np.inf)
+    np.fmax.at(largest, number, pairs.numbers("error"))
+    for group in np.argsort(first, kind="stable").tolist():
+        row = int(first[group])
+        worst = None if largest[group] < 0 else float(largest[group])
+        yield [int(step[row]), phase[row], int(counts[group].sum()), *counts[group].tolist(), worst]
 
 
 def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -68,9 +90,9 @@ def word(value: Any) -> str:
 
 
 def escape_formula(text: str) -> str:
-    """A text that no spreadsheet runs: whoever made a run may have called a module `=HYPERLINK(…)`.
+    """A text that no spreadsheet runs: a run may have a module called `=HYPERLINK(…)`.
 
-    >>> guarded("=1+1"), guarded("h.2.mlp")
+    >>> escape_formula("=1+1"), escape_formula("h.2.mlp")
     ("'=1+1", 'h.2.mlp')
     """
     return f"'{text}" if text.startswith(_FORMULA) else text
@@ -87,26 +109,3 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "u": lambda value: f"{value:016x}",
     "b": lambda value: str(value).lower(),
 }
-
-
-# -- summary -----------------------------------------------------------------------------------------------------------
-# How many rows got which verdict, step by step and phase by phase: what the CSV and the workbook sum up.
-
-
-HEAD = ["step", "phase", "tensors", *LABELS, "largest_error"]
-
-
-def summary(pairs: Table) -> Iterator[list[int | float | str | None]]:
-    """One line per step and phase, in order of appearance; the largest error is None where none is known."""
-    step, phase, verdict = pairs.numbers("step"), pairs.coded("phase"), pairs.coded("verdict")
-    steps = np.unique(step, return_inverse=True)[1]
-    key = steps * (len(phase.values) + 1) + phase.codes + 1
-    groups, first, number = np.unique(key, return_index=True, return_inverse=True)
-    counts = np.bincount(number * len(LABELS) + verdict.codes, minlength=len(groups) * len(LABELS))
-    counts = counts.reshape(len(groups), len(LABELS))
-    largest = np.full(len(groups), -np.inf)
-    np.fmax.at(largest, number, pairs.numbers("error"))
-    for group in np.argsort(first, kind="stable").tolist():
-        row = int(first[group])
-        worst = None if largest[group] < 0 else float(largest[group])
-        yield [int(step[row]), phase[row], int(counts[group].sum()), *counts[group].tolist(), worst]

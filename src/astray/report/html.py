@@ -1,6 +1,6 @@
 """A Comparison in a notebook: the report of the terminal in colours, and the first wrong rows folded away.
 
-One piece of HTML with nothing to fetch and no script. It says what `report.text` says, because it is made of it.
+One piece of HTML with nothing to fetch and no script. It is made of the text of `report.text`.
 """
 
 from __future__ import annotations

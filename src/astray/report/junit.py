@@ -1,8 +1,8 @@
 """A Comparison as JUnit XML, which every continuous integration shows as a page of test results.
 
-A test case is a site. The site where the runs part fails, with the answer; so does one that misses tensors in one
-run. What else is wrong is skipped: nothing can be said of it until the first divergence is mended, and the page shows
-one failure and not hundreds. Where there are many sites, cases are groups of them: the modules around.
+A test case is a site. The site where the runs part fails, with the answer; so does one that misses tensors in one run.
+What else is wrong is skipped: it cannot be judged until the first divergence is mended, and the page shows one failure
+and not hundreds. Where there are many sites, cases are groups of them: the modules around.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from astray.report.atomic_files import atomic_file
 from astray.report.text import render, wrong_besides
 
 MOST_CASES = 300
-"""More than that, and a page of results is a list that nobody reads."""
+"""The most cases: a page with more is too long to read."""
 
 _FORBIDDEN = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML cannot hold, not even escaped."""
@@ -77,7 +77,7 @@ def _cases(comparison: Comparison) -> Iterator[ElementTree.Element]:
     number = {name: i for i, name in enumerate(names)}
     groups = np.array([number[group_of[site]] for site in sites.values])[sites.codes]
     besides = comparison.others if comparison.of_checkpoints else wrong_besides(comparison)
-    found_wrong = (*comparison.firsts, *besides)  # the earliest comes first, and is told of its site
+    found_wrong = (*comparison.firsts, *besides)  # the earliest comes first, and stands for its site
     culprits = {number[group_of[one.site]]: one for one in reversed(found_wrong)}
     found, begin = np.unique(groups, return_index=True)
     for group in found[np.argsort(begin)].tolist():

@@ -17,7 +17,7 @@ from astray.store import Run
 from astray.wording import counted
 
 MOST = 5
-"""How many differences a report says before it says anything else."""
+"""How many differences a report shows before anything else."""
 
 _OF_OPTIMIZERS = ("lr", "betas", "momentum", "eps", "weight_decay")
 _EFFECTS = {"changes results": "results", "changes rounding": "rounding", "none known": "none known"}
@@ -44,7 +44,7 @@ def say_setup(page: TextPage, comparison: Comparison) -> None:
 
 
 def _more(setup: Sequence[SetupDifference], told: Sequence[SetupDifference]) -> str:
-    """How many differences were not said."""
+    """How many differences were left out."""
     harmless = len(setup) - len(told)
     parts = [f"{len(told) - MOST:,} more"] if len(told) > MOST else []
     parts += [f"{harmless:,} with no known effect on numbers"] if harmless else []

@@ -79,7 +79,7 @@ def _header(page: TextPage, comparison: Comparison) -> None:
 
 
 def _recording(page: TextPage, comparison: Comparison) -> None:
-    """That the two were not asked for the same: what follows tells of what they share."""
+    """That the two were recorded with different settings: what follows is about what they share."""
     for text in different_settings(comparison.reference, comparison.candidate):
         for line in page.folded(text, later_indent=" " * MARGIN):
             page.line(page.paint(line, YELLOW))
@@ -107,7 +107,7 @@ def _divergence(page: TextPage, comparison: Comparison, first: Divergence) -> No
 
 
 def cause_of(first: Divergence) -> tuple[str, ...]:
-    """Why it diverged, in sentences: what was set differently, and what the tensors tell."""
+    """Why it diverged, in sentences: what was set differently, and what the tensors show."""
     return first.evidence[: len(first.settings) + 1]
 
 
@@ -209,13 +209,13 @@ def why_bits_count(first: Divergence) -> list[str]:
 
 
 def _remarks(place: TensorPlace) -> Iterator[str]:
-    """What else is to be said of how a tensor was judged."""
-    said = (SENTENCES[Reason.VICTIM], SENTENCES[Reason.SCALED])  # the cause says as much
+    """Further reasons why a tensor was judged as it was."""
+    said = (SENTENCES[Reason.VICTIM], SENTENCES[Reason.SCALED])  # the cause has these already
     return (text for text in place.reason.split("; ") if text and text not in said)
 
 
 def _amount(first: Divergence, error: float) -> str:
-    """How far off a tensor is, and what says so when that is not every value."""
+    """How far off a tensor is, and what shows it when that is not every value."""
     amount = f"{figures.error(error)} relative"
     if first.measured_by == "values":
         return amount
@@ -361,10 +361,10 @@ def _others(page: TextPage, comparison: Comparison) -> None:
 
 
 def wrong_besides(comparison: Comparison) -> list[Divergence]:
-    """The divergences besides the first that are told.
+    """The divergences besides the first that are reported.
 
     An error that is far from rounding may look odd wherever it gets to: beside a first divergence that is certain, one
-    is told that is as certain, that a setting explains, or whose inputs are identical.
+    is reported that is as certain, that a setting explains, or whose inputs are identical.
     """
     certain = {first.rank for first in comparison.firsts if _overshadows(first)}
     return [
@@ -411,7 +411,7 @@ def other_line(one: Divergence, comparison: Comparison) -> str:
 
 
 def suspects_of(comparison: Comparison, told: Sequence[TensorPlace] = ()) -> list[Suspect]:
-    """The suspects but for those that are, or lie in or around, a place that was told."""
+    """The suspects but for those that are, or lie in or around, a place already reported."""
     return [
         one
         for one in comparison.suspects
@@ -425,7 +425,7 @@ def suspect_line(one: Suspect, comparison: Comparison) -> str:
 
 
 def most_surprising(comparison: Comparison) -> str:
-    """What is said of the first suspect where nothing diverged; empty where all is identical."""
+    """The sentence about the first suspect where nothing diverged; empty where all is identical."""
     if not comparison.suspects:
         return ""
     return f"The most surprising call is {suspect_line(comparison.suspects[0], comparison)}."
@@ -442,7 +442,7 @@ def answer(comparison: Comparison) -> str:
 
 
 def _agreeing(comparison: Comparison) -> str:
-    """How many tensors agree when none is wrong, and what else there is to say."""
+    """How many tensors agree when none is wrong, and what limits that."""
     counts = comparison.counts
     agreeing = {verdict.label: counts[verdict.label] for verdict in AGREEING if counts[verdict.label]}
     kinds = ", ".join(f"{count:,} {label}" for label, count in agreeing.items())
@@ -506,7 +506,7 @@ def notes_of(comparison: Comparison) -> Iterator[str]:
                 f"{figures.counted(count, 'tensor')} {are} {verdict.label}, first {_first_with(comparison, verdict)}."
                 + _why_lone(count, int(np.count_nonzero(of_these)))
             )
-    whole = comparison.reference.complete and comparison.candidate.complete  # else that is what should be mended
+    whole = comparison.reference.complete and comparison.candidate.complete  # else the recording should be mended first
     if comparison.first is None and whole and comparison.missing.any():
         yield "Exit code 1 is for tensors that are only in one run; if they may be, compare with --allow-missing."
     count = comparison.counts[Verdict.UNKNOWN.label]

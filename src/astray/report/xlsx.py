@@ -1,7 +1,7 @@
 """A Comparison as a workbook: a summary, the divergences, and the rows, ready to be filtered.
 
 Rows go to disk beside the workbook as they are written (XlsxWriter's constant memory), so millions of them take little
-memory. A sheet holds 1,048,576 rows; what is more goes on in the next, and the summary says so.
+memory. A sheet holds 1,048,576 rows; more rows go on in the next, which the summary notes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from astray.report.text import suspect_line
 from astray.store import DictionaryColumn
 from astray.wording import counted
 
+Fact = tuple[str, str | int | float | None]
+
+
 CREATED = datetime.datetime(1980, 1, 1)
-"""What workbooks say of when they were made, as their zip files do: equal reports have equal bytes."""
+"""The creation date of workbooks and of their zip entries: equal reports have equal bytes."""
 
 SHEET_ROWS = 1_048_576
 """The most a sheet can have, its head included; Excel's limit."""
@@ -78,7 +81,7 @@ def _write(library: Any, comparison: Comparison, file: Path, pairs: Pairs, progr
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Drop the open files of a library that failed. They try to write once more as they go, which is no news."""
+    """Drop the open files of a library that failed. They try to write again when deleted; that error is hidden."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         with warnings.catch_warnings():
@@ -92,7 +95,7 @@ def _let_go(error: BaseException | None) -> None:
 
 
 def writer() -> Any:
-    """The library that writes workbooks, which is not everywhere."""
+    """The library that writes workbooks, which is optional."""
     try:
         import xlsxwriter
     except ImportError:
@@ -246,15 +249,8 @@ def _cells(cells: ColumnCells) -> list[Any]:
     return [cell if known else None for cell, known in zip(found, cells.known.tolist(), strict=True)]
 
 
-# -- facts -------------------------------------------------------------------------------------------------------------
-# What is known of a divergence, as names and values: a column of the workbook.
-
-
-Fact = tuple[str, str | int | float | None]
-
-
 def facts_of(first: Divergence) -> Iterator[Fact]:
-    """What is known of a divergence, a line each."""
+    """What is known of a divergence, as names and values: a column of the sheet of divergences."""
     yield "rank", first.rank
     yield "place", first.place.full
     yield "cause", first.cause

@@ -1,6 +1,6 @@
 """The tables that the page sorts, filters and folds by itself: a row per pair of a comparison, or per tensor of a run.
 
-Row numbers are what every other document and every address of the page names a tensor by.
+Every other document and every address of the page names a tensor by its row number here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORDS = frozenset({"site", "type", "kind", "phase", *_OF_TENSOR})
 _STATISTICS = ("min", "max", "mean", "std", "l2", "absmax", "zeros", "nan", "inf", "count")
 _SIDES = {"a": "reference", "b": "candidate"}
 STATES = ("finite", "tight", "overflow near", "non-finite", "unknown")
-"""What is said of a tensor of one run in a word."""
+"""The states of a tensor of one run."""
 
 _JUDGED = (
     "verdict", "reason", "source", "origin", "error", "surprise", "measure", "deviation", "limit", "given", "siblings",
@@ -40,7 +40,7 @@ _MORE = ("rmse", "mape")
 """Metrics that can be chosen, where values were kept to measure them."""
 
 OWN = "metric:"
-"""Before the names of metrics that the comparison was asked for besides."""
+"""Stands before the names of the comparison's custom metrics."""
 
 _PLAIN = {*KEY, *JUDGED, *METRICS, *SLICES, *BOUNDS}
 
@@ -76,7 +76,7 @@ def _epochs(run: Run, steps: Ints) -> dict[str, Column]:
 
 
 def _is_epoch(said: object) -> bool:
-    """Whether it is what a dump's reader says of an epoch; in a run's own file there may be anything."""
+    """Whether it is the triple that a dump's reader writes for an epoch; a run's own file may hold anything."""
     numbers = said if isinstance(said, list) and len(said) == 3 else [None]
     return all(type(number) is int and abs(number) <= FARTHEST for number in numbers)
 

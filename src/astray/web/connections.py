@@ -1,7 +1,7 @@
-"""The connections of the local server: whoever opens one and says nothing, or too slowly, keeps nobody else out.
+"""The connections of the local server: a client that sends nothing, or too slowly, does not keep others out.
 
-A connection waits while its request is not there in full, or while nobody takes what it is sent. Those that wait for
-long are closed; and where there are many, the one that has waited the longest makes room for a new one.
+A connection waits while its request is not complete, or while its client does not read the answer. Those that wait for
+long are closed; and where there are many, the one that has waited the longest is dropped for a new one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SECONDS_TO_ASK = 20.0
 """From the first byte to the last of a request. A browser on the same machine, or behind a tunnel, takes a few."""
 
 SECONDS_TO_BEGIN = 1.0
-"""From the connection to the first byte: one that was just made is about to ask, while others are being answered."""
+"""From the connection to the first byte: a younger one is not dropped for a new one."""
 
 MOST_OPEN = 256
 """Connections at a time, or half of the files that the process may open if that is less. A browser opens six. While all
@@ -66,7 +66,7 @@ class Connection(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is its client on whom the next step depends."""
+        """Whether the server waits for its client."""
         asked = self.cycle is not None and not self.cycle.response_complete
         return not asked or self.cycle.more_body or self.flow.write_paused
 

@@ -1,4 +1,4 @@
-"""What the values of one pair tell: histograms of both sides and of the difference, the worst elements, heat maps.
+"""What the values of one pair show: histograms of both sides and of the difference, the worst elements, heat maps.
 
 Two passes over the blocks of both tensors: one for the range of the numbers, the worst and the maps, one for the
 histograms, which need the range. Of one run alone, the same of its numbers in place of the difference.
@@ -28,21 +28,6 @@ class ContrastDocument(NamedTuple):
     heat: Document | None
 
 
-def difference_of(reference: Floats, candidate: Floats) -> Floats:
-    """candidate − reference; 0 where both are the same NaN or infinity, inf or −inf where only one is not finite.
-
-    An infinite difference is how far a NaN is off, too: it says that there is no number for it.
-    """
-    with np.errstate(invalid="ignore", over="ignore"):
-        found = candidate - reference
-    strange = ~np.isfinite(found)
-    if strange.any():
-        same = (reference == candidate) | (np.isnan(reference) & np.isnan(candidate))
-        found[strange & same] = 0.0
-        found[np.isnan(found)] = np.inf
-    return found
-
-
 def contrast(reference: Elements, candidate: Elements) -> ContrastDocument:
     """Two tensors of equally many elements. Raises RunError when their values cannot be read."""
     if reference.size != candidate.size:
@@ -69,6 +54,39 @@ def contrast(reference: Elements, candidate: Elements) -> ContrastDocument:
         told,
         None if heat is None else heat.document(reference.complex),
     )
+
+
+def describe(values: Elements) -> ContrastDocument:
+    """One tensor alone: the largest elements in place of the worst, and a map of where it is large."""
+    extent, worst = ValueRange(), WorstElements()
+    heat = HeatMap(values.shape) if values.kept.sampled < 0 else None
+    plan = list(blocks(values.shape))
+    begin = 0
+    for block, numbers in zip(plan, values.walk([block.size for block in plan]), strict=True):
+        sizes = np.abs(numbers)
+        sizes[np.isnan(sizes)] = np.inf
+        extent.add(numbers)
+        worst.add(begin, sizes, numbers)
+        if heat is not None:
+            heat.add(block, sizes)
+        begin += block.size
+    told = [{"index": values.index(place), "a": one, "b": None, "difference": None} for place, one, _ in worst.found()]
+    return ContrastDocument(_histogram(values, extent), told, None if heat is None else heat.document(values.complex))
+
+
+def difference_of(reference: Floats, candidate: Floats) -> Floats:
+    """candidate − reference; 0 where both are the same NaN or infinity, inf or −inf where only one is not finite.
+
+    An infinite difference is how far a NaN is off, too: there is no number for it.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = candidate - reference
+    strange = ~np.isfinite(found)
+    if strange.any():
+        same = (reference == candidate) | (np.isnan(reference) & np.isnan(candidate))
+        found[strange & same] = 0.0
+        found[np.isnan(found)] = np.inf
+    return found
 
 
 def _both(reference: Elements, candidate: Elements) -> Iterator[tuple[Block, Floats, Floats]]:
@@ -101,24 +119,6 @@ def _histograms(
     }
 
 
-def describe(values: Elements) -> ContrastDocument:
-    """One tensor alone: the largest elements in place of the worst, and a map of where it is large."""
-    extent, worst = ValueRange(), WorstElements()
-    heat = HeatMap(values.shape) if values.kept.sampled < 0 else None
-    plan = list(blocks(values.shape))
-    begin = 0
-    for block, numbers in zip(plan, values.walk([block.size for block in plan]), strict=True):
-        sizes = np.abs(numbers)
-        sizes[np.isnan(sizes)] = np.inf
-        extent.add(numbers)
-        worst.add(begin, sizes, numbers)
-        if heat is not None:
-            heat.add(block, sizes)
-        begin += block.size
-    told = [{"index": values.index(place), "a": one, "b": None, "difference": None} for place, one, _ in worst.found()]
-    return ContrastDocument(_histogram(values, extent), told, None if heat is None else heat.document(values.complex))
-
-
 def _histogram(values: Elements, extent: ValueRange) -> Document | None:
     if extent.empty:
         return None
@@ -135,18 +135,18 @@ def _histogram(values: Elements, extent: ValueRange) -> Document | None:
     }
 
 
-# -- heat --------------------------------------------------------------------------------------------------------------
-# Where in a tensor the difference sits: its mean size over all axes but two, as maps of at most 64 × 64 cells.
-#
-# Which axis is the batch, the token, the head or the channel is not recorded, but the order is customary: so the pairs
-# shown are the last two axes, the first two, and those that cross heads or tokens with channels.
+# -- heat maps ---------------------------------------------------------------------------------------------------------
 
 
 CELLS = 64
 
 
 class HeatMap:
-    """Maps of a tensor of this shape."""
+    """Where in a tensor the difference sits: its mean size over all axes but two, as maps of at most 64 × 64 cells.
+
+    Which axis is the batch, the token, the head or the channel is not recorded, but the order is customary: so the
+    pairs shown are the last two axes, the first two, and those that cross heads or tokens with channels.
+    """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -205,7 +205,7 @@ class _View:
 
     def add(self, block: Block, sizes: Floats) -> None:
         kept = [axis for axis in self.axes if axis is not None]
-        with np.errstate(over="ignore"):  # numbers near the largest: the cell is as hot as can be
+        with np.errstate(over="ignore"):  # numbers near the largest: the cell is infinite
             summed = sizes.sum(axis=tuple(axis for axis in range(sizes.ndim) if axis not in kept))
         if self.axes[0] is None:
             summed = summed[np.newaxis]
@@ -236,9 +236,6 @@ def _folded(sums: Floats, axis: int, begin: int, fold: int) -> Floats:
 
 
 # -- histograms --------------------------------------------------------------------------------------------------------
-# How the numbers of a tensor are spread: counts in at most 64 bins, added up block by block.
-#
-# What is not finite is in no bin; it is counted apart.
 
 
 BINS = 64
@@ -301,7 +298,7 @@ def edges_of(low: float, high: float, whole: bool) -> Floats:
 
 
 class Histogram:
-    """Counts of numbers between edges."""
+    """Counts of numbers between edges, added up block by block. What is not finite is in no bin."""
 
     def __init__(self, edges: Floats) -> None:
         self.edges = edges
@@ -320,7 +317,7 @@ class Histogram:
     def _bins(self, numbers: Floats) -> npt.NDArray[np.int64]:
         """The bin of each number. The greatest lies on the last edge, and belongs to the last bin.
 
-        Bins are equally wide, so that dividing finds them, but for numbers beside an edge: those are put right.
+        Bins are equally wide, so that dividing finds them, but for numbers beside an edge: those are corrected.
         """
         last = len(self.counts) - 1
         if not self._scale:
@@ -341,15 +338,14 @@ def is_steep(*histograms: Histogram) -> bool:
     return any(len(counts) and counts.max() >= _STEEP * counts.min() for counts in filled)
 
 
-# -- worst -------------------------------------------------------------------------------------------------------------
-# The elements that are furthest off, found block by block; of one run, the largest ones.
+# -- the worst elements ------------------------------------------------------------------------------------------------
 
 
 MOST = 20
 
 
 class WorstElements:
-    """The places with the greatest sizes: of equal ones the first. Sizes of 0 are none."""
+    """The places with the greatest sizes, found block by block: of equal ones the first. Sizes of 0 are left out."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most

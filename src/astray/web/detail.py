@@ -1,6 +1,7 @@
 """Everything about one row: its numbers on both sides, its values, the line that made it, and where to go from it.
 
-Reads a view, feeds the page. What is not there is said in `lacking`, with what would have kept it.
+Reads a view and, through `elements`, the kept values: both sides compared, or one side alone. Feeds the page. `lacking`
+names what is missing, and which setting would have kept it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ DEEPEST = 50
 """Characters and levels of a call's arguments that are shown."""
 
 MOST_LINKS = 12
-"""Links that are told of one tensor; a learning rate or a mask may be taken by hundreds of calls."""
+"""Links that are listed for one tensor; a learning rate or a mask may be taken by hundreds of calls."""
 
 _JUDGED = {
     "error": "The largest relative error: `astray help metrics`.",
@@ -156,7 +157,7 @@ def _stack(tensor: TensorRef) -> list[Frame]:
 
 
 def _arguments(tensor: TensorRef) -> Any:
-    """The arguments of the call that are no tensors, as a structure; as a text where that cannot be read."""
+    """The arguments of the call that are not tensors, as a structure; as a text where that cannot be read."""
     text = tensor.rank.calls["args"][tensor.call]
     if text is None:
         return None
@@ -248,10 +249,7 @@ def _parts(found: ContrastDocument | None) -> Document:
     return found._asdict() if found is not None else {"histograms": None, "worst": [], "heat": None}
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
-# What the kept values of a row tell: compared where both sides have them, or of one side alone; and why not more.
-#
-# Reads `elements`, feeds `detail`. Whatever keeps two tensors from being laid side by side is a sentence.
+# -- kept values -------------------------------------------------------------------------------------------------------
 
 
 _SIDES = ("reference", "candidate")
@@ -259,7 +257,7 @@ _WITHOUT_VALUES = "Record with keep='tensors' to see histograms, the worst eleme
 
 
 class ValueDocument(NamedTuple):
-    """What was kept of a row (all, a slice, a sample, or what else is known), what that tells, and what is lacking."""
+    """What was kept of a row (all, a slice, a sample, or what else is known), what that shows, and what is lacking."""
 
     kept: str
     found: ContrastDocument | None
@@ -267,7 +265,7 @@ class ValueDocument(NamedTuple):
 
 
 def values_of(one: TensorRef | None, other: TensorRef | None, alone: bool = False) -> ValueDocument:
-    """What the values of a row tell. `alone`: there is only one run, so that nothing is missing on the other side."""
+    """What the values of a row show. `alone`: there is only one run, so that nothing is missing on the other side."""
     try:
         sides = [None if side is None else Elements.read(side.rank, side.row) for side in (one, other)]
         return _compared(sides[0], sides[1], (one, other), alone)

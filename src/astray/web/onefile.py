@@ -1,7 +1,7 @@
 """A comparison as one HTML file that needs no server and no network: the page, the tables and the details that matter.
 
 Details are what takes room and time, so those of the first divergence and of what lies around it come first, then the
-worst rows, until the budget is spent. Of other rows the file holds what is in the table, and the page says so.
+worst rows, until the budget is spent. Of other rows the file holds what is in the table, which the page notes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AROUND = 10
 """Rows with the largest errors that get a detail, and calls before and after the first divergence."""
 
 _SHORT = ~np.int64((1 << 29) - 1)
-"""Leaves of a float64 the 24 bits that a float32 has: all that a table shows, and half as long when deflated."""
+"""Keeps the leading 24 bits of a float64, as many as a float32 has: all that a table shows, half the size deflated."""
 
 
 def write_html(comparison: Comparison, file: Path, page: PageAssets | None = None, budget: int = BUDGET) -> Path:
@@ -111,7 +111,7 @@ def _known(links: Iterable[Mapping[str, Any] | None]) -> Iterator[int]:
 
 
 def _walk(view: ComparisonView, row: int) -> Iterator[int]:
-    """The rows that somebody sees who goes from call to call, in both directions by turns."""
+    """The rows reached by going from call to call, in both directions by turns."""
     call = int(view.calls.of_row[row])
     for distance in range(AROUND):
         for found in (neighbour(view, call + distance, 1), neighbour(view, call - distance, -1)):

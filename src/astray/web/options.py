@@ -1,6 +1,6 @@
-"""What can be asked of a comparison in the page: the options of `astray compare` that name no file, checked.
+"""The options of a comparison that the page can set: those of `astray compare` that name no file, checked.
 
-They come as JSON from a browser, so everything is suspect: types, sizes, names.
+They come as JSON from a browser, so types, sizes and names are all checked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from astray.errors import UsageError
 from astray.wording import did_you_mean
 
 LONGEST = 1000
-"""Characters of a text that are taken; a regular expression for sites is the longest there is."""
+"""Characters of a text that are taken; a regular expression for sites is the longest option."""
 
 
 def _text(name: str, value: Any) -> str:
@@ -68,11 +68,11 @@ _KNOWN: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "micro": ("micro", _text),
     "offset": ("offset", _number),
 }
-"""The options of the page: what `compare` calls each, and who reads it."""
+"""The options of the page: the name of each in `compare`, and the function that reads it."""
 
 
 def arguments_of(options: Any) -> dict[str, Any]:
-    """What to give to `compare`. Raises UsageError for what it cannot take; empty texts and null say nothing."""
+    """What to give to `compare`. Raises UsageError for what it cannot take; empty texts and null are left out."""
     if not isinstance(options, Mapping):
         raise UsageError('The options are an object, such as {"steps": "0:10"}.')
     found: dict[str, Any] = {}

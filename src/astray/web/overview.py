@@ -1,4 +1,4 @@
-"""What the page says first: the answer of a comparison in a sentence, with its evidence; of a run, its alarms."""
+"""What the page shows first: the answer of a comparison in a sentence, with its evidence; of a run, its alarms."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from astray.web.views import CallKey, ComparisonView, ResultView, RunView
 from astray.web.wire import Document
 
 MOST_ALARMS = 200
-"""Alarms that are told; a run whose every step is NaN may have thousands."""
+"""Alarms that are listed; a run whose every step is NaN may have thousands."""
 
 MOST_SETTINGS = 200
-"""Differences in how the runs were set up that are told."""
+"""Differences in how the runs were set up that are listed."""
 
 _KEY = ("step", "micro", "call", "recompute", "site", "phase", "role", "path")
 

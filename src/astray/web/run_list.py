@@ -1,6 +1,7 @@
-"""The runs that somebody gave: those named, and those that lie in a folder that was named. Nothing else is ever opened.
+"""The runs that the page may open, and the session document that names them: what is open, and what is being done.
 
-The page knows a run by a number that is handed out here; no path comes from it.
+Runs are those named on the command line, and those that lie in a folder named there. Nothing else is ever opened: the
+page knows a run by a number that is handed out here, and no path comes from it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST = 1000
 class RunList:
     """Runs by number.
 
-    >>> shelf = Shelf(["runs/good", "runs/bad"])
+    >>> shelf = RunList(["runs/good", "runs/bad"])
     >>> shelf.given, shelf.open("1")
     (['0', '1'], <Run runs/bad: torch, 6 steps, 1 rank, 858 calls, 1,698 tensors, complete>)
     """
@@ -38,7 +39,7 @@ class RunList:
         self._open: dict[str, Run] = {}
         self._told: dict[str, Document] = {}
         self._lock = threading.RLock()
-        self.given: list[str] = []  # those named themselves
+        self.given: list[str] = []  # those that were named, not found in a folder
         for path in map(Path, paths):
             inside = [] if _is_run(path) else list(_runs_below(path, DEPTH))[:MOST]
             if inside:
@@ -46,7 +47,7 @@ class RunList:
                     self._add(one)
             else:
                 number = self._add(path)
-                self._open[number] = open_run(path)  # or say now what is wrong with it
+                self._open[number] = open_run(path)  # raises now if it cannot be read
                 self.given.append(number)
 
     def _add(self, path: Path) -> str:
@@ -64,7 +65,7 @@ class RunList:
         return self._paths[number]
 
     def open(self, number: str) -> Run:
-        """A run; opened when it is first asked for."""
+        """A run; opened when it is first needed."""
         path = self.path(number)
         with self._lock:
             if number not in self._open:
@@ -72,17 +73,17 @@ class RunList:
             return self._open[number]
 
     def hold(self, number: str, run: Run) -> None:
-        """Keep a run that was opened elsewhere, so that its tables are not read again, and tell of it."""
+        """Keep a run that was opened elsewhere, so that its tables are not read again, and make its document."""
         with self._lock:
             self._open[number] = run
         self.document(number)
 
     def documents(self) -> list[Document]:
-        """All runs; those that were looked at with what is known of them. Reads nothing."""
+        """All runs, with what is known of those that were opened. Reads nothing."""
         return [self._told.get(number) or self._unread(number, []) for number in self._paths]
 
     def document(self, number: str) -> Document:
-        """One run with all that is known of it, which takes its tables. One that cannot be read says so."""
+        """One run with all that is known of it: reads its tables. Where that fails, `problems` has the error."""
         try:
             found = run_document(number, self.open(number)) | {"open": True}
         except RunError as error:
@@ -116,7 +117,6 @@ def _is_run(path: Path) -> bool:
 
 
 # -- session -----------------------------------------------------------------------------------------------------------
-# What the page is about: the runs that were given, what is known of each, and what is being done with them.
 
 
 Mode = Literal["live", "file"]

@@ -1,7 +1,8 @@
-"""Who may ask, and for how much: a token, known host names, small bodies, and headers that bind the browser's hands.
+"""Which requests are answered: a token, known host names, small bodies, and headers that restrict the browser.
 
 A page of another site cannot read answers (same origin), cannot send the cookie (SameSite), cannot post JSON (its
-origin and content type are checked), and cannot reach us by a name of its own that leads here (Host is checked).
+origin and content type are checked), and cannot reach the server by a name of its own that resolves to it (Host is
+checked).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 MOST_BODY = 64 << 10
 MOST_QUERY = 8 << 10
 MOST_PATH = 1 << 10
-"""Bytes of a request: options and filters are texts that people write."""
+"""Bytes of a request: options and filters are typed by hand."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -46,11 +47,11 @@ class AccessToken:
 
     def __init__(self, token: str | None = None) -> None:
         self.token = token or secrets.token_urlsafe(32)
-        # Cookies know no ports: two servers on one machine need names of their own.
+        # Cookies are shared by all ports: two servers on one machine need different names.
         self.name = f"astray-{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
 
     def fits(self, token: str) -> bool:
-        """Whether this is the token, told in a time that does not depend on how much of it is right."""
+        """Whether this is the token, compared in constant time."""
         return hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
 
     def is_shown_by(self, headers: Headers) -> bool:
@@ -74,7 +75,7 @@ def names_of(host: str) -> set[str]:
 
 
 class CheckedApplication:
-    """An application behind all checks. `/` may be asked for without a cookie: it looks at the token itself."""
+    """An application behind all checks. `/` needs no cookie: it checks the token itself."""
 
     def __init__(self, app: ASGIApp, keyring: AccessToken, host: str) -> None:
         self._app = app
@@ -87,7 +88,7 @@ class CheckedApplication:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # there are no web sockets here
+            return  # web sockets are not served
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -143,7 +144,7 @@ class CheckedApplication:
 
 
 def _is_address(name: str) -> bool:
-    """Whether it is a plain number: nobody can make such a name lead elsewhere."""
+    """Whether it is a plain IP address, which no DNS entry can point elsewhere."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -157,7 +158,7 @@ async def _body(receive: Receive) -> bytes | None:
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            return b""  # it went away
+            return b""  # the client has gone
         parts.append(message.get("body", b""))
         if sum(map(len, parts)) > MOST_BODY:
             return None

@@ -1,7 +1,7 @@
-"""The local server: every document of the desk under an address of its own, behind `safety`.
+"""The local server: every document of the workspace under an address of its own, behind `safety`.
 
-Whoever asks names rows and runs by number, never by path. Documents are made in threads, so that progress can be asked
-for meanwhile.
+Requests name rows and runs by number, never by path. Documents are made in threads, so that progress can be asked for
+meanwhile. Exported tables are what `astray compare --csv` and `--xlsx` write, in a folder that is removed once sent.
 """
 
 from __future__ import annotations
@@ -42,9 +42,19 @@ from astray.wording import did_you_mean
 
 LAST_PORT = 65535
 WAITING = 128
-"""Connections that wait to be taken."""
+"""The backlog: connections that wait to be accepted."""
 
 _NO_TOKEN = "The token is missing or wrong. Open the address that astray view has printed."
+
+
+MEDIA = {
+    "csv": "text/csv; charset=utf-8",
+    "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+}
+
+
+_WORST_FIRST = (Verdict.NON_FINITE, Verdict.DIVERGED, Verdict.SHAPE, Verdict.DTYPE)
+"""Of a site's wrong rows the one that stands for it: the weights of `page/src/marks.ts`."""
 
 
 def application(desk: Workspace, page: PageAssets, keyring: AccessToken, host: str = "127.0.0.1") -> ASGIApp:
@@ -169,7 +179,7 @@ def _generation(number: int) -> dict[str, str]:
 
 
 def _sentence(_: Request, error: Exception) -> Response:
-    """What went wrong, in the words of whoever raised it."""
+    """What went wrong, in the words of the error."""
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code)
     return JSONResponse({"error": str(error)}, 409 if isinstance(error, WorkspaceBusyError) else 422)
@@ -189,7 +199,7 @@ def listen(host: str, port: int) -> socket.socket:
             bound = undone.enter_context(socket.socket(family, socket.SOCK_STREAM))
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(place)
-            bound.listen(WAITING)  # whoever comes before the server has started waits
+            bound.listen(WAITING)  # connections made before the server has started wait
         except OSError as error:
             why = error.strerror or error
             raise UsageError(f"{host}:{port} cannot be listened on: {why}. Choose --host and --port.") from None
@@ -204,7 +214,7 @@ def address(bound: socket.socket, host: str) -> str:
 
 
 def server_of(app: ASGIApp) -> uvicorn.Server:
-    """A server that says nothing by itself and holds no connection open for long."""
+    """A server that logs nothing and holds no connection open for long."""
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -219,17 +229,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-# -- export ------------------------------------------------------------------------------------------------------------
-# Tables to take away: what `astray compare --csv` and `--xlsx` write, into a folder that is gone once it was sent.
-
-
-MEDIA = {
-    "csv": "text/csv; charset=utf-8",
-    "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
-}
-
-_WORST_FIRST = (Verdict.NON_FINITE, Verdict.DIVERGED, Verdict.SHAPE, Verdict.DTYPE)
-"""Of a site's wrong rows the one that stands for it: the weights of `page/src/marks.ts`."""
+# -- exported tables ---------------------------------------------------------------------------------------------------
 
 
 class ExportedFile:

@@ -1,7 +1,7 @@
 """A comparison or a run as the page looks at it: its rows, its calls, and where each row lies in the runs.
 
 Everything about one row (`detail`) and the answer (`overview`) is made from a view, by the server and for the one-file
-report alike. What is costly is made once, when it is first asked for, by whoever holds the `lock`.
+report alike. What is costly is made once, when it is first read, under the `lock`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TensorRef(NamedTuple):
 
 
 class ResultView(ABC):
-    """What can be asked of a comparison or of a run. Rows are those of the page's table."""
+    """What a comparison and a run have in common for the page. Rows are those of the page's table."""
 
     kind: str
 
@@ -167,7 +167,7 @@ class RunView(ResultView):
 
     @cached_property
     def findings(self) -> tuple[list[Alarm], list[str]]:
-        """Its alarms, and what else there is to say about NaN and infinity."""
+        """Its alarms, and the notes about NaN and infinity."""
         if isinstance(self.run, CheckpointRun):  # in which nothing was computed
             return [], []
         try:

@@ -1,6 +1,6 @@
 """How documents travel to the page: JSON that never holds a bare NaN, and columns as raw numbers behind a small header.
 
-Everything is ASCII: what a run calls its modules reaches the page as escapes of JSON, whatever it is.
+Everything is ASCII: what a run calls its modules reaches the page as escapes of JSON, whatever its characters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STORED: dict[str, np.dtype[Any]] = {"u8": np.dtype("u1"), "i32": np.dtype("<i4"
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it: what is no finite number becomes the text "nan", "inf" or "-inf".
+    """The value as JSON can hold it: what is not a finite number becomes the text "nan", "inf" or "-inf".
 
     >>> plain({"error": float("inf"), "index": (np.int64(2), 3)})
     {'error': 'inf', 'index': [2, 3]}

@@ -1,6 +1,7 @@
-"""What lies open while somebody looks: runs to choose from, the comparison or run that is shown, the work under way.
+"""What is open in the page: runs to choose from, the comparison or run that is shown, the work under way.
 
-The server asks it for documents. `generation` counts what was shown: a document belongs to one of them.
+`server` reads documents from here. `generation` counts what was shown: a document belongs to one of them. A comparison
+runs in a thread of its own (`BackgroundJob`), which reports its progress and can be stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from astray.web.views import ComparisonView, RunView
 from astray.web.wire import Document, encode, pack
 
 CACHED = 64
-"""Details that are kept: somebody who goes back and forth should not wait twice."""
+"""Details that are kept, so that going back to a row does not wait for it again."""
 
 
 class WorkspaceBusyError(AstrayError):
@@ -32,7 +33,7 @@ class WorkspaceBusyError(AstrayError):
 
 
 class ViewRequest(NamedTuple):
-    """What somebody wants to see: one run or two by their numbers, the options of the page, a run that shows noise."""
+    """What the page asked to see: one run or two by their numbers, the options of the page, a run that shows noise."""
 
     chosen: tuple[str, ...] = ()
     options: Mapping[str, Any] = MappingProxyType({})
@@ -86,14 +87,14 @@ class Workspace:
 
     @property
     def shown(self) -> ShownView:
-        """What is shown. Raises Busy when that is nothing yet."""
+        """What is shown. Raises WorkspaceBusyError when that is nothing yet."""
         found = self._shown
         if found is None:
             raise WorkspaceBusyError("Nothing has been compared yet. Choose a run, or two.")
         return found
 
     def session(self) -> Document:
-        """Where things stand."""
+        """The session document: the runs, what is shown, and the state of the job."""
         with self._lock:
             shown, job = self._shown, self._job.document()
             asked = self._asked if shown is None else shown.asked
@@ -108,7 +109,10 @@ class Workspace:
     def look(
         self, reference: str, candidate: str | None, options: Mapping[str, Any], noise: str | None = None
     ) -> BackgroundJob:
-        """Begin to compare two runs, or to read one. Raises UsageError for what was asked wrongly, Busy while busy."""
+        """Begin to compare two runs, or to read one.
+
+        Raises UsageError for wrong options, WorkspaceBusyError while a job is running.
+        """
         arguments = self._fixed | arguments_of(options)
         asked = ViewRequest((reference,) if candidate is None else (reference, candidate), options, noise)
         for number in asked.chosen:
@@ -134,7 +138,7 @@ class Workspace:
 
     def _compare(self, chosen: Sequence[str], arguments: dict[str, Any], progress: Progress) -> ComparisonView:
         reference, candidate = (self.shelf.path(number) for number in chosen)
-        if hooktools.recognises(reference) and hooktools.recognises(candidate):  # whose users look at it first
+        if hooktools.recognises(reference) and hooktools.recognises(candidate):  # users of hooktools look at it first
             metrics = arguments.get("metrics") or []
             arguments = arguments | {"metrics": [*metrics, *(["mean_abs"] if "mean_abs" not in metrics else [])]}
         view = ComparisonView(compare(reference, candidate, progress=progress, **arguments))
@@ -160,17 +164,16 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-# -- jobs --------------------------------------------------------------------------------------------------------------
-# Long work in a thread of its own, with progress that can be asked for, and a way to stop it.
+# -- background job ----------------------------------------------------------------------------------------------------
 
 
 State = Literal["idle", "running", "done", "stopped", "failed"]
 Work = Callable[[Progress], None]
-"""Does the work, and tells how far it is: (done, total)."""
+"""Does the work, and reports its progress: (done, total)."""
 
 
 class JobStopped(BaseException):
-    """Raised out of a report of progress when somebody wants the work to end; nobody's `except Exception` takes it."""
+    """Raised out of a report of progress when the work is to be stopped; no `except Exception` catches it."""
 
 
 class BackgroundJob:
@@ -233,7 +236,7 @@ class BackgroundJob:
             self._end("stopped", "Stopped before it was done.")
         except AstrayError as error:
             self._end("failed", str(error))
-        except Exception as error:  # noqa: BLE001 - the thread has nobody above it; the page must not wait for ever
+        except Exception as error:  # noqa: BLE001 - nothing is above the thread; the page must not wait for ever
             traceback.print_exc()
             self._end("failed", f"This is a fault in astray itself, please report it: {error!r}.")
 

@@ -1,6 +1,7 @@
 """Sentences about what else was seen around a divergence. Each function gives one kind of clue.
 
-Reads the pairs of one rank, feeds `first`. A clue says what is the case, with its numbers, and where to look.
+Reads the pairs of one rank and, for joined micro steps, the parts of the two rows that a report shows; feeds `first`. A
+clue says what is the case, with its numbers, and where to look.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def agreement(parts: list[tuple[str, list[TensorPlace]]]) -> str:
 
 
 def verdict_of(place: TensorPlace) -> str:
-    """The verdict with the error, where there is one to tell."""
+    """The verdict, with the error where there is one."""
     if is_negligible(place):
         return NEGLIGIBLE
     return place.verdict if np.isnan(place.error) or not place.error else f"{place.verdict}, {place.error:.1e}"
@@ -82,9 +83,9 @@ def suspicious(places: list[TensorPlace]) -> Iterator[str]:
 def arguments(
     pairs: Table, until: int, calls: list[int], reference: RankRun, candidate: RankRun, told: Collection[str] = ()
 ) -> Iterator[str]:
-    """Arguments that are no tensors and differ, in these calls or in any call up to row `until`; nearest first.
+    """Arguments that are not tensors and differ, in these calls or in any call up to row `until`; nearest first.
 
-    told: sites whose arguments were named already.
+    told: sites whose arguments were already named in the report.
     """
     here, there = pairs.numbers("call_reference")[: until + 1], pairs.numbers("call_candidate")[: until + 1]
     both = np.flatnonzero((here >= 0) & (there >= 0))
@@ -93,7 +94,7 @@ def arguments(
     words = StringTable()
     here_args = words.encode(reference.calls["args"])[here[rows]]
     there_args = words.encode(candidate.calls["args"])[there[rows]]
-    differ = (here_args != there_args) & (here_args >= 0) & (there_args >= 0)  # another tool's dump may not tell them
+    differ = (here_args != there_args) & (here_args >= 0) & (there_args >= 0)  # another tool's dump may lack them
     sites = pairs["site"]
     new = [row for row in rows[differ].tolist() if sites[row] not in told]
     found = sorted(new, key=lambda row: here[row] not in calls)  # stable: its own calls come first
@@ -172,14 +173,11 @@ def _parsed(text: str | None) -> Any:
         return text
 
 
-# -- clues clues -------------------------------------------------------------------------------------------------------
-# Sentences about a divergence between joined micro steps: in which of them it is, and whether it is a mere factor.
-#
-# Reads the two rows that a report shows, feeds `first`.
+# -- joined micro steps ------------------------------------------------------------------------------------------------
 
 
 SCALED = ("min", "max", "std", "l2", "absmax")
-"""Statistics that grow with a positive factor, and are no small difference of large numbers."""
+"""Statistics that grow with a positive factor, and are not a small difference of large numbers, as the mean may be."""
 
 SAME_FACTOR = 1e-4
 """How far apart the factors of statistics may be: rounding is far smaller, and a factor that matters far larger."""
@@ -188,7 +186,7 @@ SAME_FACTOR = 1e-4
 def sentences(
     reference: JoinedRank, candidate: JoinedRank, row_reference: int, row_candidate: int, limit: float
 ) -> Iterator[str]:
-    """What there is to say of these rows; `limit` is how far off one may be."""
+    """In which micro steps a joined row is off, and whether by a mere factor; `limit` is how far off one may be."""
     if row_reference < 0 or row_candidate < 0:
         return
     yield from _where(reference, candidate, row_reference, row_candidate, limit)

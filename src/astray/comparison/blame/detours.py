@@ -1,8 +1,9 @@
 """Finds tensors that only one run has because it computed the same in another way, as eager attention beside SDPA does.
 
-Reads the judged pairs and the graphs of both runs, feeds `Comparison.same`. A tensor lies on such a detour when what
-was computed with it has been compared and agrees: the result of the call around it, or the input of a call that took
-it. A parameter that the other run does not know is never one: it may well be zero today and matter tomorrow.
+Reads the judged pairs and the graphs of both runs. `find_equivalent_rows` feeds `Comparison.same`: a tensor lies on
+such a detour when what was computed with it has been compared and agrees: the result of the call around it, or the
+input of a call that took it. A parameter that the other run does not have is never one: it may well be zero today and
+matter tomorrow. `healed` feeds `first`: wrong rows inside a call that took a detour to the same result.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _OPEN, _AGREES, _WRONG = 0, 1, 2
 
 
 def find_equivalent_rows(pairs: Table, reference: Run, candidate: Run) -> Bools:
-    """Which pairs are of one run only, and on another way to results that agree."""
+    """Which pairs are of one run only, and on a detour to results that agree."""
     found = np.zeros(len(pairs), np.bool_)
     sides = (("reference", reference, Verdict.ONLY_IN_REFERENCE), ("candidate", candidate, Verdict.ONLY_IN_CANDIDATE))
     verdict, rank = pairs.coded("verdict").codes, pairs.numbers("rank")
@@ -83,7 +84,7 @@ class _DetourSide(NamedTuple):
         begin = np.where(graph.takes[lone], call, around[call])
         found = _walk(begin, state, around) == _AGREES
         left = np.flatnonzero(~found & np.append(graph.is_backward, False)[call])
-        if len(left):  # of a model that is given integers nothing is sent back, and its weights tell
+        if len(left):  # a model that is given integers sends no gradient back, so its weights decide
             forward = graph.parent[call[left]]
             settled = _walk(forward, state, np.append(graph.outer, -1)) == _AGREES
             found[left] = settled & self._followed_by_gradients(lone[left])
@@ -142,10 +143,6 @@ def _walk(begin: Ints, state: Ints, around: Ints) -> Ints:
         at[going] = around[at[going]]
         going = going[(at[going] >= 0) & (state[at[going]] == _OPEN)]
     return np.where(at >= 0, state[at], _OPEN)
-
-
-# -- origins -----------------------------------------------------------------------------------------------------------
-# Which wrong rows have healed, because the call around them computes the same result in another way.
 
 
 def healed(pairs: Table, bad: Bools, run: RankRun) -> Bools:

@@ -24,7 +24,7 @@ UNKNOWN = "not known"
 CERTAIN = "certain"
 ROUNDING = "no more than rounding"
 SURENESS = (CERTAIN, "very likely", "likely", ROUNDING, UNKNOWN)
-"""Everything that `sureness` says, and what is said where only fingerprints were kept."""
+"""All results of `sureness`, and the word where only fingerprints were kept."""
 
 
 def explained(
@@ -46,7 +46,7 @@ def explained(
     'its norm or std is off by 0.062; what it came from (1.1e-04) and 11 siblings explain at most 9.8e-04'
 
     of: whose numbers these are, where that is not clear: "its parameter `weight`".
-    by: what tells its values, where that is not all of them: "sample".
+    by: what its values were known by, where that is not all of them: "sample".
     furthest: which slice of it is meant, where that is the measure: see `furthest_slice`.
     """
     part = f" (by {by})" if by not in ("", "values") and measure in ("values", "worst") else ""

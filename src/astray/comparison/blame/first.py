@@ -1,7 +1,7 @@
 """Finds the first divergence: the first call whose result is wrong while its inputs were still right.
 
 Reads the judged pairs of one rank in order of observation. In that order a call's inputs come before its results, and
-the results of the calls inside it before its own, so the earliest wrong tensor tells it all:
+the results of the calls inside it before its own, so the earliest wrong tensor decides:
 
 - It is a result: its call had right inputs, and is the culprit. The calls around it finish later and are not blamed.
 - It is a parameter: the weights were different before anything was computed with them.
@@ -44,7 +44,7 @@ OUTSTANDING = 10
 the cause; where it has no two siblings, than all of them are on average."""
 
 MOST_ORIGINS = 20
-"""So many further divergences are told of a rank."""
+"""So many further divergences of a rank are reported."""
 
 SAME_TENSOR = ("micro", "site", "call", "phase", "recompute", "role", "path")
 
@@ -101,7 +101,7 @@ def _results_without_parameter(pairs: Table, reference: RankRun, candidate: Rank
         ("candidate", "reference", candidate, Verdict.ONLY_IN_CANDIDATE),
     ):
         lone = np.flatnonzero((verdict == only) & (role.codes == role.code("parameter")))
-        told = np.any((pairs.numbers(f"row_{other}") >= 0) & has_role(pairs, "parameter"))  # some tools tell of none
+        told = np.any((pairs.numbers(f"row_{other}") >= 0) & has_role(pairs, "parameter"))  # some tools record none
         lone = lone[told & (run.tensors.numbers("absmax")[pairs.numbers(f"row_{side}")[lone]] > 0)]
         if len(lone):  # a compiled module has the parameters of those inside it, under longer paths
             elsewhere = _parameters(pairs, pairs.numbers(f"row_{other}") >= 0)
@@ -173,7 +173,7 @@ def related(site: str, other: str) -> bool:
 
 
 class _FirstSearch:
-    """The state of one search: where wrongness starts, whose fault it is, and what is known about it."""
+    """The state of one search: where wrongness starts, which call is to blame, and what is known about it."""
 
     def __init__(
         self,
@@ -318,7 +318,7 @@ class _FirstSearch:
         return next((row for row in rows if self._is_missed(row)), None)
 
     def _is_missed(self, lone: int) -> bool:
-        """Whether the run without this tensor has others in its role: some tools tell of no parameters or buffers."""
+        """Whether the run without this tensor has others in its role: some tools record no parameters or buffers."""
         other = "row_candidate" if self.pairs["row_candidate"][lone] < 0 else "row_reference"
         return bool(np.any((self.pairs[other] >= 0) & self._has_role(self.pairs["role"][lone])))
 
@@ -466,9 +466,9 @@ class _FirstSearch:
         return sentences
 
     def onset(self) -> clues.Onset | None:
-        """Where the bits begin to differ. Fingerprints tell; statistics do if both runs come without, as of one tool.
+        """Where the bits begin to differ: by fingerprints, or by statistics if neither run has any.
 
-        Those that are told on one side and computed from values on the other may be summed in another order.
+        Statistics recorded on one side and computed from values on the other may be summed in another order.
         """
         onset = clues.onset(self.pairs, self.start)
         if onset is None:
@@ -553,7 +553,7 @@ class _FirstSearch:
         return int(graph_of(run).producer[row])
 
     def _made_by_one(self) -> str:
-        """What is said where a call that only one run has made the wrong value; empty where none did."""
+        """The sentence where a call that only one run has made the wrong value; empty where none did."""
         makers: dict[str, str] = {}
         for side, run, only in (
             ("reference", self.reference, Verdict.ONLY_IN_REFERENCE),

@@ -17,7 +17,7 @@ from astray.comparison.divergence import Divergence, TensorPlace
 from astray.store import Table
 
 MOST = 10
-"""So many suspects are told."""
+"""So many suspects are reported."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Suspect:
 
     place: its most surprising tensor. score: how many times further off than can be explained; ∞ where nothing may
     differ. measure: by what (`astray help verdict`). error: how far off by that measure. limit: how far it may be.
-    given: how far off what it came from is. rule: who says so. siblings: how many others it was compared with.
+    given: how far off what it came from is. rule: what decided. siblings: how many others it was compared with.
     of: whose numbers these are, in words, where they are not those of the place. furthest: of which slice of it.
     """
 

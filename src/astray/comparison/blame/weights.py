@@ -1,4 +1,4 @@
-"""What is said about a parameter or a buffer that differs before anything was computed with it.
+"""Sentences about a parameter or a buffer that differs before anything was computed with it.
 
 Reads the pairs of one rank, feeds `first`: which others differ with it, and where to look for what wrote to it.
 """
@@ -127,7 +127,7 @@ def sentence(
 
 
 def about_update(entry: TensorPlace) -> str:
-    """What is said when an optimizer is given something wrong, and everything before agrees."""
+    """The sentence where an optimizer is given something wrong, and everything before agrees."""
     if entry.path.startswith("param_groups"):
         return f"The setting `{entry.path}` of {entry.site} differs: look at how it is made, and at its schedule."
     return (

@@ -1,7 +1,7 @@
 """What each row may be off by: its *base*, for each measure.
 
 Reads `errors` and `sources`, feeds `surprise`. The base of a row is what it was given, ⊕ the rounding of its own call.
-Four kinds of right difference come out of nothing, and are a part of the base: sums that are off by √n less than
+Four kinds of right difference come from no input, and are a part of the base: sums that are off by √n less than
 elements; gates that flip a few elements of a gradient; an optimizer that moves elements whose gradient is rounding;
 gradients that are sums of much larger terms.
 """
@@ -28,8 +28,8 @@ class Bases(NamedTuple):
     spoilt: Bools  # rows of which something they came from is not bit-identical
     unspoilt: Bools  # rows that came from something that was recorded, all of which is bit-identical
     element: Floats  # what elements of what it came from are off by
-    cancelled: Bools  # sums of terms that cancel, of which nothing may be left but rounding
-    silent: dict[str, Bools]  # rows of which a measure says nothing
+    cancelled: Bools  # sums of terms that cancel, where only rounding may be left
+    silent: dict[str, Bools]  # rows that a measure does not judge
     drifted: dict[str, Bools]  # rows that have come of weights which are not known to be the same
 
 
@@ -82,7 +82,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
     spread = np.maximum(spread, sources.largest(np.where(real, t.SUMS * unit / errors.root, 0.0)))
     sliced = np.where(real, np.nan_to_num(np.minimum(errors.slices, t.LARGEST)), 0.0)
     typical = elements
-    if np.any(errors.typical > 0):  # else no values were kept, and nothing is judged by it
+    if np.any(errors.typical > 0):  # else no values were kept, and it judges nothing
         shown = np.where(np.isnan(errors.typical), element, np.minimum(errors.typical, t.LARGEST))
         typical = given(np.where(real, np.maximum(shown, np.minimum(moved, errors.at_most)), 0.0))
         # A gradient of a weight is a sum over rows, so that one that is off is in all of its own; attention mixes them.
@@ -157,7 +157,7 @@ def find_bases(errors: Errors, sources: Sources, moved: Floats) -> Bases:
 def _find_drifted(errors: Errors, sources: Sources) -> dict[str, Bools]:
     """For each measure its rows of steps in which a weight differs, or none was recorded.
 
-    Modules tell; functions where there are none. Sums over weights and their gradients, which are not made with
+    Modules decide; functions where there are none. Sums over weights and their gradients, which are not made with
     weights, stay as close as they were.
     """
     distinct, step = np.unique(sources.step, return_inverse=True)

@@ -1,4 +1,4 @@
-"""The calls of one rank as columns: who encloses whom, in which plane, of which module.
+"""The calls of one rank as columns: which encloses which, in which plane, of which module.
 
 Reads the reference's calls, feeds `sources`. A *plane* is one level of recording: modules, functions, ops. A call's
 enclosing call is the nearest of its own plane; that of a backward call is the backward of the nearest enclosing forward

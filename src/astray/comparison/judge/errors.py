@@ -1,6 +1,6 @@
 """How far apart the two sides of each pair are, by seven measures with a noise of their own.
 
-Reads the `evidence` of one rank and what was measured of it, feeds `flow` and `surprise`. All are relative:
+Reads the `evidence` of one rank and what was measured of it, feeds `bases` and `surprise`. All are relative:
 
 - `values`: ‖c − r‖ / ‖r‖, where values were kept. Rounding makes it about one unit roundoff. Of a slice, beside the
   size of the whole where that is larger.
@@ -128,7 +128,7 @@ def find_errors(evidence: Evidence, judged: Judgement, factor: Floats, multiplie
         _read_values(evidence, judged, by_values, columns, facts, count)
         _divide(judged, by_values[factor[by_values] != 1], factor, columns)
     identical = judged.verdict == Verdict.IDENTICAL
-    # The same mask, as booleans in one run and as numbers in the other, is no reason for what is computed with it.
+    # The same mask, as booleans in one run and as numbers in the other, explains nothing that is computed with it.
     agrees = identical | (judged.reason & Reason.MASKS != 0)
     for column in columns.values():
         column[agrees] = 0.0
@@ -204,7 +204,7 @@ def _read_statistics(
 def _read_values(
     evidence: Evidence, judged: Judgement, at: Ints, columns: dict[str, Floats], facts: dict[str, Floats], count: Floats
 ) -> None:
-    """What values tell; where no statistics were kept, size and sums as well."""
+    """What values show; where no statistics were kept, size and sums as well."""
     found = judged.metrics
     rms = np.hypot(found["mean_reference"][at], found["std_reference"][at])
     untold = np.isnan(columns["norm"][at]) & ~(facts["absmax"][at] > 0)

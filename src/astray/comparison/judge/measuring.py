@@ -44,7 +44,7 @@ class Facts:
 
 
 def measure(evidence: Evidence, judged: Judgement, progress: Progress | None) -> Facts:
-    """Fill in what can be said of a pair by itself: error, source, metrics, and what bits and shapes decide."""
+    """Fill in what a pair shows by itself: error, source, metrics, and what bits and shapes decide."""
     pairs = evidence.pairs
     facts = Facts.of_nothing(len(pairs.reference))
     judged.verdict[pairs.candidate < 0] = Verdict.ONLY_IN_REFERENCE
@@ -163,7 +163,7 @@ def _by_values(evidence: Evidence, at: Ints, judged: Judgement, facts: Facts, pr
 
 
 def _with_statistics(found: MeasuredPairs, at: Ints, some: Bools, judged: Judgement, facts: Facts) -> MeasuredPairs:
-    """Add to what some values say what the statistics have said before. Equal values of a part prove nothing alone."""
+    """Add the bounds of the statistics to what some of the values show: equal values of a part prove nothing alone."""
     same = np.where(judged.source[at] == EvidenceSource.SAMPLE, Reason.SAMPLED, Reason.SLICED)
     before = some & facts.measured[at]
     return found._replace(

@@ -23,12 +23,12 @@ class SiblingGains(NamedTuple):
 
 
 class Families:
-    """Rows by family and site, sorted once for all that is asked of their gains.
+    """Rows by family and site, sorted once for every use of their gains.
 
     >>> families = Families(np.zeros(3, int), np.arange(3))
     >>> families.others(np.array([9.0, 1.0, 2.0])).largest.tolist()  # each row's own site is left out
     [2.0, 9.0, 9.0]
-    >>> families.before(np.array([1.0, 9.0, 2.0])).largest.tolist()  # whatever is wrong later has no part in it
+    >>> families.before(np.array([1.0, 9.0, 2.0])).largest.tolist()  # what is wrong later is not counted
     [0.0, 1.0, 9.0]
     """
 

@@ -1,6 +1,6 @@
 """What each tensor came from: the rows whose error may explain its own, and the family it is compared with.
 
-Reads the calls of the reference, feeds `surprise`. Each row is a unit of one kind:
+Reads the calls of the reference, feeds `surprise`. Each row came about in one way, its `Producer`:
 
 - `CARRIED`: a value that was seen before in both runs. It is as right or wrong as it was there.
 - `CALL`: a result. It came from what its call was given and from the results of the calls directly inside it; in
@@ -49,7 +49,7 @@ class Producer(IntEnum):
 
 
 class Sources:
-    """The units of one rank. Rows are pairs, given and found by their number; −1 stands for none."""
+    """Where the rows of one rank came from. Rows are pairs, given and found by their number; −1 stands for none."""
 
     def __init__(self, evidence: Evidence, comparable: Bools, calls: CallColumns | None = None) -> None:
         """calls: those of the pairs, where they are some of the rank's; else all are read."""
@@ -93,7 +93,7 @@ class Sources:
         return self.known & self._has_role(role)
 
     def is_unit(self, *units: Producer) -> Bools:
-        """Rows that came about in one of some ways."""
+        """Rows that came about in one of these ways."""
         return np.array([unit in units for unit in Producer])[self.unit]
 
     @cached_property

@@ -20,7 +20,7 @@ from astray.comparison.rows import Bools, Floats, Ints
 from astray.comparison.verdict import MEASURES, Rule
 
 OF_ELEMENTS = ("values", "worst", "slices", "typical")
-"""The measures that are averages over many elements or the largest of many: one noise run tells how large they are."""
+"""The measures that are averages over many elements or the largest of many: one noise run shows how large they are."""
 
 
 class Surprise(NamedTuple):
@@ -37,14 +37,14 @@ class Surprise(NamedTuple):
     gain: Floats
     siblings: Ints
     rule: Ints
-    allowed: dict[str, Floats]  # by measure, how many times its base a row may be off by; NaN where it says nothing
+    allowed: dict[str, Floats]  # by measure, how many times its base a row may be off by; NaN where it does not judge
 
 
 def find_surprise(errors: Errors, sources: Sources, bases: Bases, noise: list[Gains]) -> Surprise:
     """Judge every row that came from something by its siblings, or by runs that show the noise.
 
-    A row that is wrong is no witness of what is right: its gain would allow its siblings, and all that comes of it,
-    whatever it likes. So they are judged once more without those that were found.
+    The gain of a wrong row would raise the limit of its siblings and of all that comes of it. So rows are judged once
+    more without those that were found wrong.
     """
     wrong = np.zeros(len(errors.unit), np.bool_)
     rows = _rows_to_judge(errors, sources, bases)
@@ -59,7 +59,7 @@ def find_surprise(errors: Errors, sources: Sources, bases: Bases, noise: list[Ga
 
 
 class _Rows(NamedTuple):
-    """The rows of which a measure says something, by their nearest families and by all of their kind."""
+    """The rows that a measure judges, by their nearest families and by all of their kind."""
 
     at: Ints
     near: Families
@@ -80,7 +80,7 @@ def _rows_to_judge(errors: Errors, sources: Sources, bases: Bases) -> dict[str, 
 
 
 class _Asked(NamedTuple):
-    """What the siblings of each row show: the largest of their numbers, how many they are, and how little they tell."""
+    """What the siblings of each row show: the largest of their numbers, how many they are, and how little they show."""
 
     largest: Floats
     sites: Ints
@@ -88,7 +88,7 @@ class _Asked(NamedTuple):
 
 
 def _asked(rows: _Rows, shown: Floats, made: Bools) -> _Asked:
-    """Ask the nearest siblings of each row, or else all of its kind. made: by calls, which may have later victims."""
+    """Read the nearest siblings of each row, or else all of its kind. made: by calls, which may have later victims."""
     near, kin = rows.near.others(shown), rows.kin.others(shown)
     use_near = near.sites >= t.SIBLINGS
     largest = np.where(use_near, near.largest, kin.largest)
@@ -138,7 +138,7 @@ def _judged_by_witnesses(
         rule = np.where(known, Rule.SIBLINGS, Rule.MODEL)
         if name in ("norm", "mean"):  # sums of what is off by δ may be off by as much, if it is all in one direction
             allowed = np.where(known, allowed, np.maximum(allowed, bases.element[at] / whole))
-        if name == "typical":  # two sums of which a third of the rows is off have two thirds that are: siblings tell
+        if name == "typical":  # two sums of which a third of the rows is off have two thirds that are: siblings decide
             allowed = np.where(known, allowed, np.inf)
         capped = t.OWN * bases.own[name][at] / whole
         own = bases.unspoilt[at] & (capped < allowed)

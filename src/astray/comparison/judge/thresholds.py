@@ -46,7 +46,7 @@ six kinds of difference) the furthest was 10.8 times its next sibling by the nor
 extremes, and one of seven with another seed was 16 by the mean. Errors of elements are averages over many: of 160 pairs
 the furthest was 1.8 by values, 2.4 by the worst element and 2.3 by slices; 2.3, 2.3 and 3.3 where elements are off by
 more than a tenth. Of 63 pairs (nine models) the furthest was 1.6 by a typical row. Two thirds are added for runs that
-nobody has seen, where that is not so."""
+were not measured."""
 
 BY_VALUES = {"norm": 0.65}
 """Where all values were kept, what elements are off by is known and not guessed from sums. So norms are closer to their
@@ -60,13 +60,13 @@ pairs with values it was 5.4 by values, 5.1 by the worst element and 7.1 by slic
 
 LINEAR = 0.1
 FAR = 2.0
-"""And a gain is the slope of a function: it says little of what comes of weights and numbers that are off by more than
-a tenth. So many times as much is allowed there. In BERTs after some ten steps, of 18 pairs by values in all, the
+"""And a gain is the slope of a function: it does not hold for what comes of weights and numbers that are off by more
+than a tenth. So many times as much is allowed there. In BERTs after some ten steps, of 18 pairs by values in all, the
 furthest was 7.4."""
 
 OF_KIND = 2.0
-"""Siblings at the same place of other layers are alike. Where there are none, all of the same class are asked, which
-may have other shapes and stand elsewhere: twice as much is allowed."""
+"""Siblings at the same place of other layers are alike. Where there are none, all of the same class count, which may
+have other shapes and stand elsewhere: twice as much is allowed."""
 
 OF_FEW = 2.0
 """The largest gain of three or four siblings is often a small one: twice as much is allowed."""
@@ -106,7 +106,7 @@ BESIDE_NOISE = {
     "extremes": 10.5,
 }
 DRIFTED_NOISE = 2.5
-"""A noise run tells how far off a row is in a run that is right. What other kernels make of it is so many times as
+"""A noise run shows how far off a row is in a run that is right. What other kernels make of it is so many times as
 much, and as many times more as its siblings in the same two runs show beyond their own noise. Of 80 pairs of right runs
 in bfloat16 with a noise run each (ten models, eight seeds) the furthest row was 1.7, 2.1 and 1.8 times as far beyond
 its noise as its next sibling by values, the worst and slices, and 6.9, 10.3 and 5.1 by norm, mean and extremes without
@@ -121,15 +121,15 @@ does. The noise run may then only add to what siblings allow: so many times the 
 
 OTHER_NOISE = 3.0
 """A row without siblings does not show whether the candidate's kernels round more than the noise run: so many times as
-much is allowed. Of 80 pairs the furthest row was 5.5 times beyond its noise by values (SDPA's backward), which is
-three fifths of that. By sums a single noise run says too little of a single row, and only adds to the model."""
+much is allowed. Of 80 pairs the furthest row was 5.5 times beyond its noise by values (SDPA's backward), which is three
+fifths of that. By sums a single noise run is too few samples of a single row, and only adds to the model."""
 
 LONELY = {"values": 16.0, "worst": 16.0, "slices": 25.0, "typical": 16.0, "norm": 16.0, "mean": 16.0, "extremes": 16.0}
-"""The same where there are no siblings to ask: a softmax, a norm or an attention multiplies errors by 2 to 5. The
-furthest slice of such a call (a position of a loss) was off by 15.6 times its base in a run of twelve steps."""
+"""The same where there are no siblings: a softmax, a norm or an attention multiplies errors by 2 to 5. The furthest
+slice of such a call (a position of a loss) was off by 15.6 times its base in a run of twelve steps."""
 
 SIBLINGS = 3
-"""So many other sites must be there to be asked: among fewer, a fault and the odd one out look alike."""
+"""Siblings decide from so many other sites on: among fewer, a fault and the odd one out look alike."""
 
 STEADY = 5
 """So many siblings must have made the same bits out of the same bits before one that does not is wrong by that alone,
@@ -145,10 +145,10 @@ ROUNDS = 3
 """Rows are judged again without those that were found wrong, until no more are; so often at most."""
 
 BEFORE = 5
-"""So many siblings before a row are enough to ask them alone: those after it may have come of it."""
+"""With so many siblings before a row only these count: those after it may have come of it."""
 
 FLIPS_SPREAD = 4
-"""A gate flips in k elements on average: up to k + 4·√k + 1 are no surprise."""
+"""A gate flips in k elements on average: up to k + 4·√k + 1 are allowed."""
 
 FLIPPED = 0.8
 """The part of normal numbers that change their sign, for each unit of relative error: the density at zero, twice."""
@@ -172,7 +172,7 @@ CAST = 6.0
 
 MASKED = 1e-3
 """What hides a score in a mask of numbers is a thousand or more below zero, and the same number everywhere: so closely
-their mean is told in the dtypes that masks have."""
+their mean is known in the dtypes that masks have."""
 
 FACTOR_SPREAD = 0.02
 FACTOR_SHARE = 0.9

@@ -28,7 +28,7 @@ class Tolerances:
 
     @classmethod
     def check(cls, given: Mapping[str, float] | None) -> Tolerances:
-        """Raises CompareError for what is no tolerance."""
+        """Raises CompareError for what is not a tolerance."""
         sites: list[tuple[re.Pattern[str], float]] = []
         dtypes: dict[str, float] = {}
         for name, value in (given or {}).items():
@@ -46,7 +46,7 @@ class Tolerances:
         return cls(tuple(sites), dtypes)
 
     def of(self, site: str, dtype: str) -> float:
-        """What a tensor may be off by; NaN where nothing was said."""
+        """What a tensor may be off by; NaN where no tolerance was given."""
         found = next((value for pattern, value in self.sites if pattern.search(site)), math.nan)
         return found if not math.isnan(found) else (self.dtypes or {}).get(dtype, math.nan)
 

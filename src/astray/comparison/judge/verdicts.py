@@ -1,6 +1,6 @@
 """Turns what was measured into verdicts: which rows agree, which are wrong by themselves, and which have come of those.
 
-The last stage of `judge`. Four can decide how far off a row may be, and the column `rule` says who did: a tolerance
+The last stage of `judge`. Four can decide how far off a row may be, and the column `rule` says which did: a tolerance
 of the user's, a noise run, the row's siblings, or a model. What came from nowhere (rule `start`) is exact.
 """
 
@@ -131,7 +131,7 @@ class _Part:
 
 
 def _parts(evidence: Evidence, judged: Judgement, past: _Past) -> Iterator[tuple[Window, _Part]]:
-    """The windows in which anything is undecided. `past` is asked for each of them anew."""
+    """The windows in which anything is undecided. `past` is read anew for each of them."""
     undecided = (judged.verdict != Verdict.IDENTICAL) & evidence.pairs.matched
     run = evidence.reference.run
     if run is None or not undecided.any():
@@ -206,7 +206,7 @@ class _Judge:
         self.open = facts.measured & ~self.identical & own
 
     def decide(self, noise: list[Gains]) -> _Past:
-        """Fill in what is judged; give back what later windows have to know."""
+        """Fill in what is judged; give back what later windows need."""
         judged, facts = self.judged, self.facts
         self._keep_surprise(noise)
         wrong = (
@@ -309,7 +309,7 @@ class _Judge:
     def _of_integers(self) -> Bools:
         """Integers do not round. But what a call chooses may be another thing where what it chose from is off.
 
-        What a loss is given are labels, which nothing has chosen.
+        What a loss is given are labels, which no call has chosen.
         """
         differs = self.facts.differs & (self.errors.unit == 0)
         self.judged.limit[self.open & differs] = 0.0
@@ -394,7 +394,7 @@ class _Judge:
             judged.surprise[said] = judged.error[said] / tolerance[said]
 
     def _doubt_reduced(self) -> None:
-        """Say nothing of micro steps' numbers of which neither the mean nor the sum is the batch's."""
+        """Leave open micro steps' numbers of which neither the mean nor the sum is the batch's."""
         judged = self.judged
         reduced = (self.evidence.remarks & (Reason.MEAN | Reason.SUM)) > 0
         doubtful = reduced & (judged.verdict == Verdict.DIVERGED) & (judged.rule != Rule.TOLERANCE)
@@ -475,7 +475,7 @@ class _Judge:
         return found
 
     def _carry(self, rows: Ints) -> None:
-        """What was seen before is as right or wrong as it was there, and nobody's fault here."""
+        """What was seen before is as right or wrong as it was there, and is not blamed here."""
         judged = self.judged
         rows = rows[self.open[rows] & (judged.rule[rows] != Rule.TOLERANCE)]
         source = self.sources.carried_from[rows]

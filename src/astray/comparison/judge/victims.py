@@ -95,7 +95,7 @@ def _walk(sources: Sources, rows: Ints, tainted: Bools, again: Bools) -> None:
     marked = set(np.flatnonzero(tainted).tolist())
     forward, owner, module, plane = calls.forward_of, calls.owner, calls.module, calls.plane
     enclosing, planes, holder = calls.enclosing, calls.planes_of_owners, calls.holder
-    moving = {one: set(marked) for one in planes}  # gradients, as each plane knows them
+    moving = {one: set(marked) for one in planes}  # gradients of each plane
     for row, unit, call, where, result, carried, before, gradient, step, held in zip(*columns, strict=True):
         if unit == Producer.CARRIED:
             comes = carried in marked

@@ -1,7 +1,10 @@
-"""In which precision float32 is multiplied: TF32 and its kind round inputs to fewer digits than their dtype has.
+"""What holds of whole runs: in which precision they multiply float32, and a factor that all gradients of a step share.
 
-Reads what both runs were set to, feeds `errors`. It holds for whatever may multiply matrices: the results of linear
-layers, convolutions and of code that was not recorded, and not of norms, activations and pooling.
+Reads what both runs were set to, `sources` and the norms of both sides; feeds `errors`. TF32 and its kind round inputs
+to fewer digits than their dtype has. That holds for whatever may multiply matrices: the results of linear layers,
+convolutions and of code that was not recorded, and not of norms, activations and pooling. A factor comes from a loss
+scale, a mean for a sum, or ranks that add up. It is one finding, said where gradients come in from outside; what agrees
+after dividing by it agrees.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from astray.store import RankRun
 PLAIN = re.compile(
     r"norm|relu|gelu|silu|tanh|sigmoid|softmax|act|drop|embed|pool|identity|flatten|rotary", re.IGNORECASE
 )
-"""Classes that multiply no matrices. Functions are asked the other way around: few of them do."""
+"""Classes that multiply no matrices; all others may. Of functions only those that `MULTIPLIES` names do."""
 
 MULTIPLIES = re.compile(r"linear|matmul|mm$|bmm|conv|einsum|attention|lstm|gru|rnn|dot", re.IGNORECASE)
 CONVOLVES = re.compile(r"conv", re.IGNORECASE)
@@ -33,7 +36,7 @@ FLAGS = {
 
 
 class MultiplyPrecision(NamedTuple):
-    """The unit roundoffs of products in float32, in whichever run is coarser; 0 where nothing is said."""
+    """The unit roundoffs of products in float32, in whichever run is coarser; 0 where neither sets one."""
 
     matmul: float
     conv: float
@@ -43,6 +46,18 @@ def find_units(evidence: Evidence) -> MultiplyPrecision:
     """Those that both runs were set to."""
     units = [_units(rows.run) for rows in (evidence.reference, evidence.candidate) if rows.run is not None]
     return MultiplyPrecision(*(max((unit[name] for unit in units), default=0.0) for name in MultiplyPrecision._fields))
+
+
+def _units(run: RankRun) -> dict[str, float]:
+    """In which precision a run multiplies float32, on the device where most of its tensors are."""
+    device = run.tensors.coded("device")
+    counts = np.bincount(device.codes[device.codes >= 0], minlength=1)
+    kind = str(device.values[int(counts.argmax())]).partition(":")[0] if len(device.values) else "cpu"
+    said = [row.values for row in run.setup if row.subject == "torch"]
+    return {
+        name: max((unit_of(values.get(flag)) or 0.0 for values in said for flag in flags), default=0.0)
+        for name, flags in FLAGS.get(kind, FLAGS["cpu"]).items()
+    }
 
 
 def multiplied_units(sources: Sources, units: MultiplyPrecision) -> Floats:
@@ -64,23 +79,7 @@ def multiplied_units(sources: Sources, units: MultiplyPrecision) -> Floats:
     return np.where(made & sources.known, np.append(of_call, 0.0)[sources.call], found)
 
 
-def _units(run: RankRun) -> dict[str, float]:
-    """In which precision a run multiplies float32, on the device where most of its tensors are."""
-    device = run.tensors.coded("device")
-    counts = np.bincount(device.codes[device.codes >= 0], minlength=1)
-    kind = str(device.values[int(counts.argmax())]).partition(":")[0] if len(device.values) else "cpu"
-    said = [row.values for row in run.setup if row.subject == "torch"]
-    return {
-        name: max((unit_of(values.get(flag)) or 0.0 for values in said for flag in flags), default=0.0)
-        for name, flags in FLAGS.get(kind, FLAGS["cpu"]).items()
-    }
-
-
-# -- scaling -----------------------------------------------------------------------------------------------------------
-# A factor that all gradients of a step have in common: a loss scale, a mean for a sum, ranks that add up.
-#
-# Reads `sources` and the norms of both sides, feeds `errors`. It is one finding, said where gradients come in from
-# outside; what agrees after dividing by it agrees.
+# -- a common factor of gradients --------------------------------------------------------------------------------------
 
 
 class Scaling(NamedTuple):
@@ -113,7 +112,7 @@ def find_scaling(evidence: Evidence, sources: Sources) -> Scaling:
 
 
 def _ratios(evidence: Evidence, rows: Bools) -> Floats:
-    """By how much the norms of some rows differ; NaN where they do not tell, or no float is that factor."""
+    """By how much the norms of some rows differ; NaN where they are not known or 0, or no float is that factor."""
     found = np.full(len(rows), np.nan)
     at = np.flatnonzero(rows)
     if len(at):

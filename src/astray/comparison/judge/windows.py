@@ -1,4 +1,4 @@
-"""A rank's steps, a few at a time.
+"""Cuts a rank's steps into windows of a few, which are judged together.
 
 Reads `evidence`, feeds `verdicts`. A row is judged by its own step, and by where the weights that it starts from were
 seen last. So steps in which no bit differs are left out, and the others are judged in windows that fit into the cache.

@@ -1,8 +1,9 @@
-"""Metrics that are computed only when asked for by name: a few of ours, and the user's own.
+"""Metrics that are computed only when asked for by name: a few built-in ones, and the user's own.
 
 Each is a function of two float64 arrays of one shape, the values of reference and candidate, and gives a number; NaN
-says that it means nothing for this pair. They are for pairs whose values both runs kept, and become columns of `pairs`.
-They play no part in a verdict. One that fails for a pair leaves NaN there, and the report says how often and why.
+means that it does not apply to this pair. They are for pairs whose values both runs kept, and become columns of
+`pairs`. They play no part in a verdict. One that fails for a pair leaves NaN there, and the report says how often and
+why.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def failed(failures: Failures) -> list[str]:
 def find_metrics(wanted: Sequence[str | Metric] | None, taken: Sequence[str]) -> OwnMetrics:
     """Metrics by name, as `package.module:function`, as `file.py:function`, or functions themselves.
 
-    `taken` are the columns that there are already. Raises CompareError for what cannot be found.
+    `taken` are the names of columns that exist already. Raises CompareError for what cannot be found.
     """
     found: dict[str, Metric] = {}
     for one in wanted or ():

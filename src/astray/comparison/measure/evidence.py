@@ -1,8 +1,9 @@
-"""What there is to judge a pair by, and what it says. The best source that both sides have is used.
+"""What a pair can be judged by, and what that shows. The best source that both sides have is used.
 
-Reads `align`'s pairs and the runs, feeds `verdict`. A pair is measured by all its values, else by those of the slice or
-the sample that both sides kept (`kept`), else by its statistics, which bound the error from below, else by its
-fingerprint, which says only whether the bits are the same. Values are read for pairs whose bits differ, one at a time.
+Reads the pairs of `alignment` and the runs, feeds `judge`. A pair is measured by all its values, else by those of the
+slice or the sample that both sides kept (`kept_values`), else by its statistics, which bound the error from below, else
+by its fingerprint, which says only whether the bits are the same. Values are read for pairs whose bits differ, one at a
+time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ReadPieces = Callable[[int], Pieces | None]
 """Gives the values of a row that was joined from several, piece by piece, or None when it was not or they are lost."""
 
 Progress = Callable[[int, int], None]
-"""Told after each pair of values: how many are done, and how many there are."""
+"""Called after each pair of values with how many are done, and how many there are."""
 
 STATISTICS = ("min", "max", "mean", "std", "l2", "absmax")
 COUNTS = ("nan", "inf")
@@ -49,7 +50,7 @@ SHUFFLED = 0.01
 
 @dataclass(frozen=True)
 class Evidence:
-    """The pairs of one rank with what both runs know of them. Columns are asked for by pair number."""
+    """The pairs of one rank with what both runs recorded of them. Columns are read by pair number."""
 
     reference: Rows
     candidate: Rows
@@ -62,7 +63,7 @@ class Evidence:
     read_reference: ReadValues
     read_candidate: ReadValues
     own: OwnMetrics
-    tolerance: Floats  # for each pair what the user allows, NaN where nothing was said
+    tolerance: Floats  # for each pair what the user allows, NaN where no tolerance was given
     pieces: tuple[ReadPieces, ReadPieces] | None = None  # where micro steps were joined
     blocks: tuple[ReadBlocks, ReadBlocks] | None = None  # of checkpoints, whose tensors may be larger than memory
     same_prints: bool = True  # whether the fingerprints of both runs were made in the same way
@@ -116,7 +117,7 @@ class Evidence:
 
     @cached_property
     def remarks(self) -> Ints:
-        """For each pair what there is to say of how its rows were made of several: reasons, 0 for recorded rows."""
+        """For each pair the reasons (flags) about how its rows were made of several; 0 for recorded rows."""
         return self._of_joined("remark") if self.whole is None else self.whole.evidence.remarks[self.whole.at]
 
     @cached_property
@@ -209,7 +210,7 @@ class WholeRank(NamedTuple):
 
 
 class MeasuredPairs(NamedTuple):
-    """What a source says of some pairs: how far off, whether nothing or surely something differs, and why."""
+    """What a source shows of some pairs: how far off, whether nothing or surely something differs, and why."""
 
     error: Floats
     equal: Bools
@@ -413,7 +414,7 @@ def _read(evidence: Evidence, pair: int) -> _Both | None:
     absmax = float(evidence.reference.statistic("absmax", np.array([left]))[0])
     if np.isnan(absmax):
         absmax = _absmax(reference)
-    # The bits are compared only where no fingerprint has told already that they differ.
+    # The bits are compared only where fingerprints do not show already that they differ.
     equal = reference.dtype == candidate.dtype and evidence.bits[pair] != 0 and here.tobytes() == there.tobytes()
     rms = 0.0 if common.part is None else _rms(evidence.reference, left)
     return _Both(reference, candidate, absmax, rms, equal, common == kept.ALL, (here, there))

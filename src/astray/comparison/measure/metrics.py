@@ -2,7 +2,7 @@
 
 Reads one pass over both tensors' values (`stats.contrast`), or, for a whole column of pairs at once, their recorded
 statistics. r and c are the elements of reference and candidate that are finite on both sides, n how many those are.
-Nothing here decides what is large: that is `verdict`. docs/metrics.md has the same formulas for users.
+Nothing here decides what is large: `judge` does. docs/metrics.md has the same formulas for users.
 """
 
 from __future__ import annotations
@@ -224,13 +224,13 @@ def is_untold(reference: Columns, candidate: Columns) -> Bools:
 
 
 def has_nonfinite(side: Columns, count: npt.NDArray[Any]) -> Bools:
-    """Where some elements are not finite. If nobody counted them, an extreme that is not there tells."""
+    """Where some elements are not finite. Where they were not counted, a missing extreme shows it."""
     by_extremes = (count > 0) & (np.isnan(side["min"]) | np.isnan(side["max"]))
     return np.where(side["nan"] < 0, by_extremes, side["nan"] + side["inf"] > 0)
 
 
 def has_other_nonfinite(reference: Columns, candidate: Columns) -> Bools:
-    """Where neither side has counted, and another extreme is not there: NaN against infinity, or +Inf against −Inf."""
+    """Where neither side has counted, and another extreme is missing: NaN against infinity, or +Inf against −Inf."""
     untold = (reference["nan"] < 0) & (candidate["nan"] < 0)
     differ = [np.isnan(reference[name]) != np.isnan(candidate[name]) for name in ("min", "max")]
     return np.asarray(untold & (differ[0] | differ[1]))
@@ -240,7 +240,8 @@ def summing_slack(reference: Columns, candidate: Columns, eps: Floats, count: np
     """How far apart mean and norm may be because a tool summed in the tensor's own precision: ε + 2⁻²⁴·n^¾.
 
     torch's float32 norm on a CPU is off by 6.5e-4 at 2²⁴ elements and by 5e-3 at 2²⁶, which is a third of that and
-    less. 0 where both sides are ours, which sum in float64. Extremes are elements, and exact whoever finds them.
+    less. 0 where both sides were recorded by astray, which sums in float64. Extremes are elements, and exact in every
+    tool.
     """
     own = eps + OWN_SUMMING * np.maximum(count, 1) ** 0.75
     return np.where(is_untold(reference, candidate), own, 0.0)
@@ -254,7 +255,7 @@ def error_of_statistics(found: Mapping[str, Floats]) -> Floats:
 def equal_statistics(reference: Columns, candidate: Columns) -> Bools:
     """Where every statistic is exactly the same on both sides, NaN standing for "no finite element".
 
-    What a side does not tell is no difference.
+    A statistic that a side lacks is not a difference.
     """
     same = np.ones(len(reference["mean"]), np.bool_)
     untold = is_untold(reference, candidate)
@@ -264,7 +265,7 @@ def equal_statistics(reference: Columns, candidate: Columns) -> Bools:
 
 
 def _both_or_untold(name: str, column: Column, other: Column, untold: Bools) -> Bools:
-    """Where both sides lack a statistic, or one of them lacks it because it does not tell everything."""
+    """Where both sides lack a statistic, or one of them lacks it because it does not record all of them."""
     if name in ("nan", "inf"):
         return untold
     return np.where(untold, np.isnan(column) | np.isnan(other), np.isnan(column) & np.isnan(other))

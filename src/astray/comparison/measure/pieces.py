@@ -1,7 +1,9 @@
 """Compares two tensors that lie in pieces, each side cut in its own way, without ever putting them together.
 
-Reads the parts of joined micro steps, feeds `evidence`. Where one side has four parts and the other two, there are four
-stretches that are whole on both; each is compared by itself, and `merging` adds up what was found.
+Reads the parts of joined micro steps, feeds `evidence` and `joined_rank`. Where one side has four parts and the other
+two, there are four stretches that are whole on both; each is compared by itself, and `merge_contrasts` adds up the
+results, so that a batch is never held in memory. `merge_statistics` does so with recorded statistics, for whole columns
+of tensors at once. Both are exact but for the rounding of float64.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import numpy.typing as npt
 
 from astray.comparison.rows import Floats, Ints
 from astray.stats.kernels import Contrast, Strided, contrast
+
+Columns = dict[str, npt.NDArray[Any]]
 
 
 class Pieces(NamedTuple):
@@ -51,7 +55,7 @@ class Pieces(NamedTuple):
         """The same parts if their dimension is another one with the samples inside it, such as time · batch.
 
         Such parts do not follow each other, but lie side by side in each row of the outer dimension. None where a part
-        has as many rows as samples, or sizes do not tell.
+        has as many rows as samples, or sizes do not show it.
         """
         sizes = [part.shape[self.dim] for part in self.parts]
         if len(self.samples) != len(sizes) or 0 in self.samples or any(map(operator.mod, sizes, self.samples)):
@@ -112,14 +116,7 @@ def contrast_pieces(reference: Pieces, candidate: Pieces, dtypes: tuple[str, str
 
 
 # -- merging -----------------------------------------------------------------------------------------------------------
-# Puts together what was measured of the parts of a tensor, as if it had been measured of the whole.
-#
-# Statistics of parts that were recorded one by one, for whole columns of tensors at once; and contrasts of parts that
-# are compared one after another, so that a batch is never held in memory. Both are exact but for the rounding of
-# float64.
 
-
-Columns = dict[str, npt.NDArray[Any]]
 
 EXTREMES: dict[str, np.ufunc] = {"min": np.fmin, "max": np.fmax, "absmax": np.fmax}
 COUNTS = ("zeros", "nan", "inf", "count")

@@ -1,12 +1,18 @@
 """Pairs the tensors of two runs.
 
 Why were these two tensors paired? Because they have the same key: step, micro, site, call, phase, role and path, in the
-same rank, and both or neither are of a recomputed forward call. The backward of a recomputed call is the ordinary
-one, and is paired with that of a run without checkpointing. Nothing else counts: not time, not the order of execution,
-not the shape. When a run holds the same key several times, the first is paired with the first, the second with the
-second. Three things make an exception, for which `partners` finds out which call is which: functions of which one run
-has more calls, modules whose calls come in another order and have plain arguments that tell them apart, and runs whose
-names say nothing, if the user says so.
+same rank, and both or neither are of a recomputed forward call. The backward of a recomputed call is the ordinary one,
+and is paired with that of a run without checkpointing. Nothing else counts: not time, not the order of execution, not
+the shape. When a run holds the same key several times, the first is paired with the first, the second with the second.
+Three things make an exception:
+
+- Functions of which one run has more calls. `call` counts the calls of one site within a micro step, so the numbers of
+  all that follow are off by one. Where a module does not call the same in the same order, `partners` pairs its calls in
+  order of execution (`sequence_alignment`), so that neighbours show what is additional.
+- Modules whose calls come in another order, as in programs that iterate over a set of names. Where each call has plain
+  arguments of its own, `numbered_alike` pairs by those.
+- Runs whose names say nothing, if the user says so, or if one of the two does not record in which module a function was
+  called (`unnamed_calls`). All calls are then paired in order of execution, whatever they are called.
 
 The pairs come in the reference's order of observation. What only the candidate has comes right after the row that it
 followed there, so that the merged order reads like one execution.
@@ -47,7 +53,7 @@ def align(
     """Pair the rows of one rank.
 
     in_order: by the order of execution and by what was called, whatever the sites are called.
-    same_shape: tensors of different shapes are no pair.
+    same_shape: tensors of different shapes are not paired.
     """
     partner: Ints
     candidate = numbered_alike(reference, candidate, words)
@@ -61,12 +67,44 @@ def align(
     return merge(partner, len(candidate))
 
 
+def unnamed_calls(reference: Run, candidate: Run, matching: Matching) -> tuple[Matching, list[str]]:
+    """The matching with `by` decided: by key or by order; and a note where it is by order.
+
+    Some tools do not record in which module a function was called. Beside a run that does, names mean nothing; the
+    order of calls still does.
+    """
+    if matching.by != "auto":
+        return matching, []
+    known = [knows_modules(run) for run in (reference, candidate)]
+    if matching.micro == "joined" or set(known) != {True, False}:
+        return replace(matching, by="key"), []
+    run = (reference, candidate)[known.index(False)]
+    note = f"{run.path} does not say in which modules functions were called, so calls are paired by their order."
+    return replace(matching, by="order"), [note]
+
+
+def knows_modules(run: Run) -> bool | None:
+    """Whether a run records in which modules its functions were called; None where it has no functions."""
+    functions = False
+    for rank in run.ranks.values():
+        kinds, sites = rank.calls.coded("kind"), rank.calls.coded("site")
+        counted = [kinds.values.index(kind) for kind in COUNTED if kind in kinds.values]
+        if "module" in kinds.values:
+            return True if counted else None
+        for kind in counted:
+            functions = True
+            of_kind = {sites.values[code] for code in set(sites.codes[kinds.codes == kind].tolist()) if code >= 0}
+            if any(not site.startswith("/") for site in of_kind):
+                return True
+    return False if functions else None
+
+
 def _has_same_keys(reference: Rows, candidate: Rows) -> bool:
     return all(np.array_equal(reference.columns[name], candidate.columns[name]) for name in KEY)
 
 
 def _keys(reference: Rows, candidate: Rows, words: Words, in_order: bool) -> tuple[Ints, Ints]:
-    """One number for each row, which its partner has too and nobody else."""
+    """One number for each row, which only its partner has too."""
     columns = {name: np.concatenate([reference.columns[name], candidate.columns[name]]) for name in KEY}
     keys = one_key([columns[name] for name in (ANONYMOUS if in_order else KEY)])
     left, right = keys[: len(reference)], keys[len(reference) :]
@@ -99,16 +137,7 @@ def merge(partner: Ints, candidates: int) -> Alignment:
     return Alignment(reference, np.concatenate([partner, lone])[order])
 
 
-# -- partners ----------------------------------------------------------------------------------------------------------
-# Which call of one run is which of the other, where their numbers do not tell.
-#
-# `call` in a key counts the calls of one site within a micro step. When one run has a call more of a function, the
-# numbers of all that follow are off by one, and keys would pair what does not belong together. Where a module does not
-# call the same in the same order, its calls are paired in order of execution instead, by `stream`, so that neighbours
-# show what is additional. Asked to, all calls are paired that way, whatever they are called.
-#
-# Calls of one module may come in another order, too: some programs go through a set of names, whose order is another in
-# each process. Where each call has plain arguments of its own, those tell which is which.
+# -- calls that numbers do not pair ------------------------------------------------------------------------------------
 
 
 SCOPE = ("step", "micro", "phase", "again")
@@ -148,7 +177,7 @@ class CallSequence(NamedTuple):
 def numbered_alike(reference: Rows, candidate: Rows, words: Words) -> Rows:
     """The candidate, whose calls of a module have the numbers of the reference's with the same plain arguments.
 
-    It is as it was where all come in the same order, and where arguments do not tell one call from another.
+    It is as it was where all come in the same order, and where two calls have the same arguments.
     """
     module = words.kind.index("module") if "module" in words.kind else -1
     again = [(rows.columns["kind"] == module) & (rows.columns["call"] > 0) for rows in (reference, candidate)]
@@ -192,7 +221,7 @@ def _given(rows: Rows, module: int, arguments: StringTable) -> dict[tuple[int, i
 def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -> tuple[Ints, Ints]:
     """A number for each row that its partner's call has too; 0 where the key is to decide.
 
-    Calls that are to be paired by order and have no partner get a number that nobody else has.
+    Calls that are to be paired by order and have no partner get a number of their own.
     """
     nothing = np.zeros(len(reference), np.int64), np.zeros(len(candidate), np.int64)
     if not len(reference) or not len(candidate):
@@ -210,7 +239,7 @@ def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -
         at = [np.flatnonzero(taken & (of == scope)) for taken, of in zip(streams, scopes, strict=True)]
         first, second = pair_streams(_stream(left, at[0], words), _stream(right, at[1], words))
         first, second = at[0][first], at[1][second]
-        if not everything:  # names decide: the stream only says which of several calls of one site it is
+        if not everything:  # names decide: the stream only says which of several calls of a site it is
             same = left.columns["site"][first] == right.columns["site"][second]
             same &= meant[0][first] & meant[1][second] & _sure(left, right, first, second)
             first, second = first[same], second[same]
@@ -222,9 +251,9 @@ def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -
 
 
 def _stream(calls: CallSequence, at: Ints, words: Words) -> CallStream:
-    """A function or op is what the last part of its site says, and its name is the site.
+    """A call's kind and name. Of a function or op its kind is the last part of its site, and its name the site.
 
-    A module may be of any class, for who ports a model writes classes of his own; its name is the class.
+    A module may be of any class, since ports of a model have classes of their own; its name is the class.
     """
     columns = {name: column[at].astype(np.int64) for name, column in calls.columns.items()}
     functions: dict[str, int] = {}
@@ -305,7 +334,7 @@ def _details(rows: Rows, of_row: Ints, calls: int) -> Ints:
 
 
 def _measure(reference: Rows, candidate: Rows) -> str:
-    """What to measure tensors by: their norm, or their largest element where a run tells few norms, as samples do."""
+    """What to measure tensors by: their norm; their largest element where a run has few norms, as with samples."""
     known = [np.isfinite(rows.statistic("l2", np.arange(len(rows)))).mean() for rows in (reference, candidate)]
     return "l2" if min(known) >= 0.5 else "absmax"
 
@@ -318,38 +347,3 @@ def _sizes(rows: Rows, of_row: Ints, calls: int, measure: str) -> Floats:
     size = rows.statistic(measure, last)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(np.where(size > 0, size, np.nan))
-
-
-# -- unnamed -----------------------------------------------------------------------------------------------------------
-# Whether calls are paired by their names or by their order, where the user has not said.
-#
-# Some tools do not tell in which module a function was called. Beside a run that does, names mean nothing; what was
-# called in which order still does.
-
-
-def unnamed_calls(reference: Run, candidate: Run, matching: Matching) -> tuple[Matching, list[str]]:
-    """The matching with `by` decided, and a note where that is not as always."""
-    if matching.by != "auto":
-        return matching, []
-    known = [knows_modules(run) for run in (reference, candidate)]
-    if matching.micro == "joined" or set(known) != {True, False}:
-        return replace(matching, by="key"), []
-    run = (reference, candidate)[known.index(False)]
-    note = f"{run.path} does not say in which modules functions were called, so calls are paired by their order."
-    return replace(matching, by="order"), [note]
-
-
-def knows_modules(run: Run) -> bool | None:
-    """Whether a run tells in which modules its functions were called; None where it has no functions."""
-    functions = False
-    for rank in run.ranks.values():
-        kinds, sites = rank.calls.coded("kind"), rank.calls.coded("site")
-        counted = [kinds.values.index(kind) for kind in COUNTED if kind in kinds.values]
-        if "module" in kinds.values:
-            return True if counted else None
-        for kind in counted:
-            functions = True
-            of_kind = {sites.values[code] for code in set(sites.codes[kinds.codes == kind].tolist()) if code >= 0}
-            if any(not site.startswith("/") for site in of_kind):
-                return True
-    return False if functions else None

@@ -28,7 +28,7 @@ from astray.store import CheckpointRun, RankRun, Run, Table
 from astray.wording import counted
 
 MOST = 20
-"""So many tensors are told of after the one that is furthest off; the rows have all."""
+"""So many tensors are named after the one that is furthest off; the rows have all."""
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What DDP, compile, FSDP and activation checkpointing put into the names of what they wrap."""
@@ -38,13 +38,13 @@ DEEPEST_PREFIX = 3
 
 Rewording = Callable[[str], str]
 
-# ---- names ---------------------------------------------------------------------------------------------------------
+# -- names -------------------------------------------------------------------------------------------------------------
 
 
 def pair_names(reference: Run, candidate: Run, matching: Matching) -> tuple[Matching, list[str]]:
     """The matching, with names paired that differ by wrappers alone; and what to say about it.
 
-    Raises CompareError for a checkpoint and a run, and for what only runs can be asked.
+    Raises CompareError for a checkpoint and a run, and for options that only runs have.
     """
     kinds = [isinstance(run, CheckpointRun) for run in (reference, candidate)]
     if not any(kinds):
@@ -195,7 +195,7 @@ def _listed(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-# ---- differences ---------------------------------------------------------------------------------------------------
+# -- differences -------------------------------------------------------------------------------------------------------
 
 
 def find_worst(pairs: Table, rank: int, reference: RankRun, candidate: RankRun) -> list[Divergence]:

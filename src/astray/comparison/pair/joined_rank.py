@@ -1,9 +1,10 @@
 """One rank of a run as if each of its steps had been a single micro step: the rows of each group made into one.
 
-Reads a recorded rank, feeds everything that reads one: `RankRun` does not know that these tables were never on a disk.
-A joined row stands where the first of its rows stood. Its statistics are those of the whole batch. Its fingerprint is
-not known, for that of a part depends on where the part begins; but two runs that cut a batch alike can tell whether all
-parts have the same. Values are read part by part.
+Reads a recorded rank and the groups of both runs, feeds everything that reads a rank: `RankRun` does not know that
+these tables were never on a disk. A joined row stands where the first of its rows stood. It begins as a copy of one of
+its parts; statistics, shape and place of the values are then replaced by those of the whole batch, in whole columns but
+for sums of gradients. Its fingerprint is not known, for that of a part depends on where the part begins; but where two
+runs cut a batch alike, those of all parts are compared. Values are read part by part.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from astray.store.run_info import End
 class Tables(NamedTuple):
     """The tables of a joined rank, and where each of its rows came from.
 
-    Row r is made of the rows `parts[begin[r]:begin[r + 1]]` of the recorded rank, `way[r]` says how, `dim[r]` along
-    which dimension.
+    Row r is made of the rows `parts[begin[r]:begin[r + 1]]` of the recorded rank, `way[r]` is the `JoinRule`, `dim[r]`
+    the dimension they are joined along.
     """
 
     calls: Table
@@ -49,7 +50,7 @@ class Tables(NamedTuple):
 
 
 class RankJoiner(Protocol):
-    """Who knows how to join a rank; asked when a table is needed, since that takes both runs."""
+    """Makes the joined tables when they are first needed, since that reads both runs."""
 
     def tables(self, side: int) -> Tables:
         """Of the reference (0) or the candidate (1)."""
@@ -171,19 +172,14 @@ def can_encode(dtype: str) -> bool:
     return dtype == "bfloat16" or (dtype in dtypes.DTYPES and dtypes.find(dtype).storage.kind == "f")
 
 
-# -- joining -----------------------------------------------------------------------------------------------------------
-# Makes the tables of a rank whose micro steps are joined: one row of each of its groups of rows.
-#
-# Reads a recorded rank and the groups of both runs, feeds `joined`. A row begins as that of one of its parts;
-# statistics, shape and place of the values are then put in place of those. Whole columns at once, but for sums of
-# gradients.
+# -- making the tables -------------------------------------------------------------------------------------------------
 
 
 CALL = ("step", "kind", "site", "type", "call", "phase", "recompute")
 """What the calls of all micro steps of a step have in common."""
 
 NOWHERE = 1 << 30
-"""The number of the file of values that are put together from several places."""
+"""In place of a file's number: the values are put together from several places."""
 
 
 _NO_ELEMENT: Columns = {"first_bad": np.array([-1]), "first_bad_value": np.array([np.nan])}
@@ -241,7 +237,7 @@ class _Builder:
         return Table(self.columns | {"remark": self.remark, "merged": self.merged}, {"fingerprint": self.known})
 
     def join(self, at: Ints, dim: Ints, same_cut: Bools) -> None:
-        """Lay the parts of these rows end to end. Where both runs cut alike, the bits of the parts tell of all."""
+        """Lay the parts of these rows end to end. Where both runs cut alike, the parts' bits stand for the whole."""
         if not len(at):
             return
         parts, begin = self._parts(at)
@@ -295,7 +291,7 @@ class _Builder:
         self._set(np.array([row]), {name: np.array([one]) for name, one in found.items()})
 
     def _set(self, at: Ints, statistics: Columns) -> None:
-        """Put statistics in place of those of a part, whose first bad element is another one's in the whole."""
+        """Put statistics in place of those of a part, whose first bad element has another index in the whole."""
         for name, column in {**_NO_ELEMENT, **statistics}.items():
             self.columns[name][at] = column
 
@@ -374,7 +370,7 @@ class _Builder:
 
 
 def _together(fingerprints: Ints, begin: Ints) -> Ints:
-    """One number for the fingerprints of several parts in their order. It is no fingerprint of the whole."""
+    """One number for the fingerprints of several parts in their order. It is not the fingerprint of the whole."""
     place = np.arange(len(fingerprints)) - np.repeat(begin, np.diff(np.append(begin, len(fingerprints))))
     factor = np.uint64(2) * place.astype(np.uint64) + np.uint64(1)  # odd, so that no bit is lost
     return np.add.reduceat(fingerprints * factor * np.uint64(0x9E3779B97F4A7C15), begin)
@@ -385,7 +381,7 @@ def _measured(total: npt.NDArray[Any]) -> Columns:
     found = measure(Strided.from_numpy(total), fingerprint=False).statistics
     assert found is not None, "statistics were asked for"
     known = {name: value for name, value in found._asdict().items() if value is not None}
-    none = dict.fromkeys(STATISTICS, np.nan)  # of a count there is always one
+    none = dict.fromkeys(STATISTICS, np.nan)  # a count is always known
     return {name: np.array([value]) for name, value in (none | known).items()}
 
 

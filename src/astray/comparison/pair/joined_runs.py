@@ -1,9 +1,9 @@
 """Micro steps of one run against a larger batch of the other: both runs as if every step had been one micro step.
 
-Takes two runs, gives two runs that `comparison` compares like any others; `groups` finds which rows belong together,
-`joining` makes one of them, and `joined` is a rank of such rows. It is done when the user asks for it and never by
-itself: a program may call its model several times in a step for other reasons, and a micro step that was left out is a
-fault to be found. Where it looks as if it were wanted, the report says so.
+Takes two runs, gives two runs that `comparison` compares like any others; `micro_groups` finds which rows belong
+together, and `joined_rank` makes one of them. It is done when the user asks for it and never by itself: a program may
+call its model several times in a step for other reasons, and a micro step that was left out is a fault to be found.
+Where it would apply, the report suggests it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from astray.wording import counted
 
 
 def join(reference: Run, candidate: Run, matching: Matching) -> tuple[Run, Run]:
-    """Both runs with the micro steps of each step joined. Nothing is read before it is asked for."""
+    """Both runs with the micro steps of each step joined. Nothing is read before it is needed."""
     ranks: tuple[dict[int, RankRun], dict[int, RankRun]] = ({}, {})
     for rank in sorted({*reference.ranks, *candidate.ranks}):
         both = join_ranks(reference.ranks.get(rank), candidate.ranks.get(rank), matching)
@@ -91,7 +91,7 @@ def _suggestion(reference: Run, candidate: Run, matching: Matching) -> list[str]
 
 
 class _Join:
-    """One rank of both runs, joined when somebody asks for it."""
+    """One rank of both runs, joined when its tables are first read: a `RankJoiner`."""
 
     def __init__(self, ranks: tuple[RankRun | None, RankRun | None], readings: tuple[RowReader, RowReader]) -> None:
         self._ranks = ranks
@@ -139,7 +139,7 @@ def _without_added(rows: Rows, words: Vocabularies) -> Rows:
 
 
 def _one_rank(run: Run) -> RankRun | None:
-    """The first rank, as it was recorded. What one does all do, and the others need not be read to tell it."""
+    """The first rank, as it was recorded. All ranks have the same micro steps, so the others need not be read."""
     first = run.ranks[min(run.ranks)] if run.ranks else None
     return first.recorded if isinstance(first, JoinedRank) else first
 

@@ -1,4 +1,4 @@
-"""Names of the candidate, said in the reference's words: what a mapping file is for.
+"""Maps names of the candidate to names of the reference: what a mapping file is for.
 
 A model that was ported has other names for the same modules. The file maps names of the candidate to names of the
 reference; docs/alignment.md shows one, and `astray map` drafts it. Applied when rows are read, before they are paired.
@@ -94,7 +94,7 @@ def read_mapping(file: str | Path) -> Mapping:
         mark = getattr(error, "problem_mark", None)
         reason = f"{error.problem} in line {mark.line + 1}" if mark else " ".join(str(error).split())  # type: ignore[attr-defined]
         raise CompareError(f"The mapping {path} is no YAML: {reason}. {DRAFT}") from None
-    except (ValueError, RecursionError) as error:  # a day or a number that there is not; lists without end
+    except (ValueError, RecursionError) as error:  # a day or a number that does not exist; lists without end
         raise CompareError(f"The mapping {path} is no YAML of names: {error}. {DRAFT}") from None
     if not isinstance(content, dict) or not content:
         raise CompareError(f"The mapping {path} is empty. It has sections, such as: sites: {{h.0: layers.0}}")

@@ -1,7 +1,9 @@
-"""Drafts a mapping for two runs whose module trees differ: `astray map`.
+"""Drafts a mapping for two runs whose names differ: `astray map`.
 
 The modules of the first step are taken in order of execution, and paired by the shapes of their own parameters, what
-they give, and the last part of their names. From the pairs come rules, as few as will do: a module stands for all that
+they give, and the last part of their names. The tensors of checkpoints have no order (some files are sorted by name,
+others by module): those with the same bits are paired, and of the others those of the same shape and the same numbers
+in their names, the most similar names first. From the pairs come rules, as few as will do: a module stands for all that
 is inside it and has the same name there, and names that differ only in their numbers become one pattern.
 """
 
@@ -39,7 +41,7 @@ class Module(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A mapping, and what it is silent about."""
+    """A mapping, and what it does not cover."""
 
     mapping: Mapping
     pairs: list[tuple[Module, Module]]  # of the reference and of the candidate
@@ -52,7 +54,7 @@ class Draft(NamedTuple):
         return any(module.type for module in (*self.only_reference, *self.only_candidate, *sum(self.pairs, ())))
 
     def __str__(self) -> str:
-        """The mapping as a file, with what it is silent about in comments."""
+        """The mapping as a file, with what it does not cover in comments."""
         lines = [
             f"# {'Modules' if self.of_modules else 'Tensors'} of the candidate that have a partner: "
             f"{len(self.pairs)} of {len(self.pairs) + len(self.only_candidate)}.",
@@ -147,7 +149,7 @@ def _streams(left: list[Module], right: list[Module]) -> tuple[CallStream, CallS
         columns: list[list[object]] = [
             [(module.parameters, module.site in outer or module.site == ROOT) for module in modules],
             [("output", module.output) for module in modules],
-            # That both are outermost says nothing: one model may have been wrapped.
+            # That both are outermost is no sign: one model may have been wrapped.
             [("name", side if module.site == ROOT else module.site.rpartition(".")[2]) for module in modules],
         ]
         kind, detail, name = (
@@ -170,7 +172,7 @@ def _quoted(name: str) -> str:
     return "'" + name.replace("'", "''") + "'"
 
 
-# ---- rules ---------------------------------------------------------------------------------------------------------
+# -- rules -------------------------------------------------------------------------------------------------------------
 
 
 def _rules(pairs: list[tuple[str, str]]) -> Mapping:
@@ -216,12 +218,7 @@ def _is_needed(
     return any(without.site(old) != new for old, new in pairs)
 
 
-# -- renamed -----------------------------------------------------------------------------------------------------------
-# Finds out which tensor of one checkpoint is which of another whose names differ, for `astray map`.
-#
-# There is no order to go by: some files are sorted by name, others are in the order of the modules. So tensors are
-# paired that have the same bits, and of the others those of the same shape and the same numbers in their names, the
-# most similar names first.
+# -- tensors of checkpoints --------------------------------------------------------------------------------------------
 
 
 MOST_SIMILAR = 200
@@ -229,7 +226,7 @@ MOST_SIMILAR = 200
 
 
 class TensorSignature(NamedTuple):
-    """A tensor by what it may be recognised by. `bits` is None where they tell nothing, as in a tensor of zeros."""
+    """A tensor by what it may be recognised by. `bits` is None where many tensors share them, as zeros do."""
 
     name: str
     shape: tuple[int, ...]
@@ -237,9 +234,12 @@ class TensorSignature(NamedTuple):
 
 
 def pair_renamed(reference: list[TensorSignature], candidate: list[TensorSignature]) -> list[tuple[int, int]]:
-    """Which tensor is which, as places in the two lists, in the order of the first.
+    """Which tensor is which where names differ, as places in the two lists, in the order of the first.
 
-    >>> pair_renamed([Named("h.0.w", (2, 3), None), Named("h.1.w", (2, 3), None)], [Named("l.1.w", (2, 3), None)])
+    >>> pair_renamed(
+    ...     [TensorSignature("h.0.w", (2, 3), None), TensorSignature("h.1.w", (2, 3), None)],
+    ...     [TensorSignature("l.1.w", (2, 3), None)],
+    ... )
     [(1, 0)]
     """
     paired = dict(_by_bits(reference, candidate))
@@ -252,7 +252,7 @@ def pair_renamed(reference: list[TensorSignature], candidate: list[TensorSignatu
 
 
 def _by_bits(reference: list[TensorSignature], candidate: list[TensorSignature]) -> Iterator[tuple[int, int]]:
-    """Those whose bits nobody else has, on either side."""
+    """Those whose bits are unique on either side."""
     sides: list[dict[object, list[int]]] = []
     for side in (reference, candidate):
         found: dict[object, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What of two runs is compared, and how their tensors are paired: everything a user can say about it, checked."""
+"""What of two runs is compared, and how their tensors are paired: the options of `compare`, checked."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Matching:
         return RowReader(self.steps, self.sites, self.shapes != "loose", self.mapping, self.offset)
 
     def check_mapping(self, candidate: Run) -> None:
-        """Raises CompareError if the mapping maps nothing. Reads no more ranks than it takes to know."""
+        """Raises CompareError if the mapping maps nothing. Reads no more ranks than it takes to find a mapped name."""
         if self.mapping == NOTHING or self.mapping.types:
             return
         sites: set[str] = set()

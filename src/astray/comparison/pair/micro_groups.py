@@ -1,8 +1,8 @@
 """Which rows of a run's micro steps make up one row of a whole step, and how: laid end to end, added up, or only one.
 
-Reads the rows of both runs, feeds `joined`. A row alone does not tell whether its first dimension is the batch, so both
-runs are asked: sizes that differ between them, in one dimension, are parts of the batch. What has the same shape on
-both sides, whatever the size of their batches, belongs to no sample: a weight, a mask, a loss.
+Reads the rows of both runs, feeds `joined_runs`. A row alone does not show which dimension is the batch, so both runs
+are read: sizes that differ between them, in one dimension, are parts of the batch. What has the same shape on both
+sides, whatever the size of their batches, belongs to no sample: a weight, a mask, a loss.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ GIVEN = ("parameter", "state")
 STATISTICS = ("min", "max", "mean", "std", "l2", "absmax", "zeros", "nan", "inf", "count")
 
 
+NO_BATCH, APART = -1, -2
+"""In place of the dimension to join along: all shapes are the same; they differ in more than one dimension."""
+
+
 class JoinRule(IntEnum):
     """How the rows of a group become one."""
 
@@ -31,7 +35,7 @@ class JoinRule(IntEnum):
     JOINED = 2  # each has a part of the batch
     SUMMED = 3  # each has a share of a gradient
     REDUCED = 4  # each has one number, of which the whole batch has the mean or the sum
-    OPEN = 5  # nobody knows
+    OPEN = 5  # not known
 
 
 class GroupMembers(NamedTuple):
@@ -75,7 +79,7 @@ class GroupMembers(NamedTuple):
 
 
 class MicroStepGroups(NamedTuple):
-    """Both runs' rows in groups of one number, and for each group the way, and the dimension it is joined along."""
+    """Both runs' rows in groups of one number, and for each group its rule and the dimension it is joined along."""
 
     reference: GroupMembers
     candidate: GroupMembers
@@ -89,7 +93,7 @@ class MicroStepGroups(NamedTuple):
 
 
 def group(reference: Rows, candidate: Rows, words: Vocabularies) -> MicroStepGroups:
-    """Put the rows of one rank into groups, and find the way of each."""
+    """Put the rows of one rank into groups, and find the `JoinRule` of each."""
     number, groups = _numbers(reference, candidate)
     sides = (
         GroupMembers.of(reference, number[: len(reference)], groups),
@@ -113,7 +117,7 @@ def _both(reference: Rows, candidate: Rows, name: str) -> Ints:
 
 
 class _Ways:
-    """Finds the way of each group."""
+    """Finds the `JoinRule` of each group."""
 
     def __init__(self, sides: tuple[GroupMembers, GroupMembers], groups: int, words: Vocabularies) -> None:
         self.sides = sides
@@ -145,7 +149,7 @@ class _Ways:
         return MicroStepGroups(*self.sides, self.way, self.dim, constant, given, shares, parts, self.same_cut)
 
     def _without_batch(self, alike: Bools, constant: Bools, guessed: Bools) -> Bools:
-        """Find the way of what has the same shape in all micro steps of both runs. Gives the shares of gradients."""
+        """Find the rule of what has the same shape in all micro steps of both runs. Gives the shares of gradients."""
         backward, single = self._has("phase", "backward"), self._single()
         one_by_one = alike & ~constant & (self.sides[0].length == self.sides[1].length)
         self.dim[one_by_one] = 0
@@ -162,7 +166,7 @@ class _Ways:
     def _has_no_counterpart(self) -> Bools:
         """Groups that only one run has; or that of another call has the same number, where one run makes more calls.
 
-        `partners` will find the right one. Until then the first dimension of what changes is as good a guess as any.
+        `partners` will find the right one. Until then the first dimension of what changes is a guess.
         """
         modules = [str(site).partition("/")[0] for site in self.words["site"].words]
         module = np.append(np.unique(modules, return_inverse=True)[1] if modules else np.empty(0, np.int64), -1)
@@ -173,7 +177,7 @@ class _Ways:
         return np.asarray(uneven | (self.sides[0].length == 0) | (self.sides[1].length == 0))
 
     def _in_both_or_several(self) -> Bools:
-        """Groups whose shapes say something: of one row on each side, or of several."""
+        """Groups whose shapes can be compared: of one row on each side, or of several."""
         return np.asarray(self.several | ((self.sides[0].length == 1) & (self.sides[1].length == 1)))
 
     def _compare_shapes(self, at: Ints) -> None:
@@ -288,17 +292,10 @@ def micro_steps(step: Ints, micro: Ints) -> dict[int, int]:
     return dict(zip(steps.tolist(), most.tolist(), strict=True))
 
 
-# -- cuts --------------------------------------------------------------------------------------------------------------
-# Along which dimension a batch was cut into micro steps, as the shapes of a tensor in both runs tell.
-#
-# Feeds `groups`. A shape alone does not tell which dimension is the batch, but two runs do that cut it differently:
-# it is the one in which their shapes differ.
+# -- the dimension to join along ---------------------------------------------------------------------------------------
 
 
 Shape = tuple[int, ...]
-
-NO_BATCH, APART = -1, -2
-"""In place of the dimension to join along: all shapes are the same; they differ in more than one dimension."""
 
 
 class JoinDimension(NamedTuple):
@@ -315,12 +312,12 @@ def along(reference: list[Shape], candidate: list[Shape]) -> JoinDimension:
     """What the shapes of a tensor in the micro steps of both runs say.
 
     >>> along([(8, 3)], [(2, 3), (6, 3)])
-    Along(dim=0, differ=True, adds_up=True, same_cut=False, stacks=True)
+    JoinDimension(dim=0, differ=True, adds_up=True, same_cut=False, stacks=True)
     >>> along([(3, 3)], [(3, 3), (3, 3)]).dim, along([(4, 4)], [(2, 2), (2, 2)]).dim
     (-1, -2)
     """
     shapes, stacks = [*reference, *candidate], _stack(reference) and _stack(candidate)
-    if not reference or not candidate:  # nobody to ask
+    if not reference or not candidate:  # nothing to compare with
         return JoinDimension(NO_BATCH if len(set(shapes)) == 1 else 0 if stacks else APART, False, True, stacks=stacks)
     if len({len(shape) for shape in shapes}) > 1:
         return JoinDimension(APART, True, False, stacks=stacks)

@@ -1,8 +1,8 @@
 """Pairs two streams of calls that are almost the same: some calls were fused, split, left out or repeated.
 
-Feeds `align` where keys do not tell. A stream is a list of calls in order of execution. Two calls may be paired when
-they are of the same kind; the more else they share, the better, and pairs that follow one another are better still.
-Pairs never cross. What has no partner is a gap, and pairing resumes after it.
+Feeds `alignment` where keys do not pair, and `mapping_draft`. A stream is a list of calls in order of execution. Two
+calls may be paired when they are of the same kind; the more else they share, the better, and pairs that follow one
+another are better still. Pairs never cross. What has no partner is a gap, and pairing resumes after it.
 
 The best pairing is found by dynamic programming in a window that slides along both streams, so time grows with their
 length and not with its square. Its two sides are in proportion to what is left of the streams: were they of one size,

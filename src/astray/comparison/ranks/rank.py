@@ -1,7 +1,8 @@
-"""Compares one rank of two runs: rows → align → evidence → verdict → first.
+"""Compares one rank of two runs (rows → pair → measure → judge → blame), and puts the pairs of ranks into one table.
 
-Feeds `table`, which puts ranks together. A rank depends on no other, not even for the numbers of its words: so it does
-not matter which process compares it, or after which. What comes of it is a few columns that are quickly sent about.
+Read by `schedule` and `worker`; `comparison` calls `table`. A rank depends on no other, not even for the numbers of its
+words: so it does not matter which process compares it, or after which. Its result is a few columns that are quickly
+sent to another process.
 """
 
 from __future__ import annotations
@@ -58,6 +59,18 @@ class PairCounts(NamedTuple):
     candidate: int
     matched: int
     comparable: int
+
+
+class RankPairs(NamedTuple):
+    """The pairs of one rank: texts are codes into `words`; a column of one entry has it for all `length` pairs."""
+
+    length: int
+    columns: dict[str, npt.NDArray[Any]]
+    words: dict[str, list[Any]]
+
+    def take(self, name: str) -> npt.NDArray[Any]:
+        """Take a column out, so that not all columns are in memory twice, in the ranks and in the table."""
+        return self.columns.pop(name)
 
 
 class RankComparison(NamedTuple):
@@ -227,7 +240,7 @@ def _tally(found: _Judged) -> PairCounts:
 def _account(run: RankRun | None) -> Account | None:
     if not isinstance(run, JoinedRank):
         return None if run is None else run.account
-    known = run.account.problems  # what was found while its parts were read is told by the rank as it was recorded
+    known = run.account.problems  # those found while its parts were read are problems of the recorded rank
     return run.account._replace(problems=[*known, *(one for one in run.recorded.account.problems if one not in known)])
 
 
@@ -288,27 +301,12 @@ def _at(column: Ints, rows: Ints) -> Ints:
     return np.append(column, np.array(-1, column.dtype))[rows]
 
 
-# -- table -------------------------------------------------------------------------------------------------------------
-# Puts the pairs of some ranks into one table: the `pairs` of a Comparison.
-#
-# Each rank comes with words of its own, and they get common numbers in the order of the ranks. A column that says the
-# same of all pairs, such as a metric that could not be measured, takes no memory.
-
-
-class RankPairs(NamedTuple):
-    """The pairs of one rank, so many: texts are codes into `words`, and a single entry stands for all."""
-
-    length: int
-    columns: dict[str, npt.NDArray[Any]]
-    words: dict[str, list[Any]]
-
-    def take(self, name: str) -> npt.NDArray[Any]:
-        """Take a column out: all of them twice, here and in the table, would be too much for many ranks."""
-        return self.columns.pop(name)
-
-
 def table(ranks: Sequence[RankPairs]) -> Table:
-    """The pairs of these ranks, one rank after another; they are left without columns."""
+    """The `pairs` of a Comparison: those of these ranks, one after another. The ranks are left without columns.
+
+    Words get common numbers in the order of the ranks. A column that says the same of all pairs, such as a metric that
+    could not be measured, takes no memory.
+    """
     vocabularies: Vocabularies = defaultdict(StringTable)
     lengths = [rank.length for rank in ranks]
     joined: dict[str, Any] = {}

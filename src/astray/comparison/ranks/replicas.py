@@ -1,8 +1,8 @@
-"""Ranks of one run that should hold the same: `astray compare RUN --replicas`.
+"""Ranks of one run that should hold the same, compared and reported: `astray compare RUN --replicas`.
 
 Data-parallel ranks see different data, but keep the same weights: their parameters, and everything an optimizer reads
-and writes, agree to the bit, step for step. The first that does not names the moment at which a rank went its own way,
-and what most ranks hold says which rank that is. A tensor that is spread over ranks is no replica, and left out.
+and writes, agree to the bit, step for step. The first tensor that does not shows when a rank diverged from its
+replicas, and what most ranks hold says which rank that is. A sharded tensor is not a replica, and is left out.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ Groups = tuple[tuple[int, ...], ...]
 """Ranks that hold the same, the largest group first."""
 
 KEY = ("step", "micro", "site", "call", "phase", "again", "role", "path")
+
+
+WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,11 @@ class Replicas:
         return 0 if self.same else 1
 
     def __str__(self) -> str:
-
         return render(self)
 
 
 def compare_replicas(run: str | Run, *, steps: str | Sequence[int] | None = None, sites: str | None = None) -> Replicas:
-    """Compare the ranks of one run with each other. Raises CompareError when there is nothing that two ranks have."""
+    """Compare the ranks of one run with each other. Raises CompareError when no two ranks have a tensor in common."""
     from astray.comparison.pair.matching import Matching
 
     opened = run if isinstance(run, Run) else open_run(run)
@@ -90,6 +92,17 @@ def compare_replicas(run: str | Run, *, steps: str | Sequence[int] | None = None
             f"{_among(matching.steps)}, so there is nothing to compare. Record parameters, or the update phase."
         )
     return _judged(opened, found, ranks, vocabularies)
+
+
+def odd_ones(groups: Groups) -> tuple[int, ...]:
+    """The ranks that do not hold what most hold; none when there is no majority.
+
+    >>> odd_ones(((0, 1, 3), (2,))), odd_ones(((0, 1), (2, 3)))
+    ((2,), ())
+    """
+    if len(groups[0]) == len(groups[1]):
+        return ()
+    return tuple(sorted(rank for group in groups[1:] for rank in group))
 
 
 class _SharedRows:
@@ -152,17 +165,6 @@ def _judged(run: Run, found: _SharedRows, ranks: dict[int, Rows], vocabularies: 
     return Replicas(run, len(np.unique(found.key)), len(groups), first, alone)
 
 
-def odd_ones(groups: Groups) -> tuple[int, ...]:
-    """The ranks that do not hold what most hold; none when there is no majority.
-
-    >>> odd_ones(((0, 1, 3), (2,))), odd_ones(((0, 1), (2, 3)))
-    ((2,), ())
-    """
-    if len(groups[0]) == len(groups[1]):
-        return ()
-    return tuple(sorted(rank for group in groups[1:] for rank in group))
-
-
 def _groups(found: _SharedRows, at: slice) -> Groups:
     groups: dict[int, list[int]] = defaultdict(list)
     for rank, bits in zip(found.rank[at].tolist(), found.bits[at].tolist(), strict=True):
@@ -197,13 +199,6 @@ def _code(vocabulary: StringTable, word: str) -> int:
 
 def _among(steps: StepSelection) -> str:
     return f" in steps {steps}" if steps else ""
-
-
-# -- replicas replicas -------------------------------------------------------------------------------------------------
-# The report of `astray compare RUN --replicas`: which rank went its own way, and with which tensor.
-
-
-WIDTH = 100
 
 
 def render(replicas: Replicas, *, width: int = WIDTH) -> str:

@@ -1,6 +1,8 @@
-"""Compares all ranks of two runs: one after another, or in processes of their own where that saves time.
+"""Compares all ranks of two runs: one after another, or in worker processes where that saves time.
 
-Reads the runs, feeds `comparison`. The result is the same either way, to the bit and in the same order.
+Reads the runs and the answers of `worker`, feeds `comparison`. The result is the same either way, to the bit and in the
+same order. Ranks are handed out by the calling thread, which also reports progress. A worker that dies ends the
+comparison with a sentence; whatever ends the comparison, Ctrl-C too, ends the workers.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from astray.process import threads_asked
 from astray.store import Run
 
 START = 0.5
-"""Seconds that starting processes takes, and sending what they found: `benchmarks/compare_ranks.py`."""
+"""Seconds to start processes and to send their results back: measured by `benchmarks/compare_ranks.py`."""
 
 SECONDS_A_ROW = 1.3e-6
 SECONDS_A_BYTE = 1 / 8e9
 SECONDS_A_BYTE_OF_OWN = 1 / 1e8
-"""What one process takes for a pair of tensors, for a byte kept of it, and for one that metrics of Python's measure."""
+"""Seconds of one process for a pair of tensors, for a byte of kept values, and for one that Python metrics read."""
 
 
 class ComparedRuns(NamedTuple):
@@ -44,6 +46,80 @@ class ComparedRuns(NamedTuple):
         """One rank of each."""
         noise = tuple(run.ranks.get(rank) for run in self.noise)
         return RankSides(self.reference.ranks.get(rank), self.candidate.ranks.get(rank), noise)
+
+
+def compare_ranks(
+    runs: ComparedRuns,
+    matching: Matching,
+    judging: JudgeOptions,
+    job: ComparisonJob | None = None,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> list[RankComparison]:
+    """Compare every selected rank, `processes` at once. `job` is the same for workers; None where they cannot do it."""
+    if processes is not None and processes < 1:
+        raise UsageError(f"Ranks cannot be compared in {processes} processes; it takes 1, which is this one, or more.")
+    ranks = matching.ranks_of(runs.reference, runs.candidate)
+    told = RanksProgress(progress, len(ranks))
+    count = min(processes or cores(), len(ranks))
+    if job is None or count < 2 or (processes is None and not worth_it(runs, ranks, count, bool(job.metrics))):
+        return [_compare(rank, runs, matching, judging, told) for rank in ranks]
+
+    found = compare_in_processes(job, ranks, count, told)
+    for one in found:
+        for run, account in zip(runs[:2], one.accounts, strict=True):
+            if account is not None:
+                run.ranks[one.rank].account = account  # else the tables are read once more for it
+    return found
+
+
+def _compare(
+    rank: int, runs: ComparedRuns, matching: Matching, judging: JudgeOptions, told: RanksProgress
+) -> RankComparison:
+    found = compare_rank(rank, runs.sides(rank), matching, judging, lambda done, total: told(rank, done, total))
+    told.finished(rank)
+    return found
+
+
+def job_of(
+    given: Sequence[Any], matching: Matching, judging: JudgeOptions, metrics: Sequence[Any] | None
+) -> ComparisonJob | None:
+    """What worker processes need, or None when they cannot do the work.
+
+    A run that is open already may be of any kind, and has its tables read; a function does not exist in another
+    process, nor does one of the main module, which is not run again.
+    """
+    reference, candidate, noise = given
+    paths = all(isinstance(run, str | os.PathLike) for run in (reference, candidate, *noise))
+    named = all(isinstance(metric, str) and not metric.startswith("__main__:") for metric in metrics or ())
+    interpreter = bool(sys.executable) and not getattr(sys, "frozen", False)  # and not a program made of one
+    if not paths or not named or not interpreter or os.name != "posix":
+        return None
+    again = tuple(os.fspath(run) for run in noise)
+    names = tuple(metrics or ())
+    return ComparisonJob(
+        os.fspath(reference), os.fspath(candidate), again, matching, judging.allowed, judging.exact, names
+    )
+
+
+def cores() -> int:
+    """The cores this process may run on, which in a container are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worth_it(runs: ComparedRuns, ranks: Sequence[int], processes: int, own: bool = False) -> bool:
+    """Whether so many processes save more time than it takes to start them; `own`: with custom metrics.
+
+    The end of each recording says how many rows and bytes it has; one without an end may be of any size.
+    """
+    each = SECONDS_A_BYTE_OF_OWN if own else SECONDS_A_BYTE
+    seconds = 0.0
+    for run in (runs.reference, runs.candidate, *runs.noise):
+        for rank in filter(None, map(run.ranks.get, ranks)):
+            if rank.end is None:
+                return True
+            seconds += (rank.end.tensors * SECONDS_A_ROW + rank.end.value_bytes * each) / 2
+    return seconds * (1 - 1 / processes) > START
 
 
 class RanksProgress:
@@ -69,98 +145,18 @@ class RanksProgress:
             self._progress(sum(self._done.values()), sum(self._total.values()) * self._ranks // len(self._total))
 
     def finished(self, rank: int) -> None:
-        """This rank is done, also if it had nothing to tell."""
+        """This rank is done, also if it never reported progress."""
         self._total.setdefault(rank, 0)
 
 
-def job_of(
-    given: Sequence[Any], matching: Matching, judging: JudgeOptions, metrics: Sequence[Any] | None
-) -> ComparisonJob | None:
-    """What other processes need to know, or None when they cannot be told.
-
-    A run that is open already may be of any kind, and is quick to ask for what was read of it; a function is not there
-    in another process, nor is one of the main module, which is not run again.
-    """
-    reference, candidate, noise = given
-    paths = all(isinstance(run, str | os.PathLike) for run in (reference, candidate, *noise))
-    named = all(isinstance(metric, str) and not metric.startswith("__main__:") for metric in metrics or ())
-    interpreter = bool(sys.executable) and not getattr(sys, "frozen", False)  # and not a program made of one
-    if not paths or not named or not interpreter or os.name != "posix":
-        return None
-    again = tuple(os.fspath(run) for run in noise)
-    names = tuple(metrics or ())
-    return ComparisonJob(
-        os.fspath(reference), os.fspath(candidate), again, matching, judging.allowed, judging.exact, names
-    )
-
-
-def compare_ranks(
-    runs: ComparedRuns,
-    matching: Matching,
-    judging: JudgeOptions,
-    job: ComparisonJob | None = None,
-    processes: int | None = None,
-    progress: Progress | None = None,
-) -> list[RankComparison]:
-    """Compare every rank that is asked for, so many at once. `job` says the same to other processes, if they can be."""
-    if processes is not None and processes < 1:
-        raise UsageError(f"Ranks cannot be compared in {processes} processes; it takes 1, which is this one, or more.")
-    ranks = matching.ranks_of(runs.reference, runs.candidate)
-    told = RanksProgress(progress, len(ranks))
-    count = min(processes or cores(), len(ranks))
-    if job is None or count < 2 or (processes is None and not worth_it(runs, ranks, count, bool(job.metrics))):
-        return [_compare(rank, runs, matching, judging, told) for rank in ranks]
-
-    found = compare_in_processes(job, ranks, count, told)
-    for one in found:
-        for run, account in zip(runs[:2], one.accounts, strict=True):
-            if account is not None:
-                run.ranks[one.rank].account = account  # so that nobody reads the tables once more to know it
-    return found
-
-
-def _compare(
-    rank: int, runs: ComparedRuns, matching: Matching, judging: JudgeOptions, told: RanksProgress
-) -> RankComparison:
-    found = compare_rank(rank, runs.sides(rank), matching, judging, lambda done, total: told(rank, done, total))
-    told.finished(rank)
-    return found
-
-
-def cores() -> int:
-    """The cores this process may run on, which in a container are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def worth_it(runs: ComparedRuns, ranks: Sequence[int], processes: int, own: bool = False) -> bool:
-    """Whether so many processes save more time than it takes to start them; `own`: with metrics that were asked for.
-
-    How much there is to do is what the end of each recording says of itself; one without an end may be of any size.
-    """
-    each = SECONDS_A_BYTE_OF_OWN if own else SECONDS_A_BYTE
-    seconds = 0.0
-    for run in (runs.reference, runs.candidate, *runs.noise):
-        for rank in filter(None, map(run.ranks.get, ranks)):
-            if rank.end is None:
-                return True
-            seconds += (rank.end.tensors * SECONDS_A_ROW + rank.end.value_bytes * each) / 2
-    return seconds * (1 - 1 / processes) > START
-
-
-# -- workers -----------------------------------------------------------------------------------------------------------
-# Compares ranks in processes of their own, as many at a time as there are cores.
-#
-# Reads the answers of `worker` and hands out ranks, all in the thread that asked, so that progress is told there. The
-# result is that of comparing one rank after another, to the bit. A worker that dies ends the comparison with a
-# sentence; whatever ends it here, Ctrl-C too, ends the workers.
+# -- worker processes --------------------------------------------------------------------------------------------------
 
 
 PROGRAM = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path[:] = sys.argv[1:]; "
     "from astray.comparison.ranks.worker import main; main()"
 )
-"""Ctrl-C reaches every process of a terminal; here it is for the one that asked to decide. Modules come from where it
-has them."""
+"""A worker has the `sys.path` of the calling process, and ignores Ctrl-C, which reaches both: the caller ends it."""
 
 
 def compare_in_processes(
@@ -206,16 +202,16 @@ class Worker:
         self._job: ComparisonJob | None = job
 
     def compare(self, rank: int, threads: int) -> None:
-        """Ask for a rank."""
+        """Send it a rank to compare."""
         self.rank = rank
-        with contextlib.suppress(BrokenPipeError):  # it is dead; who reads its answer is told
+        with contextlib.suppress(BrokenPipeError):  # it is dead, which `answer` reports
             if self._job is not None:
                 send(self._tasks, self._job)
                 self._job = None
             send(self._tasks, RankTask(rank, threads))
 
     def answer(self) -> RankComparison | ProgressMessage:
-        """What it says next."""
+        """Its next message."""
         try:
             answer = receive(self.answers)
         except EOFError:
@@ -238,7 +234,7 @@ class Worker:
 
 
 class _WorkerError(Exception):
-    """Where in another process an error was raised."""
+    """The traceback of an error that a worker raised."""
 
     def __str__(self) -> str:
         return f"in a process that compared a rank:\n{self.args[0]}"

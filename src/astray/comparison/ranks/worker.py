@@ -1,6 +1,6 @@
-"""The process that compares ranks for another: it is told of a job, then of one rank after another, and answers.
+"""The worker process: it reads a job, then one rank after another, and answers with each comparison.
 
-Started by `workers`. It is a fresh interpreter that runs nothing of the program it works for: no main module, no fork
+Started by `schedule`. It is a fresh interpreter that runs nothing of the program it works for: no main module, no fork
 of its threads or of its GPU. Messages are pickles, with the bytes of arrays behind them as they are.
 """
 
@@ -25,7 +25,7 @@ _SIZE = struct.Struct("<Q")
 
 
 class ComparisonJob(NamedTuple):
-    """What to compare, in words that another process understands: runs by their paths, metrics by their names."""
+    """What to compare, in a form that can be sent: runs by their paths, metrics by their names."""
 
     reference: str
     candidate: str
@@ -73,7 +73,7 @@ def receive(stream: FileIO) -> Any:
     (count,) = _SIZE.unpack(_read(stream, _SIZE.size))
     sizes = [size for (size,) in _SIZE.iter_unpack(_read(stream, count * _SIZE.size))]
     body, *buffers = (_read(stream, size) for size in sizes)
-    return pickle.loads(body, buffers=buffers)  # both ends of the pipe are ours, and nobody else has it
+    return pickle.loads(body, buffers=buffers)  # both ends of the pipe are astray, and no other process has it
 
 
 def _read(stream: FileIO, size: int) -> bytearray:
@@ -88,12 +88,12 @@ def _read(stream: FileIO, size: int) -> bytearray:
 
 
 def main() -> None:
-    """Work until nobody asks any more."""
+    """Work until the calling process closes the pipe."""
     asked, answers = FileIO(0, closefd=False), FileIO(os.dup(1), "wb")
     os.dup2(2, 1)  # what a user's metric prints must not get among the answers: it goes where errors go
     try:
         _serve(asked, answers)
-    except (EOFError, BrokenPipeError):  # the process that asked has what it wants, or is no more
+    except (EOFError, BrokenPipeError):  # the calling process has what it wants, or has ended
         return
 
 
@@ -113,7 +113,7 @@ def _serve(asked: FileIO, answers: FileIO) -> None:
             send(answers, ProgressMessage(done, total))
 
     def compare(rank: int) -> Any:
-        # Whatever this process knows of a rank goes with it: it opens the runs for each anew.
+        # The runs are opened anew for each rank, so that what was read of one is freed with it.
         one, other, *noise = (open_run(path).ranks.get(rank) for path in (job.reference, job.candidate, *job.noise))
         sides = RankSides(one, other, tuple(noise))
         return compare_rank(rank, sides, job.matching, JudgeOptions(own, job.allowed, job.exact), progress)
@@ -124,7 +124,7 @@ def _serve(asked: FileIO, answers: FileIO) -> None:
         set_threads(task.threads)
         try:
             answer = compare(task.rank)
-        except Exception as error:  # noqa: BLE001 - the other process says what went wrong
+        except Exception as error:  # noqa: BLE001 - the calling process raises it
             answer = FailureMessage(_sendable(error), traceback.format_exc())
         send(answers, answer)
 

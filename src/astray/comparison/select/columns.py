@@ -1,7 +1,7 @@
 """Every column that can be shown of a comparison, by name: those of its pairs, and both runs' statistics beside them.
 
 The one definition of what a row of a report holds: filters, CSV, spreadsheets, Arrow and pandas all read it. Statistics
-are fetched from the runs when they are asked for, and only for the rows in question.
+are fetched from the runs when they are read, and only for the rows in question.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COUNTS = ("zeros", "nan", "inf", "count")
 STATISTICS = (*MOMENTS, *COUNTS, "fingerprint")
 SIDES = ("reference", "candidate")
 INTERNAL = ("row", "call")
-"""Row numbers in the runs' tables. They are in `pairs` for programs, and say nothing to a reader."""
+"""Row numbers in the runs' tables. They are in `pairs` for programs, and are not shown."""
 
 Rows = slice | npt.NDArray[np.integer[Any]]
 ALL = slice(None)

@@ -3,8 +3,10 @@ r"""Filter expressions: a small language that says which rows of a comparison to
     error > 1e-3 and site ~ 'h\.2' and phase == backward
     verdict in (diverged, non-finite) and not (role == parameter or 1e-6 < error <= limit)
 
-Parsed by hand into the tree of `conditions`, which are evaluated a column at a time: a text is looked for among the few
-distinct values of its column, not in every row. docs/reports.md explains the language to users.
+Parsed by hand into a tree of conditions, each of which gives a mask over the rows, a column at a time: a text is looked
+for among the few distinct values of its column, not in every row. What is not known (NaN, a tensor that one run does
+not have) fits no comparison but `!=`, `!~` and `== null`: a negated sign is always the exact opposite. docs/reports.md
+explains the language to users.
 """
 
 from __future__ import annotations
@@ -26,11 +28,35 @@ from astray.store import DictionaryColumn
 from astray.store.columns import BoolArray
 from astray.wording import did_you_mean
 
+
+@dataclass(frozen=True)
+class Filter:
+    """An expression that was understood. `words` are those in it that may be columns."""
+
+    text: str
+    words: tuple[str, ...]
+    condition: Condition
+
+    @classmethod
+    def parse(cls, text: str) -> Filter:
+        """Understand an expression. Whether its columns exist is seen when it meets a comparison.
+
+        >>> Filter.parse("error > 1e-3 and site ~ 'mlp'").words
+        ('error', 'site')
+        """
+        parser = _FilterParser(text)
+        try:
+            condition = parser.whole()
+        except RecursionError:
+            raise UsageError(f"The filter {text[:40]!r}… is nested too deeply. Use fewer parentheses.") from None
+        return cls(text, tuple(dict.fromkeys(parser.words)), condition)
+
+    def mask(self, columns: Columns) -> BoolArray:
+        """Which rows fit."""
+        return self.condition.mask(columns)
+
+
 # -- conditions --------------------------------------------------------------------------------------------------------
-# The conditions a filter expression is made of, each of which gives a mask over the rows of a comparison.
-#
-# What is not known (NaN, a tensor that one run does not have) fits no comparison but `!=`, `!~` and `== null`: a
-# negated sign is always the exact opposite.
 
 
 ORDERS: dict[str, Callable[[Any, Any], Any]] = {
@@ -258,6 +284,9 @@ def _no_column(word: Literal, columns: Columns) -> UsageError:
     )
 
 
+# -- parser ------------------------------------------------------------------------------------------------------------
+
+
 _TOKEN = re.compile(
     r"""\s*(?:
      (?P<number> [-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]) | [-+]inf\b )
@@ -271,33 +300,6 @@ _TOKEN = re.compile(
 _SIGNS = (*MIRRORED, "~", "!~")
 _CLOSING = {"(": ")", "[": "]"}
 _HINTS = {"=": "Write == to ask whether two things are equal.", "&": "Write and.", "|": "Write or.", "!": "Write not."}
-
-
-@dataclass(frozen=True)
-class Filter:
-    """An expression that was understood. `words` are those in it that may be columns."""
-
-    text: str
-    words: tuple[str, ...]
-    condition: Condition
-
-    @classmethod
-    def parse(cls, text: str) -> Filter:
-        """Understand an expression. Whether its columns exist is seen when it meets a comparison.
-
-        >>> Filter.parse("error > 1e-3 and site ~ 'mlp'").words
-        ('error', 'site')
-        """
-        parser = _FilterParser(text)
-        try:
-            condition = parser.whole()
-        except RecursionError:
-            raise UsageError(f"The filter {text[:40]!r}… is nested too deeply. Use fewer parentheses.") from None
-        return cls(text, tuple(dict.fromkeys(parser.words)), condition)
-
-    def mask(self, columns: Columns) -> BoolArray:
-        """Which rows fit."""
-        return self.condition.mask(columns)
 
 
 class _Token(NamedTuple):

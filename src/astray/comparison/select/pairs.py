@@ -1,7 +1,7 @@
-"""The rows of a comparison that somebody asked for: filtered, sorted, and cut to the first few.
+"""The rows of a comparison that were asked for: filtered, sorted, and cut to the first few.
 
-Made by `Comparison.select` and `Comparison.table`; shown by `report.rows`. Only row numbers are kept, so that a view of
-millions of rows costs little until it is read.
+Made by `Comparison.select` and `Comparison.table`; shown by `row_table`, or taken as Arrow and pandas tables. Only row
+numbers are kept, so that a view of millions of rows costs little until it is read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Pairs:
     rows: their numbers in `comparison.pairs`.
     found: how many there were before `top` cut them.
     asked: the filter and the order, in words.
-    named: the columns that the filter and the order speak of.
+    named: the columns that the filter and the order name.
     """
 
     def __init__(
@@ -166,18 +166,14 @@ def natural(value: Any) -> list[tuple[int, int, str]]:
 
 
 def check_top(top: int) -> int:
-    """How many rows to show. Raises UsageError when that is no number of them."""
+    """How many rows to show. Raises UsageError for a negative number."""
     if top < 0:
         raise UsageError(f"{top} rows cannot be shown. Give a number from 0 on.")
     return top
 
 
-# -- frame -------------------------------------------------------------------------------------------------------------
-# Rows of a comparison as a pandas DataFrame, made straight from the columns: pyarrow is not needed.
-
-
 def frame(pairs: Pairs) -> pandas.DataFrame:
-    """The rows with every column."""
+    """The rows with every column, made straight from the columns: pyarrow is not needed."""
     try:
         import pandas
     except ImportError:

@@ -1,6 +1,6 @@
 """Rows of a comparison as a table for a terminal: what `--filter`, `--sort` and `--top` show beneath the answer.
 
-Shows the key, the verdict, the error and the surprise of each, and every column that the filter or the order speaks of.
+Shows the key, the verdict, the error and the surprise of each, and every column that the filter or the order names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from astray.wording import printable
 
 WIDTH = 100
 MOST = 25
-"""How many rows are shown when nobody said how many."""
+"""How many rows are shown by default."""
 
 _WIDEST_TEXT = 140
 DIM, RED, YELLOW = "2", "31", "33"
@@ -31,7 +31,7 @@ _SHOWN = (
     "rank", "step", "micro", "phase", "recompute", "site", "call", "role", "path",
     "verdict", "error", "surprise", "reason",
 )  # fmt: skip
-"""What every table has, so that it needs no column of its own where a filter speaks of it."""
+"""What every table has, so that it needs no column of its own where a filter names it."""
 
 _LEAST = {"reason": 24, "site": 16}
 _LEAST_OF_ALL = {"site": 12, "tensor": 10, "source": 10, "verdict": 12, "phase": 9}

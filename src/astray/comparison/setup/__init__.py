@@ -1,6 +1,12 @@
 """What two runs were set to differently, before anything is said of their tensors.
 
-`differences` is the entry: it reads the recorded setup (`timelines`), compares modules, optimizers and torch's flags
-(`subjects`) and the arguments of calls (`arguments`). `effects` says what each may do to numbers, `folding` makes one
-of what is the same in many places, `wording` a sentence. `causes` finds those that could explain a wrong result.
+differences.py        the entry: the differences of a rank, and of all ranks
+timelines.py          reads what each thing was set to, step by step
+subjects.py           compares modules, optimizers, torch's flags and the environment
+arguments.py          compares the plain arguments of calls
+effects.py            what each difference may do to numbers
+wording.py            a difference as a sentence
+setup_difference.py   the records: a difference, and the raw finding
+
+`blame.setup_causes` finds those that could explain a wrong result.
 """

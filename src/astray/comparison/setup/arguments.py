@@ -1,7 +1,7 @@
 """Compares the plain arguments of calls: what both runs' `args` hold besides tensors.
 
-Most sites are called alike in both, which a look at the distinct texts tells. Only of the others are texts taken apart.
-An argument that is another one in every call comes from the data, and is no setting.
+Most sites have the same distinct texts in both runs; only those of the others are parsed. An argument that differs from
+call to call comes from the data, and is not a setting.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What two runs were set to differently: the entry of this package.
 
-Each rank is compared by itself (`of_rank`), in whichever process compares its tensors; `put_together` makes one list of
-them, and adds what older runs tell of themselves as wholes.
+Each rank is compared by itself (`of_rank`), in whichever process compares its tensors: its findings become differences,
+one for what is the same in many places and none for what follows from another. `put_together` makes one list of all
+ranks', those first that change results, and adds what older runs recorded only once per run.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _shared_steps(reference: RankRun, candidate: RankRun, matching: Matching) ->
 
 
 def put_together(found: Iterable[SetupDifference], reference: Run, candidate: Run) -> tuple[SetupDifference, ...]:
-    """Those of all ranks, and of the runs as wholes where their ranks do not tell."""
+    """Those of all ranks, and of the runs as wholes where their ranks recorded none."""
     known = list(found)
     ranks = sorted(set(reference.ranks) & set(candidate.ranks))
     if ranks and not (reference.ranks[ranks[0]].setup and candidate.ranks[ranks[0]].setup):
@@ -73,7 +74,7 @@ def put_together(found: Iterable[SetupDifference], reference: Run, candidate: Ru
 
 
 def _of_wholes(reference: Run, candidate: Run) -> Iterator[Finding]:
-    """What `run.json` tells, for runs that have not recorded their setup."""
+    """What `run.json` has, for runs that have not recorded their setup."""
     left, right = reference.info, candidate.info
     if left.framework != right.framework:
         return
@@ -90,10 +91,7 @@ def _of_wholes(reference: Run, candidate: Run) -> Iterator[Finding]:
         yield Finding("device", "", "", "devices", left.devices, right.devices)
 
 
-# -- folding -----------------------------------------------------------------------------------------------------------
-# Makes one difference of what is the same in many places, and leaves out what follows from another.
-#
-# `findings` of one rank go in, differences come out, those that change results first.
+# -- findings of one rank to differences -------------------------------------------------------------------------------
 
 
 _EFFECTS: tuple[Effect, ...] = ("changes results", "changes rounding", "none known")
@@ -169,7 +167,7 @@ def _difference(rank: int, found: Sequence[Finding]) -> SetupDifference:
     )
 
 
-# -- what follows from another ---------------------------------------------------------------------------------------
+# -- what follows from another -----------------------------------------------------------------------------------------
 
 
 def without_consequences(findings: list[Finding]) -> list[Finding]:
@@ -194,7 +192,7 @@ class _Causes:
         if one.subject == "argument":
             module = one.site.partition("/")[0]
             if "mask" in one.name and ("config", "_attn_implementation") in self._named:
-                return True  # each implementation has its own way to be told
+                return True  # each implementation takes its mask in its own way
             is_of_module = any((place, _values(one)) in self._by_module for place in (one.site, module))
             return is_of_module or (kind_of(one) == "device" and ("module", "device") in self._named)
         if one.subject == "config":

@@ -1,7 +1,7 @@
 """What a difference may do to numbers: change results, change their rounding, or nothing that is known.
 
-Every judgement of this kind lies here. A name that is not listed changes results if it is a module's, an optimizer's or
-an argument's, for these are what a model is made of.
+All such judgements are made here. A name that is not listed changes results if it is a module's, an optimizer's or an
+argument's, for these are what a model is made of.
 """
 
 from __future__ import annotations

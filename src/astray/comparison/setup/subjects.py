@@ -1,6 +1,6 @@
 """Compares what modules, optimizers, torch and the environment were set to: the timelines of a rank in both runs.
 
-Gives raw findings, one for each value and place; `folding` puts them together.
+Gives raw findings, one for each value and place; `differences` puts them together.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from astray.comparison.setup.wording import WRITTEN
 from astray.records import ROOT
 
 _OF_TENSORS = ("dtype", "requires_grad", "placement")
-"""What is told of a module's own tensors, behind the name of the tensor and a dot."""
+"""What is recorded of a module's own tensors, behind the name of the tensor and a dot."""
 
 _SHARED = 0.5
-"""Of the modules of two runs so many must have the same names, or the names do not tell which belongs to which."""
+"""Of the modules of two runs so many must have the same names, or the names do not show which belongs to which."""
 
 
 _OF_MEMBERS = {"written_gradients": WRITTEN}
@@ -48,7 +48,7 @@ def _plain(subject: str, reference: Timelines, candidate: Timelines, steps: Sequ
                 yield Finding(subject, site, "", name, *found[1:], found[0])
 
 
-# -- modules ---------------------------------------------------------------------------------------------------------
+# -- modules -----------------------------------------------------------------------------------------------------------
 
 
 def _modules(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
@@ -106,7 +106,7 @@ def _topmost(sites: Iterator[str]) -> list[str]:
 
 
 def _autocast(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
-    """A module that says nothing of its own runs as the outermost one does."""
+    """A module without autocast settings of its own runs as the outermost one does."""
     left, right = reference.of("autocast"), candidate.of("autocast")
     classes = reference.of("module")
     if not left or not right:
@@ -126,7 +126,7 @@ def _around(known: dict[str, Settings], site: str) -> Settings | None:
     return next((known[name] for name in (*names, ROOT) if "autocast" in known.get(name, {})), None)
 
 
-# -- optimizers ------------------------------------------------------------------------------------------------------
+# -- optimizers --------------------------------------------------------------------------------------------------------
 
 
 def _optimizers(reference: Timelines, candidate: Timelines, steps: Sequence[int]) -> Iterator[Finding]:
@@ -191,7 +191,7 @@ def _shared_groups(
 
 
 def _members(group: Settings, steps: Sequence[int]) -> list[str]:
-    """The parameters of a group. Those without a name are told by their place in it, whatever the optimizer's is."""
+    """The parameters of a group. Those without a name get their place in it, whatever the optimizer's name is."""
     found = at(group.get("parameters"), steps[-1])
     names = [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
     return [name.partition("/")[2] if "/param_groups." in name else name for name in names]

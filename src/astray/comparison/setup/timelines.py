@@ -1,7 +1,7 @@
 """What each thing was set to over the steps of a rank, and the first step in which two runs differ in it.
 
-Reads the rows of `setup.jsonl`. Where a run has none, because it is older or another tool's, what its tables tell is
-taken for it: dtypes and devices of parameters, classes, and the settings of optimizers that were recorded.
+Reads the rows of `setup.jsonl`. Where a run has none, because it is older or another tool's, its tables stand in for
+it: dtypes and devices of parameters, classes, and the settings of optimizers that were recorded.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def first_difference(
 
 
 def _told_by_tables(rank: RankRun) -> Iterator[Setup]:
-    """What the tables of a run tell of its setup that has not recorded it."""
+    """The setup of a run that has not recorded it, as far as its tables show it."""
     yield from _modules(rank)
     yield from _optimizers(rank)
 

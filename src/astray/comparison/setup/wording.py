@@ -32,7 +32,7 @@ WRITTEN = "written_gradient"
 def subject_text(value: Any, deep: int = 0) -> str:
     """A value as a sentence has it. `deep`: in so many lists.
 
-    >>> shown([0.9, 0.999]), shown(True), shown("high"), shown(1e-06)
+    >>> subject_text([0.9, 0.999]), subject_text(True), subject_text("high"), subject_text(1e-06)
     ('(0.9, 0.999)', 'True', 'high', '1e-06')
     """
     if value is ABSENT:
@@ -68,7 +68,7 @@ def sentence_of(found: Sequence[Finding], step: int | None) -> str:
 
 
 def _is_word(text: str) -> bool:
-    """Whether a sentence begins with a word of ours, and not with a name of the program's."""
+    """Whether a sentence begins with a plain word, and not with a name of the program's."""
     return text.startswith(("The ", "Autocast "))
 
 
@@ -178,7 +178,7 @@ def _lone(found: Sequence[Finding], who: str, is_: str) -> str:
 
 
 def _who(found: Sequence[Finding]) -> str:
-    """Whom a sentence is about."""
+    """What a sentence is about."""
     first = found[0]
     nouns = {"argument": "call", "config": "configuration", "optimizer": "parameter"}
     if len(found) == 1:
