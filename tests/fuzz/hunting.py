@@ -1,4 +1,4 @@
-"""Goes from seed to seed: a worker damages and drives, and whoever asked watches it from another process."""
+"""Goes from seed to seed: a worker damages files and drives commands; the caller watches it from another process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The command line: one module per command, each with `add` (its options) and `main` (its work).
 
-Commands load what they need when they run, so `astray --help` is quick and `astray run` changes nothing about the order
-in which the user's script imports things.
+program.py runs a script for run.py and check.py, settings.py has the options of a recording. Commands load what they
+need when they run, so `astray --help` is quick and `astray run` changes nothing about the order in which the user's
+script imports things.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ def _could_not(command: str, why: str) -> int:
 
 
 def _write_no_more() -> None:
-    """What is left in the buffer of a broken output would fail once more when Python ends."""
+    """Drops what is left in the buffer of a broken output, which would fail again when Python ends."""
     if sys.stdout is not None:
-        with contextlib.suppress(OSError):  # it may be no file
+        with contextlib.suppress(OSError):  # it may not be a file
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -90,7 +91,7 @@ def parser() -> _CommandParser:
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """The parser of the command itself, which knows those of its commands."""
+    """The parser of `astray`, which holds those of its commands."""
 
     commands: Mapping[str, argparse.ArgumentParser]
 

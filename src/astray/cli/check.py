@@ -1,4 +1,4 @@
-"""`astray check`: runs a script that knows nothing of astray, and says where its NaN and infinity come from."""
+"""`astray check`: runs an unchanged script, and says where its NaN and infinity come from."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _settings(options: argparse.Namespace) -> RecordingOptions:
 
 
 def _refuse(options: argparse.Namespace, settings: RecordingOptions) -> None:
-    """Says before the script runs, not in the middle of it, that something is wrong with what was asked for."""
+    """Raises before the script runs, not in the middle of it, if an option is wrong."""
     from astray.guarding import options as asked
     from astray.guarding.snapshots import SnapshotFolder
 
@@ -121,7 +121,7 @@ class _Check:
         ).start()
 
     def is_ours(self, error: BaseException) -> bool:
-        """Whether it was us who stopped the script; a guard of its own may do so too."""
+        """Whether this guard has stopped the script; one that the script made itself may do so too."""
         if self._guard is None:
             return False
         from astray.guarding.exact import ExactStop
@@ -130,7 +130,7 @@ class _Check:
         return isinstance(error, ExactStop) or (isinstance(error, Tripped) and error.trip in self._guard.trips)
 
     def finish(self, outcome: Outcome) -> int:
-        """Ends the guard, says in one line what it has seen, and gives the exit code."""
+        """Ends the guard, prints in one line what it has seen, and gives the exit code."""
         guard, self._found.may_stop = self._guard, False
         if os.getpid() != self._process:  # a child that the script forked and let run to the end
             return outcome.code

@@ -155,7 +155,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """What cannot be understood or is not installed is said before the work, not after."""
+    """Raises before the work, not after it, if an option is wrong or something is not installed."""
     from astray.comparison.comparison import check_selection
     from astray.comparison.select.pairs import check_top
     from astray.report.atomic_files import check_place
@@ -193,7 +193,7 @@ def _replicas(options: argparse.Namespace) -> int:
 
 
 def arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """What `compare` is to be given for the options of `add_asked`."""
+    """The arguments of `compare` for the options of `add_asked`."""
     from astray.web.options import tolerances_of
 
     return {

@@ -1,6 +1,8 @@
 """`astray help [TOPIC]`: the documentation of this very version, page by page, with no network and no checkout.
 
-A wheel carries the pages of docs/ as `astray/docs`; an editable install has them where they are written.
+A wheel carries the pages of docs/ as `astray/docs`; an editable install reads docs/ itself. `as_text` lays out
+Markdown, as far as docs/ uses it, for a terminal or a pipe. Links to other pages become the command that shows them. On
+a terminal headings and code are set off by colour; in a pipe headings are underlined and code keeps its backticks.
 """
 
 from __future__ import annotations
@@ -98,11 +100,7 @@ def _show(text: str) -> None:
     say(text)
 
 
-# -- markdown ----------------------------------------------------------------------------------------------------------
-# A page of the documentation as text: Markdown, as far as docs/ uses it, laid out for a terminal or a pipe.
-#
-# Headings, paragraphs, lists, tables and code. Links to other pages become the command that shows them. On a terminal
-# headings and code are set off by colour; in a pipe headings are underlined and code keeps its backticks.
+# -- Markdown as text --------------------------------------------------------------------------------------------------
 
 
 CODE_INDENT = 4
@@ -113,7 +111,7 @@ _TOKEN = re.compile(
     r"(?P<ticks>`+)(?P<code>.+?)(?P=ticks)|!?\[(?P<text>(?:[^\[\]`]|`[^`]*`)*)\]\((?P<target>[^)\s]*)\)"
 )
 _ITEM = re.compile(r"( *)([-*]|\d+\.) +(.*)")
-_ON, _OFF = "\ue000", "\ue001"  # around what is set off
+_ON, _OFF = "\ue000", "\ue001"  # around what is set off by colour
 _FIXED, _STAR = "\u00a0", "\ue002"  # in code: a blank at which no line ends, and a star that makes nothing bold
 
 

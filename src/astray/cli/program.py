@@ -1,7 +1,8 @@
 """A script that knows nothing of astray, run as `python` would run it: what `astray run` and `astray check` share.
 
 Nothing heavy is imported before the script does so itself: a script may set environment variables first, and its
-framework must see them. Whatever watches it starts the moment the framework has been imported.
+framework must see them. What watches it starts the moment the framework has been imported; what it finds is printed to
+stderr at once (`TripPrinter`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 
 def load_program(options: argparse.Namespace) -> Program:
-    """Finds the script or module. That there is none, or that it is no Python, is said here, before anything runs."""
+    """Finds the script or module. Raises a UsageError before anything runs if there is none, or it is not Python."""
     if (instead := instead_of_launcher(options)) is not None:
         raise UsageError(instead)
     return _module(options.script) if options.module else _script(options.script)
@@ -59,11 +60,11 @@ LAUNCHERS = {
     "torchrun": "-m", "torch.distributed.run": "-m", "torch.distributed.launch": "-m", "accelerate": "-m",
     "deepspeed": "--module", "mpirun": "python -m", "srun": "python -m",
 }  # fmt: skip
-"""Programs that start Python themselves, and how each is told of a module: it is astray that they have to start."""
+"""Programs that start Python themselves, and the option by which each starts a module, here astray."""
 
 
 def instead_of_launcher(options: argparse.Namespace) -> str | None:
-    """The right command, in a sentence, for somebody who has given a launcher as the script."""
+    """The right command, in a sentence, where a launcher was given as the script."""
     name = options.script if options.module else Path(options.script).name
     is_python = not options.module and re.fullmatch(r"python[\d.]*", name) is not None
     if is_python and options.arguments[:1] == ["-m"] and options.arguments[1:2] and options.arguments[1] in LAUNCHERS:
@@ -106,7 +107,7 @@ def run_program(
 
 
 class _StartError(BaseException):
-    """Leaves the script, from the middle of its imports; no exception that a script would think of catching."""
+    """Leaves the script from the middle of its imports; a BaseException, so that scripts do not catch it."""
 
     def __init__(self, reason: AstrayError) -> None:
         self.reason = reason
@@ -182,7 +183,7 @@ def _exit_code(code: object) -> int:
 
 
 def _leave_out_ours(error: BaseException) -> None:
-    """Of an exception, and of those that it came from: shows the script's frames, and none of ours."""
+    """Removes our frames from the tracebacks of an exception, its causes and its contexts."""
     left: list[BaseException | None] = [error]
     seen: set[int] = set()
     while left:
@@ -190,7 +191,7 @@ def _leave_out_ours(error: BaseException) -> None:
         if one is not None and id(one) not in seen:
             seen.add(id(one))
             one.__traceback__ = _users_part(one.__traceback__)
-            if isinstance(one, AstrayError):  # which says all there is to say; where in our code it does is of no use
+            if isinstance(one, AstrayError):  # its text says all; our frames add nothing
                 _cut_behind(one.__traceback__)
             left += [one.__cause__, one.__context__]
 
@@ -215,22 +216,21 @@ def _users_part(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-# -- found -------------------------------------------------------------------------------------------------------------
-# Says on stderr what a guard has found in a script, as it is found: for `astray check` and `astray run --guard`.
+# -- what a guard has found in the script ------------------------------------------------------------------------------
 
 
 _SETTING = re.compile(r"\b(level|keep)='(\w+)'")
 
 
 class TripPrinter:
-    """Given each trip. Stops the script at the first, as long as it `may_stop` it."""
+    """Prints each trip. Stops the script at the first one, if it `may_stop` it."""
 
     def __init__(self, may_stop: bool) -> None:
         self.may_stop = may_stop
         self._told: list[Trip] = []
 
     def __call__(self, trip: Trip) -> None:
-        """Says it at once, as the script may take its time to end."""
+        """Prints it at once, since the script may take its time to end."""
         from astray.guarding.trip import Tripped
 
         self._told.append(trip)
@@ -241,7 +241,7 @@ class TripPrinter:
         tell(f"{in_options(str(trip))}\n")
 
     def tell_rest(self, trips: Iterable[Trip]) -> None:
-        """Says what has not been said, since the script was stopped before."""
+        """Prints the trips that were not printed because the script was stopped before."""
         for trip in trips:
             if trip not in self._told:
                 self._told.append(trip)
@@ -249,12 +249,12 @@ class TripPrinter:
 
 
 def look_closer(trips: Iterable[Trip]) -> str:
-    """The command that shows more, to be put behind a line; empty when there is nothing to be shown."""
+    """The command that shows more, to be appended to a line; empty when there is nothing to show."""
     return next((f" Look closer: {trip.look}" for trip in trips if trip.look is not None), "")
 
 
 def in_options(text: str) -> str:
-    """A text that advises a setting of a recording, for somebody who gives it as an option.
+    """A text that advises a setting of a recording, with that setting as a command line option.
 
     >>> in_options("Record the same step with level='function' to see which line.")
     'Record the same step with --level function to see which line.'

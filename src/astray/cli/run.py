@@ -1,4 +1,4 @@
-"""`astray run`: records a script that knows nothing of astray."""
+"""`astray run`: records an unchanged script."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from astray.capture.recorder import Recorder
 
 _MOST_TOLD = 3
-"""Of so many child processes that were not recorded it is said why."""
+"""Child processes that were not recorded of which the reason is printed."""
 
 
 def add(commands: Any) -> None:
@@ -75,7 +75,7 @@ def _add_guard(parser: argparse.ArgumentParser) -> None:
 
 
 def _let_the_script_follow(parser: argparse.ArgumentParser, bare: str, meant: str) -> None:
-    """Has an option take a value behind an equals sign alone. Else argparse would take the next word: the script."""
+    """Lets an option take a value only after an equals sign. Else argparse would take the next word: the script."""
     parse = parser._parse_optional
     vars(parser)["_parse_optional"] = lambda word: parse(meant if word == bare else word)
 
@@ -124,7 +124,7 @@ def _tell_misplaced(options: argparse.Namespace) -> None:
 
 
 def _refuse(options: argparse.Namespace) -> None:
-    """Says before the script runs, not in the middle of it, that a setting is wrong or the folder is taken."""
+    """Raises before the script runs, not in the middle of it, if a setting is wrong or the folder is taken."""
     from astray.process import rank_and_world_size
 
     settings = Settings.check(**settings_of(options))
@@ -192,7 +192,7 @@ class _ScriptRecording:
         self._recorder = recorder.start()
 
     def is_ours(self, error: BaseException) -> bool:
-        """Whether it was us who stopped the script."""
+        """Whether the guard of this recording has stopped the script."""
         guard = self._recorder.guard if self._recorder is not None else None
         return guard is not None and guard.ended(error) is not None
 

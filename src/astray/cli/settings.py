@@ -1,4 +1,4 @@
-"""The settings of a recording as options of a command: of `astray run`, and of `astray check` those that fit it.
+"""The settings of a recording as options of a command: of `astray run`, and of `astray check` those that apply to it.
 
 None of them has a default here: what is not given is left to the file, or to `Settings`.
 """

@@ -66,7 +66,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _server() -> Any:
-    """The server, which is not everywhere."""
+    """The server, which is an extra."""
     from astray.errors import UsageError
 
     try:
@@ -81,7 +81,7 @@ def _server() -> Any:
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
-    """What the page starts with, as it would send it."""
+    """The options the page starts with, as it would send them."""
     given = {name: getattr(options, name) for name in _PAGE}
     unsaid = {"by": "auto", "shapes": "judged", "micro": "paired", "offset": 0, "exact": False}
     return {name: value for name, value in given.items() if value is not None and value != unsaid.get(name)}

@@ -1,4 +1,4 @@
-"""What happens when a guard trips: the program is stopped, or warned, or a function of it is told."""
+"""What happens when a guard trips: the program is stopped or warned, or a function of the user's is called."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ On = Literal["raise", "warn"] | Callable[[Trip], object]
 class TripActions:
     """Acts on trips, as `on` says.
 
-    save: sees to it that what a trip is about can be read, and gives the trip with the place.
+    save: makes sure that what a trip is about can be read, and gives the trip with its path.
     """
 
     def __init__(self, on: On, save: Callable[[Trip], Trip]) -> None:
@@ -26,7 +26,7 @@ class TripActions:
         self._raised = False
 
     def act(self, trips: Sequence[Trip]) -> None:
-        """Tells of them. The program is stopped once; if it goes on all the same, it is warned from then on."""
+        """Reports trips. The program is stopped once; if it goes on all the same, it is warned from then on."""
         noted = [self.note(trip) for trip in trips]
         stops = bool(noted) and self.raises and not self._raised
         for trip in noted[stops:]:
@@ -42,7 +42,7 @@ class TripActions:
         return trip
 
     def tell(self, trip: Trip, going_down: bool = False) -> None:
-        """Tells of one without stopping the program, which may be `going_down` as it is."""
+        """Reports a trip without stopping the program, which may be `going_down` already."""
         if not callable(self._on):
             logger.warning("%s", trip)
             return

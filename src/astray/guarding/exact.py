@@ -1,9 +1,9 @@
 """Looks at every row as it is recorded, and stops the program at the very call that made NaN or infinity.
 
-Slow: every tensor is waited for, natively nothing is taken. An infinity is let pass where the call was given one, or
-where its arguments hold one, as a mask's do; NaN never. Two things are judged later. An op of the backward pass may
-divide by zero when the next replaces the result, so it is the gradient that counts. And once a GradScaler has scaled a
-loss, gradients may overflow: the end of the step knows whether the update was skipped.
+Slow: every measurement is waited for, and every row passes through Python. An infinity is allowed where the call was
+given one, or where its arguments hold one, as a mask's do; NaN never. Two things are judged later. An op of the
+backward pass may divide by zero when the next replaces the result, so it is the gradient that counts. And once a
+GradScaler has scaled a loss, gradients may overflow: the end of the step knows whether the update was skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INFINITE_CONSTANT = re.compile(r'"-?inf"', re.IGNORECASE)
 
 
 class ExactStop(BaseException):
-    """Leaves the program from the middle of a call; no exception that a program would think of catching."""
+    """Leaves the program from the middle of a call; a BaseException, so that programs do not catch it."""
 
 
 class ExactSink(FlightRecorder):
@@ -41,7 +41,7 @@ class ExactSink(FlightRecorder):
 
     @property
     def lanes(self) -> None:
-        """None: every row comes by here."""
+        """None, so that every row comes through `call_row` and `tensor_row`."""
 
     def call_row(self, row: Any) -> None:
         super().call_row(row)
@@ -70,8 +70,9 @@ class ExactSink(FlightRecorder):
         self._later.clear()
 
     def _redeemed(self, row: Any) -> Any:
-        """The row with what a device has measured, which is waited for. It has to be in the row from here on: tickets
-        that were redeemed are not good for long.
+        """The row with its measurement in place of the ticket; waits for the device.
+
+        The measurement has to be in the row from here on: redeemed tickets are not valid for long.
         """
         if self._late is None:
             return row

@@ -1,4 +1,8 @@
-"""The guard as the user holds it: records into memory, looks at each step, and acts when something is wrong."""
+"""The guard as the user holds it: records into memory, looks at each step, and acts when something is wrong.
+
+`GuardRecorder` tells it when a step is over, `step_monitor` what is wrong with it, `actions` does something about it.
+Exceptions and SIGTERM (`TerminationHandler`) that end the program make it trip, too.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +34,10 @@ if TYPE_CHECKING:
 
     from astray.capture.settings import RecordingOptions
 
-
 REMEMBER = 5
 PATIENCE = 60.0  # seconds that a step is waited for
+CALL_GRADIENTS = "the gradients that pass through calls"
+"""What a guard leaves out while nothing is wrong, as the list of what was missed has it."""
 
 
 class Guard:
@@ -95,7 +100,7 @@ class Guard:
         self._lookout = StepMonitor(self.rank, spike, when, may_read_more=on != "raise")
         self._recording = GuardRecorder.discovering(places.folder, self._adapter.it, writer=self._open, **settings)
         asked.check_settings(self._recording.settings)
-        # A condition is given all rows, and whoever asks for functions or ops asks for the line.
+        # A condition is given all rows, and a level of functions or ops is asked for to find the line.
         closely = exact or when is not None or self._recording.settings.level != ("module",)
         self._gradients: Gradients = gradients or ("all" if closely else "parameters")
         self._recording.after_step = self._after_step
@@ -160,7 +165,7 @@ class Guard:
 
     @property
     def steps(self) -> int:
-        """How many steps were looked at. What a program still does after the last of them is no step."""
+        """How many steps were looked at. What a program still does after the last one does not count."""
         counts = self._lookout.counts
         is_rest = counts.last >= self._step and all(trip.step != counts.last for trip in self.trips)
         return counts.steps - (is_rest and counts.steps > 1)
@@ -187,7 +192,7 @@ class Guard:
     def _not_watched(self) -> str:
         """What was left out, to be put behind what was seen; empty when nothing was."""
         missed = self._writer.end.missed if self._writer is not None and self._writer.end is not None else []
-        missed = [one for one in missed if one.what != CALL_GRADIENTS]  # is no failure, but what was asked for
+        missed = [one for one in missed if one.what != CALL_GRADIENTS]  # not a failure, but what was asked for
         if not missed:
             return ""
         more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
@@ -271,13 +276,11 @@ def _is_wanted(error: BaseException) -> bool:
     return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
 
 
-# -- ends --------------------------------------------------------------------------------------------------------------
-# The signal by which a scheduler ends a program: it is heard first, and then has its way.
-
-
 class TerminationHandler:
-    """Calls `act` when SIGTERM comes, and then whoever listened before. It can only be put in place by the main thread;
-    elsewhere, and where somebody has ignored the signal, it does nothing. Forked children only pass it on.
+    """Calls `act` when SIGTERM comes, as a scheduler sends it to end a program, and then the previous handler.
+
+    Only the main thread can put it in place; in another thread, and where the program ignores the signal, it does
+    nothing. Forked children only pass the signal on.
     """
 
     def __init__(self, act: Callable[[], None]) -> None:
@@ -291,11 +294,11 @@ class TerminationHandler:
                 self._process = os.getpid()
 
     def remove(self) -> None:
-        """Acts no more. Where the handler cannot be taken away, it passes the signal on."""
+        """Acts no more. Where the handler cannot be removed, it passes the signal on."""
         listened, self._process = self._process, None
         if listened is None or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) == self._heard:  # else somebody has come after, and passes it on
+        if signal.getsignal(signal.SIGTERM) == self._heard:  # else a later handler passes it on
             signal.signal(signal.SIGTERM, self._before)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
@@ -309,16 +312,8 @@ class TerminationHandler:
         os.kill(os.getpid(), number)
 
 
-# -- recording ---------------------------------------------------------------------------------------------------------
-# The recording that a guard looks at: a recorder that says when a step is over.
-
-
-CALL_GRADIENTS = "the gradients that pass through calls"
-"""What a guard leaves out while nothing is wrong, as the list of what was missed has it."""
-
-
 class GuardRecorder(Recorder):
-    """Calls `after_step` at the end of each step, and counts them."""
+    """The recorder behind a guard: calls `after_step` at the end of each step, and counts them."""
 
     after_step: Callable[[], None]
     count = 0
@@ -326,7 +321,7 @@ class GuardRecorder(Recorder):
     def read_call_gradients(self, on: bool) -> None:
         """Reads the gradients that pass through calls from the next call on, or those of parameters alone.
 
-        That they are not read stands in the run, once for each time.
+        Each time they are turned off, the run notes that they were not read.
         """
         engine = self._engine
         if engine is not None and engine.reads_call_gradients != on:
@@ -352,7 +347,7 @@ class GuardRecorder(Recorder):
 
 
 class ChosenAdapter:
-    """An adapter in place of a model."""
+    """An adapter given in place of a model."""
 
     def __init__(self, it: Adapter) -> None:
         self.it = it

@@ -1,4 +1,4 @@
-"""Checks what a guard is asked to do, before the program begins: one of its own, or that of a recording."""
+"""Checks the options of a guard before the program begins: those of `astray.guard`, or of a guarded recording."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OF_GUARD = ("gradients", "exact", "remember", "path", "max_memory")
 def check(
     on: Any, gradients: Any, exact: bool, remember: Any, spike: Any, when: Any, max_memory: Any
 ) -> tuple[int, int]:
-    """How many steps to remember, and in how many bytes. A RecordError says what is wrong, if anything is."""
+    """How many steps to remember, and in how many bytes. Raises a RecordError that says what is wrong."""
     _check_on(on)
     if exact and on != "raise":
         raise RecordError(f"exact=True stops the program, and on={on!r} would let it go on. Leave out one of them.")

@@ -1,4 +1,4 @@
-"""Looks at a recording while it is written: what `guard=` of a recorder stands for.
+"""Looks at a recording while it is written: `guard=` of a recorder.
 
 The recording goes onto disk as it is made, so nothing has to be remembered: at a trip it is flushed, and is itself the
 run to look at.
@@ -35,7 +35,7 @@ GuardSetting = On | RecordingGuardOptions
 
 
 class RecordingGuard:
-    """The guard of a recording. `Recorder.guard` is one, for those who ask for it.
+    """The guard of a recording: `Recorder.guard`, where one was asked for.
 
     >>> with astray.record("runs/a", model, guard={"on": "warn", "spike": 10}) as rec:
     ...     ...
@@ -87,7 +87,7 @@ class RecordingGuard:
         return self._writer
 
     def after_step(self, over: int) -> None:
-        """So many steps are over. Acts on what they show; where a device still works on the last, on those before."""
+        """`over` steps are over. Acts on what they show; where a device still works on the last, on those before."""
         self._over = over
         if self._writer is not None and self._writer.watch is not None:
             looked_at = over - self._writer.watch.is_late
@@ -112,7 +112,7 @@ class RecordingGuard:
             self._acting.tell(self._acting.note(trip), going_down=True)
 
     def _save(self, trip: Trip) -> Trip:
-        """Everything up to here is to be on disk when the trip is told; a recording that is closed is."""
+        """Flushes the recording before the trip is reported; one that is closed is on disk already."""
         writer = self._writer
         if writer is None:
             return trip

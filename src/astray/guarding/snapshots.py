@@ -1,4 +1,8 @@
-"""Writes the last steps as a run when something is wrong: once for each step and reason, and not without end."""
+"""Writes the last steps as a run when something is wrong: once for each step and reason, and `MOST_RUNS` times at most.
+
+All ranks of a program write into one folder without talking to each other: the rank that trips makes the run, and the
+others look at the end of each of their steps whether there is a run that they are not part of yet.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,9 @@ from astray.log import logger
 from astray.process import absolute, relative_to_cwd
 from astray.store import FlightRecorder
 
+HOME = "astray-guard"
 MOST_RUNS = 5
-"""So many times at most the last steps are written, by a guard that lets the program go on."""
+"""How often at most a guard that lets the program go on writes the last steps."""
 
 _AFTERMATH = ("exception", "signal")
 
@@ -31,7 +36,7 @@ class SnapshotWriter:
         """The trip, with the run into which the last steps were written."""
         if trip.path is not None:
             return trip
-        # When one rank trips, the others lose it, and end by an exception or a signal: that belongs into its run.
+        # When one rank trips, the others lose it, and end by an exception or a signal: that belongs to its run.
         others = self.join_others(trip.headline) if trip.what in _AFTERMATH else []
         if others:
             return trip.at(others[-1])
@@ -58,16 +63,6 @@ class SnapshotWriter:
             logger.warning("%s", failure)
 
 
-# -- places ------------------------------------------------------------------------------------------------------------
-# Where the last steps of a program are written when a guard trips: the same folder for all ranks of the program.
-#
-# Ranks do not talk to each other for this. One that trips makes the run; the others look, at the end of each of their
-# steps, whether there is one of which they are no part yet.
-
-
-HOME = "astray-guard"
-
-
 class SnapshotFolder:
     """The runs of one guard, all in one folder, which is made at the first trip."""
 
@@ -76,7 +71,7 @@ class SnapshotFolder:
             absolute(path) if path is not None else _unused(absolute(Path(HOME, _name(world_size))), world_size)
         )
         self._several = world_size > 1
-        self._mine: set[str] = set()  # of which this rank is a part
+        self._mine: set[str] = set()  # the runs that this rank is part of
         if rank == 0 and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise RecordError(
                 f"{relative_to_cwd(self.folder)} is there already. Choose another path for what this guard may find."
@@ -89,7 +84,7 @@ class SnapshotFolder:
         return self.folder / name
 
     def of_others(self) -> list[Path]:
-        """The runs of other ranks of which this one is no part yet."""
+        """The runs of other ranks that this one is not part of yet."""
         if not self._several or not self.folder.is_dir():
             return []
         names = sorted(entry.name for entry in os.scandir(self.folder) if entry.is_dir())
@@ -108,7 +103,7 @@ def _unused(folder: Path, world_size: int) -> Path:
 
 
 def _name(world_size: int) -> str:
-    """A name that no other program has, and that all ranks of this one come to by themselves."""
+    """A name that is unique to this program, and that each of its ranks finds by itself."""
     if world_size == 1:
         return f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}"
     run, port = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.environ.get("MASTER_PORT", "0")

@@ -19,7 +19,7 @@ from astray.store import BufferedStep, RankRun, Table
 
 WINDOW = 50
 LEAST = 8
-"""So many values must have been seen before one can stand out."""
+"""Values that must have been seen before one can stand out."""
 
 
 class SpikeDetector:
@@ -30,7 +30,7 @@ class SpikeDetector:
         self._last: deque[float] = deque(maxlen=WINDOW)
 
     def usual(self, value: float) -> float | None:
-        """The usual magnitude, if this value is a spike; None if it is not. What is not finite is no spike."""
+        """The usual magnitude, if this value is a spike; None if it is not, or is not finite."""
         if not math.isfinite(value):
             return None
         usual = median(self._last) if len(self._last) >= LEAST else math.inf
@@ -41,9 +41,9 @@ class SpikeDetector:
 
 
 class SpikeMonitor:
-    """Follows the norm of all gradients, the scalar results of outermost modules, and losses that it is told.
+    """Follows the norm of all gradients, the scalar results of outermost modules, and losses given to it.
 
-    It gives a sentence for each value that stands out.
+    Gives a sentence for each value that stands out.
     """
 
     def __init__(self, factor: float) -> None:

@@ -24,15 +24,15 @@ Condition = Callable[[RankRun], str | None]
 
 BAD_WEIGHT = "bad weight"
 MOST_SKIPPED = 20
-"""So many updates in a row may a GradScaler leave out: by then it has halved its scale to a millionth."""
+"""Updates in a row that a GradScaler may skip: by then it has halved its scale to a millionth."""
 SUSPICIOUS = MOST_SKIPPED // 2
-"""From so many on the gradients of all calls are read: a scale that is too large at the start takes two or three."""
+"""Skipped updates from which on the gradients of all calls are read: too large a first scale costs two or three."""
 FROM_HERE_ON = "From here on the gradients of all calls are read: should it happen again, the call is named."
 
 
 @dataclass
 class UneventfulCounts:
-    """What was seen and is no reason to trip."""
+    """What was seen and is not a reason to trip."""
 
     steps: int = 0  # that were looked at
     last: int = -1  # the last of them
@@ -53,9 +53,9 @@ class UneventfulCounts:
 
 
 class StepMonitor:
-    """What is found is waiting in `take`.
+    """Findings are queued; `take()` returns and clears them.
 
-    may_read_more: gradients of calls are read once `wants_call_gradients`, and the program goes on behind an alarm.
+    may_read_more: the gradients of calls are read once `wants_call_gradients`, and the program goes on behind an alarm.
     """
 
     def __init__(

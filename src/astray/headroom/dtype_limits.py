@@ -24,7 +24,7 @@ SHORT = {
     "float8_e4m3": "float8_e4m3fn",
     "e5m2": "float8_e5m2",
 }
-"""Other names by which people call a dtype."""
+"""Other names of dtypes."""
 
 NARROW = 2.0**-30
 """A dtype whose smallest normal number is larger than this has gradients that vanish: float16 and the 8-bit floats."""
@@ -34,8 +34,8 @@ class DtypeLimits(NamedTuple):
     """The ends of a dtype, with rounding to nearest, ties to even.
 
     >>> limits("float16")
-    Limits(name='float16', largest=65504.0, overflows=65520.0, tiny=6.103515625e-05, vanishes=2.9802322387695312e-08, \
-eps=0.0009765625)
+    DtypeLimits(name='float16', largest=65504.0, overflows=65520.0, tiny=6.103515625e-05, \
+vanishes=2.9802322387695312e-08, eps=0.0009765625)
     """
 
     name: str
@@ -74,7 +74,7 @@ def limits(name: str) -> DtypeLimits | None:
 
 
 def targets(names: str | Iterable[str]) -> list[DtypeLimits]:
-    """The dtypes somebody names, as a list or with commas, each once: `float16,bf16`. Raises UsageError for others."""
+    """The dtypes of a list or of a text with commas (`float16,bf16`), each once. Raises UsageError for unknown ones."""
     words: Sequence[str] = names.split(",") if isinstance(names, str) and names else list(names)
     found: dict[str, DtypeLimits] = {}
     for word in (word.strip().removeprefix("torch.") for word in words):

@@ -1,6 +1,7 @@
 """What is measured of each place, over all its observations: head-room, its growth, zeros, subnormal numbers, motion.
 
-From statistics alone. Places are in order of their first appearance; docs/risk.md explains every column.
+From statistics alone. Places are in order of their first appearance; docs/risk.md explains every column. `lost` bounds
+and estimates how much lies below a magnitude, `growth` fits a line to head-room over steps.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _first_of_each(seen: Observations, key: Floats) -> Ints:
 
 
 def _headroom(absmax: Floats, largest: Floats) -> dict[str, Floats]:
-    """As a factor and in powers of two; null where there is no number but zero."""
+    """As a factor and in powers of two; null where all numbers are zero."""
     with np.errstate(divide="ignore", over="ignore"):
         some = absmax > 0
         factor = np.where(some, largest / np.where(some, absmax, 1), np.nan)
@@ -102,8 +103,7 @@ def _share_of_zeros(seen: Observations, values: StatisticColumns) -> Floats:
     return np.where(finite > 0, zeros / np.maximum(finite, 1), np.nan)
 
 
-# -- lost --------------------------------------------------------------------------------------------------------------
-# How much of each place lies below a magnitude, in the step where it is most: a bound, and an estimate within it.
+# -- shares below a magnitude ------------------------------------------------------------------------------------------
 
 
 class ShareBelow(NamedTuple):
@@ -130,19 +130,14 @@ def lost(seen: Observations, values: StatisticColumns, threshold: Floats | float
     return ShareBelow(here, np.clip(normal_share(values.take(row), thresholds[row]), *here), row)
 
 
-# -- trend -------------------------------------------------------------------------------------------------------------
-# Whether something grows steadily from step to step, and how fast: a line through it, if it deserves one.
-#
-# Steps of a training are not independent: a random walk looks like a trend to the textbook formula. So the number of
-# observations is reduced by how much each residual resembles the one before, and a rate is given only where even the
-# lower end of its 99 % interval is above zero and the second half still grows. Many series at once, without a loop.
+# -- growth over steps -------------------------------------------------------------------------------------------------
 
 
 FEWEST = 6
 """Steps below which no rate is given."""
 
 LEAST_GROWTH = 0.5
-"""By so much, in all, a series must have grown: less says nothing about where it will end."""
+"""Powers of two that a series must have grown in all: less says nothing about where it will end."""
 
 _Z = 2.5758293035489004  # leaves half a percent of a normal distribution on either side
 _ROUNDING = 1e-9  # what remains of a perfect line, and may well resemble what remained before
@@ -164,7 +159,12 @@ class Growth(NamedTuple):
 
 @np.errstate(divide="ignore", invalid="ignore", over="ignore")
 def growth(series: Ints, step: Ints, value: Floats, count: int) -> Growth:
-    """The growth of `count` series, given as points in any order. Of several points in a step, the largest counts."""
+    """The growth of `count` series, given as points in any order. Of several points in a step, the largest counts.
+
+    Steps of a training are not independent: to the textbook formula a random walk looks like a trend. So the number of
+    observations is reduced by how much each residual resembles the one before, and a rate is given only where even the
+    lower end of its 99 % interval is above zero and the second half still grows.
+    """
     known = np.isfinite(value)
     owner, x, y = _one_per_step(series[known], step[known], value[known])
     n = np.bincount(owner, minlength=count)
@@ -174,7 +174,7 @@ def growth(series: Ints, step: Ints, value: Floats, count: int) -> Growth:
     after = owner[1:] == owner[:-1]
     squares = _sums(owner, residual**2, count)
     alike = _sums(owner[1:][after], (residual[1:] * residual[:-1])[after], count) / squares
-    alike = np.clip(np.nan_to_num(alike), 0.0, 1.0)  # residuals that alternate are no excuse for a narrower interval
+    alike = np.clip(np.nan_to_num(alike), 0.0, 1.0)  # residuals that alternate do not narrow the interval
     free = n * (1 - alike) / (1 + alike) - 2
     error = np.sqrt(squares / free / spread) * student(free)
     late = x >= x_mean[owner]

@@ -22,7 +22,7 @@ class WeightMotion(NamedTuple):
     """What is known of the weights, for each place; NaN or 0 where a place is none, or nothing is known.
 
     Norms are of the last recorded step in which all was there, of the rank where the ratio is smallest. The shares are
-    over the later half of the steps (all ranks), so that one skipped update or the first, warming up, decide nothing.
+    over the later half of the steps (all ranks), so that neither one skipped update nor the warm-up decides.
     """
 
     update_ratio: Floats  # ‖update‖ / ‖weight‖

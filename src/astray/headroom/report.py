@@ -250,23 +250,22 @@ def _paint(text: str, code: str, colour: bool) -> str:
     return painted(text, code) if colour and text.strip() else printable(text)
 
 
-# -- risk words --------------------------------------------------------------------------------------------------------
-# What is said of one place of a `Risk`: its head-room, its shares, the cause of its level, and other dtypes.
+# -- the words for one place: head-room, shares, the cause of its level, other dtypes ----------------------------------
 
 
 Row = dict[str, Any]
 
 _TOLD = 1e-3
-"""A smaller share that would be lost is not worth a word."""
+"""A smaller share that would be lost is not mentioned."""
 
 
 def headroom(row: Row) -> str:
-    """How many times as large the numbers could be: `1.3×`, or `2^43` where nobody counts."""
+    """How many times as large the numbers could be: `1.3×`, or `2^43` where it is large."""
     return "–" if math.isnan(row["headroom"]) else factor(row["headroom"])
 
 
 def factor(value: float) -> str:
-    """A factor as it is read best: two digits, or the power of two below it.
+    """A factor with two digits, or as the power of two below it.
 
     >>> factor(1.31), factor(172.0), factor(100_000.0)
     ('1.3×', '172×', '2^16')

@@ -1,6 +1,6 @@
 """How close the numbers of a run come to trouble: for each place in the program, the worst over all steps and ranks.
 
-Reads the statistics of a `Run` (no values) and gives a `Risk`, a table with the places in trouble first. `levels`
+Reads the statistics of a `Run` (no values) and gives a `Risk`, a table with the places in trouble first. `judge`
 decides what is trouble; docs/risk.md has every column, with what is exact, what is a bound and what is an estimate.
 """
 
@@ -128,10 +128,7 @@ def _known(column: Column) -> BoolArray:
     return ~np.isnan(column) if column.dtype.kind == "f" else np.ones(len(column), np.bool_)
 
 
-# -- levels ------------------------------------------------------------------------------------------------------------
-# What counts as trouble: the level of each place, and the one cause it has it for.
-#
-# The rules stand in their order; the first that fits decides. docs/risk.md explains them and their numbers.
+# -- levels: what is trouble -------------------------------------------------------------------------------------------
 
 
 LEVELS = ("non-finite", "overflow", "stuck", "underflow", "tight", "calm")
@@ -171,7 +168,7 @@ def room_of(bits: npt.NDArray[np.float64], limit: npt.NDArray[np.bool_], coarse:
 
 
 def judge(columns: dict[str, Any]) -> LevelColumns:
-    """The level of each place, from what was measured of it."""
+    """The level of each place, from what was measured of it. The first rule that fits decides."""
     bits, kinds = np.nan_to_num(columns["headroom_bits"], nan=np.inf), columns["dtype"]
     ends = [limits(str(name)) for name in kinds]
     coarse = np.array([end is not None and end.coarse for end in ends])

@@ -1,11 +1,13 @@
 """Where NaN and infinity come from in one run, and what they reached.
 
-step_rows.py   the rows of one step, as the others want them
-flow.py        from whom each tensor has its NaN and infinities; origins.py: which of these reach something that matters
-flow.py      between which calls it was born, where gradients of calls were not read
-kinds.py       what sort of accident it was (kinds.py asks them, about a kinds.py); step_rows.py: names of functions
-details.py     all that is known of an origin → alarm.py; details.py: which element is the first bad one
-findings.py   one step; findings.py: a whole run, by findings.py steps and ranks and findings.py what is intended
+step_rows.py   the rows of one step as the other modules read them; one name for functions, ops and modules alike
+flow.py        which event each tensor with NaN or infinity has them from
+origins.py     which of these events reached something that matters
+kinds.py       what sort of accident an origin was: a rule for each function that is known to make NaN
+details.py     everything known of an origin → an `Alarm`; the first bad element of a tensor
+alarm.py       the records that make up an alarm
+findings.py    one step by itself, then a run: one origin in several steps and ranks, updates that a GradScaler skipped
+report.py      findings as text
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is told about NaN or infinity and its origin: plain records, made from rows, shown by the reports."""
+"""The records of an alarm: NaN or infinity, the call it comes from, and what it reached. Made from rows."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Alarm:
         return self.micro, origin.site, origin.type, origin.call, origin.phase, self.kind.word
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain objects, for JSON and Arrow: what is no number is written as text."""
+        """Everything as plain objects, for JSON and Arrow; NaN and infinity are written as text."""
         return _plain(asdict(self))  # type: ignore[no-any-return]
 
     def __str__(self) -> str:

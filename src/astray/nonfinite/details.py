@@ -1,4 +1,8 @@
-"""Makes alarms of the origins of one step: looks up the stacks, the numbers and the values that speak for them."""
+"""Origins of one step → alarms: looks up the stacks, the numbers and the values that describe them.
+
+The first bad element of a tensor is in its row. Runs recorded before format version 3 lack it; there the kept values
+tell, where all of them were kept.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,11 @@ from astray.stats import dtypes
 
 Stacks = Callable[[int], list[Frame]]
 
+Values = Callable[[int], npt.NDArray[Any] | None]
+"""The values of a row of the step's tensors as they were stored; None when they were not kept."""
+
 MOST_CALLS = 8
-"""So many calls of a chain are told: those next to the origin and those next to where it surfaced."""
+"""So many calls of a chain are listed: those next to the origin and those next to where it surfaced."""
 
 _NO_BOUNDS = CallInterval()
 _FLUSHING = frozenset({"mul", "pow", "square", "exp", "half", "to", "div", "softmax", "sigmoid", "type", "bfloat16"})
@@ -179,7 +186,7 @@ class _OriginDescriber:
             if maker < 0 or not sources or function_of(rows.types[maker]) not in _FLUSHING:
                 continue
             if 0 in arguments(rows.calls["args"][maker]):
-                continue  # times zero: that is no rounding
+                continue  # times zero: not a rounding
             whole = [rows.statistics(one) for one in sources]
             if all(one.absmax and not one.zeros for one in whole) and rows.tensors["dtype"][row] in dtypes.DTYPES:
                 return _underflow(rows, maker, row, self._stack(maker))
@@ -196,25 +203,16 @@ def _underflow(rows: StepView, maker: int, row: int, stack: tuple[Frame, ...]) -
     )
 
 
-# -- elements ----------------------------------------------------------------------------------------------------------
-# Which element of a tensor is the first that is NaN or infinite, and where it is: by its row, or by kept values.
-#
-# Every row of today says so beside its statistics. Runs of before do not; there the values tell, where all were kept.
-
-
-Values = Callable[[int], npt.NDArray[Any] | None]
-"""The values of a row of the step's tensors as they were stored; None when they were not kept."""
-
 _CELLS = ("dtype", "shape", "first_bad", "first_bad_value", "placement")
 
 
 def first_bad(rows: StepView, row: int, values: Values | None) -> Element | None:
-    """The first element of a tensor that is no finite number; None where that is not known."""
+    """The first element of a tensor that is not finite; None where that is not known."""
     return told_by(rows.tensors[list(_CELLS)].row(row)) or _by_values(rows, row, values)
 
 
 def told_by(cells: Mapping[str, Any]) -> Element | None:
-    """The element that a row tells, given its cells; None where everything is finite, or it is not known."""
+    """The first bad element by the cells of a row; None where everything is finite, or it is not recorded."""
     place = cells["first_bad"]
     if place is None or place < 0:
         return None

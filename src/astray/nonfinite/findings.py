@@ -1,4 +1,9 @@
-"""Every alarm of a run: each step and rank by itself first, then what steps and ranks have to do with each other."""
+"""Every alarm of a run: each step of each rank by itself first, then one alarm for each origin over steps and ranks.
+
+`step_alarms` is the answer for one step, also of rows that are still in memory while a program runs. `alarms` asks it
+for each step of a run, merges alarms of one origin (in several steps, on several ranks, through weights and
+collectives), and leaves out gradients that a GradScaler threw away, which is its task.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +23,90 @@ from astray.nonfinite.step_rows import StepView, function_of
 from astray.records import SKIPPED_UPDATE, STOPPED
 from astray.steps import StepSelection
 from astray.store import RankRun, Run, Table, open_run
+
+Collective = tuple[int, str, int]
+"""Which call of a collective it is, on every rank alike: micro step, site and number of the call."""
+
+_OF_RANGE = frozenset({"overflow", "unknown"})
+_OF_SCALERS = frozenset({"amp_foreach_non_finite_check_and_unscale", "amp_update_scale"})
+
+
+@dataclass(frozen=True)
+class StepFindings:
+    """What was found in one step of one rank.
+
+    harmless: how many calls made NaN or infinities that reached nothing.
+    scaled: whether a GradScaler was at work; `updated`, whether an optimizer took the gradients.
+    given_away: the collectives that this rank gave NaN or infinities to.
+    """
+
+    step: int
+    rank: int
+    alarms: tuple[Alarm, ...] = ()
+    harmless: int = 0
+    scaled: bool = False
+    updated: bool = False
+    given_away: frozenset[Collective] = frozenset()
+
+    @property
+    def is_skippable(self) -> bool:
+        """Whether a GradScaler may have skipped it: gradients alone are infinite, and nothing was updated."""
+        return bool(self.alarms) and not self.updated and all(_is_of_scaling(alarm) for alarm in self.alarms)
+
+
+def step_alarms(
+    calls: Table,
+    tensors: Table,
+    *,
+    rank: int = 0,
+    stacks: Stacks | None = None,
+    values: Values | None = None,
+    stopped: bool = False,
+) -> StepFindings:
+    """What is wrong in one step of one rank, given its rows alone, tensors in the order of observation.
+
+    stacks: gives the stack of a number, innermost frame first. values: gives the values of a row of `tensors` as they
+    are stored, None where they were not kept. stopped: the program went no further than the last of the rows.
+    """
+    return findings_of(StepView(calls, tensors), rank, stacks, values, stopped)
+
+
+def findings_of(
+    rows: StepView, rank: int, stacks: Stacks | None, values: Values | None, stopped: bool = False
+) -> StepFindings:
+    """The same, of the rows as a `StepView`."""
+    origins = Origins(rows, stopped)
+    return StepFindings(
+        step=int(rows.calls.numbers("step")[0]) if len(rows.calls) else 0,
+        rank=rank,
+        alarms=tuple(describe_origins(origins, rank, stacks, values)),
+        harmless=len(origins.harmless),
+        scaled=SKIPPED_UPDATE in rows.sites or any(function_of(type_) in _OF_SCALERS for type_ in set(rows.types)),
+        updated="update" in rows.phases,
+        given_away=frozenset(_given_away(rows)),
+    )
+
+
+def _given_away(rows: StepView) -> set[Collective]:
+    calls = {rows.call_of[row] for row in rows.bad if rows.goes_in(row)}
+    micro, number = rows.calls.numbers("micro"), rows.calls.numbers("call")
+    return {
+        (int(micro[call]), rows.sites[call], int(number[call])) for call in calls if rows.kinds[call] == "collective"
+    }
+
+
+def _is_of_scaling(alarm: Alarm) -> bool:
+    """Whether it is what scaling the loss may do: infinite gradients, or an infinite scaled loss.
+
+    A derivative that does not exist, such as that of a root at zero, is not: no smaller scale helps.
+    """
+    by_scaling = alarm.origin.phase == "backward" or (
+        alarm.origin.site.startswith("/") and function_of(alarm.origin.type) == "mul"
+    )
+    return by_scaling and alarm.kind.word in _OF_RANGE and {one.what for one in alarm.surfaced} <= {"gradient", "loss"}
+
+
+# -- a run -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -117,12 +206,7 @@ def _notes(run: Run, ranks: dict[int, RankRun]) -> Iterator[str]:
     yield from run.problems
 
 
-# -- merging -----------------------------------------------------------------------------------------------------------
-# Makes one alarm of those with one origin: in several steps, on several ranks, or through weights and collectives.
-#
-# A weight that an earlier step has spoilt is that step's fault. A collective that gives infinities is to blame only
-# if no rank has put any into it; otherwise it is that rank's origin that reached the others. So it is when an update
-# takes gradients which were averaged over ranks where nobody saw it.
+# -- one alarm for each origin -----------------------------------------------------------------------------------------
 
 
 _LASTING = frozenset({"gradient", "weight", "buffer", "update", "state"})
@@ -130,7 +214,12 @@ _LASTING = frozenset({"gradient", "weight", "buffer", "update", "state"})
 
 
 def merged(found: Iterable[StepFindings], runs: Mapping[int, RankRun]) -> list[Alarm]:
-    """The alarms of all steps and ranks, one for each origin, in order of step and rank."""
+    """The alarms of all steps and ranks, one for each origin, in order of step and rank.
+
+    A weight that an earlier step has spoilt is that step's fault. A collective that gives infinities is to blame only
+    if no rank has put any into it; otherwise that rank's origin has reached the others. The same holds for an update
+    whose gradients were averaged over ranks by code that was not recorded.
+    """
     ordered = sorted(found, key=lambda one: (one.step, one.rank))
     alarms: list[Alarm] = []
     for one in ordered:
@@ -214,15 +303,15 @@ def _dated(alarm: Alarm, run: RankRun) -> Alarm:
     return replace(alarm, kind=replace(alarm.kind, text=f"{alarm.kind.text} {since}"))
 
 
-# -- scaling -----------------------------------------------------------------------------------------------------------
-# Whether a GradScaler has thrown the infinite gradients of a step away, which is its task and no alarm.
-#
-# A recording shows it in one of three ways: the scaler's own call and no update after it (functions, ops), updates in
-# other steps and none in this one, or weights with which the next recorded step begins unchanged.
+# -- updates that a GradScaler skipped ---------------------------------------------------------------------------------
 
 
 def was_skipped(run: RankRun, found: StepFindings) -> bool:
-    """Whether the optimizer has left out this step."""
+    """Whether a GradScaler has skipped the update of this step.
+
+    A recording shows it in one of three ways: the scaler's own call and no update after it (functions, ops), updates in
+    other steps and none in this one, or weights with which the next recorded step begins unchanged.
+    """
     if not found.is_skippable:
         return False
     phase = run.calls.coded("phase")
@@ -244,89 +333,3 @@ def _weights_stayed(run: RankRun, step: int) -> bool:
 def _weights(run: RankRun, rows: npt.NDArray[np.int64]) -> dict[tuple[str, str], int]:
     sites, paths, prints = run.calls["site"], run.tensors["path"], run.tensors.numbers("fingerprint")
     return {(sites[run.call_rows[row]], paths[row]): int(prints[row]) for row in rows.tolist()}
-
-
-# -- step findings -----------------------------------------------------------------------------------------------------
-# What one step of one rank shows by itself: the answer for rows that are still in memory while a program runs.
-
-
-Collective = tuple[int, str, int]
-"""Which call of a collective it is, on every rank alike: micro step, site and number of the call."""
-
-_OF_RANGE = frozenset({"overflow", "unknown"})
-_OF_SCALERS = frozenset({"amp_foreach_non_finite_check_and_unscale", "amp_update_scale"})
-
-
-@dataclass(frozen=True)
-class StepFindings:
-    """What was found in one step of one rank.
-
-    harmless: how many calls made NaN or infinities that reached nothing.
-    scaled: whether a GradScaler was at work; `updated`, whether an optimizer took the gradients.
-    given_away: the collectives that this rank gave NaN or infinities to.
-    """
-
-    step: int
-    rank: int
-    alarms: tuple[Alarm, ...] = ()
-    harmless: int = 0
-    scaled: bool = False
-    updated: bool = False
-    given_away: frozenset[Collective] = frozenset()
-
-    @property
-    def is_skippable(self) -> bool:
-        """Whether it may be what a GradScaler is there for: gradients alone are infinite, and nothing was updated."""
-        return bool(self.alarms) and not self.updated and all(_is_of_scaling(alarm) for alarm in self.alarms)
-
-
-def step_alarms(
-    calls: Table,
-    tensors: Table,
-    *,
-    rank: int = 0,
-    stacks: Stacks | None = None,
-    values: Values | None = None,
-    stopped: bool = False,
-) -> StepFindings:
-    """What is wrong in one step of one rank, given its rows alone, tensors in the order of observation.
-
-    stacks: gives the stack of a number, innermost frame first. values: gives the values of a row of `tensors` as they
-    are stored, None where they were not kept. stopped: the program went no further than the last of the rows.
-    """
-    return findings_of(StepView(calls, tensors), rank, stacks, values, stopped)
-
-
-def findings_of(
-    rows: StepView, rank: int, stacks: Stacks | None, values: Values | None, stopped: bool = False
-) -> StepFindings:
-    """The same, of rows that were taken up already."""
-    origins = Origins(rows, stopped)
-    return StepFindings(
-        step=int(rows.calls.numbers("step")[0]) if len(rows.calls) else 0,
-        rank=rank,
-        alarms=tuple(describe_origins(origins, rank, stacks, values)),
-        harmless=len(origins.harmless),
-        scaled=SKIPPED_UPDATE in rows.sites or any(function_of(type_) in _OF_SCALERS for type_ in set(rows.types)),
-        updated="update" in rows.phases,
-        given_away=frozenset(_given_away(rows)),
-    )
-
-
-def _given_away(rows: StepView) -> set[Collective]:
-    calls = {rows.call_of[row] for row in rows.bad if rows.goes_in(row)}
-    micro, number = rows.calls.numbers("micro"), rows.calls.numbers("call")
-    return {
-        (int(micro[call]), rows.sites[call], int(number[call])) for call in calls if rows.kinds[call] == "collective"
-    }
-
-
-def _is_of_scaling(alarm: Alarm) -> bool:
-    """Whether it is what scaling the loss may do: infinite gradients, or an infinite scaled loss.
-
-    A derivative that does not exist, such as that of a root at zero, is none of it: no smaller scale helps.
-    """
-    by_scaling = alarm.origin.phase == "backward" or (
-        alarm.origin.site.startswith("/") and function_of(alarm.origin.type) == "mul"
-    )
-    return by_scaling and alarm.kind.word in _OF_RANGE and {one.what for one in alarm.surfaced} <= {"gradient", "loss"}

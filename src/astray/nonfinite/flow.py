@@ -1,9 +1,9 @@
 """Follows NaN and infinity through the calls of one step: which event each tensor that holds any got them from.
 
-One pass over those tensors in the order of observation. A value that was seen before has them from there. What a call
-gives out it has from what it took in, a backward call also from what its forward call saw. Who gave what to whom is in
-the `graph` of the step. Where nothing explains them, something has just happened, and that is an `Event`: the possible
-origins.
+One pass over those tensors in the order of observation. A value that was seen before has them from there. An output has
+them from the inputs of its call, that of a backward call also from what the forward call saw; `graph` says which call
+made what. Where nothing explains them, something has just happened, and that is an `Event`: a possible origin. Where
+only the gradients of parameters were read, `bounds_of` says between which calls that was.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class NonFiniteFlow:
         return self._sightings.get(self.rows.shown(row), self._memories.get(int(self.graph.value[row])))
 
     def _unrecorded(self, row: int) -> int | None:
-        """Between modules anything may be computed unseen: the last of what such code could have started from."""
+        """The last tensor that code between modules, which may compute anything unseen, could have started from."""
         if self.rows.roles[row] != "input":
             return None
         outer = int(self.graph.enclosings[self.rows.call_of[row]])
@@ -162,8 +162,8 @@ class NonFiniteFlow:
     def _is_mask(self, row: int) -> bool:
         """Whether the infinities of a tensor that came from outside are there on purpose.
 
-        A mask holds zeros besides −inf, or nothing at all, or it says in its name that it is one, and nobody trains
-        it. A buffer with infinities is a mask or a running extreme.
+        A mask holds zeros besides −inf, or nothing at all, or its name says that it is one, and it is not
+        trained. A buffer with infinities is a mask or a running extreme.
         """
         rows = self.rows
         if rows.nan[row] or bool(rows.tensors.numbers("requires_grad")[row]):
@@ -277,17 +277,14 @@ class NonFiniteFlow:
         return []
 
 
-# -- bounds ------------------------------------------------------------------------------------------------------------
-# Between which calls NaN or infinity was born, in a backward pass of which only the gradients of parameters were read.
-#
-# autograd runs the backward of the last call first, and a parameter has its gradient as soon as its call's backward has
-# run. So the gradients come in the reverse order of the calls: the first bad one and the finite one before it are
-# bounds.
-
-
 class CallInterval(NamedTuple):
-    """`candidates`: the forward calls of whose backward one did it, in the order of the backward pass.
+    """Between which calls NaN or infinity was born, in a backward pass of which only parameters' gradients were read.
 
+    autograd runs the backward of the last call first, and a parameter has its gradient as soon as the backward of its
+    call has run. So gradients come in the reverse order of the calls: the first bad one and the finite one before it
+    are bounds.
+
+    candidates: the forward calls of whose backward one did it, in the order of the backward pass.
     behind: the other forward calls that ran later; where a model branches, a gradient may have come from these.
     before: the parameter whose gradient came last before it, and is finite; empty when it is the first of all.
     """

@@ -58,7 +58,7 @@ class Origins:
         return sorted(events - surfaced, key=lambda event: event.row)
 
     def origins_of(self, row: int) -> frozenset[Event]:
-        """Whose fault the NaN and infinities of a tensor are; nobody's, if they were intended."""
+        """The origins of the NaN and infinities of a tensor; none if they were intended."""
         return frozenset(origin for event in self.flow.events[row] for origin in self._resolve(event))
 
     def _resolve(self, event: Event) -> frozenset[Event]:

@@ -1,6 +1,6 @@
-"""NaN and infinity for a terminal: who made them, where, why, and what they spoilt, in a screen.
+"""NaN and infinity for a terminal: the call that made them, where, why, and what they spoilt, on one screen.
 
-Takes the findings of `alarms` and gives text, laid out like the report of a comparison.
+Takes `Findings` or an `Alarm` and gives text, laid out like the report of a comparison.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _later(alarm: Alarm) -> str:
 
 
 def besides(findings: Findings) -> Iterator[str]:
-    """What is no alarm and yet worth knowing, and what limits the answer."""
+    """Notes: what is worth knowing besides the alarms, and what limits the answer."""
     if findings.skipped_by_scaler:
         steps = sorted({step for step, _ in findings.skipped_by_scaler})
         many = figures.counted(len(steps), "update")

@@ -1,8 +1,8 @@
 """The rows of one step of one rank, as the search for an origin reads them.
 
 Takes the two tables as the readers of `store` give them, or as they lie in memory while a program runs: only the rows
-of the step, tensors in the order of observation. Calls and tensors are named by their row in these tables. What lies in
-what, and what made what, is in `graph`.
+of the step, tensors in the order of observation. Calls and tensors are named by their row in these tables. Which call
+is inside which, and which result made a value, is in `graph`. `function_of` names functions, ops and modules alike.
 """
 
 from __future__ import annotations
@@ -106,10 +106,6 @@ def _words(table: Table, name: str) -> list[str]:
     return [word or "" for word in table.coded(name).tolist()]
 
 
-# -- naming ------------------------------------------------------------------------------------------------------------
-# What a function, an op and a module that do the same are called alike, so that one rule fits all three.
-
-
 _SAME = {
     "true_divide": "div",
     "divide": "div",
@@ -144,7 +140,7 @@ _SAME = {
 
 @cache
 def function_of(type_: str) -> str:
-    """The plain name of what a call's type does.
+    """The plain name of what a call's type does: one name, so that one rule fits functions, ops and modules.
 
     >>> function_of("torch.Tensor.__truediv__"), function_of("aten.div.Tensor")
     ('div', 'div')

@@ -5,13 +5,22 @@
     ...
     (weight - before).describe(lw=True)
 
-state_dict.py   `StateDict`; base.py the mapping, values.py lazy values, naming.py patterns and groups
-algebra.py      operators and functions of torch, over mapped.py
-reductions.py   statistics, by formulas.py from a measurement.py; describe.py prints them, table.py lays them out
-measuring.py    tensors → measurements: the kernels of `stats`, on_device.py, sharded.py
-differences.py  two states beside each other, over pairs.py; ratios.py; noise.py
-sources.py      where states come from: models, optimizers; activations.py; files.py; wrappers.py
-plots.py        histograms and the like
+state_dict.py        `StateDict`: the mapping of base.py with the methods of algebra.py, reductions.py and plots.py
+base.py              the mapping from names to values
+values.py            values that are loaded or computed when they are asked for; tensors in blocks of bounded size
+algebra.py           operators and functions of torch, one name at a time
+reductions.py        statistics: of all elements, of each parameter, of groups
+describe.py          the table of a state
+plots.py             histograms, distribution functions, heat maps, lines by layer
+naming.py            patterns, groups, the names that wrappers put in front; warnings that point at the user's line
+measuring.py         values → moments, on a CPU, on a device, over processes
+differences.py       two states beside each other: a table, the cosine, the noise scale of gradients
+ratios.py            the trust ratio
+sources.py           where states come from: models, optimizers, checkpoints, activations
+files.py             states on disk
+monitor.py           weights, gradients and updates every few steps, as a run
+monitor_package.py   re-exports `Monitor`
+updates/             was each weight updated as its optimizer says?
 """
 
 from astray.state.describe import StatisticsTable

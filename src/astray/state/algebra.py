@@ -214,11 +214,7 @@ def _equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-# -- mapped ------------------------------------------------------------------------------------------------------------
-# One function over states, name by name: what every operator and every function of torch comes down to.
-#
-# Whatever stands in the arguments as a state is replaced by its value of a name; numbers pass through float64 tensors
-# without dimensions, so that dividing by 0 gives what it gives for tensors, and come back as numbers.
+# -- one function over states, name by name: what every operator comes down to -----------------------------------------
 
 
 ELEMENTWISE = frozenset({
@@ -229,7 +225,7 @@ ELEMENTWISE = frozenset({
     "equal", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "and",
     "or", "xor", "where", "lerp", "addcmul", "addcdiv", "mse_loss", "l1_loss", "smooth_l1_loss",
 })  # fmt: skip
-"""Functions of several tensors that would broadcast them. Others know what they do with shapes."""
+"""Functions of several tensors that would broadcast them: their shapes are checked."""
 
 IN_PLACE = frozenset({"iadd", "isub", "imul", "itruediv", "idiv", "ifloordiv", "ipow", "imod", "iand", "ior", "ixor"})
 
@@ -241,7 +237,10 @@ _EXPECTED = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedErro
 def mapped(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, checked: bool) -> Any:
     """A state of what the function gives for the values of each name; a tuple of states where it gives tuples.
 
-    `checked`: where the function works element by element, shapes must be the same.
+    Each state in the arguments is replaced by its value of a name. Numbers pass through float64 tensors without
+    dimensions, so that dividing by 0 gives what it gives for tensors, and come back as numbers.
+
+    checked: where the function works element by element, shapes must be the same.
     """
     leaves, structure = tree_flatten((args, kwargs))
     states = [leaf for leaf in leaves if isinstance(leaf, StateMapping)]

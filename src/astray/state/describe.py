@@ -1,4 +1,8 @@
-"""The table of a state: one row for all of it, for each parameter, or for each group of parameters."""
+"""The table of a state: one row for all of it, for each parameter, or for each group of parameters.
+
+`described` chooses and computes the columns, `StatisticsTable` holds them: rows to compute with, and the text that
+people read.
+"""
 
 from __future__ import annotations
 
@@ -94,12 +98,7 @@ def _dtype(state: StateMapping, members: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(found))
 
 
-# -- table -------------------------------------------------------------------------------------------------------------
-# A table of statistics: rows to compute with, and the text that people read.
-#
-# The text is laid out as pandas lays out a frame with headers to the left, which is what readers of such tables know:
-# columns of numbers share their digits, and go to scientific notation together when one of them is too small or too
-# large for six decimals. Pandas itself is needed only by `to_pandas`.
+# -- the table and its text --------------------------------------------------------------------------------------------
 
 
 Cell: TypeAlias = str | float | tuple[int, ...]
@@ -170,6 +169,10 @@ class StatisticsTable:
 
 def layout(columns: Mapping[str, Sequence[Cell]]) -> list[str]:
     """The lines of a table: the headers, then the rows, each with its number in front.
+
+    Laid out as pandas lays out a frame with headers to the left, which readers of such tables know: columns of numbers
+    share their digits, and go to scientific notation together when one number is too small or too large for six
+    decimals. Pandas itself is needed only by `to_pandas`.
 
     >>> layout({"name": ["a", "b"], "std": [0.5, 12.25]})
     ['  name  std  ', '0  a     0.50', '1  b    12.25']

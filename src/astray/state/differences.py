@@ -1,4 +1,8 @@
-"""How two states differ, parameter by parameter: as a table, and as the angle between them."""
+"""Two states compared parameter by parameter: as a table, as the angle between them, and how noisy gradients are.
+
+`pairs` reads the two tensors of a name together: in CPU memory by the kernel that compares recordings, without a copy;
+elsewhere in float64 on the device, and fetched with one wait for all.
+"""
 
 from __future__ import annotations
 
@@ -98,8 +102,7 @@ def _unpaired(name: str, one: StateDict, other: StateDict) -> dict[str, Cell]:
     return {"name": name, "shape": shape, **nothing, "non-finite": 0, "unpaired": why}
 
 
-# -- noise -------------------------------------------------------------------------------------------------------------
-# How noisy gradients are: the batch size at which noise and signal are equally large.
+# -- the noise of gradients --------------------------------------------------------------------------------------------
 
 
 class NoiseScale(NamedTuple):
@@ -154,17 +157,13 @@ def gradient_noise_scale(gradients: Iterable[StateDict], batch: int, pattern: Pa
     return NoiseScale(noise / signal if signal > 0 else math.inf, noise, signal, count)
 
 
-# -- pairs -------------------------------------------------------------------------------------------------------------
-# Two tensors of one name, read together: how large each is, how far apart they are, and the angle between them.
-#
-# In CPU memory by the kernel that compares recordings, without a copy; elsewhere in float64 on the device, and fetched
-# with one wait for all.
+# -- sums over two tensors ---------------------------------------------------------------------------------------------
 
 
 class PairSums(NamedTuple):
     """Sums over the elements that are finite on both sides, in float64; they add up over parameters."""
 
-    count: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses
+    count: int  # type: ignore[assignment]  # hides a method of tuples that is not used
     finite: int
     one: float
     """Σa²."""

@@ -68,7 +68,7 @@ def load_state(path: str | os.PathLike[str], name: str | None = None) -> StateDi
     name = name or Path(path).stem
     try:
         found = checkpoints.open(path)
-    except CheckpointError:  # to a checkpoint, what has no tensor is none
+    except CheckpointError:  # a file without tensors is not a checkpoint
         numbers = _numbers(Path(path))
         if numbers is None:
             raise

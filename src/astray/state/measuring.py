@@ -1,8 +1,8 @@
 """The numbers of a state → its moments, by the means of the place where they lie.
 
-CPU tensors are read once by the kernels of `astray.stats`; those on a device by `on_device`, which waits for it only
-once, however many there are; of distributed ones every process measures its part (`sharded`). Nothing is copied as a
-whole: a tensor that is made on demand is let go before the next one is made.
+CPU tensors are read once by the kernels of `astray.stats`; those on a device are measured there, with one wait however
+many there are (`DeviceMeasurements`); of distributed ones every process measures its part (`ShardedTensors`). Nothing
+is copied as a whole: a tensor that is made on demand is let go before the next one is made.
 """
 
 from __future__ import annotations
@@ -111,11 +111,7 @@ def readable(name: str, tensor: torch.Tensor) -> torch.Tensor:
     raise StateError(f"The numbers of {name!r} cannot be read: {reason}. Leave it out with filter(pattern).")
 
 
-# -- measurement -------------------------------------------------------------------------------------------------------
-# What is measured of a tensor, and how the measurements of several become one.
-#
-# Every reduction is computed from it: a `MomentsMeasurement` adds up over layers, over the blocks of a tensor on a
-# device, and over the parts of a distributed one.
+# -- what is measured of a tensor, and how the measurements of several add up ------------------------------------------
 
 
 class Power(NamedTuple):
@@ -126,9 +122,10 @@ class Power(NamedTuple):
 
 
 class MomentsMeasurement(NamedTuple):
-    """Moments, and a sum of powers for every p that was asked for.
+    """Moments, and a sum of powers for every p that was asked for: what every reduction is computed from.
 
-    Those of complex numbers are of their magnitudes, and `magnitudes` says so.
+    It adds up over layers, over the blocks of a tensor on a device, and over the parts of a distributed one. Moments of
+    complex numbers are those of their magnitudes, and `magnitudes` says so.
     """
 
     moments: Moments
@@ -182,23 +179,24 @@ def unit_for(found: Moments, p: float) -> float:
     return unit if math.isfinite(unit) and unit > 0 else 1.0
 
 
-# -- on device ---------------------------------------------------------------------------------------------------------
-# Moments of tensors on a device: by the kernel of `device.moments` on a GPU, by plain torch operations elsewhere.
-#
-# Nothing waits while tensors are added: each leaves rows of numbers on its device, and `fetch` brings the rows of all
-# over at once. The plain way goes a block at a time, in float64 where the device has it. There numbers beyond 2^±200,
-# which only float64 has, overflow in the third and fourth moments; the CPU kernels are right for those too.
+# -- on a device -------------------------------------------------------------------------------------------------------
 
 
 FIELDS = 16
 """The numbers that begin a row: those of a `Moments` without its exponent, which is 0 here."""
 
 HELD_BYTES = 1 << 28
-"""Tensors wait for each other, to be measured by one launch, up to so much memory that nobody else may want to keep."""
+"""Tensors wait to be measured by one launch as long as they hold no more memory than this."""
 
 
 class DeviceMeasurements:
-    """Tensors that are being measured, each on its device."""
+    """Tensors that are being measured, each on its device.
+
+    By the kernel of `device.moments` on a GPU, by plain torch operations elsewhere. Nothing waits while tensors are
+    added: each leaves rows of numbers on its device, and `fetch` brings the rows of all over at once. The plain way
+    goes a block at a time, in float64 where the device has it. There numbers beyond 2^±200, which only float64 has,
+    overflow in the third and fourth moments; the CPU kernels are right for those too.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[torch.device, list[tuple[list[str], list[int], torch.Tensor]]] = {}
@@ -295,16 +293,11 @@ def _row(numbers: torch.Tensor, exponents: tuple[float, ...]) -> torch.Tensor:
 
 
 def _unless(none: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """NaN where there is no finite number to speak of."""
+    """NaN where there is no finite number."""
     return torch.where(none, torch.full_like(value, torch.nan), value)
 
 
-# -- sharded -----------------------------------------------------------------------------------------------------------
-# Distributed tensors: every process measures the part it holds, and the parts become the moments of the whole.
-#
-# So a reduction of a state with DTensors is a collective: every process of their mesh must ask for it, as for an
-# all-reduce. One exchange carries the numbers of all tensors; along mesh dimensions that replicate, nothing is added
-# up.
+# -- over processes ----------------------------------------------------------------------------------------------------
 
 
 def is_shared_out(value: Value) -> bool:
@@ -313,7 +306,7 @@ def is_shared_out(value: Value) -> bool:
 
 
 def local_part(tensor: Any) -> torch.Tensor:
-    """What this process holds of a DTensor. Sums that are still to be made are made first, by communicating."""
+    """The part of a DTensor that this process holds. Pending sums are made first, by communicating."""
     with torch.no_grad():
         tensor = tensor.detach()
         if any(placement.is_partial() for placement in tensor.placements):
@@ -326,7 +319,12 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 
 class ShardedTensors:
-    """The distributed tensors among those that are measured."""
+    """The distributed tensors among those that are measured: the parts of all processes become the whole.
+
+    So a reduction of a state with DTensors is a collective: every process of their mesh must ask for it, as for an
+    all-reduce. One exchange carries the numbers of all tensors. Along mesh dimensions that replicate nothing is added
+    up.
+    """
 
     def __init__(self) -> None:
         self._expected: dict[Any, dict[str, tuple[bool, ...]]] = {}

@@ -1,4 +1,8 @@
-"""Choosing parameters by their names: by a pattern, into groups, and whether two states have the same ones."""
+"""Names of parameters: chosen by a pattern, put into groups, compared between two states, freed of wrappers.
+
+The same weight is `module.h.0.weight` under DDP and `_orig_mod.h.0.weight` when compiled. Names are left as the model
+has them unless `unwrap` is asked for: then states of differently wrapped models have the same names, and combine.
+"""
 
 from __future__ import annotations
 
@@ -80,23 +84,15 @@ def _told_apart(names: tuple[str, str]) -> tuple[str, str]:
     return ("the first", "the second") if names[0] == names[1] else (f"{names[0]!r}", f"{names[1]!r}")
 
 
-# -- notices -----------------------------------------------------------------------------------------------------------
-# Warnings that point at the user's line, however deep inside of astray they are made.
-
-
 def warn(message: str) -> None:
-    """Warn about the innermost line that is not ours."""
+    """Warn, pointing at the innermost line outside astray."""
     depth, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("astray."):
         depth, frame = depth + 1, frame.f_back
     warnings.warn(message, stacklevel=depth)
 
 
-# -- wrappers ----------------------------------------------------------------------------------------------------------
-# The names that wrappers put in front of a model's own: DDP, FSDP, torch.compile, activation checkpointing.
-#
-# The same weight is `module.h.0.weight` under DDP and `_orig_mod.h.0.weight` when compiled. Names are left as the model
-# has them, unless asked: then states of differently wrapped models have the same names, and combine.
+# -- names that wrappers put in front ----------------------------------------------------------------------------------
 
 
 PREFIXES = frozenset({"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})

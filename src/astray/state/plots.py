@@ -33,6 +33,7 @@ PIXELS = 256
 """The sides of a heat map; beyond it, a cell shows the mean of the elements in it."""
 
 Path = str | os.PathLike[str]
+Floats = npt.NDArray[np.float64]
 
 
 class Plots(StateMapping):
@@ -191,11 +192,7 @@ def _saved(figure: Figure, path: Path | None) -> Figure:
     return figure
 
 
-# -- distributions -----------------------------------------------------------------------------------------------------
-# How the elements of tensors are distributed, counted a block at a time: what plots are drawn from.
-
-
-Floats = npt.NDArray[np.float64]
+# -- distributions, counted a block at a time --------------------------------------------------------------------------
 
 
 class Distribution(NamedTuple):

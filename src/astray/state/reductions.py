@@ -4,9 +4,10 @@
     weight.std(lw=True)                 of each parameter: a state of numbers
     weight.std(group=r"h\\.(\\d+)\\.")     of each layer
 
-Every one is computed from the same measurement, in float64. With NaN or infinity among the elements they give what
-numpy gives for the same numbers. Of nothing, sums and norms are 0 and all others NaN; of one element `std` and `var`
-are NaN, as numpy's are with a ddof of 1.
+Every one is computed from the same measurement, in float64. That is over finite elements, with the others counted
+beside them; the formulas put these back, so that NaN and infinity give what numpy gives for the same numbers. Of
+nothing, sums and norms are 0 and all others NaN; of one element `std` and `var` are NaN, as numpy's are with a ddof of
+1.
 """
 
 from __future__ import annotations
@@ -28,11 +29,7 @@ if TYPE_CHECKING:
     from astray.state.state_dict import StateDict
 
 
-# -- formulas ----------------------------------------------------------------------------------------------------------
-# Statistics from what was measured, the way numpy would give them for the same elements in float64.
-#
-# A measurement is over finite elements, with the others counted beside them; here the others are put back: NaN makes
-# NaN, infinity what it makes of a sum, a maximum or a norm.
+# -- formulas: statistics from what was measured -----------------------------------------------------------------------
 
 
 Formula = Callable[[MomentsMeasurement], float]
@@ -125,6 +122,9 @@ FORMULAS: dict[str, Formula] = {
     "abs_max": lambda found: _abs_max(found.moments),
     "abs_min": lambda found: _abs_min(found.moments),
 }
+
+
+# -- reductions, and the methods that states have by them --------------------------------------------------------------
 
 
 class Reduction(NamedTuple):

@@ -1,7 +1,7 @@
-"""Where states come from: a model's weights and gradients, an optimizer's states, any mapping.
+"""Where states come from: a model's weights and gradients, an optimizer's states, any mapping, activations.
 
 Without `clone` a state of weights or optimizer states shares memory and follows the training. Gradients are let go of
-by `zero_grad`, so a state of them keeps those it found.
+by `zero_grad`, so a state of them keeps those it found. Activations are filled in by hooks until `remove()`.
 """
 
 from __future__ import annotations
@@ -223,11 +223,7 @@ def _named_parameters(model: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
     return model.named_parameters()
 
 
-# -- activations -------------------------------------------------------------------------------------------------------
-# Activations and their gradients, as they pass: a state that hooks on the model's modules fill.
-#
-# The hooks are there until `remove()`, or the end of a `with`. What they saw stays after that. A forward of the whole
-# model begins anew; a module that it calls several times has each result, as `relu`, `relu#1`, `relu#2`.
+# -- activations and their gradients -----------------------------------------------------------------------------------
 
 
 ROOT = "<root>"
@@ -236,6 +232,9 @@ ROOT = "<root>"
 
 class Activations(StateDict):
     """The outputs of a model's modules, in the order they were made; empty until the model has run.
+
+    The hooks are there until `remove()`, or the end of a `with`; what they saw stays after that. A forward of the whole
+    model begins anew. A module that it calls several times has each result: `relu`, `relu#1`, `relu#2`.
 
     root: the key of the model itself.
     """
@@ -277,7 +276,7 @@ class Activations(StateDict):
 
     def _seen(self, module_name: str) -> Any:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            if recomputing():  # activation checkpointing runs it again, and that is nothing new
+            if recomputing():  # activation checkpointing runs it again, with the same result
                 return
             for path, tensor in tensors_in(self._numbered(module_name), output):
                 self._take(path, tensor)

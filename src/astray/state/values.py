@@ -1,7 +1,7 @@
 """What a `StateDict` holds: tensors or numbers by name, there already or made when they are asked for.
 
 A mapping is lazy when it can tell the shape and dtype of a value without having it, by `spec(name)`: tensors of a
-checkpoint on disk, and everything computed from them. A lazy value is made anew each time, and kept by nobody.
+checkpoint on disk, and everything computed from them. A lazy value is made anew each time; nothing keeps it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class RenamedBlocks(Computed):
 
 def spec_of(values: Mapping[str, Value] | Lazy, name: str) -> ValueSpec:
     """The shape and dtype of a value, without making it where it is lazy."""
-    if not isinstance(values, dict) and isinstance(values, Lazy):  # what has to look for a method is slow
+    if not isinstance(values, dict) and isinstance(values, Lazy):  # a dict first: looking for a method is slow
         found = values.spec(name)
         shape, dtype = (found.shape, found.dtype) if hasattr(found, "shape") else found
         return ValueSpec(tuple(shape), getattr(torch, dtype) if isinstance(dtype, str) else dtype)
@@ -103,12 +103,8 @@ def stand_in(spec: ValueSpec) -> Value:
     return 1.0 if spec.dtype is None else torch.empty(spec.shape, dtype=spec.dtype, device="meta")
 
 
-# -- blocks ------------------------------------------------------------------------------------------------------------
-# A tensor in blocks of bounded size: what needs other numbers than the tensor holds makes them a block at a time.
-
-
 BLOCK = 1 << 19
-"""Elements taken at once: 4 MB as float64, enough to keep a device busy and nothing beside a model."""
+"""Elements in a block: 4 MB as float64, enough to keep a device busy and little beside a model."""
 
 
 def blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

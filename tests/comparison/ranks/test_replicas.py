@@ -1,4 +1,4 @@
-"""Ranks of one run against each other: who went his own way, where, and what is no replica."""
+"""Ranks of one run against each other: which rank diverged from its replicas, where, and what is not a replica."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from astray.store.writing.values_writer import ValuesWriter, WriteModeChooser
 
 
 class Owner:
-    """Whoever gives jobs."""
+    """The listener of write requests."""
 
     def finish(self, job: WriteRequest) -> None: ...
 

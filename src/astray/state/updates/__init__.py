@@ -1,7 +1,8 @@
 """Was each weight updated as its optimizer says? The update that was made, against the one recomputed in float64.
 
-`watch` holds what a step begins with, `rules` says what it should give, `weighing` compares the two element by
-element, `rows` is what people read.
+check.py   copies what a step begins with, and measures afterwards what it has done, element by element
+rules.py   what each optimizer should have done
+table.py   a verdict for each parameter in each step, and the table of them
 """
 
 from astray.state.updates.check import UpdateWatch, check_updates

@@ -1,4 +1,7 @@
-"""Holds what a step of an optimizer begins with, and looks afterwards at what it has done."""
+"""Copies what a step of an optimizer begins with, and compares afterwards the update that was made with the one due.
+
+What is measured stays on the tensor's device, as a few float64 numbers, until `updates` fetches all of it at once.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def check_updates(
 
 
 class UpdateWatch:
-    """What `check_updates` gives. `close` ends it; so does the end of its block."""
+    """The result of `check_updates`. `close` ends it; so does the end of its block."""
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class UpdateWatch:
         return Updates(rows)
 
     def close(self) -> None:
-        """Looks at no further step."""
+        """Removes the hooks: no further step is checked."""
         for handle in self._handles:
             handle.remove()
         self._held.clear()
@@ -192,18 +195,15 @@ def _names(
 
 
 def _local(value: Any) -> Any:
-    """The part of a sharded tensor that is here: an update is made element by element, and so checked."""
+    """The local part of a sharded tensor: updates are made, and so checked, element by element."""
     return value.to_local() if hasattr(value, "to_local") else value.detach() if isinstance(value, Tensor) else value
 
 
-# -- weighing ----------------------------------------------------------------------------------------------------------
-# The update that was made against the one that was due, element by element and stretch by stretch.
-#
-# What is found stays on the tensor's device, as a few float64 numbers, until somebody asks for all of it at once.
+# -- the update made against the one due, a stretch of elements at a time ----------------------------------------------
 
 
 STRETCH = 1 << 22
-"""So many elements are taken at a time: a few hundred megabytes in float64, however large the parameter is."""
+"""Elements taken at a time: a few hundred megabytes in float64, however large the parameter is."""
 
 MEASURES = (
     "made",  # sums over the parameter: of (weight after − before)²

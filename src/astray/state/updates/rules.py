@@ -54,7 +54,7 @@ class ExpectedUpdate(NamedTuple):
 Rule = Callable[[ParameterState], ExpectedUpdate]
 
 ROUNDINGS = 8
-"""So many roundings, each of half a spacing, may a step make of the terms of one number."""
+"""Roundings, each of half a spacing, that a step may make of the terms of one number."""
 
 
 class NoRuleError(Exception):

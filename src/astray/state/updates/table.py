@@ -1,4 +1,4 @@
-"""What a step has done to each parameter, against what its optimizer says: a row each, and a table of them."""
+"""What a step has done to each parameter, against what its optimizer says: a row with a verdict each, in a table."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Updates(Sequence[Update]):
 
     @property
     def wrong(self) -> list[Update]:
-        """What was not updated as its optimizer says."""
+        """The rows that were not updated as their optimizer says."""
         return [row for row in self if row.is_wrong]
 
     @overload
@@ -126,10 +126,6 @@ def _cells(row: Update) -> dict[str, str]:
 
 def _number(value: float) -> str:
     return "" if math.isnan(value) else error(value)
-
-
-# -- judging -----------------------------------------------------------------------------------------------------------
-# The measures of one parameter's update → a row with a verdict, in words.
 
 
 def judged(known: Mapping[str, Any], why: str | None, numbers: Mapping[str, float] | None) -> Update:
