@@ -126,7 +126,7 @@ class _Positions(NamedTuple):
 
 
 class Staged:
-    """The values of one tensor on their way to the host: a `Source` for the writer."""
+    """The values of one tensor on their way to the host: `DeferredBytes` for the writer."""
 
     held = 0  # the memory is bounded here, and not by the writer's queue
 

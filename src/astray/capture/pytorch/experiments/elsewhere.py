@@ -1,8 +1,8 @@
 """Runs a module, or one function in it, on another device or in another dtype: what `astray.elsewhere` does in torch.
 
-The module's `forward` is covered by one that takes everything there, runs the real one, and brings its results back;
-`trips` does the moving. Covering `forward` and nothing around it keeps all hooks, ours and others', outside: they see
-the tensors of the program. For one function, a function mode is on while the module runs.
+The module's `forward` is replaced by one that takes everything there, runs the real one, and brings its results back;
+`RoundTrip` does the moving. Replacing `forward` and nothing around it keeps all hooks, ours and others', outside: they
+see the tensors of the program. For one function, a function mode is on while the module runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 // Takes the calls of functions and ops into a recording, and is what torch calls of the two modes that are told of them.
 //
-// A call is opened, its inputs taken, and then its outputs. What is out of the ordinary is asked of Python: `Taking` in
-// capture/pytorch/calls/call_capture.py, `Places` in places.py, and the callee itself. Whatever goes wrong stays out of the program.
+// A call is opened, its inputs taken, and then its outputs. What is out of the ordinary is done in Python:
+// `CallCapture` in calls/call_capture.py, `FunctionSites` in calls/sites.py, and the callee itself. Whatever goes wrong
+// stays out of the program.
 
 #pragma once
 
@@ -334,7 +335,7 @@ private:
         return own && behind ? frame_around(own) : own;
     }
 
-    // `Places.run` does the same in Python: it sees to ops that a function mode is told of, or a class of tensors would be.
+    // `FunctionSites.run` in Python runs the ops that a function mode, or a class of tensors, would be called for.
     Ref run(PyObject *func, PyObject *args, PyObject *kwargs) const {
         if (is_op && (is_true(attribute(taking().places, taking_name().sees_functions)) || any_overrides(args, kwargs)))
             return call_method(taking().places, taking_name().run, func, args, or_empty(kwargs).get());

@@ -31,7 +31,7 @@ inline const ModuleNames &module_name() {
 // How one module is watched, whether or not its hooks are on.
 struct WatchedPlace {
     Ref before, after;  // what its hooks do, where that is not what all do
-    Ref children;       // a `Children`
+    Ref children;       // a `ChildModules`
     bool called = false;
 
     template <class Visit>

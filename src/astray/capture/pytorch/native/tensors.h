@@ -33,7 +33,7 @@ namespace astray {
 struct Layout;
 struct Way;
 
-// What is known of a memory once it has been measured; see `Sighting` in sightings.py.
+// What is known of a memory once it has been measured; see `CachedMeasurement` in measurement_cache.py.
 struct Kept {
     int64_t ticket = -1;  // for what is measured later
     bool is_measured = false, has_statistics = false;
@@ -286,7 +286,7 @@ inline Text text_of(const Ref &object) {  // of one that is kept, and plain
 
 constexpr Py_ssize_t kStatistics = 12;  // fields
 
-// From the five fields of a `Sighting`.
+// From the five fields of a `CachedMeasurement`.
 inline Kept Kept::of_python(PyObject *sighting) {
     if (!PyTuple_Check(sighting) || PyTuple_Size(sighting) != 5) raise(PyExc_TypeError, "A sighting has five fields.");
     PyObject *fields = PyTuple_GetItem(sighting, 0), *fingerprint = PyTuple_GetItem(sighting, 1);
