@@ -15,11 +15,11 @@ from typing import Any
 
 from astray.errors import RunError
 from astray.foreign.dump_rows import DumpRank, DumpRows
-from astray.foreign.msprobe.comparing import (
+from astray.foreign.msprobe.files import (
     DATA,
     FILES,
     Document,
-    Place,
+    StepFolder,
     places,
     read_construct,
     read_document,
@@ -96,7 +96,7 @@ class _DumpReader:
     def __init__(self) -> None:
         self._heads: dict[str, str] = {}
 
-    def rank(self, rank: int, steps: list[Place]) -> RankRun:
+    def rank(self, rank: int, steps: list[StepFolder]) -> RankRun:
         rows = DumpRows()
         entries: dict[int, str] = {}
         checksums: set[str] = set()
@@ -113,7 +113,7 @@ class _DumpReader:
             found.fingerprints = f"{NAME} {' and '.join(sorted(checksums))}"
         return found
 
-    def _step(self, rows: DumpRows, place: Place, entries: dict[int, str], checksums: set[str]) -> bool:
+    def _step(self, rows: DumpRows, place: StepFolder, entries: dict[int, str], checksums: set[str]) -> bool:
         documents = {name: self._document(rows, place.folder, name) for name in FILES}
         said = {name: {} if one is None else one.content for name, one in documents.items()}
         if all(one is None for one in documents.values()) and not (place.folder / DATA).is_dir():
@@ -163,7 +163,7 @@ class _DumpReader:
             parents, micros, stacks, beside, by_us, framework if isinstance(framework, str) else "pytorch"
         )
 
-    def info(self, found: list[Place], ranks: int) -> RunInfo:
+    def info(self, found: list[StepFolder], ranks: int) -> RunInfo:
         """What is known of the dump as a whole."""
         times = [_changed(place.folder) for place in found]
         framework = self._heads.get("framework", "pytorch")
