@@ -92,7 +92,7 @@ def kernel(source: KernelSource, device: int) -> Kernel:
     """The kernel of a source on the CUDA device of that number.
 
     Compiled at the first request, which takes about a second, or milliseconds when Triton's disk cache has it. To look
-    it up again takes microseconds: whoever launches often keeps it. Raises NoKernelsError, at once from the second
+    it up again takes microseconds: code that launches often keeps it. Raises NoKernelsError, at once from the second
     time on.
     """
     key = (

@@ -113,7 +113,7 @@ class _LastNode:
         if is_compiling() or engine.paused or not engine.is_here:
             return
         try:
-            with DisableTorchFunction():  # what is done here is no part of the program
+            with DisableTorchFunction():  # what is done here is not part of the program
                 seq = engine.backward(self._call)
                 observe = engine.tensors.observe
                 for index, gradient in enumerate(arrived):

@@ -106,7 +106,7 @@ class OptimizerCapture:
         if is_compiling() or not (engine.settings.optimizer or self._is_a_place()) or not engine.belongs_here():
             return None
         try:
-            with DisableTorchFunction(), torch.no_grad():  # what is done here is no part of the program
+            with DisableTorchFunction(), torch.no_grad():  # what is done here is not part of the program
                 frame = sys._getframe(1)
                 self._drop_interrupted(frame)
                 self._come_back_late()
@@ -176,7 +176,7 @@ class OptimizerCapture:
     def _is_unseen(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the modes can be off during a step: calls inside it are not asked for, and all of it is torch's code.
 
-        It asks a handful of questions about every parameter, and the function mode would be told of each; ops get
+        It asks a handful of questions about every parameter, and the function mode would be called for each; ops get
         all parameters at once, and an op mode has them wrapped one by one.
         """
         settings = self._engine.settings
@@ -186,7 +186,7 @@ class OptimizerCapture:
             return False
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return False
-        first = next(iter(_POST_HOOKS.values()), None)  # somebody else's would be called before ours
+        first = next(iter(_POST_HOOKS.values()), None)  # another's would be called before ours
         return first == self._after and not (dist.is_available() and dist.is_initialized())
 
     def _takes_calls(self) -> bool:

@@ -145,7 +145,7 @@ class TorchReader:
             if tensor.is_cpu:
                 return TensorReading(dtype, shape, stride, memory)
             return self._measured(TensorReading(dtype, shape, stride, memory), tensor, statistics)
-        # Copying is computing: neither a mode of ours nor of anybody else should take it for the program's.
+        # Copying is computing: no mode, ours or another, should take it for the program's.
         with torch._C._DisableTorchDispatch():
             return self._read_carefully(tensor, statistics)
 

@@ -163,7 +163,7 @@ class GroupOperator(FunctionalCollective):
 
     def __init__(self, op: OpOverload[..., Any]) -> None:
         super().__init__(op, "op")
-        # Of a buffer that is only there to be filled nobody knows what it holds.
+        # What a buffer holds that is only there to be filled is not known.
         mute = op._schema.name.partition("::")[2].startswith(("recv", "broadcast", "barrier"))
         arguments = enumerate(op._schema.arguments)
         self._given = {str(i) for i, one in arguments if not mute and not one.name.startswith("output")}
@@ -174,7 +174,7 @@ class GroupOperator(FunctionalCollective):
 
 
 def describe(func: Any) -> Collective | FunctionalCollective | None:
-    """The collective behind what a function mode is told of; None for any other function."""
+    """The collective behind a function that a function mode is called for; None for any other function."""
     if isinstance(func, OpOverload | OpOverloadPacket):
         return FunctionalCollective(func) if _is_functional(func) else None
     if getattr(func, "__module__", None) != _HOME:

@@ -51,7 +51,7 @@ class Losses:
             with (
                 DisableTorchFunction(),
                 torch._C._DisableTorchDispatch(),
-            ):  # what is done here is no part of the program
+            ):  # what is done here is not part of the program
                 call = engine.enter(self._sites[name], frame)
                 try:
                     if call.recorded:
@@ -64,7 +64,7 @@ class Losses:
 
 
 def _covering(losses: Losses, loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss, and before it a word to `losses`.
+    """A loss that tells `losses` before it runs.
 
     torch.jit.script reads the source of what a cover wraps, and looks up its names in the cover's own globals: so these
     are the loss's, and what the cover needs itself is around it.

@@ -105,7 +105,7 @@ def _put(mode: TorchFunctionMode | TorchDispatchMode, depth: int) -> None:
 def _take(mode: TorchFunctionMode | TorchDispatchMode) -> int:
     """Takes a mode off its stack, wherever it lies there, and gives the depth where it was."""
     if not _is_on(mode):
-        return _len_torch_function_stack()  # somebody else has taken it off, with their own still there
+        return _len_torch_function_stack()  # taken off by other code, whose own mode is still there
     if isinstance(mode, TorchDispatchMode):
         return _take_dispatch(mode)
     above: list[Any] = []

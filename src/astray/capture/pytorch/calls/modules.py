@@ -164,7 +164,7 @@ class ModuleCapture:
                         self._watch(parameter, prefix + name, site.name, site.root)
 
     def _watch(self, parameter: torch.Tensor, name: str, module: str, root: str) -> None:
-        """Sees the gradients of a parameter. One that takes no hooks is no reason to leave out the others."""
+        """Sees the gradients of a parameter. One that takes no hooks does not keep the others from getting theirs."""
         try:
             self.parameters.watch(parameter, name, module, root)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
@@ -189,7 +189,7 @@ class ModuleCapture:
             handle.remove()
 
     def _moment(self) -> tuple[int, int]:
-        """When it changes, tensors in an object are told of once more."""
+        """When it changes, tensors in an object are recorded once more."""
         return self._engine.step, self._engine.latest_micro
 
     def _note_too_large(self, kind: str) -> None:
@@ -349,7 +349,7 @@ class ModuleCapture:
         return identity.key, self._engine.tensors.forgotten
 
     def gave_bad(self, call: OpenCall, outputs: Tensors) -> None:
-        """A call has given NaN or infinities, and somebody wants to know. torch's frame has what it was given."""
+        """A call has given NaN or infinities, which a guard keeps. torch's frame has what it was given."""
         given = call.frame.f_locals if call.frame is not None else {}
         module, args, kwargs = (given.get(name) for name in ("self", "args", "kwargs"))
         if not isinstance(module, nn.Module) or not isinstance(args, tuple):

@@ -37,7 +37,7 @@ _UNFILLED = frozenset(
     aten.empty aten.empty_like aten.empty_strided aten.new_empty aten.new_empty_strided aten.empty_permuted aten.resize_
     """.split()  # noqa: SIM905
 )
-"""They give memory that nobody has filled yet."""
+"""They give memory that has not been filled yet."""
 
 _WORKSPACES = {"aten.mkldnn_rnn_layer": "out.3", "aten.mkldnn_rnn_layer_backward": "22"}
 """What an op leaves for its own backward, in memory that is not all filled."""
@@ -45,7 +45,7 @@ _WORKSPACES = {"aten.mkldnn_rnn_layer": "out.3", "aten.mkldnn_rnn_layer_backward
 
 class Op:
     """An operation, as its calls are recorded. `writes` are the arguments it says it changes, `fills` those of them
-    that are no inputs, such as `out`. `moves` are those it reads, and changes though it does not say so.
+    that are not inputs, such as `out`. `moves` are those it reads, and changes though it does not say so.
     """
 
     __slots__ = (

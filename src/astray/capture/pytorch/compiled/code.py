@@ -167,7 +167,7 @@ class CompiledCode:
             cls._watching.remove(self)
             if not cls._watching:
                 there = _set_guard_hook(cls._others)
-                if there is not _guards_passed:  # somebody has put another in its place
+                if there is not _guards_passed:  # another was put in its place
                     _set_guard_hook(there)
                 cls._others = None
 

@@ -138,7 +138,7 @@ class Taps:
         if not self._engine.belongs_here():
             return None
         try:
-            with DisableTorchFunction(), _DisableTorchDispatch():  # what is done here is no part of the program
+            with DisableTorchFunction(), _DisableTorchDispatch():  # what is done here is not part of the program
                 return action(*args)
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             self._engine.failed("a call inside compiled code", error)

@@ -63,7 +63,7 @@ class _Forward:
         self._dtype = dtype
         self._function = function
         self._forward = module.forward
-        self._own = module.__dict__.get("forward")  # somebody may have put one on this very module
+        self._own = module.__dict__.get("forward")  # a program may have put one on this very module
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A model that is copied or saved meanwhile takes its own `forward` along."""
@@ -180,7 +180,7 @@ def _function_name(given: str | Callable[..., Any]) -> str:
 
 
 def _plain_name(name: str) -> str:
-    """`x @ y` calls `__matmul__`, which is `matmul` to anybody who asks for it."""
+    """`x @ y` calls `__matmul__`, which is `matmul` to a user."""
     return name[2:-2] if name.startswith("__") and name.endswith("__") else name
 
 

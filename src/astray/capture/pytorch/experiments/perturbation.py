@@ -85,7 +85,7 @@ class PerturbedInputs:
                 return None
             # A global hook is not given the keyword arguments. Torch's function that calls it has them, in a dict of
             # this call's own, which it goes on to use.
-            with DisableTorchFunction():  # what is done here is no part of the program
+            with DisableTorchFunction():  # what is done here is not part of the program
                 return self._enter(module, args, frame.f_locals.get("kwargs") or {})
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             self._engine.failed(f"the perturbation of what {type(module).__name__} is given", error)
@@ -261,7 +261,7 @@ def why_not(tensor: Tensor) -> str | None:
 
 
 def key(seed: int, step: int) -> int:
-    """What is hashed of a step, as a signed number of 32 bits. Ranks have no part in it."""
+    """What is hashed of a step, as a signed number of 32 bits. The same on all ranks."""
     return _signed(zlib.crc32(b"%d %d" % (seed, step)))
 
 

@@ -113,7 +113,7 @@ class RoundTrip:
         for key, (original, moved, version) in list(self._there.items()):
             if moved is original or not self._was_written(original, moved, version):
                 continue
-            if original.requires_grad and original.is_leaf:  # a parameter; torch lets nobody else write to one
+            if original.requires_grad and original.is_leaf:  # a parameter; torch allows no other write to one
                 with torch.no_grad():
                     original.copy_(moved)
             else:

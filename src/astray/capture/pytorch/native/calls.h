@@ -163,7 +163,7 @@ public:
         return row.seq;
     }
 
-    // Something happened that is no call of a function, such as a parameter receiving its gradient: its number.
+    // Something happened that is not a call of a function, such as a parameter receiving its gradient: its number.
     //
     // An update belongs to the whole step and to none of its micro steps: another program may have more or fewer.
     int64_t event(PyObject *place, Phase phase, std::optional<int64_t> parent = {}, std::optional<int64_t> stack = {},

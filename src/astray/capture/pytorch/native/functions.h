@@ -304,7 +304,7 @@ private:
 // ---- the modes -----------------------------------------------------------------------------------------------------
 
 // What a mode is told of. The modes are classes of torch and Python: this is their other base, which answers for the
-// method that torch calls without a line of Python. Whoever looks into the class, as dynamo does when it traces a mode,
+// method that torch calls without a line of Python. Code that looks into the class, as dynamo does when it traces a mode,
 // finds that method written in Python.
 class Mode {
 public:

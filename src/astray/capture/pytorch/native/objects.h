@@ -107,7 +107,7 @@ private:
     // One walk through an object.
     struct Search {
         std::unordered_set<PyObject *> met;
-        std::vector<PyObject *> names;  // of the attributes and items on the way down, held by those who walk
+        std::vector<PyObject *> names;  // of the attributes and items on the way down, held by the walk
         Py_ssize_t things = 0, tensors = 0;
         NamedTensors told;
         bool cut_short = false;

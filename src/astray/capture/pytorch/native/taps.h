@@ -124,7 +124,7 @@ private:
             if (const auto alive = completion.gradients.lock()) alive->complete(completion.target);
         for (size_t i = 0; i < arrivals_.size(); ++i) {
             const Arrival arrival = arrivals_[i];
-            if (arrival.index < gradients.size() && gradients[arrival.index].defined())  // else nobody used it
+            if (arrival.index < gradients.size() && gradients[arrival.index].defined())  // else it was not used
                 arrival.gradients->arrived(arrival.output, gradients[arrival.index]);
         }
         const auto is_awaited = [](const Completion &one) {

@@ -585,7 +585,7 @@ inline std::shared_ptr<Way> Taker::find_way(PyObject *ring, PyObject *slots, con
 }
 
 // Launches a kernel into the next slot: its ticket, or −1 when Python should see to it. The slots are locked all the
-// while, so that nobody sends for a segment during a launch.
+// while, so that no segment is sent for during a launch.
 inline int64_t Taker::launch_into(Slots *slots, const Way &way, uint64_t stream, uint64_t address) const {
     uint64_t words[kMaxArguments] = {};
     words[kAddress] = address;
@@ -692,7 +692,7 @@ inline void Taker::write_row(const TensorRow &row, const Identity &what, const R
     call_method(writer, word().tensor_row, tuple.get());
 }
 
-// Whether its memory is among those that nobody has filled yet.
+// Whether its memory has not been filled yet.
 inline bool Taker::is_unfilled(const c10::Storage &storage) const {
     if (!PyDict_Size(unfilled.get())) return false;
     const Ref owner = Ref::made(THPStorage_Wrap(storage));
@@ -700,7 +700,7 @@ inline bool Taker::is_unfilled(const c10::Storage &storage) const {
     return check(PyDict_Contains(unfilled.get(), number.get()));
 }
 
-// Whoever takes a memory as an input must know that it has been filled, by a kernel that we cannot see.
+// A call that takes a memory as an input shows that it has been filled, by a kernel that we cannot see.
 inline void Taker::note_filled(const c10::Storage &storage) {
     if (!is_unfilled(storage)) return;
     const Ref owner = Ref::made(THPStorage_Wrap(storage));
