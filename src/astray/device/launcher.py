@@ -228,7 +228,7 @@ class TritonKernel:
     """The same kernel by Triton's launcher: for ROCm, and for whatever the native one does not know."""
 
     failure: ClassVar[str] = ""
-    """The last failure of any of them: a number is explained by whichever kernel is asked, as with the native ones."""
+    """The last failure of any of them: any kernel explains the number of any other, as with the native ones."""
 
     def __init__(self, compiled: Any, source: KernelSource, device: int) -> None:
         names = source.function.arg_names

@@ -111,7 +111,7 @@ class Collective:
         return []
 
     def is_put_off(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether it has only been noted, to be carried out together with others: there is nothing to wait for yet."""
+        """Whether it is only queued, to be carried out together with others: there is nothing to wait for yet."""
         group = self._given(args, kwargs).get("group")
         return (group if group is not None else dist.group.WORLD) in dist.distributed_c10d._world.pg_coalesce_state
 
@@ -152,7 +152,7 @@ class FunctionalCollective:
         return []
 
     def written(self, args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """What it writes into, now or later, behind the version counter's back."""
+        """What it writes into, now or later, past the version counter."""
         return [tensor for tensor in tree_leaves(args) if isinstance(tensor, torch.Tensor)]
 
 
@@ -195,7 +195,7 @@ def _is_functional(op: OpOverload[..., Any] | OpOverloadPacket[..., Any]) -> boo
 
 
 def unseen() -> list[str]:
-    """The collectives that this version of torch calls without telling a function mode."""
+    """The collectives that this version of torch runs without calling a function mode."""
     if not dist.is_available():
         return []
     found = {name: getattr(dist, name, None) for name in _FLOWS}
@@ -254,7 +254,7 @@ class PendingCollectives:
                 self._engine.failed(f"the output of {call.site.name}", error)
 
     def finish(self) -> None:
-        """The recording ends: what is not there now will not be recorded."""
+        """The recording ends: outputs that are not there now are reported as missed."""
         self.look()
         with self._changing:
             lost, self._waiting = self._waiting, []

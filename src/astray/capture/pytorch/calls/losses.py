@@ -1,7 +1,7 @@
 """Records the labels of losses that are computed outside of all modules, where only modules are recorded.
 
 A loss is mostly a function between the model's call and the backward pass. Labels in another order change the gradients
-of all layers, and hardly one of their statistics. They are whole numbers, so that they are the same or wrong.
+of all layers, and hardly one of their statistics. They are integers, so they are either equal or wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LABELLED = {
     "cross_entropy": "target", "nll_loss": "target", "multi_margin_loss": "target", "multilabel_margin_loss": "target",
     "ctc_loss": "targets",
 }  # fmt: skip
-"""The losses of torch that are given labels, and as which argument."""
+"""The losses of torch that take labels, and by which argument."""
 
 
 class Losses:

@@ -56,7 +56,7 @@ class RecordingHooks(Protocol):
         """A call of that site will not be seen."""
 
     def guarded(self, action: Callable[..., Any], *args: Any) -> Any:
-        """Does one of these; whatever goes wrong in it stays out of the compiled code."""
+        """Calls one of these, and keeps its exceptions out of the compiled code."""
 
 
 recordings: weakref.WeakValueDictionary[int, RecordingHooks] = weakref.WeakValueDictionary()

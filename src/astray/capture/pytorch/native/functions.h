@@ -1,4 +1,4 @@
-// Takes the calls of functions and ops into a recording, and is what torch calls of the two modes that are told of them.
+// Takes the calls of functions and ops into a recording: what torch calls natively of the two modes.
 //
 // A call is opened, its inputs taken, and then its outputs. What is out of the ordinary is done in Python:
 // `CallCapture` in calls/call_capture.py, `FunctionSites` in calls/sites.py, and the callee itself. Whatever goes wrong
@@ -11,7 +11,7 @@
 
 namespace astray {
 
-// The words of `Taking` and of what it asks.
+// The names of attributes that `Taking` reads or calls in Python.
 struct TakingNames {
     Ref abandon = interned("abandon"), gave_bad = interned("gave_bad"), inputs = interned("inputs"),
         is_elsewhere = interned("_is_elsewhere"), is_only_view = interned("is_only_view"),
@@ -122,7 +122,7 @@ public:
         return taken;
     }
 
-    // A call has raised: Python says so, and the program's own error goes on; unless a signal handler's comes first.
+    // A call has raised: Python reports it, and the program's own error goes on; unless a signal handler's comes first.
     void abandon(PyObject *call) {
         SavedError raised;
         const Ref error = raised.exception();
@@ -140,7 +140,7 @@ public:
         return false;
     }
 
-    // Whether one of these arguments, or of the lists among them, is a tensor of a class that is asked about functions.
+    // Whether one of these arguments, or of the lists among them, is a tensor of a class with a `__torch_function__`.
     bool overrides(PyObject *one) {
         if (PyTuple_CheckExact(one) || PyList_CheckExact(one)) {
             const Ref items = Ref::made(PySequence_Fast(one, "A list or tuple."));
@@ -303,7 +303,7 @@ private:
 
 // ---- the modes -----------------------------------------------------------------------------------------------------
 
-// What a mode is told of. The modes are classes of torch and Python: this is their other base, which answers for the
+// What torch calls of a mode. The modes are classes of torch and Python: this is their other base, which answers for the
 // method that torch calls without a line of Python. Code that looks into the class, as dynamo does when it traces a mode,
 // finds that method written in Python.
 class Mode {

@@ -207,7 +207,7 @@ private:
         }
     }
 
-    // ---- what has been told of -------------------------------------------------------------------------------------
+    // ---- what has been returned already ----------------------------------------------------------------------------
 
     struct Told {
         c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // so that the address is no other's

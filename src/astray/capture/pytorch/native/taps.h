@@ -10,7 +10,7 @@
 
 namespace astray {
 
-// What compiled autograd is told of a tap: nothing. It runs the backward pass as one graph, without us.
+// Compiled autograd gets nothing of a tap: it runs the backward pass as one graph, without hooks of ours.
 using CompiledArgs = torch::dynamo::autograd::CompiledNodeArgs;
 
 // Sees what a node has computed.

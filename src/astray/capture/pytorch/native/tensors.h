@@ -33,7 +33,7 @@ namespace astray {
 struct Layout;
 struct Way;
 
-// What is known of a memory once it has been measured; see `CachedMeasurement` in measurement_cache.py.
+// What is kept of a memory once it has been measured; see `CachedMeasurement` in measurement_cache.py.
 struct Kept {
     int64_t ticket = -1;  // for what is measured later
     bool is_measured = false, has_statistics = false;
