@@ -25,7 +25,7 @@ class RunError(AstrayError):
 
 
 class CheckpointError(RunError):
-    """A checkpoint on disk cannot be read: it is none, or damaged, or would need code of its own to be run."""
+    """A checkpoint on disk cannot be read: it is not one, or damaged, or would need code of its own to be run."""
 
 
 class RunExists(RunError):  # noqa: N818 - reads as the fact it states

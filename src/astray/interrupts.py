@@ -1,8 +1,8 @@
 """Tells exceptions that the program's signal handlers raise from failures of our own.
 
 Python runs a signal handler between any two instructions, so one may raise in the middle of a hook: a time limit, a
-preemption notice. Whatever our code catches goes through `pass_interrupt` first. Interrupts such as KeyboardInterrupt
-are no `Exception`, and are not caught at all.
+preemption notice. Every exception that our code catches goes through `pass_interrupt` first. Interrupts such as
+KeyboardInterrupt are not an `Exception`, and are not caught at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OWN = str(Path(__file__).parent)
 
 
 def pass_interrupt(error: BaseException) -> None:
-    """Raises `error` again if a signal handler of the program raised it. For every `except` that the program is above.
+    """Raises `error` again if a signal handler of the program raised it. Called in every `except` of recording code.
 
     >>> try:
     ...     observe(tensor)

@@ -1,7 +1,12 @@
-"""The part of a tensor whose values are kept, written like an index: `0:1, ..., :64`.
+"""Parts of tensors: the slice whose values are kept (`Part`), and where a distributed part lies in the whole.
 
-Used by recording, which keeps that part alone, and by store and compare, which read it back. Knows shapes and strides
-only, so that cutting a part out costs nothing. A run holds the text of a part, so equal parts have equal texts.
+A `Part` is written like an index: `0:1, ..., :64`. Recording keeps that part alone; store and compare read it back. It
+knows shapes and strides only, so that cutting a part out costs nothing. A run holds its text, so equal parts have equal
+texts.
+
+`whole_shape` reads the `placement` of a row, which `capture` writes in the form that docs/format.md describes. Where a
+distributed part is a box within the whole, its fingerprint and its `first_bad` count elements as the whole does; where
+it is not, or that is not known, as the part by itself.
 """
 
 from __future__ import annotations
@@ -127,7 +132,7 @@ def _span(item: Any, given: object) -> Span:
 
 
 def _bounds(item: Any) -> tuple[Any, Any, Any] | None:
-    """Begin, end and step of an item of an index; None when it is none."""
+    """Begin, end and step of an item of an index; None when it is not one."""
     if isinstance(item, str):
         if re.fullmatch(r"-?\d{1,18}", item):
             return _bounds(int(item))
@@ -139,14 +144,6 @@ def _bounds(item: Any) -> tuple[Any, Any, Any] | None:
     if isinstance(item, slice):
         return item.start, item.stop, item.step
     return (item, item + 1 or None, None) if type(item) is int else None  # nothing comes after -1, the last
-
-
-# -- placement ---------------------------------------------------------------------------------------------------------
-# Reads the `placement` of a row: which part of a distributed tensor it is, and whether it is known which.
-#
-# `capture` writes it, in the form that docs/format.md describes. Where a part is a box within the whole, its
-# fingerprint and its `first_bad` count elements as the whole does; where it is none, or nobody knows, as the part by
-# itself.
 
 
 Runs = Sequence[Sequence[int]]
@@ -166,7 +163,7 @@ def period_of(runs: Runs, size: int) -> int | None:
 
 
 _OTHER = (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError)
-"""What comes of reading what another version of the recorder wrote, or a damaged disk."""
+"""What reading the text of another version of the recorder, or of a damaged disk, may raise."""
 
 
 def whole_shape(placement: str) -> tuple[int, ...] | None:

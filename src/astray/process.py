@@ -1,7 +1,6 @@
-"""What the system allows this process, and how it is said when that was not enough.
+"""What this process is and may do: its threads, file sizes and rank, paths that outlive a `chdir`, objects held weakly.
 
-Sentences of an `OSError` tell what failed and not why: a file that is "too large" may be so for a shell's limit that
-nobody remembers.
+Used by every package; imports no framework.
 """
 
 from __future__ import annotations
@@ -17,9 +16,11 @@ from astray.errors import UsageError
 
 THREADS = "ASTRAY_THREADS"
 
+T = TypeVar("T")
+
 
 def threads_asked() -> int | None:
-    """How many threads `ASTRAY_THREADS` asks for; None when it does not. Raises UsageError when it says no number."""
+    """How many threads `ASTRAY_THREADS` asks for; None when it is unset or 0. Raises UsageError for anything else."""
     given = os.environ.get(THREADS, "").strip()
     if not given:
         return None
@@ -42,7 +43,10 @@ def largest_file() -> int | None:
 
 
 def reason(error: OSError) -> str:
-    """Why the system refused something, with the limit that it has run into and how to raise it."""
+    """Why the system refused something, with the limit that it has run into and how to raise it.
+
+    The text of an `OSError` tells what failed and not why: a file may be "too large" for a limit of the shell.
+    """
     said = error.strerror or str(error)
     limit = largest_file() if error.errno == errno.EFBIG else None
     if limit is not None:
@@ -52,12 +56,8 @@ def reason(error: OSError) -> str:
     return said
 
 
-# -- ranks -------------------------------------------------------------------------------------------------------------
-# Which process of a distributed program this is.
-
-
 def rank_and_world_size(environment: Mapping[str, str]) -> tuple[int, int]:
-    """As the launcher says in the environment; 0 of 1 for any other program."""
+    """Which process of a distributed program this is, as the launcher's environment says; 0 of 1 for other programs."""
     try:
         rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
     except ValueError:
@@ -65,24 +65,18 @@ def rank_and_world_size(environment: Mapping[str, str]) -> tuple[int, int]:
     return (rank, world_size) if 0 <= rank < world_size else (0, 1)
 
 
-# -- paths -------------------------------------------------------------------------------------------------------------
-# Paths that are kept for later: a program may go to another folder in the meantime, as Hydra does.
-#
-# They are made absolute when they are given, and shown as somebody in the current folder would type them.
-
-
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """The same place, wherever the program goes. Links are left as they are."""
+    """A path to keep for later: a program may change its folder, as Hydra does. Links are left as they are."""
     try:
         return Path(path).absolute()
-    except OSError:  # the current folder is gone: whoever writes there will say so
+    except OSError:  # the current folder is gone: writing there will raise
         return Path(path)
 
 
 def relative_to_cwd(path: Path) -> str:
     """A path in a sentence: relative if it lies in the current folder.
 
-    >>> shown(Path.cwd() / "runs" / "a")
+    >>> relative_to_cwd(Path.cwd() / "runs" / "a")
     'runs/a'
     """
     try:
@@ -91,24 +85,17 @@ def relative_to_cwd(path: Path) -> str:
         return str(path)
 
 
-# -- registry ----------------------------------------------------------------------------------------------------------
-# Objects to be told of something later, such as a fork, held weakly and without callbacks.
-#
-# A `WeakSet` removes what has died in a callback written in Python. The garbage collector runs it, and when a signal
-# comes meanwhile, the exception of the program's handler is raised there and lost. This one forgets the dead when it is
-# added to.
-
-
-T = TypeVar("T")
-
-
 class WeakRegistry(Generic[T]):
-    """The living among the objects that were added.
+    """The living among the objects that were added, such as those to be told of a fork.
 
     >>> recordings = WeakRegistry()
     >>> recordings.add(recording)
     >>> [one for one in recordings]
     [<recording>]
+
+    A `WeakSet` removes dead objects in a callback written in Python. The garbage collector runs it, and when a signal
+    comes meanwhile, the exception of the program's handler is raised there and lost. This one forgets them when it is
+    added to.
     """
 
     def __init__(self) -> None:

@@ -66,13 +66,13 @@ class Statistics(NamedTuple):
     zeros: int
     nan: int
     inf: int
-    count: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses
+    count: int  # type: ignore[assignment]  # tuples have a method of this name, which is not needed
     first_bad: int | None = None
     first_bad_value: float | None = None
 
     @classmethod
     def of(cls, cells: Mapping[str, Any]) -> Statistics | None:
-        """Those in the cells of a row, where None, NaN in a measure or −1 in a count say that there is none."""
+        """Those in the cells of a row, where None, NaN in a measure or −1 in a count stand for no value."""
         if not _is_known(cells["count"]):
             return None
         found: dict[str, Any] = {name: None if _is_missing(cells[name]) else cells[name] for name in cls._fields[:6]}

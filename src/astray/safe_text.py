@@ -1,8 +1,9 @@
-"""JSON out of a file that may say anything: arguments of calls, settings, placements.
+"""Reads JSON and YAML out of files that may say anything: arguments of calls, settings, placements, names.
 
-Python reads lists in lists as deep as its stack goes, and whole numbers of thousands of digits. Whoever walks, compares
-or writes out the first needs more of the stack than reading took; the second are no floats, and cannot always be
-written out. Neither is in what astray records, so both are refused where the text is read.
+Python reads lists in lists as deep as its stack goes, and whole numbers of thousands of digits. Walking, comparing or
+writing out the first takes more of the stack than reading did; the second do not fit a float, and cannot always be
+written out. In YAML, references (`*name`) let a few lines stand for more than memory holds. None of these is in what
+astray records, so all are refused where the text is read.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ if TYPE_CHECKING:
 
 
 DEEPEST = 100
-"""Levels of lists and objects: several times as many as are recorded of arguments. Each may take two or three calls of
-whoever walks them, of the thousand that Python allows."""
+"""Levels of lists and objects: several times as many as are recorded of arguments. Walking one may take two or three
+nested calls, of the thousand that Python allows."""
 
 MOST_DIGITS = 300
-"""Of a whole number: those of 309 digits and more are beyond float64."""
+"""Of a whole number: with 309 digits and more they are beyond float64."""
 
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]', re.DOTALL)
 
 
 def read_plain(text: str) -> Any:
-    """What a text of JSON says. Raises ValueError where it is none, is nested too deep, or has numbers without end.
+    """The content of a text of JSON. Raises ValueError where it is not JSON, is nested too deep, or has huge numbers.
 
     >>> read_plain('{"args": ["<tensor>", 0.5]}')
     {'args': ['<tensor>', 0.5]}
@@ -60,17 +61,15 @@ def _whole(digits: str) -> int:
 _DECODER = json.JSONDecoder(parse_int=_whole)
 
 
-# -- plain yaml --------------------------------------------------------------------------------------------------------
-# YAML that is read safely, and bounded: by references (`*name`) a few lines may stand for more than memory holds.
-
-
 MOST = 100_000
-"""Values in a file of settings or names, each counted as often as it is referred to."""
+"""Values in a YAML file of settings or names, each counted as often as it is referred to."""
+
+_TOO_MANY = f"by its references it stands for more than {MOST:,} values"
 
 
 @functools.cache
 def bounded_loader() -> type[yaml.SafeLoader]:
-    """A safe loader that does not follow `<<` without end."""
+    """A safe loader for YAML that does not follow `<<` without end."""
     import yaml
 
     class BoundedLoader(yaml.SafeLoader):
@@ -82,11 +81,8 @@ def bounded_loader() -> type[yaml.SafeLoader]:
     return BoundedLoader
 
 
-_TOO_MANY = f"by its references it stands for more than {MOST:,} values"
-
-
 def check_bounded(content: Any) -> None:
-    """Raises ValueError where what was read has more values than any such file, counting what is referred to."""
+    """Raises ValueError where what was read has more than `MOST` values, counting what is referred to."""
     todo, seen = [content], 0
     while todo:
         one = todo.pop()

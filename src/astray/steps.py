@@ -1,6 +1,6 @@
 """Which steps (or ranks) are meant: `0:10:2`, `7`, `1,3,5`, a list, a range, or all of them.
 
-Used by recording, comparing and showing alike.
+Used by capture, compare and cli alike.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _FORM = "Write begin:end, begin:end:stride, one number, or numbers with commas (
 class StepSelection:
     """A selection of step numbers.
 
-    >>> 4 in Steps.parse("0:10:2"), 5 in Steps.parse("0:10:2"), 10 in Steps.parse("0:10:2")
+    >>> 4 in StepSelection.parse("0:10:2"), 5 in StepSelection.parse("0:10:2"), 10 in StepSelection.parse("0:10:2")
     (True, False, False)
-    >>> str(Steps.parse([1, 3, 8]))
+    >>> str(StepSelection.parse([1, 3, 8]))
     '1,3,8'
     """
 
@@ -31,7 +31,7 @@ class StepSelection:
     def parse(cls, given: str | int | Sequence[int] | range | StepSelection | None, of: str = "step") -> StepSelection:
         """A selection from what a user wrote; None, "all", an empty text and an empty list mean every step.
 
-        of: what is counted, for the words of an error.
+        of: what is counted, named in an error.
         """
         if isinstance(given, StepSelection):
             return given

@@ -1,4 +1,7 @@
-"""How counts, sizes, names, and guesses at what was meant, are put into words wherever astray speaks."""
+"""How counts, sizes, names, and guesses at what was meant, are put into words in every message and report.
+
+`numeral` reads the other way: whole numbers that stand in names, such as the 12 of `h.12` and the 0 of `out.0`.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ def sized(nbytes: int) -> str:
 
 
 def printable(text: str) -> str:
-    """A text as a line of a terminal can show it, with an escape for each sign that is not seen but does something.
+    """A text as a line of a terminal can show it, with an escape for each character that cannot be printed.
 
-    Names in a recording are somebody else's: a carriage return or an escape sequence in one would write over the
-    verdict, a line break would add a line, and signs that turn the direction of writing would reorder one.
+    Names in a recording may hold anything: a carriage return or an escape sequence in one would write over the
+    verdict, a line break would add a line, and marks of writing direction would reorder one.
 
     >>> printable("h.0\r✓ No divergence"), printable("red\x1b[31m"), printable("a\u202eb")
     ('h.0\\r✓ No divergence', 'red\\x1b[31m', 'a\\u202eb')
@@ -61,7 +64,7 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 def two_digits(value: float) -> str:
-    """A number that only its size matters of.
+    """A number of which only the size matters, to two digits.
 
     >>> two_digits(0.00098765), two_digits(0.062), two_digits(0.5), two_digits(12.3), two_digits(1e6), two_digits(0.0)
     ('9.9e-04', '0.062', '0.50', '12.3', '1.0e+06', '0')
@@ -74,21 +77,17 @@ def two_digits(value: float) -> str:
     return f"{value:.1e}"
 
 
-# -- numerals ----------------------------------------------------------------------------------------------------------
-# Whole numbers that stand in names, such as the 12 of `h.12` and the 0 of `out.0`.
-#
-# Names come from files, and those may say anything: signs that only look like digits ("²"), and more digits than Python
-# makes a number of (4,300, beyond which it raises). Whoever reads a number out of a name asks here.
-
-
 MOST_DIGITS = 18
-"""What a column of 64 bits holds, whatever the digits are."""
+"""As many digits as a column of 64 bits holds, whatever they are."""
 
 
 def numeral(text: str, digits: int = MOST_DIGITS) -> int | None:
-    """The number that a text is: of the digits 0 to 9, and of at most so many. None of every other text.
+    """The number that a text is: of the digits 0 to 9, and of at most so many. None for every other text.
 
     >>> numeral("12"), numeral("007"), numeral("²"), numeral("9" * 5000), numeral("")
     (12, 7, None, None, None)
+
+    Names come from files that may say anything: characters that only look like digits ("²"), or more digits than Python
+    converts (4,300, beyond which `int` raises).
     """
     return int(text) if len(text) <= digits and text.isascii() and text.isdecimal() else None

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Adapter(Protocol):
-    """A framework, as the recorder sees it."""
+    """What the recorder asks of a framework."""
 
     framework: str
-    internal: tuple[str, ...]  # folders whose frames are no part of the user's program
+    internal: tuple[str, ...]  # folders whose frames are not part of the user's program
     reader: TensorReader
-    spell: Callable[[FrameType], Spelling | None] | None  # says how functions were called, where somebody asks
+    spell: Callable[[FrameType], Spelling | None] | None  # how functions were called; None where no format needs it
 
     def versions(self) -> dict[str, str]: ...
 

@@ -1,11 +1,11 @@
-"""The processes that a program under `astray run` starts: ranks among them are recorded, and the others are told of.
+"""The processes that a program under `astray run` starts: ranks are recorded, the others leave a note why not.
 
-`ChildProcesses` is the side of `astray run`: it leaves word in the environment, and gathers what the ranks have
-recorded into the run. `reach` is the side of the child, where Python runs it at the start by
-`capture/child_startup/sitecustomize.py`. A child is a rank when torch.distributed says so at the first call of a
-module; until then nothing is done but to wait for that. Ranks record beside the run, for the process that starts them
-has its own recording in it. A child that is forked has the recording of its parent, and none of its own: it says so
-(`tell_of_fork`).
+`ChildProcesses` is the side of `astray run`: it passes the settings on in the environment, and gathers what the ranks
+have recorded into the run. `reach` is the side of the child, where `capture/child_startup/sitecustomize.py` calls it at
+the start of Python. It waits for torch by an `ImportHook`, since importing it earlier could change what the program
+computes, and then for the first call of a module, when torch.distributed knows whether the process is a rank. Ranks
+record beside the run, for the process that starts them has its own recording in it. A child that is forked is not
+recorded, and says so (`tell_of_fork`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from astray.interrupts import pass_interrupt
 from astray.process import relative_to_cwd
 
 VARIABLE = "ASTRAY_RUN"
-PATIENCE = 60.0  # seconds that a rank is waited for which has not ended its recording yet, while its process lives
+PATIENCE = 60.0  # seconds to wait for a rank that has not ended its recording yet, while its process lives
 
 _FRAMEWORK = "torch"
 _SITE = str(Path(__file__).parent / "child_startup")
 _NOTE = "process-{}.json"
 _FORKED = "it was forked, where no recording follows; start it by the method `spawn`, or by torchrun"
 _waiting: list[ImportHook] = []
-_told: int | None = None  # the process that has told of being forked
+_told: int | None = None  # the process that has left the note of being forked
 
 
 class Note(NamedTuple):
@@ -48,7 +48,7 @@ class Note(NamedTuple):
 
 
 class ChildProcesses:
-    """The child processes of a program, as the process sees them that was started by `astray run`."""
+    """The child processes of a program, seen from the process that `astray run` started."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], guard: Mapping[str, Any] | None) -> None:
         self.place = path.with_name(f"{path.name}.ranks")
@@ -57,7 +57,7 @@ class ChildProcesses:
         self._before: dict[str, str | None] = {}
 
     def refuse(self, *, overwrite: bool) -> None:
-        """Says before the program runs that ranks of an earlier one are there, or removes them."""
+        """Before the program runs: raises RunExists where ranks of an earlier run are there, or removes them."""
         if not self.place.exists():
             return
         from astray.store.run_format.folder import (  # and not before: the script is to import numpy itself
@@ -70,7 +70,7 @@ class ChildProcesses:
         discard(self.place)
 
     def leave_word(self, environment: MutableMapping[str, str]) -> None:
-        """Has the processes that are started from now on come to `reach`."""
+        """Makes the processes that are started from now on call `reach`."""
         self._before = {name: environment.get(name) for name in (VARIABLE, "PYTHONPATH")}
         environment[VARIABLE] = json.dumps(self._word)
         there = environment.get("PYTHONPATH")
@@ -84,7 +84,7 @@ class ChildProcesses:
                 environment[name] = value
 
     def notes(self) -> list[Note]:
-        """What the children have said, in the order of their ranks. Those that still record are waited for."""
+        """The notes of the children, in the order of their ranks. Those that still record are waited for."""
         found = []
         for file in sorted(self.place.glob(_NOTE.format("*"))) if self.place.is_dir() else ():
             try:
@@ -103,7 +103,7 @@ class ChildProcesses:
     def gather(self, notes: list[Note], has_own: bool) -> bool:
         """Puts the ranks into the run. `has_own`: this process has recorded calls too, as rank 0.
 
-        Says whether it could: where both this process and a child are rank 0, the children stay where they are.
+        False where both this process and a child are rank 0: then the children stay where they are.
         """
         from astray.store.run_format.folder import adopt
 
@@ -139,7 +139,7 @@ def _wait(process: int, file: Path) -> None:
 
 
 def _lives(process: int) -> bool:
-    try:  # one of ours that has ended stays until its parent asks for it, and that is the program's to do
+    try:  # a child that has ended stays until its parent reaps it, which is left to the program (WNOWAIT)
         if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return False
     except (AttributeError, OSError):  # of another parent, or on another system
@@ -159,7 +159,7 @@ def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reach(environment: Mapping[str, str]) -> None:
-    """Waits for the first call of a module, should this process ever import torch. Raises nothing."""
+    """Starts the recording at the first call of a module, should this process ever import torch. Raises nothing."""
     try:
         word = json.loads(environment[VARIABLE])
         if word["parent"] == os.getpid():
@@ -183,7 +183,7 @@ def tell_of_fork() -> None:
 
 
 def stand_down() -> None:
-    """This process is an `astray run` of its own, inside of another: its recording is not ours."""
+    """This process is an `astray run` of its own, inside of another, and is not recorded as a child."""
     while _waiting:
         _waiting.pop().remove()
 
@@ -195,7 +195,7 @@ def _await_call(word: Mapping[str, Any]) -> None:
 
 
 def _begin(word: Mapping[str, Any], ranks: tuple[int, int] | None) -> Any:
-    """A module is called in this process for the first time: the recorder, which has been started, if it is a rank."""
+    """At the first call of a module: the recorder, which has been started, if this process is a rank."""
     if multiprocessing.current_process().daemon:  # a worker of a DataLoader, or of a pool
         return None
     place, why, recorder = Path(word["place"]), None, None
@@ -244,15 +244,14 @@ class _Ended:
         self._others(kind, error, trace)
 
 
-# -- on import ---------------------------------------------------------------------------------------------------------
-# Does something right after a package has been imported, without importing it any earlier.
-#
-# `astray run` needs this: a script may set environment variables before it imports its framework, and importing the
-# framework first would change what the script computes.
+# -- on import -------------------------------------------------------------------------------------------------------
 
 
 class ImportHook(importlib.abc.MetaPathFinder):
-    """Calls `then()` once, after `package` is first imported; at once when it is there already."""
+    """Calls `then()` once, after `package` is first imported; at once when it is there already. Does not import it.
+
+    A script may set environment variables before it imports its framework: importing that first would ignore them.
+    """
 
     def __init__(self, package: str, then: Callable[[], None]) -> None:
         self._package = package

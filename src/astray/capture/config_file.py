@@ -1,4 +1,4 @@
-"""Settings in a file: YAML, JSON or TOML, read once at the start and again whenever somebody edits it.
+"""Settings in a file: YAML, JSON or TOML, read once at the start and again whenever it is edited.
 
 Stands in front of `settings`, which knows the keys; here only the files are known. The YAML that is read is plainer
 than the standard: in YAML 1.1, `10:20` is the number 620 (ten minutes and twenty seconds), but people who write it mean
@@ -104,7 +104,7 @@ class LiveConfig:
 
         try:
             found = settings_in(self._path)
-            if not found:  # at the start that would mean the defaults; now somebody is about to write it
+            if not found:  # at the start that would mean the defaults; now it is about to be written
                 return None, RecordError(f"{self._path} says nothing now.")
             return Settings(**(checked(found, f"In {self._path}: ") | self._given)), None
         except RecordError as error:

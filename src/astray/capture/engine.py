@@ -1,8 +1,8 @@
-"""One recording in progress: what is asked for, and how it goes on. `tensors` measures tensors.
+"""One recording in progress: which calls are recorded, and steps, pauses and the end. `Observer` records tensors.
 
-An adapter tells it when a call starts and ends. What every call goes through is C++ (`Calls` in pytorch/native/), built
+An adapter calls it when a call starts and ends. What every call goes through is C++ (`Calls` in pytorch/native/), built
 when this module is first imported; here is what depends on the settings. Runs while the user's program waits, possibly
-on several threads at once. Adapters catch whatever goes wrong here and report it through `failed`.
+on several threads at once. Adapters catch exceptions raised here and report them through `failed`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _LEVEL_OF: dict[Kind, str] = {"module": "module", "function": "function", "colle
 class Engine(Calls):
     """One recording in progress.
 
-    `recording` is False whenever a tap should cost nothing; `listening` stays True after `end_forward`, when gradients
-    and updates are still taken.
+    `recording` is False whenever a hook should cost nothing; `listening` stays True after `end_forward`, when gradients
+    and updates are still recorded.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Engine(Calls):
         self.tensors = Observer(writer, reader, settings)
         self._observe_by(self.tensors.taker)
         self.setup = SetupLog(writer.setup)
-        self.on_outermost: Callable[[str], None] | None = None  # told of each call of an outermost module
+        self.on_outermost: Callable[[str], None] | None = None  # called at each call of an outermost module
         self._passed_over: dict[str, None] = {}  # a few sites that the settings did not ask for
         _engines.add(self)
         self._failed_once = False
@@ -127,7 +127,7 @@ class Engine(Calls):
         )
 
     def _outermost(self, root: str, recompute: bool) -> int:
-        """The micro step of an outermost call: each counts one further, but work done again for a backward is its."""
+        """The micro step of an outermost call: each is one more, but a recomputation has that of its first forward."""
         if recompute:
             return self._passing.get(root, self._micro.get(root, 0))
         if self.on_outermost is not None:
@@ -135,7 +135,7 @@ class Engine(Calls):
         micro = self.latest_micro = self._micro[root] = self._micro.get(root, -1) + 1
         return micro
 
-    # -- the course of the recording -----------------------------------------------------------------------------
+    # -- steps, pauses, the end ----------------------------------------------------------------------------------
 
     def next_step(self) -> None:
         """The step is over: numbering starts anew, and what was recorded goes to disk."""
@@ -164,7 +164,7 @@ class Engine(Calls):
             self.leave(call)
 
     def end_forward(self) -> None:
-        """Nothing that starts from here on is recorded in this step; what comes back of the rest still is."""
+        """Calls that start from here on are not recorded in this step; the backward of earlier ones still is."""
         self._forward_ended = True
         self._decide()
 
@@ -173,7 +173,7 @@ class Engine(Calls):
         self._decide()
 
     def finish(self, nothing: str | None = None) -> None:
-        """The recording is over: what limits left out is written down. `nothing`: why there may be no call at all."""
+        """The recording is over: writes what limits left out. `nothing`: why there may be no call at all."""
         self.recording = self.listening = False
         self._over = True
         if self._next_seq() == 0:
@@ -219,9 +219,9 @@ class Engine(Calls):
         self._writer.missed(what, why)
 
     def failed(self, doing: str, error: Exception) -> None:
-        """Something inside astray went wrong. The program goes on; the run says so, and the user is told once.
+        """Something inside astray went wrong. The program goes on; the run lists it, and the user is warned once.
 
-        Raises what is the program's: an exception of one of its signal handlers, which came while we were at work.
+        Raises an exception of one of the program's signal handlers, which came while code of ours ran.
         """
         interrupt = interrupt_of(error)
         if interrupt is not None:

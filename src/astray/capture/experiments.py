@@ -1,7 +1,7 @@
 """Experiments with a suspect: run the program again with one thing changed, and see whether the error goes away.
 
-What users call; the work is done beside the framework's adapter, and its module is imported when something is used.
-Nothing of the model is changed for good: what a `with` block changes is as before when it ends.
+What users call: `without_dropout`, `elsewhere` and `seed_all`. The work is done in `pytorch/experiments/`, which is
+imported on use; no framework is imported here. What a `with` block changes is as before when it ends.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def without_dropout() -> Iterator[None]:
 
     So two programs can be compared that would draw different numbers: on another device, in another order. Everything
     else stays in training mode. It reaches nn.Dropout and its kin, the functions behind them, attention, and recurrent
-    layers, however they were imported; not dropout that somebody wrote with random numbers of their own, and not
-    kernels outside of torch. Also decorates a function.
+    layers, however they were imported; not dropout that a program makes of random numbers itself, and not kernels
+    outside of torch. Also decorates a function.
     """
     from astray.capture.pytorch.experiments.determinism import WithoutDropout
 
@@ -72,19 +72,14 @@ def elsewhere(
         yield
 
 
-# -- seeding -----------------------------------------------------------------------------------------------------------
-# Gives every source of random numbers the same seed: Python's, numpy's, and those of the frameworks in use.
-#
-# Two programs can only be compared tensor by tensor when they draw the same numbers. Knows no framework: one is asked
-# for when the program has imported it, through its own module beside its adapter.
-
-
 LARGEST = 2**32 - 1
 """numpy's global generator takes no larger seed, and Python's hash none either."""
 
 
 def seed_all(seed: int = 1234, deterministic: bool = False) -> None:
     """Seeds `random`, numpy's global generator, and torch on every device; call it before anything draws a number.
+
+    Two programs can only be compared tensor by tensor when they draw the same numbers.
 
     >>> import torch, astray
     >>> astray.seed_all(7)

@@ -1,9 +1,9 @@
-"""What was measured of a tensor's memory that may be seen again: a module's output is the next one's input.
+"""Caches what was measured of a tensor's memory, which may be seen again: a module's output is the next one's input.
 
-Numbers are found again for as long as the storage lives and nobody wrote to it, as its adapter tells (address, version
-counter, layout). Views of one memory in one order share them, so `x.view(-1)` costs a row and no reading. What escapes
-this: writes that bypass the version counter, such as through `.data`, a numpy view or a collective; whoever sees such
-a write says so with `changed`.
+A measurement is reused for as long as the storage lives and was not written to, as its adapter tells (address, version
+counter, layout). Views of one memory in one order share it, so `x.view(-1)` costs a row and no reading. What escapes
+this: writes that bypass the version counter, such as through `.data`, a numpy view or a collective; code that sees such
+a write calls `changed`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Owner(weakref.ref[Any]):
     """The owner of a memory, and what was measured of it.
 
     One object rather than a few: thousands of these live at a time, and the garbage collector goes through all that is
-    neither a number nor a text nor a plain tuple of such. So sightings are kept as plain tuples too.
+    neither a number nor a text nor a plain tuple of such. So measurements are kept as plain tuples too.
     """
 
     __slots__ = ("key", "others", "seen")
@@ -72,11 +72,11 @@ class MeasurementCache:
             self._crowded = max(_ENOUGH, 2 * len(self._by_owner))
 
     def changed(self, owner: Any) -> None:
-        """Somebody wrote to this memory, perhaps past its version counter."""
+        """This memory was written to, perhaps past its version counter."""
         self._by_owner.pop(id(owner), None)
 
     def clear(self) -> None:
-        """Trusts nothing from here on: between steps, weights are often written past their version counter."""
+        """Forgets everything: between steps, weights are often written past their version counter."""
         self._by_owner = {}
 
     def _forget_dead(self) -> None:
@@ -85,10 +85,10 @@ class MeasurementCache:
 
 
 class UnfilledMemory:
-    """Memory that was made and that nobody has filled yet: what lies there is another thing in every run.
+    """Memory that was allocated and has not been filled yet: its content is another in every run.
 
-    Only what is about to be written over goes unread. Whoever takes such a memory as an input must know that it has
-    been filled, by a kernel that we cannot see.
+    It is not read until it is written to. A call that takes it as an input shows that it has been filled, by a kernel
+    that we cannot see.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Keeps the tensors of the call that made NaN or infinity, at the moment it did: for a guard, on the CPU.
 
-There statistics are known when a row is made, and what a call was given is still alive when it returns. Nothing of this
+There statistics are known when a row is made, and the arguments of a call are still alive when it returns. Nothing here
 runs while all is finite. Of each step the first call that made NaN and the first that made infinity are kept, of finite
-numbers in both cases; NaN may also be made of infinities. An infinity that stands in the arguments is meant to be.
+numbers in both cases; NaN may also be made of infinities. An infinity that stands in the arguments is intended.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Found = tuple[Role, str, Any]
 """A tensor of a call: its role, its path, and itself."""
 
 MOST_SPOILT = 32
-"""So many calls of a step that only pass NaN on are looked at: once weights are spoilt, all of them do."""
+"""How many calls of a step that only pass NaN on are looked at: once weights hold NaN, all of them do."""
 
 _NAN, _INF = map(Statistics._fields.index, ("nan", "inf"))
 _INFINITE_CONSTANT = re.compile(r'"-?inf"', re.IGNORECASE)
 
 
 def is_bad(statistics: tuple[Any, ...] | int | None) -> bool:
-    """Whether NaN or infinities have been counted. What comes later is not known to be bad."""
+    """Whether NaN or infinities have been counted. False for a ticket, whose statistics come later."""
     return isinstance(statistics, tuple) and bool(statistics[_NAN] or statistics[_INF])
 
 
@@ -42,7 +42,7 @@ class _Measured(NamedTuple):
 
 
 class NonFiniteKeeper:
-    """The calls of one recording that made something bad."""
+    """Keeps the tensors of the calls of one recording that made NaN or infinity."""
 
     def __init__(self, writer: BackgroundWriter, reader: TensorReader) -> None:
         self._writer = writer
@@ -55,7 +55,7 @@ class NonFiniteKeeper:
         self._wanted = {"nan", "inf"}
 
     def look(self, seq: int, found: list[Found], args: str | None) -> None:
-        """Keeps the tensors of a call if it was the one that made it bad."""
+        """Keeps the tensors of a call if it made NaN or infinity."""
         if not self._wanted or self._spoilt >= MOST_SPOILT:
             return
         results = self._measured([one for one in found if one[0] == "output"])
@@ -64,7 +64,7 @@ class NonFiniteKeeper:
             made.discard("inf")
         if not made:
             return
-        written = {one.memory.address for one in results}  # what lies there is no more what was given
+        written = {one.memory.address for one in results}  # what lies there is not what was given any more
         given = self._measured([one for one in found if one[0] != "output"])
         given = [one for one in given if one.memory.address not in written]
         if any(one.statistics.nan for one in given):
@@ -78,7 +78,7 @@ class NonFiniteKeeper:
                 self._keep(seq, one)
 
     def _measured(self, found: list[Found]) -> list[_Measured]:
-        """Those in memory that can be read here. A device would have to be waited for."""
+        """Those on the CPU. A device would have to be waited for."""
         near = []
         for role, path, tensor in found:
             identity = self._reader.identity(tensor)

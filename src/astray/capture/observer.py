@@ -1,7 +1,7 @@
 """Records the tensors of calls: measures each memory once, and hands rows to the writer.
 
-The engine's other half, which knows calls. Runs while the user's program waits, possibly on several threads at once. A
-row says what the tensor is; its statistics are at hand, or come later under a ticket that the writer redeems.
+`Engine`, which makes one, numbers the calls. Runs while the user's program waits, possibly on several threads at once.
+A row says what the tensor is; its statistics are at hand, or come later under a ticket that the writer redeems.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ NOT_WRITTEN = -1
 class Observer:
     """The tensors of one recording in progress.
 
-    The adapter's native code observes plain tensors; the methods here see to whatever is out of the ordinary.
+    The adapter's native code observes plain tensors; the methods here observe the others.
     """
 
     observe: Callable[[int, Role, str, Any], bool | None]
     """Records one tensor of a call as it is now: number of the call, role, path, tensor.
 
-    True when it holds NaN or infinities, that is known by now, and somebody wants to know: `gave_bad` is for them.
+    True when it is known by now to hold NaN or infinities, and a guard keeps such calls: then `gave_bad` is called.
     """
 
     observe_unread: Callable[[int, Role, str, Any], bool | None]
     """The same for a tensor whose memory may not have been filled yet, or only a part of it.
 
-    Then its numbers are not read: in each run they would be others. As an input it is none.
+    Then its numbers are not read: in each run they would be others. It is never taken as an input.
     """
 
     written: Callable[[Any], None]
@@ -56,7 +56,7 @@ class Observer:
 
     def __init__(self, writer: BackgroundWriter, reader: TensorReader, settings: Settings) -> None:
         self.reader = reader
-        self.forgotten = 0  # how often everything known of memory was
+        self.forgotten = 0  # how often everything known of memory was forgotten
         self.quota = Quota(settings)
         self._writer = writer
         self._sightings = MeasurementCache()
@@ -94,7 +94,7 @@ class Observer:
         self.taker.apply(plain, self._roles, self._statistics, self._whole or self._sample, self._ops)
 
     def _clear(self) -> None:
-        """Use no measurement again; the values are still the same."""
+        """Forgets all measurements; the numbers of values stay."""
         self._sightings.clear()
         self.taker.clear()
 
@@ -129,7 +129,7 @@ class Observer:
         return True if self._catcher is not None and is_bad(statistics) else None
 
     def gave_bad(self, seq: int, found: list[Found], args: str | None) -> None:
-        """A call has given NaN or infinities: all tensors of it that are there, and the text of its arguments."""
+        """A call has given NaN or infinities. found: the tensors of it that are there. args: its arguments as text."""
         if self._catcher is None or self._whole or self._sample:  # all that is wanted of them is kept
             return
         try:
@@ -139,7 +139,7 @@ class Observer:
             self._writer.missed("the tensors of a call that gave NaN or infinity", f"{type(error).__name__}: {error}")
 
     def _first(self, tensor: Any, identity: TensorIdentity, seq: int, role: Role, path: str) -> CachedMeasurement:
-        """The first sight of a memory, for the taker."""
+        """Measures a memory at its first sight, for native code."""
         return self._measure(tensor, self.reader.read(tensor, identity, self._statistics), seq, role, path)
 
     def _measure(self, tensor: Any, reading: TensorReading, seq: int, role: Role, path: str) -> CachedMeasurement:
@@ -161,7 +161,7 @@ class Observer:
         return CachedMeasurement(statistics, fingerprint, values, reading.placement, reading.note)
 
     def _values(self, memory: Strided, name: str) -> TensorBytes | None:
-        """What of a tensor's values is to be kept, on its way to the disk; None when the budget is spent."""
+        """The values of a tensor that are kept, queued for the writer; None when `max_bytes` is spent."""
         kept = self._kept(memory)
         if kept is None:
             return None
@@ -188,7 +188,7 @@ class Observer:
         return self._writer.values(source, name, memory.dtype, shape, sampled, part)
 
     def _kept(self, memory: Strided) -> tuple[Strided, str | None, npt.NDArray[np.int64] | None] | None:
-        """The part of a tensor that is kept, its name, and which elements of it; None when the budget is spent."""
+        """The part of a tensor that is kept, its name, and which elements of it; None when `max_bytes` is spent."""
         part = None
         if self._part is not None:
             memory, part = _slice(memory, self._part)
@@ -234,7 +234,7 @@ class Observer:
             self.taker.forget(owner)
 
     def forget(self) -> None:
-        """Much may have been written behind our back: gradients summed over ranks, weights through `.data`."""
+        """Much may have been written past version counters: gradients summed over ranks, weights through `.data`."""
         self.forgotten += 1
         self._sightings.clear()
         self.taker.renumber()

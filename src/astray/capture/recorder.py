@@ -1,7 +1,6 @@
-"""Recording, as the user holds it: start, step, stop.
+"""The public recorder: start, step, save, pause, stop.
 
-Puts the parts together: settings are checked, the writer opened, an adapter chosen for the model, and the engine
-placed between them.
+Checks the settings, opens the writer, chooses an adapter for the model, and places the engine between them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Opens(Protocol):
-    """Makes what takes the rows of one rank: `RunWriter`, or something in its place."""
+    """Opens the writer of one rank: `RunWriter`, or another `BackgroundWriter`."""
 
     def __call__(
         self,
@@ -117,7 +116,7 @@ class Recorder:
         if guard is not None and writer is not RunWriter:
             raise RecordError("guard= looks at what is written to disk, and writer= takes it elsewhere. Leave out one.")
         self.guard: RecordingGuard | None = None if guard is None else overseer(guard, self.settings)
-        # Paced, though the program says where steps end: a GradScaler's skips are to be known.
+        # Paced, though the program says where steps end: a guard needs to know of a GradScaler's skips.
         self._adapter: Adapter = (
             model.adapter if isinstance(model, _Chosen) else adapter_for(model, paced=self.guard is not None)
         )
@@ -130,7 +129,7 @@ class Recorder:
         self._engine: Engine | None = None
         self._failure_told = False
         self._forecast_told = writer is not RunWriter
-        self.say: Callable[[str], None] | None = None  # what is said of the disk; by default the logger says it
+        self.say: Callable[[str], None] | None = None  # takes the forecast of the disk; by default it is logged
 
     @classmethod
     def discovering(
@@ -281,13 +280,13 @@ class Recorder:
             self.guard.finish(going_down=False)
 
     def stop_after(self, error: BaseException) -> None:
-        """The same for a program that an exception has ended."""
+        """`stop` for a program that an exception has ended."""
         by_guard = self.guard.ended(error) if self.guard is not None else None
         if self._close(by_guard or f"{type(error).__name__}: {error}") and self.guard is not None:
             self.guard.finish(going_down=True)
 
     def _close(self, ended: str, nothing: str | None = None) -> bool:
-        """Whether it was open."""
+        """Closes the run. Whether it was open."""
         engine, writer = self._engine, self._writer
         if engine is None or writer is None or not engine.belongs_here():
             return False
@@ -306,7 +305,7 @@ class Recorder:
             writer.close(ended)
 
     def _follow_the_file(self, engine: Engine) -> None:
-        """Takes over what somebody has written into the config file meanwhile."""
+        """Takes over what was written into the config file since the last step."""
         if self._live is None:
             return
         try:
@@ -324,7 +323,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def _guarding(self, engine: Engine, doing: str) -> Iterator[None]:
-        """Whatever goes wrong in here stays out of the user's program."""
+        """Keeps exceptions of ours out of the user's program: they are reported in the run."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
@@ -338,7 +337,7 @@ class Recorder:
 
     @property
     def in_trouble(self) -> bool:
-        """Whether a stopped recording is not what was asked for: it was to be, and is empty or not whole."""
+        """Whether a stopped recording is empty or incomplete."""
         end = self._writer.end if self._writer is not None else None
         return end is not None and (not end.complete or any(one.what == NOTHING for one in end.missed))
 
@@ -362,7 +361,7 @@ class Recorder:
         return f"{', '.join(parts)} in {relative_to_cwd(self.path)}{self._of_ranks()}"
 
     def _of_ranks(self) -> str:
-        """That this is one of several ranks: what the others hold is said by nobody, for it is much the same."""
+        """That this is one of several ranks. What the others hold is not said: it is much the same."""
         rank, world_size = self._ranks
         return f" (on rank {rank}; {world_size} ranks)" if world_size > 1 else ""
 
@@ -399,7 +398,7 @@ class Recorder:
             logger.log(logging.WARNING if found.is_tight else logging.INFO, "%s: %s", self.path, found.sentence)
 
     def _tell_failure(self) -> None:
-        """A disk that is full stops the recording, not the program; the user hears of it once."""
+        """A disk that is full stops the recording, not the program; the user is warned once."""
         if self._writer is not None and self._writer.failure and not self._failure_told:
             self._failure_told = True
             logger.warning("%s", self._writer.failure)
@@ -408,8 +407,8 @@ class Recorder:
 
 
 def overseer(guard: GuardSetting, settings: Settings) -> RecordingGuard:
-    """Who looks at a recording by these settings. Raises a RecordError where it cannot do what it is asked for."""
-    from astray.guarding.recording_guard import RecordingGuard  # which stands on this package, and is wanted by few
+    """The guard of a recording with these settings. Raises a RecordError where it cannot do what it is asked for."""
+    from astray.guarding.recording_guard import RecordingGuard  # which imports this package, and few recordings need
 
     return RecordingGuard(guard, settings)
 

@@ -1,7 +1,8 @@
 """Which of the sites, calls and tensors are recorded, once the settings are known. Used by the engine, in the hot path.
 
 `RecordingSelection` answers for a site, whose answer the caller keeps; `Scope` follows the calls between two sites;
-`Quota` counts down to the limits, and remembers what was left out beyond them.
+`Quota` counts down to the limits, and remembers what was left out beyond them. `forecast` tells the recorder, after the
+first step, how many more fit on the disk: keeping all values fills one within minutes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _UNTYPED = ("parameter", "optimizer")  # their class says nothing about what the
 
 
 class RecordingSelection:
-    """What the settings ask for. A call of `rec.save` is always wanted: somebody wrote it down on purpose."""
+    """What the settings ask for. A call of `rec.save` is always wanted: it stands in the program on purpose."""
 
     def __init__(self, settings: Settings) -> None:
         self.phases = settings.phases
@@ -59,8 +60,7 @@ def _names(type: str, kind: Kind) -> set[str]:
 class Scope:
     """Open from the start of one site to the end of another, both included.
 
-    A call belongs to it when it starts while it is open. Each start of `begin` opens it, each end of `end` closes it;
-    until the one comes it stays closed, until the other comes it stays open.
+    A call belongs to it when it starts while it is open. Each start of `begin` opens it, each end of `end` closes it.
     """
 
     __slots__ = ("_begin", "_end", "is_open")
@@ -150,22 +150,15 @@ class Quota:
             return [MissedTensor(what, why, count) for (what, why), count in self._left_out.items()]
 
 
-# -- footprint ---------------------------------------------------------------------------------------------------------
-# What a recorded step takes on the disk, and how many more fit: said once, when the first one is over.
-#
-# Keeping all values fills a disk within minutes, and else shows only when it is full. Bytes of values are known
-# exactly, those of rows are estimated.
-
-
 ROW_BYTES = 300
-"""A row of `tensors` with its share of `calls`, as measured on a model of 20 layers."""
+"""Estimate for a row of `tensors` with its share of `calls`, measured on a model of 20 layers."""
 
 FEW = 20
-"""With room for fewer steps than this, the sentence says what to do about it."""
+"""With room for fewer steps than this, the forecast says what to do about it."""
 
 
 class RecordedBytes(NamedTuple):
-    """What was recorded so far: bytes of values, and rows."""
+    """What was recorded so far: bytes of values, which are exact, and rows, whose bytes are estimated."""
 
     values: int
     rows: int
@@ -187,7 +180,7 @@ class DiskForecast(NamedTuple):
 
 
 def forecast(step: RecordedBytes, folder: Path, max_bytes: int | None, ranks: int) -> DiskForecast:
-    """What is to come of a step that took this much, on each of so many ranks. Raises OSError of the disk."""
+    """How many more steps fit, if each takes as much as `step` on each of so many ranks. Raises OSError of the disk."""
     free = shutil.disk_usage(folder).free
     more, room = free // max(step.nbytes * ranks, 1), f"the {sized(free)} that are free at {folder}"
     if max_bytes is not None and max_bytes // max(step.values, 1) - 1 < more:

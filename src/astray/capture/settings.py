@@ -1,6 +1,7 @@
 """What to record: the one schema behind keyword arguments, YAML, JSON, TOML and the command line.
 
-Everything is checked once, before anything is touched. docs/recording.md explains each setting with examples.
+Every setting has a check, which turns what a user wrote into its value or into a RecordError that says what would be
+right. All run once, before anything is touched. docs/recording.md explains each setting with examples.
 """
 
 from __future__ import annotations
@@ -27,17 +28,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-# -- checks ------------------------------------------------------------------------------------------------------------
-# Turns what a user wrote into a setting's value, or into a RecordError that says what would be right.
-#
-# Each function here makes the check of one kind of setting; a check takes the setting's name and what was given. What a
-# check has made passes it again unchanged.
-
-
 Check = Callable[[str, Any], Any]
+"""Takes the name of a setting and what was given, and returns its value, which passes the same check unchanged."""
 
 MOST = 1 << 62
-"""No count and no size is larger: it is handed on to code that has 63 bits for it."""
+"""The largest count or size: it is handed on to code that has 63 bits for it."""
 
 _UNITS: dict[str, int] = {
     "": 1, "b": 1,
@@ -307,7 +302,7 @@ def checked(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def placed(given: RecordingOptions) -> RecordingOptions:
-    """The same settings for somebody who reads their files later: a program may go to another folder until then."""
+    """The same settings with absolute paths, for reading their files later: a program may change its folder."""
     found = given.copy()
     for name in ("config", "functions"):
         path = found.get(name)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from astray.records import Setup
 
 MOST_CHANGES = 100
-"""So often a module's attribute is followed. One that counts calls would fill the disk, and is no setting."""
+"""So often a module's attribute is followed. One that counts calls would fill the disk, and is not a setting."""
 
 RESTLESS = "<changes too often to be followed>"
 

@@ -81,7 +81,7 @@ def _frame(code: CodeType, line: int | None) -> Frame:
 
 
 def _place(file: str) -> str:
-    """A file as the user knows it: the cell of a notebook has a file that nobody ever sees, and is `In [5]`."""
+    """A file as the user knows it: the cell of a notebook, whose file is a temporary one, is `In [5]`."""
     named = _CELL.match(file)
     number = named[1] if named else _cell_number(file)
     return file if number is None else f"{CELL}{number}]"

@@ -1,7 +1,8 @@
 """Takes nested arguments and results apart into tensors with paths, and a skeleton of everything else.
 
-Used by every adapter, so it knows no framework: the adapter says what a tensor is. Paths are what the key of a tensor
-is made of, so they depend on the structure alone: `0`, `1.2`, `kwargs.mask`, `out.logits`.
+`Flattener` takes containers and dataclasses apart, `Objects` any other object, such as a cache of keys and values. Used
+by every adapter, so it knows no framework: the adapter says what a tensor is. Paths are what the key of a tensor is
+made of, so they depend on the structure alone: `0`, `1.2`, `kwargs.mask`, `out.logits`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,14 @@ from astray.capture.pytorch.native.build import load
 DEEPEST = 12
 """Containers nested deeper than this are taken for a cycle."""
 
+DEEPEST_ATTRIBUTE = 6
+"""Levels of attributes and containers below an object: cache, layers, one layer, its keys, and two to spare."""
+
+MOST_TENSORS = 256
+"""Of one object: a cache of 128 layers."""
+
+_MOST_THINGS = 2_000  # looked at in one object, so that a data set with a million strings costs next to nothing
+
 TENSOR = "<tensor>"
 """What stands in the skeleton where a tensor was."""
 
@@ -28,12 +37,12 @@ _SCALARS = frozenset({bool, int, float, str, type(None)})
 class Flattener:
     """Finds the tensors in nested values: tuples, lists, mappings and dataclasses.
 
-    `objects` takes any other object apart, such as a cache of keys and values; without it nothing is taken of those.
-    `too_large` is told the class of one that may hold more tensors than were taken.
+    `objects` takes any other object apart; without it no tensors are taken from those. `too_large` is called with the
+    class name of one that may hold more tensors than were taken.
 
-    What a call looked like is remembered, so that the next of the same structure is not walked. `tensors` are types
-    that `is_tensor` would say yes to; `values` are more types whose values are plain, and the same when they are equal.
-    `spelled` says how values of some types stand in the structure, in place of what they would be otherwise.
+    The structure of a call is remembered, so that the next of the same structure is not walked. `tensors` are types
+    for which `is_tensor` is always true; `values` are more types whose values are plain, and the same when they are
+    equal. `spelled` gives the text that stands in the structure for values of some types.
 
     >>> flat = Flattener(lambda value: isinstance(value, complex))
     >>> flat.arguments((1j, [2, 3j]), {"mask": None})
@@ -53,7 +62,7 @@ class Flattener:
         self._objects = objects
         self._too_large = too_large
         self._spelled = spelled or {}
-        # Remembers, and asks us for what it does not know.
+        # Remembers structures, and calls `_arguments` and `_result` for those it does not know.
         self.native = load().Structures(
             frozenset(tensors), _SCALARS.union(values), is_tensor, self._arguments, self._result
         )
@@ -111,6 +120,38 @@ class Flattener:
         return _describe(value)
 
 
+class Objects:
+    """Takes objects apart, and remembers which of their tensors it has returned.
+
+    No code of the object runs: attributes are read from its `__dict__` and its slots, past every property and
+    `__getattr__` (native/objects.h). A cache goes through every layer of a model, and each call would list the keys of
+    all layers; so a tensor is returned where it is first seen, and again once it was written to or the epoch has
+    changed.
+
+    is_tensor: what a tensor is; torch's own unless it is given. epoch: its value changes with the step and micro step;
+    without it every tensor is returned every time.
+
+    >>> class Layer:
+    ...     def __init__(self) -> None:
+    ...         self.keys, self.size = 1j, 8
+    >>> Objects(lambda value: isinstance(value, complex)).tensors(Layer(), "past")
+    ([('past.keys', 1j)], False)
+    """
+
+    def __init__(
+        self, is_tensor: Callable[[Any], bool] | None = None, epoch: Callable[[], object] | None = None
+    ) -> None:
+        self._native = load().Objects(is_tensor, epoch, DEEPEST_ATTRIBUTE, MOST_TENSORS, _MOST_THINGS)
+
+    def tensors(self, value: Any, path: str) -> tuple[list[tuple[str, Any]], bool]:
+        """The tensors of an object that are to be recorded now, with their paths, and whether there may be more.
+
+        A class, a function, a module and anything else that can be called has none.
+        """
+        found: tuple[list[tuple[str, Any]], bool] = self._native.tensors(value, path)
+        return found
+
+
 def _shortened(items: list[Any], length: int | None = None) -> list[Any]:
     """A list of ten thousand numbers is named, not copied into every row."""
     length = len(items) if length is None else length
@@ -142,50 +183,3 @@ def _describe(value: Any) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
-# -- objects -----------------------------------------------------------------------------------------------------------
-# Finds the tensors in the attributes of an object, such as the keys and values in a cache of transformers.
-#
-# `structure` asks it for what is neither a container nor a dataclass. No code of the object runs: attributes are read
-# from its `__dict__` and its slots, past every property and `__getattr__` (native/objects.h). How deep and how far it
-# looks is bounded.
-#
-# A cache goes through every layer of a model, and each call would list the keys of all layers. So a tensor in an object
-# is told where it is first seen, and again once it was written to or another step or micro step has begun.
-
-
-DEEPEST_ATTRIBUTE = 6
-"""Levels of attributes and containers below an object: cache, layers, one layer, its keys, and two to spare."""
-
-MOST_TENSORS = 256
-"""Of one object: a cache of 128 layers."""
-
-_MOST_THINGS = 2_000  # that are looked at, so that a data set with a million strings costs next to nothing
-
-
-class Objects:
-    """Takes objects apart, and remembers which of their tensors have been told.
-
-    is_tensor: what a tensor is; torch's own unless it is given. epoch: what it gives is another thing when all have to
-    be told again; without it they are told every time.
-
-    >>> class Layer:
-    ...     def __init__(self) -> None:
-    ...         self.keys, self.size = 1j, 8
-    >>> Objects(lambda value: isinstance(value, complex)).tensors(Layer(), "past")
-    ([('past.keys', 1j)], False)
-    """
-
-    def __init__(
-        self, is_tensor: Callable[[Any], bool] | None = None, epoch: Callable[[], object] | None = None
-    ) -> None:
-        self._native = load().Objects(is_tensor, epoch, DEEPEST_ATTRIBUTE, MOST_TENSORS, _MOST_THINGS)
-
-    def tensors(self, value: Any, path: str) -> tuple[list[tuple[str, Any]], bool]:
-        """The tensors in an object that are to be told, with their paths, and whether there may be more.
-
-        Nothing is found in a class, a function, or a module or the like that can be called.
-        """
-        found: tuple[list[tuple[str, Any]], bool] = self._native.tensors(value, path)
-        return found

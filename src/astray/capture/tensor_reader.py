@@ -1,7 +1,7 @@
 """What the recorder asks of an adapter about a tensor: what it is, whether it is still the same, and its numbers.
 
 Numbers are read in one of two ways. Memory that this process can reach is described, and measured here. What lies on a
-device is measured there, and nobody waits for it: the adapter gives a ticket, and the measurement comes later.
+device is measured there, without waiting for it: the adapter gives a ticket, and the measurement comes later.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TensorReading(NamedTuple):
 
 
 class SlowPath(NamedTuple):
-    """What a taker leaves to the recorder: tensors that are out of the ordinary, the first sight of values to keep."""
+    """What a `NativeObserver` leaves to Python: unusual tensors, and the first sight of values to keep."""
 
     observe: Callable[[int, Role, str, Any], bool | None]
     observe_unread: Callable[[int, Role, str, Any], bool | None]
@@ -82,7 +82,7 @@ class NativeObserver(Protocol):
     def changed(self) -> Callable[[Any], None]: ...
 
     def apply(self, on: bool, roles: frozenset[str], statistics: bool, values: bool, ops: bool, /) -> None:
-        """Records by these settings from now on. Unless it is `on`, every tensor counts as odd."""
+        """Records by these settings from now on. Unless it is `on`, every tensor goes the slow path."""
 
     def catch(self, on: bool, /) -> None:
         """Whether to say that a tensor holds NaN or infinities, where that is known at once."""

@@ -326,7 +326,7 @@ static PyObject *slots_acquire(PyObject *object, PyObject *none) {
 static PyObject *slots_release(PyObject *object, PyObject *args) {
     PyThread_type_lock lock = ((Slots *)object)->lock;
     (void)args;
-    PyThread_acquire_lock(lock, NOWAIT_LOCK);  // so that to release what nobody holds does no harm
+    PyThread_acquire_lock(lock, NOWAIT_LOCK);  // so that releasing it when it is not held does no harm
     PyThread_release_lock(lock);
     Py_RETURN_NONE;
 }

@@ -11,8 +11,8 @@
 
 enum { kMaxArguments = 48 };
 
-// Where the measurements of a segment go; see `PythonSlots`. Everything but the lock is to be touched only by whoever
-// holds it.
+// Where the measurements of a segment go; see `PythonSlots`. Everything but the lock is to be touched only while the
+// lock is held.
 typedef struct Slots {
     PyObject_HEAD
     PyThread_type_lock lock;

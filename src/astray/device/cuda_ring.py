@@ -1,10 +1,10 @@
 """Measures the tensors of a CUDA device with our kernels: device memory for their results, and one copy back a step.
 
 A kernel goes onto the stream that the program is using, so it reads a tensor after the program has written it and
-before the program changes it or gives its memory away; nobody waits. Each program of a kernel leaves a partial row.
-At the end of a step one more kernel merges the partial rows of every tensor, and one copy brings the results to pinned
-memory, where the writer's thread finds them. The partial rows are then written over, which the order of a stream makes
-safe; streams that are new since wait for that moment.
+before the program changes it or gives its memory away; nothing waits. Each program of a kernel leaves a partial row. At
+the end of a step one more kernel merges the partial rows of every tensor, and one copy brings the results to pinned
+memory, where the writer's thread reads them. The partial rows are then written over, which the order of a stream makes
+safe; streams that are new since wait for that moment. `Slots` count what is measured; native code takes from them too.
 """
 
 from __future__ import annotations
@@ -264,15 +264,12 @@ def _stream(raw: int, device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.ExternalStream(raw, device)  # type: ignore[no-untyped-call]
 
 
-# -- slots -------------------------------------------------------------------------------------------------------------
-# Where the measurements of the open segment go: what a ring and the native taker count together.
-
-
 class PythonSlots:
-    """What the native `Slots` are, in Python. Used as a lock, without which nothing here may be touched.
+    """Where the measurements of the open segment go, counted by the ring and by native code together.
 
-    There may be `most` measurements in a segment, whose kernels leave `partials` rows altogether: at `rows_at` on the
-    device, with a table of them at `table_at`.
+    The native `Slots` do the same. Used as a lock, without which nothing here may be touched. There may be `most`
+    measurements in a segment, whose kernels leave `partials` rows altogether: at `rows_at` on the device, with a table
+    of them at `table_at`.
     """
 
     def __init__(self, most: int, partials: int, rows_at: int, table_at: int) -> None:

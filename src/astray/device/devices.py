@@ -1,7 +1,7 @@
-"""Every device that tensors of a program lie on, each with its ring; the front of this room.
+"""Every device that tensors of a program lie on, each with its ring; the public class of this package.
 
-The kind of ring is found out at the first tensor of a device: our kernels on a CUDA one that has Triton, plain torch
-operations on all others.
+The kind of ring is decided at the first tensor of a device: `CudaRing` with our kernels on a CUDA one that has Triton,
+`TorchRing` with plain torch operations, at many times the cost, on all others.
 """
 
 from __future__ import annotations
@@ -135,15 +135,11 @@ class DeviceMeasurer:
             )
 
 
-# -- plain ring --------------------------------------------------------------------------------------------------------
-# Measures the tensors of any device in plain torch operations: for those that our kernels do not know.
-#
-# The same as the ring of a CUDA device, at many times the cost: a row per tensor is made on the device, and all rows
-# of a step come back in one copy.
-
-
 class TorchRing:
-    """The measurements of one device."""
+    """The measurements of one device in plain torch operations, for devices and dtypes that our kernels do not know.
+
+    A row per tensor is made on the device, and all rows of a step come back in one copy.
+    """
 
     def __init__(self, device: torch.device, tickets: Tickets) -> None:
         self._device = device
@@ -167,12 +163,12 @@ class TorchRing:
         return segment.ticket(slot, statistics)
 
     def close(self) -> None:
-        """Sends for what has been measured since the last time. Raises nothing."""
+        """Sends for what has been measured since the last time. Raises no failure of the device."""
         with self._lock:
             self._send()
 
     def abandon(self, why: str) -> None:
-        """Nothing is ever left: what cannot be sent for is lost already."""
+        """Does nothing: `close` has sent for every row, or lost it."""
 
     def _send(self) -> None:
         segment, rows = self._segment, self._rows

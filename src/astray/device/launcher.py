@@ -92,7 +92,7 @@ def kernel(source: KernelSource, device: int) -> Kernel:
     """The kernel of a source on the CUDA device of that number.
 
     Compiled at the first request, which takes about a second, or milliseconds when Triton's disk cache has it. To look
-    it up again takes microseconds: whoever launches often keeps it. Raises NoKernelsError, at once from the second
+    it up again takes microseconds: code that launches often keeps it. Raises NoKernelsError, at once from the second
     time on.
     """
     key = (
@@ -228,7 +228,7 @@ class TritonKernel:
     """The same kernel by Triton's launcher: for ROCm, and for whatever the native one does not know."""
 
     failure: ClassVar[str] = ""
-    """The last failure of any of them: a number is explained by whichever kernel is asked, as with the native ones."""
+    """The last failure of any of them: any kernel explains the number of any other, as with the native ones."""
 
     def __init__(self, compiled: Any, source: KernelSource, device: int) -> None:
         names = source.function.arg_names

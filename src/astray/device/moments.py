@@ -1,4 +1,4 @@
-"""Starts the measuring of many tensors' moments on a GPU at once; nobody waits here.
+"""Starts the measuring of many tensors' moments on a GPU at once, and does not wait for the result.
 
 The rows stay on the device. `astray.state` fetches those of a whole state with one wait, and merges them.
 """

@@ -1,9 +1,9 @@
-"""Values of tensors on a device: copied aside where they lie, at once, and to the host behind the program's back.
+"""Values of tensors on a device: copied aside where they lie, at once, and to the host while the program goes on.
 
 `Staging.take` copies a tensor into a chunk of device memory, in the program's own stream, so that it is the tensor as
-it is now, whatever becomes of it. A chunk goes to host memory in a stream of its own, and from there straight to the
-disk. Both sides are bounded: when device memory is short the program's stream waits for earlier copies, and when host
-memory is short the program does. Nothing is waited for in `take` itself.
+it is now, whatever is written to it later. A chunk goes to host memory in a stream of its own, and from there straight
+to the disk. Both sides are bounded: when device memory is short the program's stream waits for earlier copies, and when
+host memory is short the program does. Nothing is waited for in `take` itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEVICE_BYTES = 256 << 20
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the same size: they are copied and gathered alike for every dtype, and no bit changes."""
 
-LOOK_SECONDS = 1.0  # so often whoever waits for memory has it looked whether there is still a writer to give some back
+LOOK_SECONDS = 1.0  # how often a wait for memory checks that there is still a writer to give some back
 KEPT_POSITIONS = 256  # sizes of tensors, of which a model has few
 
 
@@ -40,8 +40,8 @@ class NotStagedError(Exception):
 class Staging:
     """Takes the values of one device's tensors. Its methods may be called from any thread, in any stream.
 
-    `host_bytes` and `device_bytes` are the most memory it uses, `waited` is told how long the program stood still
-    because the host's was full. A tensor belongs to whoever takes it next: hand it to the writer at once.
+    `host_bytes` and `device_bytes` are the most memory it uses, `waited` is called with the seconds that the
+    program stood still because the host's was full. What `take` returns is to be handed to the writer at once.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Staging:
         return staged
 
     def send(self) -> None:
-        """Lets everything taken so far start on its way to the host. Whoever waits for it does this by itself."""
+        """Lets everything taken so far start on its way to the host. Waiting for it does this by itself."""
         with unobserved():
             self.chunks.send()
 
@@ -126,7 +126,7 @@ class _Positions(NamedTuple):
 
 
 class Staged:
-    """The values of one tensor on their way to the host: a `Source` for the writer."""
+    """The values of one tensor on their way to the host: `DeferredBytes` for the writer."""
 
     held = 0  # the memory is bounded here, and not by the writer's queue
 
@@ -136,13 +136,16 @@ class Staged:
         self._chunks = staging.chunks
         self._left = boxes(words, self._chunks.size // words.element_size())
         self._next: torch.Tensor | None = None  # of what is left, when there was no memory for it
-        self._pieces: deque[BytePiece] = deque()  # that nobody has asked for yet
+        self._pieces: deque[BytePiece] = deque()  # not asked for yet
         self._complete = False
         self._wanted = True
         self._failure: Exception | None = None
 
     def fill(self, told: Callable[[], None] | None = None) -> None:
-        """Copy aside what is left of the tensor: as much as there is memory for, or all if somebody is `told` of it."""
+        """Copy aside what is left of the tensor: as much as there is memory for, or, with `told`, all of it.
+
+        told: called after each part and each wait for memory.
+        """
         alignment = PAGE if self.nbytes >= LARGE else ALIGNMENT
         with self._chunks.changed:
             while self._wanted and not self._complete:
@@ -203,9 +206,9 @@ class Staged:
             self._chunks.changed.notify_all()
 
     def _wait(self) -> None:
-        """Wait until somebody gives memory back."""
+        """Wait until memory is released."""
         start = time.perf_counter()
-        self._chunks.changed.wait(LOOK_SECONDS)  # whoever is told looks whether there is still a writer
+        self._chunks.changed.wait(LOOK_SECONDS)  # the caller checks that there is still a writer
         self._staging.stood_still(time.perf_counter() - start)
 
     def _let_go(self) -> None:

@@ -1,8 +1,9 @@
-"""What staging asks of a device: memory on both sides, and copies that wait for each other without the program waiting.
+"""What `Staging` copies values with: streams and events of a device, and `Chunks` of memory on both sides.
 
-`AsynchronousDevice` is for devices that work through queues of their own (CUDA, ROCm, XPU, NPU), `SynchronousDevice`
-for all others, where a copy is over when its call returns. Threads that write call `adopt` first, so that they can
-wait for the device even while the program captures a graph, without breaking that.
+Copies wait for each other without the program waiting. `AsynchronousDevice` is for devices that work through queues of
+their own (CUDA, ROCm, XPU, NPU), `SynchronousDevice` for all others, where a copy is over when its call returns.
+Threads that write call `adopt` first, so that they can wait for the device while the program captures a graph, without
+breaking that.
 """
 
 from __future__ import annotations
@@ -162,24 +163,23 @@ class SynchronousDevice:
         pass
 
 
-# -- chunks ------------------------------------------------------------------------------------------------------------
-# The memory that values pass through on their way from a device: chunks, each some device and as much host memory.
-#
-# Tensors are copied into the open chunk one after the other. What has gathered there goes to the host in one copy, when
-# the chunk is full or somebody waits for it. Device memory may be used again once that copy is done, which the streams
-# see to; host memory once its bytes are written, which the writer tells. Both are made as they are needed.
-
-
 ALIGNMENT = 64
 LARGE = 64 << 10  # from here on a tensor begins on a page, so that the disk can read it from where it is
 CHUNK_BYTES = 16 << 20
 """Large enough that a copy to the host runs at full speed, small enough that the disk does not wait for it."""
 LEAST_BYTES = 1 << 20
-"""What the writer waits for to come together. In less memory than a few of these the program would wait for that."""
+"""The least size of a chunk. In less memory than a few of these the program would wait for the writer."""
 
 
 class Chunks:
-    """All chunks of a device. Every method is called with `changed` held, or takes it."""
+    """The memory that values pass through on their way from a device: chunks, each some device and as much host memory.
+
+    Tensors are copied into the open chunk one after the other. What has gathered there goes to the host in one copy,
+    when the chunk is full or its bytes are waited for. Device memory is used again once that copy is done, by the order
+    of the streams; host memory once the writer has released its bytes. Both are made as they are needed.
+
+    Every method is called with `changed` held, or takes it.
+    """
 
     def __init__(self, device: DeviceStreams, host_bytes: int, device_bytes: int) -> None:
         self.changed = threading.Condition()
@@ -199,7 +199,7 @@ class Chunks:
     def put(self, words: torch.Tensor, alignment: int) -> tuple[BytePiece, torch.Tensor | None] | None:
         """Copy a tensor, or if it has one dimension its beginning, aside; returns where it is, and the rest.
 
-        None when there is no memory, until somebody gives some back.
+        None when there is no memory, until a piece is released.
         """
         itemsize = words.element_size()
         size = words.numel() * itemsize

@@ -1,4 +1,4 @@
-"""Tickets for measurements that devices are making, and what is behind them once it has come.
+"""Tickets for measurements that devices are making, and the results they stand for once these have arrived.
 
 Measurements are sent for in segments: a ring fills one, sends for it at the end of a step or when it is full, and opens
 the next. Rings and the program's threads are on one side of this, the writer's thread on the other.
@@ -148,7 +148,7 @@ class Tickets:
         return len(tickets)
 
     def redeem(self, tickets: npt.NDArray[np.int64]) -> RedeemedTickets:
-        """Waits for what is behind tickets that are due."""
+        """Waits for the results of tickets that are due."""
         places, counted = tickets // 2, tickets % 2 == 1
         numbers, slots = places // SLOTS, places % SLOTS
         rows = np.zeros((WIDTH, len(tickets)), np.int64)

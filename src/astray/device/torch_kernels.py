@@ -179,7 +179,7 @@ def _describe(values: torch.Tensor, kind: DType, start: int, extents: list[_Exte
 
 
 def _first_bad(values: torch.Tensor, bad: torch.Tensor, start: int, extents: list[_Extent]) -> torch.Tensor:
-    """Where the first bad element of a block is and what, in one number; see `rows`."""
+    """Where the first bad element of a block is and what, in one number; see `result_row`."""
     place = bad.to(torch.int8).argmax().view(1)
     value = values.index_select(0, place)
     kind = (value == torch.inf) + 2 * (value == -torch.inf)

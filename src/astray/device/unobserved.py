@@ -1,6 +1,6 @@
-"""Runs torch operations of our own inside the user's program so that nobody takes them for the program's.
+"""Runs torch operations of our own inside the user's program without making them a part of it.
 
-No mode sees them, autograd does not, and the tensors made are ordinary ones even under inference mode, where they could
+Modes and autograd do not see them, and the tensors made are ordinary ones even under inference mode, where they could
 not be written to later.
 """
 

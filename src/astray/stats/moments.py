@@ -38,7 +38,7 @@ class Moments(NamedTuple):
     NaN are not equal, so neither are two such tuples.
     """
 
-    count: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses
+    count: int  # type: ignore[assignment]  # tuples have a method of this name, which is not needed
     finite: int
     nan: int
     posinf: int

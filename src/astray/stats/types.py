@@ -116,7 +116,7 @@ class Contrast(NamedTuple):
     part). A result beyond the range of float64 is inf, never NaN.
     """
 
-    count: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses
+    count: int  # type: ignore[assignment]  # tuples have a method of this name, which is not needed
     finite: int
     different: int
     """Elements whose values differ. Two NaN are equal, and so are 0 and −0."""
@@ -170,5 +170,5 @@ class Slices(NamedTuple):
 
     furthest: float
     dim: int
-    index: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody misses
+    index: int  # type: ignore[assignment]  # tuples have a method of this name, which is not needed
     typical: float

@@ -1,4 +1,8 @@
-"""What the recorder asks of PyTorch: versions, devices, and the hooks in and out of place."""
+"""The PyTorch side of a recording: versions, devices, and the hooks in and out of place.
+
+The recorder calls `PyTorchAdapter`, which puts the other modules of this package in place. Two small ones are here:
+`CudaGraphReplays`, and `SavedValues` for `rec.save`.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,7 @@ class PyTorchAdapter:
     """Records PyTorch models. Without models, it finds those of the program by itself, and where its steps end.
 
     `paced`: it finds out where steps end though models are given. `others`: it also finds modules in none of them.
-    `spelled`: it tells how functions were called, and the gradients of their last nodes.
+    `spelled`: it records how functions were called, and the gradients of their last nodes.
     """
 
     framework = "torch"
@@ -168,7 +172,7 @@ class PyTorchAdapter:
             self._capture.next_step()
 
     def _note_unseen(self) -> None:
-        """Says once, when there are several processes, which collectives no mode is told of."""
+        """Says once, when there are several processes, which collectives torch makes without calling a mode."""
         if self._unseen_told or "function" not in self._engine.settings.level or self.rank_and_world_size() is None:
             return
         self._unseen_told = True
@@ -177,7 +181,7 @@ class PyTorchAdapter:
             self._engine.missed(f"calls of torch.distributed.{name}", why)
 
     def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:
-        with DisableTorchFunction(), torch._C._DisableTorchDispatch():  # what is done here is no part of the program
+        with DisableTorchFunction(), torch._C._DisableTorchDispatch():  # what is done here is not part of the program
             self._saved.save(name, value, gradient, frame)
 
     def meet(self, module: Any, args: Any, frame: FrameType) -> None:
@@ -208,15 +212,13 @@ class PyTorchAdapter:
                 stopping.callback(part)
 
 
-# -- graphs ------------------------------------------------------------------------------------------------------------
-# CUDA graphs: what is replayed is not seen call by call, and writes to memory that no version counter watches.
-#
-# Nothing of ours is put into a graph while the program captures it; the rows of that time say so. A replay is one step
-# for the device, so only what goes into it and comes out of it can be recorded, by the modules around it.
-
-
 class CudaGraphReplays:
-    """Is told of every replay of a CUDA graph, until `stop`."""
+    """Counts replays of CUDA graphs as missed calls, and forgets what was measured before them, until `stop`.
+
+    A replay is not seen call by call, and writes to memory past every version counter: only what goes into it and
+    comes out of it can be recorded, by the modules around it. While the program captures a graph, nothing of ours is
+    put into it, and the rows of that time say so.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -241,17 +243,14 @@ class CudaGraphReplays:
             self._original = None
 
 
-# -- saved -------------------------------------------------------------------------------------------------------------
-# Records what a program hands over by `rec.save`: any value, nested or not, and the gradients of its tensors.
-#
-# Numbers and numpy arrays are taken as tensors too, so that they are compared like everything else.
-
-
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 class SavedValues:
-    """The sites that a program has named itself."""
+    """Records values that a program passes to `rec.save`, nested or not, and the gradients of their tensors.
+
+    Numbers and numpy arrays are taken as tensors too, so that they are compared like everything else.
+    """
 
     def __init__(self, engine: Engine, gradients: LiveGradients) -> None:
         self._engine = engine
@@ -284,7 +283,7 @@ def _has_numbers(value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    """What is taken of an object: its plain numbers may be anything, such as a count of its own uses."""
+    """What is taken of an object: only arrays, since its plain numbers may be anything, such as a count of its uses."""
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind in "biufc"
     return isinstance(value, torch.Tensor)

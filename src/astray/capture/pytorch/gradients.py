@@ -1,11 +1,13 @@
-"""Records the gradients of a forward call when the backward pass reaches it.
+"""Records gradients in the backward pass: of forward calls, of parameters, and of the last nodes of functions.
 
-What arrives at the call's outputs is seen by a hook at each of them. What the call sends to an input is its own
-contribution, not the sum over everybody who used that input: it is read from the autograd nodes that were born inside
+Of a forward call, a hook at each output sees what arrives there. What the call sends to an input is its own
+contribution, not the sum over all calls that used that input: it is read from the autograd nodes that were born inside
 the call and lead to the input. Most functions make one node: then one hook on it sees both. Nothing is wrapped and no
 node is added, so the graph, the order of its sums and therefore every bit of the result stay as they are.
 
-All of that is C++ (`native/`), which is built when this module is first imported. Here is what it has done in Python.
+That part (`LiveGradients`) is C++ (`native/`), which is built when this module is first imported; the functions at the
+end are what it has done in Python. `ParameterCapture` sees the gradients of parameters; `LastNodes` those that msprobe
+has in its files.
 """
 
 from __future__ import annotations
@@ -48,66 +50,18 @@ __all__ = ["AccumulatedHook", "ArrivingHook", "InputEdges", "LiveGradients", "Or
 living = _torch.living
 
 
-@never_compiled
-def _call_tensor_hook(self: Any, gradient: Any) -> None:
-    """What dynamo finds a hook on a tensor to do, and sees that compiled code has no part in it."""
-    if not is_compiling():
-        self.run(gradient)
-
-
-@never_compiled
-def _call_node_hook(work: Callable[[], None]) -> None:
-    """Does what a hook on a node does, where dynamo would compile every function that starts."""
-    if not is_compiling():
-        work()
-
-
-def _put_on_leaf(leaf: torch.Tensor, hook: LeafHook) -> Any:
-    """Puts a hook on a leaf, and gives back the handle. What a call has sent here comes before what arrives here.
-
-    torch calls hooks in the order they were put into their dict, which taking out and putting back changes.
-    """
-    handle = leaf.register_hook(hook)  # type: ignore[no-untyped-call]
-    hooks = leaf._backward_hooks
-    if not hook.arrives and hooks is not None:
-        for key in [key for key, other in hooks.items() if isinstance(other, LeafHook) and other.arrives]:
-            hooks[key] = hooks.pop(key)
-    return handle
-
-
-def _prepare() -> None:
-    """Tells the native part what is done here, and how to ask whether a compiler is at work.
-
-    Its hooks need not go through Python then where there is none. They always do where torch has other names for it.
-    """
-    callback = getattr(dynamo, "get_eval_frame_callback", None)
-    flags = vars(torch.compiler) if hasattr(torch.compiler, "_is_compiling_flag") else None
-    _torch.use(add_up, _call_node_hook, _put_on_leaf, flags, callback)
-    for hook in (LeafHook, AccumulatedHook, ArrivingHook):
-        _torch.shown_as(hook, _call_tensor_hook)
-        setattr(hook, "__reduce__", TransparentHook.__reduce__)  # noqa: B010 - the types know of no such attribute
-        setattr(hook, "__torch_unserializable__", TransparentHook.__torch_unserializable__)  # noqa: B010
-
-
-_prepare()
-
-
-# -- last nodes --------------------------------------------------------------------------------------------------------
-# The gradients of the last autograd node that a function made, as msprobe has them: `node.0.2.1` is the first of two
-# that it sends on, of one that it got.
-#
-# Where a function is one node these are the gradients of its arguments; else they are of something inside of it. What
-# the function sends to its own arguments is recorded beside them, as ever. Only recordings for msprobe's files ask for
-# this.
-
-
 Tensors = list[tuple[str, torch.Tensor]]
 
 _ENOUGH = 4096  # hooks that are remembered before the dead are looked for
 
 
 class LastNodes:
-    """Stands before the gradients of functions: sees the last node of each call, and then what they see."""
+    """The gradients of the last autograd node of each function call, as msprobe has them; then those of the call.
+
+    `node.0.2.1` is the first of two gradients that the node sends on, of one that it got. Where a function is one node
+    these are the gradients of its arguments; else they are of something inside of it. Only recordings for msprobe's
+    files use this.
+    """
 
     def __init__(self, live: LiveGradients) -> None:
         self._live = live
@@ -116,7 +70,7 @@ class LastNodes:
         self._changing = threading.Lock()
 
     def watch(self, engine: Engine, call: OpenCall, edges: InputEdges, outputs: Tensors) -> None:
-        """Sees the gradients of a call that has returned `outputs`; none of what has made a leaf, or has set items."""
+        """Records the gradients of a call that has returned `outputs`, unless it made only leaves or set items."""
         if all(tensor.grad_fn is None for _, tensor in outputs) or call.site.type.endswith(".__setitem__"):
             return
         node = outputs[0][1].grad_fn
@@ -159,11 +113,11 @@ class _LastNode:
         if is_compiling() or engine.paused or not engine.is_here:
             return
         try:
-            with DisableTorchFunction():  # what is done here is no part of the program
+            with DisableTorchFunction():  # what is done here is not part of the program
                 seq = engine.backward(self._call)
                 observe = engine.tensors.observe
                 for index, gradient in enumerate(arrived):
-                    if gradient is not None:  # else an output that nobody used
+                    if gradient is not None:  # else an output that was not used
                         observe(seq, "input", self._arrives.get(index, f"out.{index}"), gradient)
                 for index, gradient in enumerate(computed):
                     if gradient is not None:
@@ -172,16 +126,12 @@ class _LastNode:
             engine.failed(f"a gradient of {self._call.site.name}", error)
 
 
-# -- parameters --------------------------------------------------------------------------------------------------------
-# Records the gradients of parameters, each time a backward pass has brought them one.
-#
-# A row `grad` holds what has accumulated so far. Where there was a gradient already, a row `added` holds what this
-# backward pass alone brought. Also keeps the names of parameters, for whoever meets them elsewhere, such as in an
-# optimizer.
-
-
 class ParameterCapture:
-    """Watches the parameters of the recorded modules."""
+    """Records the gradients of the parameters of recorded modules, each time a backward pass has brought them one.
+
+    A row `grad` holds what has accumulated so far. Where there was a gradient already, a row `added` holds what this
+    backward pass alone brought. Also keeps the sites of parameters, which `optimizer_steps` reads.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -211,7 +161,7 @@ class ParameterCapture:
             self.hooked[key] = watched.parameter
 
     def forget(self, parameter: torch.Tensor | None) -> None:
-        """It has left the module that it was known by."""
+        """Takes the hooks off a parameter that has left its module."""
         self.hooked.pop(id(parameter), None)
         watched = self._watched.pop(id(parameter), None)
         if watched is not None:
@@ -276,3 +226,47 @@ class _WatchedParameter:
             handle.remove()
         self._handles.clear()
         self.accumulated = None
+
+
+@never_compiled
+def _call_tensor_hook(self: Any, gradient: Any) -> None:
+    """What a hook on a tensor does, as dynamo sees it: nothing while code is compiled."""
+    if not is_compiling():
+        self.run(gradient)
+
+
+@never_compiled
+def _call_node_hook(work: Callable[[], None]) -> None:
+    """What a hook on a node does, where dynamo would compile every function that starts."""
+    if not is_compiling():
+        work()
+
+
+def _put_on_leaf(leaf: torch.Tensor, hook: LeafHook) -> Any:
+    """Puts a hook on a leaf, and returns the handle. What a call has sent here comes before what arrives here.
+
+    torch calls hooks in the order they were put into their dict, which taking out and putting back changes.
+    """
+    handle = leaf.register_hook(hook)  # type: ignore[no-untyped-call]
+    hooks = leaf._backward_hooks
+    if not hook.arrives and hooks is not None:
+        for key in [key for key, other in hooks.items() if isinstance(other, LeafHook) and other.arrives]:
+            hooks[key] = hooks.pop(key)
+    return handle
+
+
+def _prepare() -> None:
+    """Gives the native part the functions above, and what tells whether a compiler is at work.
+
+    Where there is none, its hooks need not go through Python. They always do where torch has other names for these.
+    """
+    callback = getattr(dynamo, "get_eval_frame_callback", None)
+    flags = vars(torch.compiler) if hasattr(torch.compiler, "_is_compiling_flag") else None
+    _torch.use(add_up, _call_node_hook, _put_on_leaf, flags, callback)
+    for hook in (LeafHook, AccumulatedHook, ArrivingHook):
+        _torch.shown_as(hook, _call_tensor_hook)
+        setattr(hook, "__reduce__", TransparentHook.__reduce__)  # noqa: B010 - the types know of no such attribute
+        setattr(hook, "__torch_unserializable__", TransparentHook.__torch_unserializable__)  # noqa: B010
+
+
+_prepare()

@@ -1,4 +1,7 @@
-"""What all our hooks on modules and parameters have in common."""
+"""What stays in place while a recording runs: the base of our hooks, and functions of torch with something around them.
+
+Used by calls, gradients, setup and compiled.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,8 @@ class TransparentHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-# -- covers ------------------------------------------------------------------------------------------------------------
-# Functions of torch that do something more while a recording is under way.
-
-
 class PatchedFunction:
-    """An attribute of a class or a module, with something around it until `remove`."""
+    """A function of torch, as an attribute of a class or a module, with another one around it until `remove`."""
 
     def __init__(self, owner: Any, name: str, covering: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self._owner = owner
@@ -35,5 +34,5 @@ class PatchedFunction:
         setattr(owner, name, self._cover)
 
     def remove(self) -> None:
-        if vars(self._owner).get(self._name) is self._cover:  # else somebody has covered it since; ours only passes on
+        if vars(self._owner).get(self._name) is self._cover:  # else it was patched again since; ours only passes on
             setattr(self._owner, self._name, self._bare)

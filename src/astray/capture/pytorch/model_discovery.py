@@ -1,9 +1,10 @@
-"""Finds the outermost modules of a program that knows nothing of astray, and with `pace` its steps.
+"""Finds the outermost modules of a program that knows nothing of astray, and with `StepDetector` its steps.
 
-A module that nobody has attached yet is outermost when it is first called. The first one with parameters is the model,
+A module that is not attached yet is outermost when it is first called. The first one with parameters is the model,
 and its sites carry plain names; any other (a loss, a second network) is named by its class: `CrossEntropyLoss`, then
 `CrossEntropyLoss#2`. Trainers such as Lightning's call `training_step` of a model and never the model itself: what is
-called in there is named as a part of that model, `net.5`.
+called in there is named as a part of that model, `net.5`. `FirstCall` waits for the first call of a module in a child
+process, which may be a rank.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 class ModelDiscovery:
     """Attaches `capture` to every outermost module as it is first called, and calls `end_step` as steps end.
 
-    `found` is called at the first of them: what a program computes before, to make its weights, is no step of it.
+    `found` is called at the first of them: what a program computes before, to make its weights, is not a step.
     `known` are those that are attached already, by their names.
     """
 
@@ -134,15 +135,13 @@ def _name_in_step(frame: FrameType | None, module: nn.Module) -> str | None:
     return found
 
 
-# -- first call --------------------------------------------------------------------------------------------------------
-# Waits for the first call of a module in a process that may be a rank, which shows only then.
-#
-# A launcher passes the rank as an argument, and torch.distributed knows it once the program has set it up. Workers of a
-# DataLoader are none, whatever they have inherited.
-
-
 class FirstCall:
-    """Calls `begin` with the rank and the number of ranks, or None, once; it gives a recorder that has been started."""
+    """Calls `begin` once, at the first call of a module, with the rank and the number of ranks, or with None.
+
+    Only then is a rank known: a launcher may pass it as an argument, and torch.distributed has it once the program has
+    set it up. Workers of a DataLoader are not ranks, whatever they have inherited. `begin` returns a recorder that has
+    been started, or None.
+    """
 
     def __init__(self, begin: Callable[[tuple[int, int] | None], Any]) -> None:
         self._begin = begin
@@ -169,7 +168,7 @@ class FirstCall:
 
 
 def _ranks() -> tuple[int, int] | None:
-    """Which rank this process is, and of how many; None when it is none."""
+    """Which rank this process is, and of how many; None when it is not a rank."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return rank_and_world_size(os.environ) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None

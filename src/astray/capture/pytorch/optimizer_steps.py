@@ -46,9 +46,9 @@ _NO_SETTINGS = frozenset({"params", "param_names"})
 
 
 class _OptimizerStep:
-    """A step that is under way. An exception may end it without a word: its frame tells.
+    """A step that is under way. An exception may end it without its hook: then its frame is not on the stack any more.
 
-    One during which the modes are off has no frame here: `_ModesOff` tells, and lives as long as the frame.
+    One during which the modes are off has no frame here: it has a `_ModesOff`, which lives as long as the frame.
     """
 
     def __init__(self, frame: FrameType | None, optimizer: Any, wanted: frozenset[str]) -> None:
@@ -106,7 +106,7 @@ class OptimizerCapture:
         if is_compiling() or not (engine.settings.optimizer or self._is_a_place()) or not engine.belongs_here():
             return None
         try:
-            with DisableTorchFunction(), torch.no_grad():  # what is done here is no part of the program
+            with DisableTorchFunction(), torch.no_grad():  # what is done here is not part of the program
                 frame = sys._getframe(1)
                 self._drop_interrupted(frame)
                 self._come_back_late()
@@ -126,7 +126,7 @@ class OptimizerCapture:
         return None
 
     def _open_unseen(self, optimizer: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Opens a step during which the modes are off. What it gives is for torch to hold until the step ends."""
+        """Opens a step during which the modes are off. torch holds what it returns until the step ends."""
         step = _OptimizerStep(None, optimizer, self._engine.settings.optimizer - {"calls"})
         away = _ModesOff(self, step, args, kwargs)
         try:
@@ -170,13 +170,13 @@ class OptimizerCapture:
             self._engine.failed(f"a step of {type(step.optimizer).__name__}", error)
 
     def _is_a_place(self) -> bool:
-        """Whether functions and ops are recorded: those inside a step should be found there."""
+        """Whether functions and ops are recorded: those inside a step have their sites there."""
         return not _WITHIN.isdisjoint(self._engine.settings.level)
 
     def _is_unseen(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the modes can be off during a step: calls inside it are not asked for, and all of it is torch's code.
 
-        It asks a handful of questions about every parameter, and the function mode would be told of each; ops get
+        It asks a handful of questions about every parameter, and the function mode would be called for each; ops get
         all parameters at once, and an op mode has them wrapped one by one.
         """
         settings = self._engine.settings
@@ -186,7 +186,7 @@ class OptimizerCapture:
             return False
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return False
-        first = next(iter(_POST_HOOKS.values()), None)  # somebody else's would be called before ours
+        first = next(iter(_POST_HOOKS.values()), None)  # another's would be called before ours
         return first == self._after and not (dist.is_available() and dist.is_initialized())
 
     def _takes_calls(self) -> bool:
@@ -217,7 +217,7 @@ class OptimizerCapture:
             self._release(step)
 
     def _come_back_late(self) -> None:
-        """The same for a step that is long over, should there be one."""
+        """`_come_back` for a step of this thread that is long over, if there is one."""
         if self._come_back():
             why = "an exception ended it and was kept, and with it what keeps the modes off"
             self._engine.missed("functions and ops that were called after a step of an optimizer", why)
@@ -265,7 +265,7 @@ class OptimizerCapture:
         return True
 
     def _label(self, optimizer: Any) -> str:
-        """What this optimizer is called; it gets its name when it is first asked for."""
+        """The name of this optimizer, which it gets at the first call."""
         known = self._labels.get(id(optimizer))
         if known is None or known[0]() is not optimizer:
             kind = type(optimizer).__name__
@@ -276,7 +276,7 @@ class OptimizerCapture:
         return known[1]
 
     def _note_setup(self, optimizer: Any) -> None:
-        """What an optimizer is set to, in steps that are recorded."""
+        """Notes what an optimizer is set to, in steps that are recorded."""
         engine = self._engine
         if is_compiling() or not engine.listening or not engine.belongs_here():
             return
@@ -375,7 +375,7 @@ def _is_torchs(optimizer: Any) -> bool:
 
 
 class _LastHook:
-    """Sits behind the hooks of the optimizer's own for the length of one step."""
+    """Runs after the hooks of the optimizer's own, for one step."""
 
     def __init__(self, capture: OptimizerCapture, step: _OptimizerStep) -> None:
         self._capture = capture

@@ -1,7 +1,8 @@
 """What becomes of one parameter in one step of its optimizer: gradient and state in, state, update and weight out.
 
-`optimizers` makes one of these for each parameter of a step. Nothing here writes to a tensor of the program, makes an
-entry in the optimizer's state, or draws a random number; the one copy it needs, for the update, is dropped with it.
+`optimizer_steps` makes a `ParameterUpdate` for each parameter of a step. Nothing here writes to a tensor of the
+program, makes an entry in the optimizer's state, or draws a random number; the one copy it needs, for the update, is
+dropped with it. `is_inner` and `closure_of` read torch's frame and arguments of an `optimizer.step()`.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class ParameterUpdate:
             engine.tensors.observe(self._seq, "output", "weight", tensor)
 
     def _identities(self, state: list[tuple[str, Any]]) -> list[Any]:
-        """Equal as long as nobody has changed the state, as far as can be told without reading it."""
+        """Equal as long as the state has not changed, as far as can be told without reading it."""
         found: list[Any] = []
         for path, part in state:
             if isinstance(part, torch.Tensor):
@@ -147,7 +148,7 @@ def _as_tensor(value: Any) -> torch.Tensor:
 
 
 def _aside(tensor: torch.Tensor) -> AbstractContextManager[Any]:
-    """Keeps what is computed here from modes of anybody: it is no part of the program."""
+    """Turns every dispatch mode off for what is computed here: it is not part of the program."""
     if type(tensor) in _PLAIN:
         return torch._C._DisableTorchDispatch()
     from torch.utils._python_dispatch import _disable_current_modes
@@ -155,15 +156,12 @@ def _aside(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     return _disable_current_modes()  # a tensor of another class computes by dispatching
 
 
-# -- closures ----------------------------------------------------------------------------------------------------------
-# Tells one `optimizer.step()` from another: torch calls its hooks from one frame at the start and the end of a step.
-#
-# `optimizers` and `pace` hang on these hooks. A class of the user's own whose `step` calls that of its parent has its
-# hooks called for both, one inside the other, though it is one step.
-
-
 def is_inner(frame: FrameType, optimizer: Any) -> bool:
-    """Whether the step in this frame of torch's runs inside a step of the same optimizer."""
+    """Whether the step in this frame of torch's runs inside a step of the same optimizer.
+
+    torch calls its step hooks from one frame at the start and the end of a step. A class of the user's own whose `step`
+    calls that of its parent has them called for both, one inside the other, though it is one step.
+    """
     return any(
         outer.f_code is frame.f_code and outer.f_locals.get("self") is optimizer for outer in frames(frame.f_back)
     )

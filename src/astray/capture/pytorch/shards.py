@@ -48,7 +48,7 @@ class Location(NamedTuple):
         return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
 
     def place(self, memory: Strided) -> tuple[Strided, ShardPosition] | None:
-        """The local part as a box within the whole tensor; None when it is none, or nobody knows where.
+        """The local part as a box within the whole tensor; None when it is not one, or its place is not known.
 
         Stretches that repeat at equal distances are a box too, once their dimension is seen as two: indices 0, 1, 4
         and 5 of 8 are columns 0 and 1 of a 2 × 4 matrix. So the memory may come back with more dimensions than it had.

@@ -1,13 +1,13 @@
-"""Knows when a step of a program ends that does not say so: `discovery` uses it.
+"""Finds out when a step ends in a program that does not say so. Used by `model_discovery` and the adapter.
 
 The first optimizer that steps sets the pace: each of its steps ends a step, however many forwards came before it
 (gradient accumulation) or ran inside it (the closure of LBFGS). Where several take turns in one iteration, what runs
 after the first belongs to the next step, in every run alike. A program without an optimizer is one long step, and
 its forwards are micro steps; so is one whose optimizer is compiled, which runs without hooks.
 
-A GradScaler that finds infinities skips the optimizer, and torch has no hook there, so its `step` is covered on the
+A GradScaler that finds infinities skips the optimizer, and torch has no hook there, so its `step` is patched on the
 class while this is in place: an iteration whose update is skipped ends a step too. So is `scale`, after which gradients
-may overflow. Scalers themselves are not touched.
+may overflow. Scalers themselves are not changed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class StepDetector:
 
 
 def _covering_step(pace: StepDetector, scaler_step: Callable[..., Any]) -> Callable[..., Any]:
-    """`GradScaler.step`, and after it a word to `pace` when no optimizer has stepped in it."""
+    """`GradScaler.step`, which tells `pace` when no optimizer has stepped in it."""
 
     @functools.wraps(scaler_step)
     def step(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +107,7 @@ def _covering_step(pace: StepDetector, scaler_step: Callable[..., Any]) -> Calla
 
 
 def _covering_scale(pace: StepDetector, scale: Callable[..., Any]) -> Callable[..., Any]:
-    """`GradScaler.scale`, and before it a word to `pace`."""
+    """`GradScaler.scale`, which tells `pace` first."""
 
     @functools.wraps(scale)
     def covered(self: GradScaler, *args: Any, **kwargs: Any) -> Any:

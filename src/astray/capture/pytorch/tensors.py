@@ -32,7 +32,7 @@ NAMES = {dtype: name for name in DTYPES if isinstance(dtype := getattr(torch, na
 """The dtypes that can be measured, by their torch object."""
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-"""Tensors that are no more than that: no subclass with ideas of its own."""
+"""Plain tensor classes: a subclass may change what operations do."""
 
 _STRIDED = torch.strided
 
@@ -42,7 +42,7 @@ def is_tensor(value: Any) -> bool:
 
 
 class TorchReader:
-    """The engine's eyes on torch tensors. Called for every tensor of every call, so each attribute is read once."""
+    """Reads torch tensors for the engine. Called for every tensor of every call, so each attribute is read once."""
 
     def __init__(self) -> None:
         self._devices: dict[torch.device, str] = {}
@@ -145,7 +145,7 @@ class TorchReader:
             if tensor.is_cpu:
                 return TensorReading(dtype, shape, stride, memory)
             return self._measured(TensorReading(dtype, shape, stride, memory), tensor, statistics)
-        # Copying is computing: neither a mode of ours nor of anybody else should take it for the program's.
+        # Copying is computing: no mode, ours or another, should take it for the program's.
         with torch._C._DisableTorchDispatch():
             return self._read_carefully(tensor, statistics)
 

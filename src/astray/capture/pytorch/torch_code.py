@@ -1,8 +1,8 @@
-"""Which code is torch's own machinery, whose functions and ops are no part of the user's program.
+"""Where torch's own code lies, and which of it is machinery whose functions and ops are not part of the user's program.
 
-FSDP moves parameters in and out of buffers that it fills and frees behind every counter's back; compiled code runs
-kernels and buffers of the compiler's own making. Their ops would be other ones in every version of torch, with memory
-that nobody has filled. The run says elsewhere what compiled code hides.
+FSDP moves parameters in and out of buffers that it fills and frees past every version counter; compiled code runs
+kernels and buffers of the compiler's own making. Their ops would be others in every version of torch, with memory that
+has not been filled. `compiled/code.py` reports what compiled code hides.
 """
 
 from __future__ import annotations
@@ -14,30 +14,25 @@ from types import CodeType
 
 import torch
 
-# -- files -------------------------------------------------------------------------------------------------------------
-# Where torch's own code lies. A folder ends in a separator: torchvision's name begins like torch's, too.
-
 
 def torch_folder(*names: str) -> str:
-    """A folder of torch's, as the names of the files in it begin."""
+    """A folder of torch's with a separator at its end: the folder of torchvision begins like torch's, too."""
     return f"{Path(torch.__file__).parent.joinpath(*names)}{os.sep}"
 
 
 TORCH = torch_folder()
-
 
 _MACHINERY = tuple(
     torch_folder(*folder.split("/"))
     for folder in ("distributed/fsdp", "_dynamo", "_inductor", "_functorch/_aot_autograd")
 )
 
-
 _BETWEEN = (f"{TORCH}_compile.py", f"{torch_folder('_dynamo')}eval_frame.py")
-"""Where torch goes through on its way to a dispatch mode, whoever makes the call."""
+"""What every call passes on its way to a dispatch mode, the program's own calls too."""
 
 
 def is_machinery(code: CodeType) -> bool | None:
-    """Whether code belongs to it; None for code that is only on the way."""
+    """Whether code belongs to torch's machinery; None for code that is only on the way to a mode."""
     file = code.co_filename
     if file in _BETWEEN:
         return None

@@ -120,7 +120,7 @@ void to_doubles(const Isa &isa, Type type, const char *raw, int64_t n, double *o
 }
 
 // Searches the elements [begin, end) of a walk, of which some are known to be bad. Only a walk in logical order meets
-// the first one first. Its buffers must not become a part of everybody's stack.
+// the first one first. Its buffers must not become a part of every caller's stack.
 [[gnu::noinline]] Bad find_bad(const Isa &isa, const Layout &layout, Type type, int64_t begin, int64_t end) {
     alignas(64) char raw[kBlock * 8];
     alignas(64) double values[kBlock];

@@ -1,10 +1,17 @@
-"""Forward calls → records: of modules by hooks, of functions and ops by modes, of what a program saves itself.
+"""Forward calls → records: of modules by hooks, of functions by a function mode, of ops by a dispatch mode.
 
-modules.py        hooks on modules; sites.py and wrappers.py name them, fsdp.py and fast_paths.py know difficult ones
-functions.py      a function mode; catalogue.py says which functions, collectives.py when their results are there
-ops.py            a dispatch mode
-call_capture.py         what these two share; places.py finds the enclosing module, capture/pytorch/torch_code.py
-whose code it is modes.py          puts modes on torch's stacks and takes them off
-losses.py         the labels of losses, where no functions are recorded
-capture/pytorch/adapter.py          what a program hands over itself
+modules.py       hooks on modules
+functions.py     the function mode
+ops.py           the dispatch mode
+call_capture.py  what these two share: opens a call, takes its inputs and outputs
+modes.py         puts modes on torch's stacks and takes them off
+sites.py         the sites of modules, functions and ops
+wrappers.py      sees through DDP, FSDP and torch.compile, so that sites are named alike
+catalogue.py     which functions are recorded
+collectives.py   which of them are collectives, and when their results may be read
+spelling.py      how a function was called in the source: by an operator, or by name
+bytecode.py      the instruction at which a frame waits, which spelling.py reads
+fast_paths.py    modules that leave their fast path for inference when there is a hook or a mode
+losses.py        the labels of losses, where no functions are recorded
+model_copies.py  copies and pickles of a recorded model
 """

@@ -1,6 +1,6 @@
 """At which instruction a frame waits: an operator with its operands, or a call with so many arguments.
 
-Told from the frame's bytecode, which knows what the text of a line leaves open. Python 3.10 to 3.14 have different
+Read from the frame's bytecode, which knows what the text of a line leaves open. Python 3.10 to 3.14 have different
 instructions for the same thing; the names here cover all of them. Only the straight piece of code before the
 instruction is read: what a jump leads into (`a if b else c`) is not known, and no code of the program is run.
 """
@@ -90,7 +90,7 @@ class CallInstruction:
         return self._value(self._producer(self._at, 1)), self._value(self._producer(self._at, 0))
 
     def invocation(self) -> Invocation | None:
-        """The call; None when it is none, or when arguments were given as `*args` or `**kwargs`."""
+        """The call; None when it is something else, or when arguments were given as `*args` or `**kwargs`."""
         steps, at = self._steps, self._at
         if at < 0 or steps[at].name not in _CALLS:
             return None
@@ -174,7 +174,7 @@ def _local(frame: FrameType, name: str) -> Any:
     """The value of a local variable.
 
     Before Python 3.13 to ask for it leaves a copy of all locals with the frame, which would keep what the program has
-    let go: it is emptied, unless somebody else holds it.
+    let go: it is emptied, unless something else holds it.
     """
     found = frame.f_locals
     value = found.get(name, UNKNOWN)
@@ -190,7 +190,7 @@ def _references() -> int:
 
 
 _REFERENCES = _references()
-"""Of the copy of a frame's locals, when only the frame and the one who asks hold it."""
+"""To the copy of a frame's locals, when only the frame and the caller hold it."""
 
 
 def _attribute(value: Any, name: str) -> Any:

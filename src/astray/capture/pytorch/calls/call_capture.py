@@ -1,6 +1,6 @@
 """What the function and the op level have in common: a call is opened, its inputs taken, and then its outputs.
 
-Whatever goes wrong in here stays out of the user's program.
+Exceptions of our own stay out of the user's program.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Mode: Any = load().Mode
 
 
 def _equip() -> None:
-    """Tells the native part which operators do nothing but call `_op`, if torch has such, and how to ask classes."""
+    """Gives the native part the class of operators that only call `_op`, if torch has one, and `is_overriding`."""
     load().equip(OpOverload if OpOverload.__call__.__code__.co_names == ("_op",) else None, is_overriding)
 
 
@@ -49,7 +49,7 @@ def flattener(
 ) -> Flattener:
     """Finds the tensors among arguments and results of torch.
 
-    spelled: it tells a torch.Size from a list, and a dtype or a device from the text that is its name.
+    spelled: a torch.Size stands otherwise than a list, and a dtype or a device otherwise than the text of its name.
     """
     return Flattener(is_tensor, objects, too_large, PLAIN, _VALUES, _SPELLED if spelled else None)
 
@@ -98,7 +98,7 @@ class CallCapture:
     def begin(
         self, callee: CalledFunction, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> OpenCall | None:
-        """A call starts: what the calls inside it need to know of it. None when it is not for us."""
+        """A call starts: what the calls inside it need to know of it. None when it is not recorded."""
         call: OpenCall | None = self.native.begin(callee, args, kwargs, frame)
         return call
 
@@ -111,9 +111,9 @@ class CallCapture:
         result: Any,
         take: Take | None = None,
     ) -> Tensors | None:
-        """A call has returned. Its results are taken by `take`, if that is not to be done as it always is.
+        """A call has returned. Its results are taken by `take`, if one is given.
 
-        Gives back what was taken; None when nobody asked for it.
+        Returns what was taken; None when the settings do not ask for it.
         """
         taken: Tensors | None = self.native.end(call, callee, args, kwargs, result, take)
         return taken
@@ -121,7 +121,7 @@ class CallCapture:
     def gave_bad(
         self, call: OpenCall, callee: CalledFunction, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Tensors
     ) -> None:
-        """A call has given NaN or infinities, and somebody wants to know: its tensors are still there."""
+        """A call has given NaN or infinities, which a guard keeps: its tensors are still there."""
         plain = callee.is_plain and "out" not in kwargs
         inputs, skeleton = self.flat.arguments(args, kwargs) if plain else callee.inputs(self.flat, args, kwargs)
         found: list[Found] = [("input", *one) for one in inputs]
@@ -129,14 +129,14 @@ class CallCapture:
         self._engine.tensors.gave_bad(call.seq, found, skeleton)
 
     def abandon(self, call: OpenCall, error: BaseException) -> None:
-        """A call has raised. Checkpointing stops work done again by an exception of its own."""
+        """A call has raised. Checkpointing ends a recomputation by an exception of its own, which is not reported."""
         if call.recorded and not call.recompute:
             self._engine.missed(f"the output of {call.site.name}", f"it raised {type(error).__name__}")
         call.adapter = None
         self._engine.leave(call)
 
     def made(self, result: Any, frame: FrameType | None) -> None:
-        """Memory was made that nobody has filled yet. Who fills that of torch's machinery will not be seen."""
+        """Memory was made that is not filled yet. That of torch's machinery is filled unseen, and is not noted."""
         if self.native.is_machinery(frame):
             return
         try:

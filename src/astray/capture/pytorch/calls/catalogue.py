@@ -1,7 +1,7 @@
 """Which functions are recorded, and what they are called.
 
 Everything that computes with tensors is, however it was imported; what only tells about a tensor (its size, its
-device) is not, nor what gives memory that nobody has filled yet. A user's list narrows or widens this.
+device) is not, nor what gives memory that has not been filled yet. A user's list narrows or widens this.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Function:
     def inputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[tuple[str, torch.Tensor]], str]:
-        """The tensors a call gets, with their paths, and the structure of its arguments. `out` is no input."""
+        """The tensors a call gets, with their paths, and the structure of its arguments. `out` is not an input."""
         found, skeleton = flat.arguments(args, kwargs)
         if "out" in kwargs:
             found = [(path, tensor) for path, tensor in found if not path.startswith("kwargs.out")]

@@ -111,7 +111,7 @@ class Collective:
         return []
 
     def is_put_off(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether it has only been noted, to be carried out together with others: there is nothing to wait for yet."""
+        """Whether it is only queued, to be carried out together with others: there is nothing to wait for yet."""
         group = self._given(args, kwargs).get("group")
         return (group if group is not None else dist.group.WORLD) in dist.distributed_c10d._world.pg_coalesce_state
 
@@ -152,7 +152,7 @@ class FunctionalCollective:
         return []
 
     def written(self, args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """What it writes into, now or later, behind the version counter's back."""
+        """What it writes into, now or later, past the version counter."""
         return [tensor for tensor in tree_leaves(args) if isinstance(tensor, torch.Tensor)]
 
 
@@ -163,7 +163,7 @@ class GroupOperator(FunctionalCollective):
 
     def __init__(self, op: OpOverload[..., Any]) -> None:
         super().__init__(op, "op")
-        # Of a buffer that is only there to be filled nobody knows what it holds.
+        # What a buffer holds that is only there to be filled is not known.
         mute = op._schema.name.partition("::")[2].startswith(("recv", "broadcast", "barrier"))
         arguments = enumerate(op._schema.arguments)
         self._given = {str(i) for i, one in arguments if not mute and not one.name.startswith("output")}
@@ -174,7 +174,7 @@ class GroupOperator(FunctionalCollective):
 
 
 def describe(func: Any) -> Collective | FunctionalCollective | None:
-    """The collective behind what a function mode is told of; None for any other function."""
+    """The collective behind a function that a function mode is called for; None for any other function."""
     if isinstance(func, OpOverload | OpOverloadPacket):
         return FunctionalCollective(func) if _is_functional(func) else None
     if getattr(func, "__module__", None) != _HOME:
@@ -195,7 +195,7 @@ def _is_functional(op: OpOverload[..., Any] | OpOverloadPacket[..., Any]) -> boo
 
 
 def unseen() -> list[str]:
-    """The collectives that this version of torch calls without telling a function mode."""
+    """The collectives that this version of torch runs without calling a function mode."""
     if not dist.is_available():
         return []
     found = {name: getattr(dist, name, None) for name in _FLOWS}
@@ -254,7 +254,7 @@ class PendingCollectives:
                 self._engine.failed(f"the output of {call.site.name}", error)
 
     def finish(self) -> None:
-        """The recording ends: what is not there now will not be recorded."""
+        """The recording ends: outputs that are not there now are reported as missed."""
         self.look()
         with self._changing:
             lost, self._waiting = self._waiting, []

@@ -1,8 +1,8 @@
-"""Keeps out of the way of torch's fast paths for inference, which give other roundings than the slow ones.
+"""Leaves torch's fast paths for inference open, which round otherwise than the slow ones.
 
 A `TransformerEncoderLayer` in eval mode leaves its fast path when any module inside it has a hook; it, its encoder and
 `MultiheadAttention` also leave theirs when a function mode is on. Recording must not change a bit, so there the hooks
-are taken off and the mode is suspended, and the run says what was not seen.
+are taken off and the mode is suspended, and the run lists what was not seen.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _CHOOSY = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttent
 
 
 class InferenceFastPaths:
-    """The modules of a recording that have a fast path, and what keeps it open for them.
+    """Keeps the fast path open for the modules of a recording that have one.
 
-    `put` and `take` put the hooks of a module in place and take them off; `missed` writes down what was not seen.
+    `put` and `take` put the hooks of a module in place and take them off; `missed` reports what was not seen.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Records calls of torch functions, torch.nn.functional and Tensor methods, however they were imported.
 
-A TorchFunctionMode is told of every call before it is made, so no function is replaced. Functions that one of them
-calls inside are its own business: the mode is off there. Which functions are worth recording is in `catalogue`.
+torch calls a TorchFunctionMode before every call of a function, so no function is replaced. What a function calls
+inside is not recorded: the mode is off there. A backward pass is started from the edges of the graph
+(`backward_roots`), so that the mode stays on in it. Which functions are recorded is in `catalogue`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
     def _run(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> Any:
-        """Runs a function that is out of the ordinary, or met for the first time. `frame` is the one that calls it."""
+        """Runs a function that the native method leaves to Python, or that is new. `frame` is the one that calls it."""
         function = self._known.get(func, _UNKNOWN)
         if function is None or not self._engine.listening:
             return func(*args, **kwargs)
@@ -108,8 +109,8 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
         return result
 
     def _find(self, func: Any) -> Any:
-        """What a function is to us: its entry in the catalogue, None when it is not recorded."""
-        if func in self._opened and hasattr(func, "__wrapped__"):  # else it would ask us again, without end
+        """The entry of a function in the catalogue; None when it is not recorded."""
+        if func in self._opened and hasattr(func, "__wrapped__"):  # else it would call this mode again, without end
             return _Opened(func.__wrapped__)
         function = self._catalogue.find(func)
         if isinstance(function, FunctionalCollective) and function.unread:
@@ -130,13 +131,6 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
         self._underway.ended(call, collective, self._taking.flat, args, kwargs, result)
 
 
-# -- roots -------------------------------------------------------------------------------------------------------------
-# Starts a backward pass in such a way that a function mode stays on while it runs.
-#
-# `Tensor.backward` is a torch function itself, so while it runs the mode that was told of it is off, and with it what
-# the backward pass calls would go unseen. Started from the edges of the graph instead of its tensors, it asks no mode.
-
-
 BACKWARDS = (torch.Tensor.backward, torch.autograd.backward)
 
 Roots = tuple[list[GradientEdge], list[torch.Tensor], bool | None, bool]
@@ -154,7 +148,10 @@ def backward_roots(
 ) -> Roots | None:
     """What to give `torch.autograd.backward` in place of the arguments of one of `BACKWARDS`, to the same effect.
 
-    None when there is anything about them that torch should say itself.
+    `Tensor.backward` is a torch function itself: while it runs, the mode that was called for it is off, and what the
+    backward pass calls would not be recorded. Given edges of the graph instead of tensors, torch calls no mode.
+
+    None for arguments that torch itself should accept or refuse.
     """
     if any(other is not None for other in (*others, *more.values())):  # such as `inputs`
         return None

@@ -1,7 +1,7 @@
 """Records the labels of losses that are computed outside of all modules, where only modules are recorded.
 
 A loss is mostly a function between the model's call and the backward pass. Labels in another order change the gradients
-of all layers, and hardly one of their statistics. They are whole numbers, so that they are the same or wrong.
+of all layers, and hardly one of their statistics. They are integers, so they are either equal or wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LABELLED = {
     "cross_entropy": "target", "nll_loss": "target", "multi_margin_loss": "target", "multilabel_margin_loss": "target",
     "ctc_loss": "targets",
 }  # fmt: skip
-"""The losses of torch that are given labels, and as which argument."""
+"""The losses of torch that take labels, and by which argument."""
 
 
 class Losses:
@@ -51,7 +51,7 @@ class Losses:
             with (
                 DisableTorchFunction(),
                 torch._C._DisableTorchDispatch(),
-            ):  # what is done here is no part of the program
+            ):  # what is done here is not part of the program
                 call = engine.enter(self._sites[name], frame)
                 try:
                     if call.recorded:
@@ -64,7 +64,7 @@ class Losses:
 
 
 def _covering(losses: Losses, loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss, and before it a word to `losses`.
+    """A loss that tells `losses` before it runs.
 
     torch.jit.script reads the source of what a cover wraps, and looks up its names in the cover's own globals: so these
     are the loss's, and what the cover needs itself is around it.

@@ -41,7 +41,7 @@ class Modes:
         self.switch(was_on)
 
     def switch(self, on: bool) -> None:
-        """On while a step is recorded, off otherwise: a mode that only looks on still costs a call of Python."""
+        """On while a step is recorded, off otherwise: a mode that records nothing still costs a call of Python."""
         if on == self._on or threading.get_ident() != self._thread:
             return
         self._on = on
@@ -76,7 +76,7 @@ class Modes:
         suspended.append((by, [(mode, _take(mode)) for mode in modes]))
 
     def resume(self, by: object) -> None:
-        """Ends what `by` has suspended, and whatever an exception has left suspended inside."""
+        """Ends what `by` has suspended, and what an exception has left suspended inside."""
         suspended: list[tuple[object, list[tuple[TorchFunctionMode | TorchDispatchMode, int]]]]
         suspended = getattr(self._local, "suspended", [])
         if not any(holder is by for holder, _ in suspended):
@@ -85,9 +85,9 @@ class Modes:
         while holder is not by:
             holder, modes = suspended[-1]
             for mode, depth in modes:
-                if self._on and mode in self._modes and not _is_on(mode):  # it may have been told to stay off
+                if self._on and mode in self._modes and not _is_on(mode):  # they may have been switched off meanwhile
                     _put(mode, depth)
-            suspended.pop()  # last: what an interrupt leaves undone is done when it is asked for again
+            suspended.pop()  # last: what an interrupt leaves undone is done at the next call
 
 
 def _put(mode: TorchFunctionMode | TorchDispatchMode, depth: int) -> None:
@@ -105,7 +105,7 @@ def _put(mode: TorchFunctionMode | TorchDispatchMode, depth: int) -> None:
 def _take(mode: TorchFunctionMode | TorchDispatchMode) -> int:
     """Takes a mode off its stack, wherever it lies there, and gives the depth where it was."""
     if not _is_on(mode):
-        return _len_torch_function_stack()  # somebody else has taken it off, with their own still there
+        return _len_torch_function_stack()  # taken off by other code, whose own mode is still there
     if isinstance(mode, TorchDispatchMode):
         return _take_dispatch(mode)
     above: list[Any] = []

@@ -164,7 +164,7 @@ class ModuleCapture:
                         self._watch(parameter, prefix + name, site.name, site.root)
 
     def _watch(self, parameter: torch.Tensor, name: str, module: str, root: str) -> None:
-        """Sees the gradients of a parameter. One that takes no hooks is no reason to leave out the others."""
+        """Sees the gradients of a parameter. One that takes no hooks does not keep the others from getting theirs."""
         try:
             self.parameters.watch(parameter, name, module, root)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
@@ -189,7 +189,7 @@ class ModuleCapture:
             handle.remove()
 
     def _moment(self) -> tuple[int, int]:
-        """When it changes, tensors in an object are told of once more."""
+        """When it changes, tensors in an object are recorded once more."""
         return self._engine.step, self._engine.latest_micro
 
     def _note_too_large(self, kind: str) -> None:
@@ -230,7 +230,7 @@ class ModuleCapture:
             self._fast_paths.check()
 
     def first_call(self, site: Site) -> None:
-        """A module runs for the first time; said by a native hook."""
+        """A module runs for the first time; called by a native hook."""
         self.setup.first_call(site)
 
     def next_step(self) -> None:
@@ -276,7 +276,7 @@ class ModuleCapture:
         return found
 
     def _note_compiled(self) -> None:
-        """Says what compiled code has hidden, or may have."""
+        """Reports what compiled code has hidden, or may have."""
         never = scripted = "\n"  # no name starts with it
         for module, place in self._places.items():
             site = self._sites.of(module)
@@ -292,7 +292,7 @@ class ModuleCapture:
                 self._compiled.was_not_called(site)
                 never = f"{site.name}."
 
-    # -- what the hooks leave to us ------------------------------------------------------------------------------
+    # -- what native hooks leave to Python -----------------------------------------------------------------------
 
     def _filled(self, gathered: GatheredParameter) -> None:
         """FSDP has put a whole parameter in place, in memory of which other numbers may be known."""
@@ -349,7 +349,7 @@ class ModuleCapture:
         return identity.key, self._engine.tensors.forgotten
 
     def gave_bad(self, call: OpenCall, outputs: Tensors) -> None:
-        """A call has given NaN or infinities, and somebody wants to know. torch's frame has what it was given."""
+        """A call has given NaN or infinities, which a guard keeps. torch's frame has what it was given."""
         given = call.frame.f_locals if call.frame is not None else {}
         module, args, kwargs = (given.get(name) for name in ("self", "args", "kwargs"))
         if not isinstance(module, nn.Module) or not isinstance(args, tuple):
@@ -361,7 +361,7 @@ class ModuleCapture:
         self._engine.tensors.gave_bad(call.seq, found, skeleton)
 
     def _note_exception(self, site: Site, frame: FrameType | None) -> None:
-        """Says so when the call ended by an exception: one that is being handled, and came through the call."""
+        """Reports that the call ended by an exception: one that is being handled, and came through the call."""
         error = sys.exc_info()[1]
         traceback = None if error is None else error.__traceback__
         while traceback is not None:
@@ -399,7 +399,7 @@ class _AfterHook(_torch.AfterHook, _OnModule):  # type: ignore[misc]
 
 @never_compiled
 def _call_before(self: Any, module: nn.Module, args: Any, kwargs: Any = None) -> None:
-    """What dynamo finds a native hook to do. It calls `run` itself where no compiler is at work."""
+    """What a native hook does, as dynamo sees it. Without a compiler the hook calls `run` by itself."""
     if not is_compiling():
         self.run(module, args, kwargs)
 

@@ -1,7 +1,7 @@
 """Records the ATen operations that everything else is made of, in the forward and the backward pass.
 
-A TorchDispatchMode sees them below autograd, with the tensors they really get. It lets `torch.compile` be: a compiled
-region runs as one piece, and the run says so elsewhere.
+A TorchDispatchMode sees them below autograd, with the tensors they really get. It does not look into compiled code: a
+compiled region runs as one piece, which `compiled/code.py` reports.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _UNFILLED = frozenset(
     aten.empty aten.empty_like aten.empty_strided aten.new_empty aten.new_empty_strided aten.empty_permuted aten.resize_
     """.split()  # noqa: SIM905
 )
-"""They give memory that nobody has filled yet."""
+"""They give memory that has not been filled yet."""
 
 _WORKSPACES = {"aten.mkldnn_rnn_layer": "out.3", "aten.mkldnn_rnn_layer_backward": "22"}
 """What an op leaves for its own backward, in memory that is not all filled."""
@@ -45,7 +45,7 @@ _WORKSPACES = {"aten.mkldnn_rnn_layer": "out.3", "aten.mkldnn_rnn_layer_backward
 
 class Op:
     """An operation, as its calls are recorded. `writes` are the arguments it says it changes, `fills` those of them
-    that are no inputs, such as `out`. `moves` are those it reads, and changes though it does not say so.
+    that are not inputs, such as `out`. `moves` are those it reads, and changes though its schema does not say so.
     """
 
     __slots__ = (
@@ -142,7 +142,7 @@ class OpMode(Mode, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
     def _run(
         self, func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> Any:
-        """Runs an op that is out of the ordinary, or met for the first time. `frame` is the one that calls it."""
+        """Runs an op that the native method leaves to Python, or that is new. `frame` is the one that calls it."""
         if not self._engine.listening:
             return self._places.run(func, args, kwargs)
         known = self._known.get(id(func))

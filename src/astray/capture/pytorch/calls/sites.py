@@ -1,7 +1,8 @@
-"""Which site each module has, as long as it is part of a model that is recorded.
+"""The sites of modules (`Sites`), and of the functions and ops that are called inside them (`FunctionSites`).
 
-Used by `modules`. A model may change while it is recorded: layers are replaced, wrapped or added. Then names are given
-anew, as if recording had only started now, and a name keeps its site, so that its calls are counted on.
+`modules` uses the first, the function and op levels the second, also natively. A model may change while it is recorded:
+layers are replaced, wrapped or added. Then names are given anew, as if recording had only started now, and a name keeps
+its site, so that its calls are counted on.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from astray.records import Kind
 
 
 class Sites:
-    """The sites of all models of one recording. `left_out` is told of a module that could not be given one, and why."""
+    """The sites of all models of one recording. `left_out` is called with a module that gets no site, and why."""
 
     def __init__(self, left_out: Callable[[Chain, Exception], None]) -> None:
         self._left_out = left_out
@@ -106,13 +107,6 @@ class Sites:
         return site
 
 
-# -- places ------------------------------------------------------------------------------------------------------------
-# Where in the program a function or op is called.
-#
-# Used by the function and op levels, and natively by `Taking`. In the forward pass the enclosing module is the
-# innermost call that is open; in the backward pass it is the one whose forward made the autograd node that is running.
-
-
 class CallName(Protocol):
     """A function, op or collective, as its call is to be named."""
 
@@ -127,7 +121,11 @@ class CallName(Protocol):
 
 
 class FunctionSites:
-    """Names the sites of functions and ops: `layers.3.attn/softmax`, or `/softmax` outside of modules."""
+    """Names the sites of functions and ops: `layers.3.attn/softmax`, or `/softmax` outside of modules.
+
+    In the forward pass the enclosing module is the innermost call that is open; in the backward pass it is the one
+    whose forward made the autograd node that is running.
+    """
 
     _all: ClassVar[WeakRegistry[FunctionSites]] = WeakRegistry()  # of all recordings, to tell whose module a call is in
 
@@ -136,15 +134,15 @@ class FunctionSites:
         self.origins = origins
         self.outside: dict[CallName, Site] = {}  # of what is called outside of every module
         self._local = threading.local()
-        self.sees_functions = self.sees_ops = False  # with both, one call must not be taken for two
+        self.sees_functions = self.sees_ops = False  # with both, one call must not become two
         self._all.add(self)
 
     def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an op that a dispatch mode was told of, as it runs where there is none.
 
-        It is not recorded as a function too. And classes of tensors are not asked again what they make of it: from
-        Python an op would ask them, which the backward pass, running it natively, has not done. They would get calls
-        that are not the program's, and give gradients their own type.
+        It is not recorded as a function too. And `__torch_function__` of tensor classes is off: called from Python an
+        op would go through it, which the backward pass, running it natively, has not done. Those classes would see
+        calls that are not the program's, and give gradients their own type.
         """
         if self.sees_functions:
             self._local.op = op
@@ -154,7 +152,7 @@ class FunctionSites:
             return op(*args, **kwargs)
 
     def is_running(self, func: Any) -> bool:
-        """Whether a function is the op that is about to run. Asked once of each: it is about to run no more then."""
+        """Whether a function is the op that is about to run. True once for each op."""
         if getattr(self._local, "op", None) is not func:
             return False
         self._local.op = None
@@ -171,7 +169,7 @@ class FunctionSites:
         return site
 
     def _is_elsewhere(self) -> bool:
-        """Whether another recording has a module open here, so that what it does is none of ours."""
+        """Whether another recording has a module open here, so that what it does is not ours to record."""
         return any(other._engine.is_in_a_module for other in self._all if other is not self)
 
 

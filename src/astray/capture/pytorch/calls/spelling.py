@@ -1,7 +1,8 @@
 """How a function of torch was called: by an operator, or by name with which of its arguments by position.
 
-torch tells a mode of `x + 1`, `1 + x` and `x.add(1)` as of one function, and a function that is written in Python hands
-its arguments on in its own way. Formats that tell these apart (msprobe's) ask here, once for each distinct stack.
+To a mode `x + 1`, `1 + x` and `x.add(1)` are one function, and a function that is written in Python hands its arguments
+on in its own way. For formats that tell these apart (msprobe's), `Stacks` calls `spelling_of` once for each distinct
+stack.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Sees through what wraps a module, so that a site is called the same with and without torch.compile, DDP or FSDP.
 
 Used by `modules` when it names sites and when a model changes under it. A wrapper is known by its class, never by the
-name of its child alone: a module of the user's own may well have a child called `module`.
+name of its child alone: a module of the user's own may well have a child called `module`. `GatheredParameters` follows
+what `fully_shard`, which wraps nothing, does to the parameters of a model.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ _WRAPPERS = {
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.ActivationWrapper": "_checkpoint_wrapped_module",
     "torch.optim.swa_utils.AveragedModel": "module",
 }
-"""Under which name each kind of wrapper holds what it wraps. By words, so that none of these has to be imported."""
+"""Under which name each kind of wrapper holds what it wraps. As texts, so that none of these has to be imported."""
 
 _DISGUISES = ("FSDP", "Replicate", "DDP", "Parametrized")
-"""How torch calls a class that it puts in the place of a module's own: `FSDPLinear`, `ParametrizedLinear`."""
+"""Prefixes of the classes that torch puts in the place of a module's own: `FSDPLinear`, `ParametrizedLinear`."""
 
 
 class Chain(NamedTuple):
@@ -249,14 +250,8 @@ class DoubleCallFilter:
             self._leave(site, result)
 
 
-# -- fsdp --------------------------------------------------------------------------------------------------------------
-# Follows what `fully_shard` does to a model, as far as a recording must know of it.
-#
-# FSDP keeps only a shard of each parameter, and for the time of a call puts the whole parameter in its place: always
-# the same tensor, whose memory it frees and fills again without telling the version counter. Used by `modules`.
-
-
 Source = tuple[int, ...]
+"""Versions and address of the shard that a parameter was gathered from."""
 
 
 class GatheredParameter(NamedTuple):
@@ -269,7 +264,10 @@ class GatheredParameter(NamedTuple):
 
 
 class GatheredParameters:
-    """Knows which parameters are gathered ones, and which of them were filled with other numbers than before.
+    """Knows which parameters FSDP has gathered, and which of them were filled with other numbers than before.
+
+    FSDP keeps only a shard of each parameter, and for the time of a call puts the whole parameter in its place: always
+    the same tensor, whose memory it frees and fills again past the version counter.
 
     `put_hooks` and `take_hooks` are for a module that was sharded while it had hooks already; `filled` is called for
     each parameter that was gathered for the first time, or from a shard that has changed since the last time.

@@ -1,4 +1,4 @@
-"""What recording owes to torch.compile: compiled code runs as it would without astray, and what it hides is said.
+"""Keeps dynamo off our hooks, so that compiled code runs as it would without astray, and reports what that hides.
 
 Used by every hook that torch calls, and by `modules`. Nothing here imports torch._dynamo, which takes seconds: programs
 that compile have done so themselves. What is asked of dynamo has no public name, so all of it is in this one place.
@@ -50,7 +50,7 @@ def never_compiled(function: _Function) -> _Function:
 
 
 def _tell_dynamo(code: CodeType, actions: tuple[str, str]) -> None:
-    """Says what dynamo is to do when a function starts while compiled code runs, and with those that it calls."""
+    """Sets what dynamo does with a function that starts while compiled code runs, and with those that it calls."""
     try:
         strategy = dynamo._FrameExecStrategy(*(getattr(dynamo._FrameAction, action) for action in actions))
         dynamo.set_code_exec_strategy(code, strategy)
@@ -96,7 +96,7 @@ class BuiltinForwards:
                 _tell_dynamo(code, _NOT_ITSELF)
 
     def remove(self) -> None:
-        """Lets dynamo decide anew."""
+        """Lets dynamo decide by itself again."""
         for code in self._own:
             self._covered[code] -= 1
             if not self._covered[code]:
@@ -160,14 +160,14 @@ class CompiledCode:
         cls._watching.append(self)
 
     def stop(self, recorded: bool) -> None:
-        """Ends watching, in a step that was `recorded` or not."""
+        """Ends watching. recorded: whether the step that ends was."""
         self.look_back(recorded)
         cls = CompiledCode
         if self in cls._watching:
             cls._watching.remove(self)
             if not cls._watching:
                 there = _set_guard_hook(cls._others)
-                if there is not _guards_passed:  # somebody has put another in its place
+                if there is not _guards_passed:  # another was put in its place
                     _set_guard_hook(there)
                 cls._others = None
 

@@ -1,7 +1,9 @@
 """The operators that `taps` leaves in compiled graphs: what torch does with them, from tracing to running.
 
 They only have an effect. torch keeps operators with effects, and keeps them in order, but does not allow them in the
-bodies of others (branches, checkpointed or vectorised parts): there they vanish, and the recording says so.
+bodies of others (branches, checkpointed or vectorised parts): there they vanish, and the recording says so. Gradients
+are found as in `native/`, here by hooks in Python that run once, while a backward pass is traced: what they compute
+becomes a part of the compiled code.
 """
 
 from __future__ import annotations
@@ -54,11 +56,11 @@ class RecordingHooks(Protocol):
         """A call of that site will not be seen."""
 
     def guarded(self, action: Callable[..., Any], *args: Any) -> Any:
-        """Does one of these; whatever goes wrong in it stays out of the compiled code."""
+        """Calls one of these, and keeps its exceptions out of the compiled code."""
 
 
 recordings: weakref.WeakValueDictionary[int, RecordingHooks] = weakref.WeakValueDictionary()
-"""Those under way, by the number that is in the graph. Compiled code may outlive them, and then does nothing."""
+"""Recordings under way, by the number that is in the graph. Compiled code may outlive them, and then does nothing."""
 
 
 # -- while autograd is traced, and where there is no graph to trace ----------------------------------------------
@@ -164,7 +166,7 @@ def _run_gradient(gradient: torch.Tensor, call: torch.Tensor, role: str, path: s
 
 def _named(paths: str, tensors: list[torch.Tensor]) -> NamedCall:
     names = paths.split(SEPARATOR) if tensors else []
-    if len(names) != len(tensors):  # somebody has the separator in a name
+    if len(names) != len(tensors):  # a name has the separator in it
         names = [str(index) for index in range(len(tensors))]
     return list(zip(names, tensors, strict=True))
 
@@ -225,12 +227,7 @@ def _no_call() -> torch.Tensor:
     return torch.full((), NO_CALL, dtype=torch.int64)  # `torch.tensor` would leave a constant in what is traced
 
 
-# -- traced gradients --------------------------------------------------------------------------------------------------
-# Puts an operator into a traced graph wherever a gradient of a call passes.
-#
-# What is read where is told in `backward.gradients`. Here it is done in Python, by hooks that run once, while a
-# backward pass is traced: what they compute becomes a part of the compiled code. They go with the graph that was
-# traced.
+# -- gradients, while a backward pass is traced --------------------------------------------------------------------
 
 
 Edge = tuple[Node, int]
@@ -304,9 +301,9 @@ class TracedEdges:
 
 
 class TracedGradients:
-    """The gradients of one call, as they are traced.
+    """Puts the operator `gradient` into a traced graph wherever a gradient of one call passes.
 
-    It never holds a node of the graph itself: a node holds its hooks, they hold this, and nobody could free the circle.
+    It never holds a node of the graph itself: a node holds its hooks, they hold this, and the cycle would not be freed.
     """
 
     def __init__(self, call: torch.Tensor, number: int) -> None:
@@ -346,7 +343,7 @@ class TracedGradients:
     @never_compiled
     def _arrive(self, path: str, through: str | None, gradient: torch.Tensor | None) -> None:
         """The gradient of an output is complete. `through` is the input that this output is, for an identity."""
-        if gradient is None:  # an output that nobody used
+        if gradient is None:  # an output that was not used
             return
         if path in self._arrived:  # a second backward through the same graph
             for waiting in list(self._sums):
@@ -371,7 +368,7 @@ class TracedGradients:
 
     @never_compiled
     def _complete(self, path: str, _: Any = None) -> None:
-        """Nothing more will be sent to this input: the backward pass has come to where it came from."""
+        """Nothing more will be sent to this input: the backward pass has come to the node that made it."""
         terms = self._sums.pop(path, [])
         if terms:
             total = terms[0]

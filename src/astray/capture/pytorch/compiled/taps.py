@@ -1,4 +1,4 @@
-"""Shows the calls inside compiled code, when asked to: the hooks leave operators of ours in the graph.
+"""Records the calls inside compiled code (`compiled="modules"`): the hooks leave operators of ours in the graph.
 
 Used by `modules`. The hooks are traced, and put `enter` and `leave` into the graph. When autograd is traced, these two
 find out where gradients will pass, and put `gradient` there. When the graph runs, each hands its tensors to the
@@ -32,7 +32,7 @@ _OURS = (TORCH, f"{Path(__file__).parent}{os.sep}")
 
 
 class Taps:
-    """The recording's end of the operators.
+    """What the operators call in a recording: `RecordingHooks`.
 
     `find` gives the site of a name and its module, `state` records what a call of the module starts from.
     """
@@ -62,7 +62,7 @@ class Taps:
             sys.modules["torch._dynamo"].reset()
 
     def put(self, module: nn.Module, site: str) -> list[Any]:
-        """Has the calls of a module leave operators in whatever graph they are compiled into."""
+        """Makes the calls of a module leave operators in every graph they are compiled into."""
         return [
             module.register_forward_pre_hook(_TapBefore(site, self.number), with_kwargs=True),
             module.register_forward_hook(_TapAfter(site, self.number), with_kwargs=True),
@@ -124,7 +124,7 @@ class Taps:
             self._engine.tensors.observe(seq, role, path, tensor)
 
     def hide(self, name: str) -> None:
-        """A call is traced where no operator may be left: said once for each module."""
+        """A call is traced where no operator may be left: reported once for each module."""
         if name not in self._hidden:
             self._hidden.add(name)
             why = (
@@ -134,11 +134,11 @@ class Taps:
             self._engine.missed(f"calls of {name} in compiled code", why)
 
     def guarded(self, action: Callable[..., Any], *args: Any) -> Any:
-        """Runs one observation; whatever goes wrong in it stays out of the compiled code."""
+        """Runs one observation, and keeps its exceptions out of the compiled code."""
         if not self._engine.belongs_here():
             return None
         try:
-            with DisableTorchFunction(), _DisableTorchDispatch():  # what is done here is no part of the program
+            with DisableTorchFunction(), _DisableTorchDispatch():  # what is done here is not part of the program
                 return action(*args)
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             self._engine.failed("a call inside compiled code", error)

@@ -1,1 +1,7 @@
-"""What users try with a suspect: the same seed, no dropout, one module on another device or in another dtype."""
+"""What users try with a suspect, and perturbed inputs to calibrate a comparison.
+
+determinism.py   no dropout, the same seed, the same bits
+elsewhere.py     one module, or one function in it, on another device or in another dtype
+round_trip.py    takes the tensors of a call there and back
+perturbation.py  inputs changed by a rounding
+"""

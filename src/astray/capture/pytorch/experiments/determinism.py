@@ -1,8 +1,8 @@
-"""Turns dropout off without touching the model: what `astray.without_dropout` does in torch.
+"""No dropout, the same seed, the same bits: what `astray.without_dropout` and `astray.seed_all` do in torch.
 
-A function mode sees every call that drops something and passes it on with dropout turned off, as in eval mode. No
-function is replaced, no module changed, and no random number drawn. A mode is not asked inside a function that it
-passes on, so attention and recurrent layers, which drop deep inside, are told by their own arguments.
+Dropout is turned off without touching the model: a function mode passes every call that drops something on with dropout
+off, as in eval mode. No function is replaced, no module changed, and no random number drawn. The mode is not called
+inside a function that it passes on, so attention and recurrent layers, which drop deep inside, get it by an argument.
 """
 
 from __future__ import annotations
@@ -78,20 +78,16 @@ def _of_recurrent(args: tuple[Any, ...]) -> DropoutArgument:
     return DropoutArgument(biases + 2, ("dropout",), 0.0)
 
 
-# -- seeding -----------------------------------------------------------------------------------------------------------
-# Seeds torch's generators, and asks torch for the same bits each time. What `astray.seed_all` does of torch.
-
-
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def seed(number: int) -> None:
-    """The generators of the CPU and of every accelerator. Starts no device: one that is not in use is seeded later."""
+    """Seeds the generators of the CPU and of every accelerator. Starts no device: one not in use is seeded later."""
     torch.manual_seed(number)
 
 
 def make_deterministic() -> None:
-    """Settings under which the same program on the same machine gives the same bits."""
+    """Asks torch for the same bits each time the same program runs on the same machine."""
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

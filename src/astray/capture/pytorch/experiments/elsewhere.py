@@ -1,8 +1,8 @@
 """Runs a module, or one function in it, on another device or in another dtype: what `astray.elsewhere` does in torch.
 
-The module's `forward` is covered by one that takes everything there, runs the real one, and brings its results back;
-`trips` does the moving. Covering `forward` and nothing around it keeps all hooks, ours and others', outside: they see
-the tensors of the program. For one function, a function mode is on while the module runs.
+The module's `forward` is replaced by one that takes everything there, runs the real one, and brings its results back;
+`RoundTrip` does the moving. Replacing `forward` and nothing around it keeps all hooks, ours and others', outside: they
+see the tensors of the program. For one function, a function mode is on while the module runs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Forward:
         self._dtype = dtype
         self._function = function
         self._forward = module.forward
-        self._own = module.__dict__.get("forward")  # somebody may have put one on this very module
+        self._own = module.__dict__.get("forward")  # a program may have put one on this very module
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A model that is copied or saved meanwhile takes its own `forward` along."""
@@ -180,7 +180,7 @@ def _function_name(given: str | Callable[..., Any]) -> str:
 
 
 def _plain_name(name: str) -> str:
-    """`x @ y` calls `__matmul__`, which is `matmul` to anybody who asks for it."""
+    """`x @ y` calls `__matmul__`, which is `matmul` to a user."""
     return name[2:-2] if name.startswith("__") and name.endswith("__") else name
 
 

@@ -1,8 +1,14 @@
-"""Changes the inputs of a program that is being recorded: what `perturb` asks for. `ulps` changes one tensor.
+"""Changes the inputs of a program that is being recorded, each element by at most a rounding: the setting `perturb`.
 
 Two things are inputs: floating-point tensors given to an outermost module, and those that a module makes of integers
-alone (an embedding). Hooks of all modules at once are called before those on single modules, so the recording's own
-see what is changed here. The program's tensors are never written to: a call gets others in their place.
+alone (an embedding). Global module hooks are called before those on single modules, so the recording's own see what is
+changed here. The program's tensors are never written to: a call gets others in their place.
+
+`PerturbedInputs` decides which tensors are changed, `perturbed` changes one: each element x becomes x·(1 + ε),
+x·(1 − ε), or stays. Which of the three is a hash of the seed, the step, the element's place and its own bits. So no
+random number is drawn, every device gives the same, and so does a forward that is computed again for its backward, or
+on another rank. Zeros, ±1, infinities and NaN stay: masks are made of them, and in `(1 - mask) * -1e9` a changed 1
+would become a large number.
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ NOTHING_CHANGED = "no call was given floating-point tensors that could be change
 
 
 class PerturbedInputs:
-    """Changes the inputs of every call until `remove`, in steps that are not recorded too: weights remember them.
+    """Changes the inputs of every call until `remove`, also in steps that are not recorded, since they change weights.
 
     everything: all modules are watched; else those that `capture` knows.
     """
@@ -77,9 +83,9 @@ class PerturbedInputs:
             frame = sys._getframe(1)
             if is_compiled_graph(module, frame):
                 return None
-            # A hook of all modules is not given the keyword arguments. Torch's function that calls it has them, in a
-            # dict of this call's own, which it goes on to use.
-            with DisableTorchFunction():  # what is done here is no part of the program
+            # A global hook is not given the keyword arguments. Torch's function that calls it has them, in a dict of
+            # this call's own, which it goes on to use.
+            with DisableTorchFunction():  # what is done here is not part of the program
                 return self._enter(module, args, frame.f_locals.get("kwargs") or {})
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             self._engine.failed(f"the perturbation of what {type(module).__name__} is given", error)
@@ -134,7 +140,7 @@ class PerturbedInputs:
 
     def _leave(self, module: nn.Module, result: Any) -> Any:
         call = self._open.pop()
-        while call.module is not module:  # one that never told its end
+        while call.module is not module:  # one whose end was not seen
             call = self._open.pop()
         _write_back(call)
         if not call.integers_only or call.perturbed:
@@ -151,7 +157,7 @@ class PerturbedInputs:
             call.perturbed = True
 
     def change(self, tensor: Tensor) -> Tensor:
-        """The tensor as it is to be; itself when it is no input, or cannot be changed."""
+        """The changed tensor; the same one when it is not an input, or cannot be changed."""
         if not _is_floating(tensor) or isinstance(tensor, nn.Parameter) or not tensor.numel():
             return tensor
         why = why_not(tensor)
@@ -197,7 +203,7 @@ class _Changes:
 
 
 def _write_back(call: _PerturbedCall) -> None:
-    """What the call wrote to its inputs is in copies of ours; the program looks for it in its own."""
+    """Copies what the call wrote to its inputs, which were copies of ours, back into the program's tensors."""
     for original, copy, version in call.copies:
         if copy._version != version:
             differentiably = torch.is_grad_enabled() and not (original.is_leaf and original.requires_grad)
@@ -221,16 +227,8 @@ def _is_floating(tensor: Tensor) -> bool:
 
 
 def _is_being_captured(tensor: Tensor) -> bool:
-    """Whether a CUDA graph is being made, in which nobody may wait."""
+    """Whether a CUDA graph is being captured, during which waiting for the device is an error."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-# -- ulps --------------------------------------------------------------------------------------------------------------
-# Changes a tensor by the size of a rounding: each element x becomes x·(1 + ε), x·(1 − ε), or stays.
-#
-# Which of the three is a hash of the seed, the step, the element's place and its own bits. So no random number is
-# drawn, every device gives the same, and so does a forward that is computed again for its backward, or on another rank.
-# Zeros, ±1, infinities and NaN stay: masks are made of them, and `(1 - mask) * -1e9` must not come to life.
 
 
 _BITS = {
@@ -263,12 +261,12 @@ def why_not(tensor: Tensor) -> str | None:
 
 
 def key(seed: int, step: int) -> int:
-    """What is hashed of a step, as a signed number of 32 bits. Ranks have no part in it."""
+    """What is hashed of a step, as a signed number of 32 bits. The same on all ranks."""
     return _signed(zlib.crc32(b"%d %d" % (seed, step)))
 
 
 def offset(tensor: Tensor, key: int) -> Tensor:
-    """What to add to a tensor that `why_not` has nothing against. The sum is exact, and gradients pass as they are.
+    """What to add to a tensor that `why_not` returns None for. The sum is exact, and gradients pass as they are.
 
     It is −0.0 where nothing changes: of all numbers the one that leaves even the sign of a zero alone.
     """
@@ -283,7 +281,7 @@ def offset(tensor: Tensor, key: int) -> Tensor:
 
 
 def aside(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Keeps what is computed here from dispatch modes of anybody. Tensors of other classes compute by dispatching."""
+    """Turns every dispatch mode off for what is computed here. Tensors of other classes compute by dispatching."""
     return _DisableTorchDispatch() if type(tensor) is Tensor else _disable_current_modes()
 
 

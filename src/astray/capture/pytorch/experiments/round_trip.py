@@ -1,7 +1,7 @@
-"""Takes the tensors of one call to another device or dtype, and home again. `elsewhere` uses it.
+"""Takes the tensors of one call to another device or dtype, and back again. `elsewhere` uses it.
 
-Moving is differentiable, so gradients find their way back to where the tensors came from. A tensor that the call wrote
-to is written at home too, and one that it merely hands on is the very same at home.
+Moving is differentiable, so gradients come back to where the tensors came from. What the call wrote to a copy is
+written to the original too, and a tensor that it merely hands on comes back as the original.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Moved(NamedTuple):
 
 
 class RoundTrip:
-    """One call's journey. Home is where the first tensor came from, in the dtype of the first with a fraction."""
+    """The tensors of one call. Home is the device of the first tensor, in the dtype of the first floating-point one."""
 
     def __init__(self, device: torch.device | None, dtype: torch.dtype | None) -> None:
         self._device = device
@@ -113,7 +113,7 @@ class RoundTrip:
         for key, (original, moved, version) in list(self._there.items()):
             if moved is original or not self._was_written(original, moved, version):
                 continue
-            if original.requires_grad and original.is_leaf:  # a parameter; torch lets nobody else write to one
+            if original.requires_grad and original.is_leaf:  # a parameter; torch allows no other write to one
                 with torch.no_grad():
                     original.copy_(moved)
             else:

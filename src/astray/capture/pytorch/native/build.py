@@ -84,7 +84,7 @@ def _build(path: Path) -> None:
     compiler = _compiler()
     logger.warning("building the part of astray that speaks with torch %s (once, 10 to 30 s)", torch.__version__)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder, path.name)  # complete before anybody sees it under its name
+        made = Path(folder, path.name)  # complete before another process sees it under its name
         command = [*compiler, *_flags(), str(_SOURCES / "module.cpp"), *_output(made), *_libraries()]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:

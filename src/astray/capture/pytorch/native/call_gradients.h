@@ -1,7 +1,7 @@
 // The gradients of one forward call, as the backward pass brings them.
 //
 // They live as long as the graph, whose hooks hold them, or until the recording stops and they are released. They never
-// hold a node of the graph: a node holds its hooks, they hold this, and nobody could free the circle. Everything here
+// hold a node of the graph: a node holds its hooks, they hold this, and the cycle would not be freed. Everything here
 // happens with the interpreter held, which may pass to another thread whenever Python is called.
 
 #pragma once
@@ -92,7 +92,7 @@ public:
 
 private:
     void see_route(std::optional<int64_t> &seq, Role role, const Route &route, const Tensors &gradients) {
-        if (route.index < gradients.size() && gradients[route.index].defined())  // else an output that nobody used
+        if (route.index < gradients.size() && gradients[route.index].defined())  // else an output that was not used
             see(seq, role, route.path, gradients[route.index]);
     }
 

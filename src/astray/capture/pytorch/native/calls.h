@@ -47,8 +47,8 @@ public:
     Observing tensors;
     int64_t step = 0, latest_micro = 0;
     Phases phases;
-    // `recording` is false whenever a tap should cost nothing; `listening` stays true when only gradients and updates are
-    // still taken. `is_here` is false in a forked child, such as a DataLoader's worker, which must not record.
+    // `recording` is false whenever a hook should cost nothing; `listening` stays true when only gradients and updates
+    // are still taken. `is_here` is false in a forked child, such as a DataLoader's worker, which must not record.
     bool recording = false, listening = false, is_here = true, forward_ended = false, by_module = false, paused = false;
     // Whether the gradients that pass through calls are read, or those of parameters alone. It may change between steps.
     bool reads_call_gradients = true;
@@ -85,7 +85,7 @@ public:
     // A call starts. `frame` is the innermost frame of the call that the stack should start from.
     //
     // What is inside it knows of it from now on. Its own row is written by `begin`, if it is `recorded`. `micro` is for when
-    // the caller knows the micro step better than the calls around. Without `row` it is a place for others and nothing more.
+    // the caller knows the micro step better than the calls around. Without `row` it only encloses other calls.
     Ref enter(PyObject *site, PyObject *frame, Phase phase = Phase::forward, bool recompute = false,
               std::optional<int64_t> micro = {}, bool row = true) {
         Ref outer;
@@ -135,7 +135,7 @@ public:
         if (scope) call_method(scope, names->left, call_in(call).place().name.get());
     }
 
-    // The same whether or not an error is set. An error in here is told, and goes on only where it is the program's.
+    // The same whether or not an error is set. An error in here is reported, and goes on only where it is the program's.
     void leave_anyhow(PyObject *call) {
         SavedError before;
         attempt([&] { leave(call); }, "the end of ", call_in(call).place().name);
@@ -163,7 +163,7 @@ public:
         return row.seq;
     }
 
-    // Something happened that is no call of a function, such as a parameter receiving its gradient: its number.
+    // Something happened that is not a call of a function, such as a parameter receiving its gradient: its number.
     //
     // An update belongs to the whole step and to none of its micro steps: another program may have more or fewer.
     int64_t event(PyObject *place, Phase phase, std::optional<int64_t> parent = {}, std::optional<int64_t> stack = {},
@@ -186,8 +186,8 @@ public:
         return is_true(call_method(self(), names->wants, place));
     }
 
-    // Does something; whatever goes wrong is told to the engine and stays out of the program, unless it is the program's
-    // own: an interrupt, or what one of its signal handlers raised, which the engine knows. False when it went wrong.
+    // Does something; an error is reported to the engine and stays out of the program, unless it is the program's own:
+    // an interrupt, or what one of its signal handlers raised, which the engine knows. False after an error.
     template <class Work>
     bool attempt(Work work, const char *doing, PyObject *of) {
         try {

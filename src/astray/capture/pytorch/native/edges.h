@@ -174,7 +174,7 @@ private:
 };
 
 // Whether a node is one of torch's own derivatives, which write to fresh memory alone: AddBackward0. The `backward` of
-// somebody else's function may well change in place what arrives, before a hook behind it sees it.
+// another hook may well change in place what arrives, before a hook behind it sees it.
 inline bool leaves_gradients_alone(const Node &node) {
     static std::unordered_map<const std::type_info *, bool> known;  // used under the interpreter's lock
     const std::type_info *kind = &typeid(node);

@@ -1,7 +1,8 @@
-// Takes the calls of functions and ops into a recording, and is what torch calls of the two modes that are told of them.
+// Takes the calls of functions and ops into a recording: what torch calls natively of the two modes.
 //
-// A call is opened, its inputs taken, and then its outputs. What is out of the ordinary is asked of Python: `Taking` in
-// capture/pytorch/calls/call_capture.py, `Places` in places.py, and the callee itself. Whatever goes wrong stays out of the program.
+// A call is opened, its inputs taken, and then its outputs. What is out of the ordinary is done in Python:
+// `CallCapture` in calls/call_capture.py, `FunctionSites` in calls/sites.py, and the callee itself. Whatever goes wrong
+// stays out of the program.
 
 #pragma once
 
@@ -10,7 +11,7 @@
 
 namespace astray {
 
-// The words of `Taking` and of what it asks.
+// The names of attributes that `Taking` reads or calls in Python.
 struct TakingNames {
     Ref abandon = interned("abandon"), gave_bad = interned("gave_bad"), inputs = interned("inputs"),
         is_elsewhere = interned("_is_elsewhere"), is_only_view = interned("is_only_view"),
@@ -121,7 +122,7 @@ public:
         return taken;
     }
 
-    // A call has raised: Python says so, and the program's own error goes on; unless a signal handler's comes first.
+    // A call has raised: Python reports it, and the program's own error goes on; unless a signal handler's comes first.
     void abandon(PyObject *call) {
         SavedError raised;
         const Ref error = raised.exception();
@@ -139,7 +140,7 @@ public:
         return false;
     }
 
-    // Whether one of these arguments, or of the lists among them, is a tensor of a class that is asked about functions.
+    // Whether one of these arguments, or of the lists among them, is a tensor of a class with a `__torch_function__`.
     bool overrides(PyObject *one) {
         if (PyTuple_CheckExact(one) || PyList_CheckExact(one)) {
             const Ref items = Ref::made(PySequence_Fast(one, "A list or tuple."));
@@ -302,8 +303,8 @@ private:
 
 // ---- the modes -----------------------------------------------------------------------------------------------------
 
-// What a mode is told of. The modes are classes of torch and Python: this is their other base, which answers for the
-// method that torch calls without a line of Python. Whoever looks into the class, as dynamo does when it traces a mode,
+// What torch calls of a mode. The modes are classes of torch and Python: this is their other base, which answers for the
+// method that torch calls without a line of Python. Code that looks into the class, as dynamo does when it traces a mode,
 // finds that method written in Python.
 class Mode {
 public:
@@ -334,7 +335,7 @@ private:
         return own && behind ? frame_around(own) : own;
     }
 
-    // `Places.run` does the same in Python: it sees to ops that a function mode is told of, or a class of tensors would be.
+    // `FunctionSites.run` in Python runs the ops that a function mode, or a class of tensors, would be called for.
     Ref run(PyObject *func, PyObject *args, PyObject *kwargs) const {
         if (is_op && (is_true(attribute(taking().places, taking_name().sees_functions)) || any_overrides(args, kwargs)))
             return call_method(taking().places, taking_name().run, func, args, or_empty(kwargs).get());

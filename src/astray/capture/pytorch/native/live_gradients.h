@@ -84,7 +84,7 @@ private:
         }
     }
 
-    // Reads what is sent to the inputs that are no outputs as well.
+    // Reads what is sent to the inputs that are not outputs as well.
     void watch_exits(const std::shared_ptr<CallGradients> &gradients, const InputEdges &edges,
                      const std::vector<Place> &outputs, const std::vector<bool> &passed, uint64_t now) {
         Walk walk(edges, now);

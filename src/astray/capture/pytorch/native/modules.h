@@ -1,5 +1,5 @@
 // Takes the calls of modules into a recording: what the hooks on them do. `ModuleCapture` in calls/modules.py puts these
-// in place, and sees to what is out of the ordinary.
+// in place, and does in Python what is out of the ordinary.
 //
 // torch calls the hooks natively, but for where a compiler has to do with them; see compilers.h.
 
@@ -11,7 +11,7 @@
 
 namespace astray {
 
-// The words of `ModuleCapture` and of what it asks.
+// The names of attributes that are read or called in `ModuleCapture` and other Python objects.
 struct ModuleNames {
     Ref buffers = interned("_buffers"), called = interned("_called"), check = interned("check"),
         compiled = interned("_compiled_call_impl"), context = interned("dynamo_ctx"), direct = interned("_direct"),
@@ -31,7 +31,7 @@ inline const ModuleNames &module_name() {
 // How one module is watched, whether or not its hooks are on.
 struct WatchedPlace {
     Ref before, after;  // what its hooks do, where that is not what all do
-    Ref children;       // a `Children`
+    Ref children;       // a `ChildModules`
     bool called = false;
 
     template <class Visit>

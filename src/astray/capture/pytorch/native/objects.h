@@ -1,4 +1,4 @@
-// Finds the tensors in the attributes of an object; `Objects` in capture/objects.py says which and why.
+// Finds the tensors in the attributes of an object; `Objects` in capture/structure.py says which and why.
 //
 // No code of the object runs: attributes are read from its `__dict__` and its slots by the descriptors that Python itself
 // made for them, past every property and `__getattr__`, and containers by Python's own functions.
@@ -107,7 +107,7 @@ private:
     // One walk through an object.
     struct Search {
         std::unordered_set<PyObject *> met;
-        std::vector<PyObject *> names;  // of the attributes and items on the way down, held by those who walk
+        std::vector<PyObject *> names;  // of the attributes and items on the way down, held by the walk
         Py_ssize_t things = 0, tensors = 0;
         NamedTensors told;
         bool cut_short = false;
@@ -207,7 +207,7 @@ private:
         }
     }
 
-    // ---- what has been told of -------------------------------------------------------------------------------------
+    // ---- what has been returned already ----------------------------------------------------------------------------
 
     struct Told {
         c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // so that the address is no other's

@@ -96,7 +96,7 @@ inline PyTypeObject *add_type(PyObject *module, const char *name, size_t size, u
 }
 
 // A Python object around a C++ one. The garbage collector does not look into it, so it must not be part of a circle
-// that nobody else takes apart.
+// that nothing else takes apart.
 template <class Value>
 struct Box {
     PyObject_HEAD

@@ -21,13 +21,13 @@ inline Names *names;
 
 // What is done in Python: given once by `use`.
 struct Helpers {
-    Ref add_up;       // the sum of two gradients of which one is no plain tensor
+    Ref add_up;       // the sum of two gradients of which one is not a plain tensor
     Ref apart;        // runs a function where a compiler is about, unless it is tracing
     Ref put_on_leaf;  // puts a hook on a tensor that no graph takes along
 };
 inline Helpers *helpers;
 
-// What is done meanwhile is no part of the program: neither modes nor tensor classes are told of it.
+// What is done meanwhile is not part of the program: neither modes nor tensor classes are called for it.
 class OutOfSight {
     using Functions = at::impl::PythonTorchFunctionTLS;
 

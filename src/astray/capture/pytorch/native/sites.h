@@ -1,4 +1,4 @@
-// Where calls happen, and calls that have started.
+// The sites of calls, and calls that have started.
 
 #pragma once
 

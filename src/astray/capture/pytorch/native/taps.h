@@ -10,7 +10,7 @@
 
 namespace astray {
 
-// What compiled autograd is told of a tap: nothing. It runs the backward pass as one graph, without us.
+// Compiled autograd gets nothing of a tap: it runs the backward pass as one graph, without hooks of ours.
 using CompiledArgs = torch::dynamo::autograd::CompiledNodeArgs;
 
 // Sees what a node has computed.
@@ -124,7 +124,7 @@ private:
             if (const auto alive = completion.gradients.lock()) alive->complete(completion.target);
         for (size_t i = 0; i < arrivals_.size(); ++i) {
             const Arrival arrival = arrivals_[i];
-            if (arrival.index < gradients.size() && gradients[arrival.index].defined())  // else nobody used it
+            if (arrival.index < gradients.size() && gradients[arrival.index].defined())  // else it was not used
                 arrival.gradients->arrived(arrival.output, gradients[arrival.index]);
         }
         const auto is_awaited = [](const Completion &one) {

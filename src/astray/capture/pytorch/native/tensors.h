@@ -33,7 +33,7 @@ namespace astray {
 struct Layout;
 struct Way;
 
-// What is known of a memory once it has been measured; see `Sighting` in sightings.py.
+// What is kept of a memory once it has been measured; see `CachedMeasurement` in measurement_cache.py.
 struct Kept {
     int64_t ticket = -1;  // for what is measured later
     bool is_measured = false, has_statistics = false;
@@ -286,7 +286,7 @@ inline Text text_of(const Ref &object) {  // of one that is kept, and plain
 
 constexpr Py_ssize_t kStatistics = 12;  // fields
 
-// From the five fields of a `Sighting`.
+// From the five fields of a `CachedMeasurement`.
 inline Kept Kept::of_python(PyObject *sighting) {
     if (!PyTuple_Check(sighting) || PyTuple_Size(sighting) != 5) raise(PyExc_TypeError, "A sighting has five fields.");
     PyObject *fields = PyTuple_GetItem(sighting, 0), *fingerprint = PyTuple_GetItem(sighting, 1);
@@ -585,7 +585,7 @@ inline std::shared_ptr<Way> Taker::find_way(PyObject *ring, PyObject *slots, con
 }
 
 // Launches a kernel into the next slot: its ticket, or −1 when Python should see to it. The slots are locked all the
-// while, so that nobody sends for a segment during a launch.
+// while, so that no segment is sent for during a launch.
 inline int64_t Taker::launch_into(Slots *slots, const Way &way, uint64_t stream, uint64_t address) const {
     uint64_t words[kMaxArguments] = {};
     words[kAddress] = address;
@@ -692,7 +692,7 @@ inline void Taker::write_row(const TensorRow &row, const Identity &what, const R
     call_method(writer, word().tensor_row, tuple.get());
 }
 
-// Whether its memory is among those that nobody has filled yet.
+// Whether its memory has not been filled yet.
 inline bool Taker::is_unfilled(const c10::Storage &storage) const {
     if (!PyDict_Size(unfilled.get())) return false;
     const Ref owner = Ref::made(THPStorage_Wrap(storage));
@@ -700,7 +700,7 @@ inline bool Taker::is_unfilled(const c10::Storage &storage) const {
     return check(PyDict_Contains(unfilled.get(), number.get()));
 }
 
-// Whoever takes a memory as an input must know that it has been filled, by a kernel that we cannot see.
+// A call that takes a memory as an input shows that it has been filled, by a kernel that we cannot see.
 inline void Taker::note_filled(const c10::Storage &storage) {
     if (!is_unfilled(storage)) return;
     const Ref owner = Ref::made(THPStorage_Wrap(storage));

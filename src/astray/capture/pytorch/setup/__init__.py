@@ -1,8 +1,6 @@
 """What the program is set to, and what is done to gradients before a step.
 
-torch_flags.py       torch itself
-attributes.py  modules
-clipping.py    what gradients are clipped to
-written.py     which gradients somebody wrote to
-setup_capture.py    when each is looked at
+setup_capture.py  modules, configurations and optimizers, and when each is looked at
+torch_flags.py    torch itself
+clipping.py       what gradients are clipped to, and which the program has written to
 """

@@ -1,7 +1,8 @@
-"""What gradients are clipped to: a setting of whichever optimizer steps with them next.
+"""What the program does to gradients before a step: what they are clipped to, and which it has written to by itself.
 
-Adam divides by the size of its gradients, so that clipping leaves hardly a trace in the weights of a few steps; yet it
-is what a program was set to. Nothing is read: the functions that clip are told the limit as a number.
+Both are noted as settings of the optimizer that steps with them next. Adam divides by the size of its gradients, so
+that either leaves hardly a trace in the weights of a few steps. No tensor is read: limits are given to the functions
+that clip as numbers, and version counters count the writes.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ NAMES = ("clip_grad_norm", "clip_grad_value")
 OFF = "off"
 
 _BEHIND = "_clip_grads_with_norm_"
-"""What `clip_grad_norm_` calls by its name, wherever a program has imported that from; older versions have none."""
+"""What `clip_grad_norm_` calls by its name, however a program has imported that; older versions do not have it."""
 
 
 class Clipping:
-    """Knows the limits to which gradients were clipped since their last step, until `remove`."""
+    """The limits to which gradients were clipped since their last step, until `remove`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -73,7 +74,7 @@ class Clipping:
 
 
 def _covering(clipping: Clipping, name: str, clip: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that clips, and before it a word to `clipping`."""
+    """A function that clips, after it has given the limit to `clipping`."""
 
     signature = inspect.signature(clip)
     of, limit, *_ = signature.parameters
@@ -82,7 +83,7 @@ def _covering(clipping: Clipping, name: str, clip: Callable[..., Any]) -> Callab
     def covered(*args: Any, **kwargs: Any) -> Any:
         try:
             given = signature.bind(*args, **kwargs)
-        except TypeError as error:  # which torch shall say itself
+        except TypeError as error:  # torch raises it itself
             pass_interrupt(error)
             return clip(*args, **kwargs)
         if not isinstance(given.arguments[of], torch.Tensor):
@@ -93,19 +94,15 @@ def _covering(clipping: Clipping, name: str, clip: Callable[..., Any]) -> Callab
     return covered
 
 
-# -- written -----------------------------------------------------------------------------------------------------------
-# Which gradients somebody has written to between the backward pass and the optimizer, unlike the others.
-#
-# Clipping and unscaling write to all of them alike. One that was written to more often than the others, or replaced,
-# was singled out by the program; Adam makes nearly the same update of it, so that the weights of a few steps hardly
-# show it. Version counters tell: no tensor is read.
-
-
 NAME = "written_gradients"
+"""The name of the setting that lists the parameters of `singled_out`."""
 
 
 def singled_out(parameters: Sequence[torch.Tensor], writes: Callable[[torch.Tensor], int | None]) -> list[torch.Tensor]:
-    """Those of some parameters whose gradients were written to more or less often than most of theirs were."""
+    """Those of some parameters whose gradients were written to more or less often than most, or replaced.
+
+    Clipping and unscaling write to all of them alike; the others were written to by the program itself.
+    """
     found = [(parameter, writes(parameter)) for parameter in parameters]
     counts = Counter(number for _, number in found if number is not None)
     if len(counts) < 2:

@@ -1,7 +1,9 @@
-"""When what the program is set to is looked at: at the start, at the first outermost call of a step, at each update.
+"""Notes what the program is set to: torch, modules and their configurations, autocast, optimizers, gradient scalers.
 
-Nothing is done for a tensor, and for a call only at its module's first. A look at a module that has not changed is one
-comparison of the objects in its `__dict__`: 0.4 µs, once a step.
+Looks at the start, at the first outermost call of a step, and at each update. Nothing is done for a tensor, and for a
+call only at its module's first. A look at a module that has not changed is one comparison of the objects in its
+`__dict__`: 0.4 µs, once a step. Only `vars` and the names in `__constants__` are read, never a property, so nothing of
+the program runs.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _WHAT = "what the program is set to"
 
 
 class SetupCapture:
-    """Notes what the program is set to.
+    """Notes in the engine's `SetupLog` what the program is set to.
 
     `chains` gives every module that is recorded, `site` where it is, `writes` how often the gradient of a
     parameter was written to since the backward pass.
@@ -76,7 +78,7 @@ class SetupCapture:
 
     def outermost(self, root: str) -> None:
         """An outermost module is about to run."""
-        try:  # and no context manager: it is said by a hook, which sees to the rest
+        try:  # not `_Guarded`: the hook that calls this has disabled torch functions
             if self._step != self._engine.step or self._is_stale:
                 self._step = self._engine.step
                 if flags.state() != self._state:
@@ -167,7 +169,7 @@ class SetupCapture:
 
 
 def note_scaler(engine: Engine, scaler: Any) -> None:
-    """A GradScaler scales a loss. Its scale is on the device, and is not waited for: what it began with is told."""
+    """A GradScaler scales a loss. Its scale is on the device, and is not waited for: its initial scale is noted."""
     with _Guarded(engine):
         own = vars(scaler)
         told = {name.lstrip("_"): plain(own[name]) for name in _OF_SCALERS if name in own}
@@ -177,7 +179,7 @@ def note_scaler(engine: Engine, scaler: Any) -> None:
 
 
 class _Guarded:
-    """What goes wrong in here stays out of the program; nothing that is done here is a part of it."""
+    """Keeps exceptions of this block out of the program, and torch functions in it out of the recording."""
 
     __slots__ = ("_aside", "_engine", "_what")
 
@@ -198,7 +200,7 @@ class _Guarded:
 
 
 class _WatchedObject:
-    """Some attributes of an object, as they were when it was last looked at. The object is not held."""
+    """Some attributes of an object, as they were when it was last looked at. Held weakly."""
 
     __slots__ = ("_get", "_kind", "_object", "_size", "_values", "site")
 
@@ -269,22 +271,19 @@ def _settings(group: dict[str, Any], names: list[str]) -> dict[str, Any]:
             continue
         if isinstance(value, torch.Tensor):
             is_here = value.device.type == "cpu" and value.numel() == 1
-            value = value.item() if is_here else f"<a tensor on {value.device}>"  # to read it would be to wait for it
+            value = value.item() if is_here else f"<a tensor on {value.device}>"  # reading it would wait for the device
         told = plain(value, (torch.dtype,))
         if told is not NOT_PLAIN:
             found[name] = told
     return found
 
 
-# -- attributes --------------------------------------------------------------------------------------------------------
-# What a module is set to: its plain attributes, its class, the dtypes of its tensors, and how it is wrapped.
-#
-# Read from `vars` and the names in `__constants__`; no property of the user's is asked, so nothing of the program runs.
+# -- what a module is set to -------------------------------------------------------------------------------------------
 
 
 MOST_ATTRIBUTES = 64
 MOST_FIELDS = 256
-"""How many attributes of a module, and fields of a configuration, are told."""
+"""How many attributes of a module, and fields of a configuration, are noted."""
 
 _BY_NAME = (torch.dtype, torch.device, torch.memory_format, torch.layout)
 _UNTOLD = frozenset({"name_or_path", "layer_idx", "layer_id", "layer_number"})
@@ -317,7 +316,7 @@ def attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def described(chain: Chain) -> dict[str, Any]:
-    """All that is told of a module: its class, its attributes, its own tensors, and what is around it."""
+    """All that is noted of a module: its class, its plain attributes, its own tensors, and what wraps it."""
     module = chain.inner
     found = {"class": type_name(module), **attributes(module)}
     around = [type(wrapper).__name__ for wrapper in chain.modules[:-1]]
