@@ -367,9 +367,7 @@ def known_to_numpy(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     return raw
 
 
-# -- lookup ------------------------------------------------------------------------------------------------------------
-# Finds the row of a tensor by its key, and says what is there instead when there is none.
-
+# -- a tensor by its key -----------------------------------------------------------------------------------------------
 
 CALL_FIELDS = ("site", "step", "micro", "phase", "call")
 TENSOR_FIELDS = ("role", "path")

@@ -1,6 +1,8 @@
 """msprobe's `compare`: two dumps, or any runs that astray opens, into msprobe's table as CSV or a workbook.
 
-It is `astray.compare` and a table of it; docs/moving-from-msprobe.md tells where the results differ.
+It is `astray.compare` and a table of it; docs/moving-from-msprobe.md tells where the results differ. Below it is what
+`reader.py`, `steps.py`, `identities.py` and `tensors.py` read dumps by: their folders, and their JSON files, also those
+cut by a kill.
 """
 
 from __future__ import annotations
@@ -201,9 +203,7 @@ def _has(run: Run, what: Callable[[StoredTable], npt.NDArray[np.bool_]]) -> bool
     return any(bool(what(rank.tensors).any()) for rank in run.ranks.values())
 
 
-# -- comparing files ---------------------------------------------------------------------------------------------------
-# msprobe's table as a file: CSV, or a workbook with a colour for each result.
-
+# -- the table as a file: CSV, or a workbook with a colour for each result ---------------------------------------------
 
 _COLOURS = {"pass": "#C6EFCE", "warning": "#FFEB9C", "error": "#FFC7CE"}
 
@@ -256,12 +256,9 @@ def _sheet(book: Any, header: Sequence[str], lines: Sequence[Sequence[Cell]]) ->
                 sheet.write_number(at, column, cell)
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-# What lies in the folders of a dump, and what its JSON files say, whole or cut in the middle.
-#
-# msprobe writes NaN and Infinity as bare words, which JSON does not know and Python reads. A file that was being
+# -- the folders of a dump and its JSON files --------------------------------------------------------------------------
+# msprobe writes NaN and Infinity as bare words, which are not JSON and which Python reads. A file that was being
 # written when its program was killed is read as far as its entries are whole.
-
 
 DATA = "dump_tensor_data"
 FILES = ("dump.json", "construct.json", "stack.json", "debug.json")
@@ -397,9 +394,7 @@ def caller(lines: list[str]) -> tuple[str, ...] | None:
     return (match["file"], match["function"], *lines[last + 1 :]) if match else None
 
 
-# -- cut json ----------------------------------------------------------------------------------------------------------
-# The whole pairs of a JSON document that was cut in the middle, as a killed program leaves it.
-
+# -- a JSON document that was cut in the middle, as a killed program leaves it -----------------------------------------
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()

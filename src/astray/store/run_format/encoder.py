@@ -1,4 +1,4 @@
-"""Rows to Arrow: turns the rows of one table into record batches and appends them to its file.
+"""Rows to Arrow: turns the rows of one table into record batches and appends them to its file. `decoder.py` reads it.
 
 The file is an Arrow IPC stream from its first byte on: the schema is written when it is made, every batch is one more
 message, and each goes to the kernel before `append` returns. A killed process leaves whole batches and at most one
@@ -176,14 +176,10 @@ def arrow_schema(columns: tuple[Column, ...]) -> Any:
     return na.c_schema(na.struct({c.name: types[c.type](nullable=c.nullable) for c in columns}, nullable=False))
 
 
-# -- message -----------------------------------------------------------------------------------------------------------
-# A record batch as a message of an Arrow IPC stream: its description, and the buffers behind it.
-#
-# `ipc.py` reads what this writes. The description is a FlatBuffer whose tables can always lie in the same places, so it
-# is one `struct` here: a batch takes microseconds, and its buffers go to the file from where they are.
-#
+# -- a record batch as a message of the stream -------------------------------------------------------------------------
+# Its description, and the buffers behind it; `ipc.py` reads both. The description is a FlatBuffer whose tables can
+# always be in the same places, so one `struct` writes it: a batch takes microseconds, and its buffers are not copied.
 # The layout: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
-
 
 END = struct.pack("<II", CONTINUES, 0)
 """The mark that a stream ends."""

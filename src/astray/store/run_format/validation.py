@@ -1,7 +1,9 @@
-"""Leaves out rows that no recording has written: a damaged file may say anything, in cells that are well-formed.
+"""Checks what a damaged file says: rows that no recording writes, and kept values that are not those of their row.
 
-Between the tables of a rank and everything that reads them, so that nobody else has to ask whether a step is negative
-or a shape is one. What is left out is told, with the first row and what is wrong with it.
+`reader.py` passes both tables through here, so that no later stage has to ask whether a step is negative or a shape is
+one. Rows left out become a sentence with the first of them and what is wrong with it. Values may have been changed by a
+disk or a copy: `matches_row` sees one wrong bit by the fingerprint of the whole tensor; what was kept of a slice, a
+sample or a shard only has to lie within the row's statistics.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ _STATISTICS = ("min", "max", "mean", "std", "l2", "absmax")
 _NUMBERED = ("seq", "step", "micro", "call")
 _WORDS = {"phase": frozenset(get_args(Phase)), "role": frozenset(get_args(Role))}
 
+_SLACK = 1e-5
+"""How far statistics that were measured on a device may be off, relative to the largest element."""
+
 
 def sound_calls(table: Table) -> tuple[Table, list[str]]:
     """The calls that can have been recorded, and a sentence about the others."""
@@ -36,6 +41,16 @@ def sound_calls(table: Table) -> tuple[Table, list[str]]:
 def sound_tensors(table: Table) -> tuple[Table, list[str]]:
     """The tensors that can have been recorded, and a sentence about the others."""
     return _sound(table, "tensors", [*_common(table, TENSORS), *_measured(table)])
+
+
+def matches_row(tensors: Table, row: int, values: npt.NDArray[Any]) -> bool:
+    """Whether kept values, as they were stored, can be those that the row was measured from."""
+    is_whole = tensors["part"][row] is None and int(tensors.numbers("sampled")[row]) < 0
+    if is_whole and tensors["placement"][row] is None and bool(tensors.valid("fingerprint")[row]):
+        raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        found = measure(Strided.from_numpy(raw), statistics=False).fingerprint
+        return found == int(tensors.numbers("fingerprint")[row])
+    return _has_room(tensors.row(row), values)
 
 
 def _sound(table: Table, name: str, broken: list[Contradiction]) -> tuple[Table, list[str]]:
@@ -100,27 +115,6 @@ def _cells(column: DictionaryColumn[Any], is_right: Any) -> Bools:
 
 def _is_stride(steps: tuple[int, ...]) -> bool:
     return len(steps) <= MOST_DIMENSIONS and all(abs(step) <= MOST_ELEMENTS for step in steps)
-
-
-# -- verifying ---------------------------------------------------------------------------------------------------------
-# Checks kept values against the row that tells of them: a disk or a copy may have changed them since.
-#
-# A row has the fingerprint of the whole tensor, so one bit that is another is seen. Of a slice, a sample or a part of a
-# distributed tensor it is not theirs; then the row's statistics must have room for what was kept.
-
-
-_SLACK = 1e-5
-"""How far statistics that were measured on a device may be off, relative to the largest element."""
-
-
-def matches_row(tensors: Table, row: int, values: npt.NDArray[Any]) -> bool:
-    """Whether kept values, as they were stored, can be those that the row was measured from."""
-    is_whole = tensors["part"][row] is None and int(tensors.numbers("sampled")[row]) < 0
-    if is_whole and tensors["placement"][row] is None and bool(tensors.valid("fingerprint")[row]):
-        raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        found = measure(Strided.from_numpy(raw), statistics=False).fingerprint
-        return found == int(tensors.numbers("fingerprint")[row])
-    return _has_room(tensors.row(row), values)
 
 
 def _has_room(known: dict[str, Any], values: npt.NDArray[Any]) -> bool:

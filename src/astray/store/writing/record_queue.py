@@ -1,8 +1,9 @@
 """What waits to be written: queues between the program's threads and the writer's, bounded in bytes and in rows.
 
 Appending costs a tenth of a microsecond as long as there is room. When there is none the caller waits, and the time is
-added up. Each kind of record has a lane of its own, so that thousands of rows are taken at once. Nothing is taken
-before what it refers to: whoever takes does so in the reverse of the order in which the program puts.
+added up. Each kind of record has a queue of its own, so that thousands of rows are taken at once. Nothing is taken
+before what it refers to: the writer takes in the reverse of the order in which the program puts. In between its thread
+waits for a `WakeEvent`.
 """
 
 from __future__ import annotations
@@ -193,22 +194,18 @@ class RecordQueue:
 
 
 def _take(lane: list[Record], count: int | None = None) -> list[Record]:
-    """Take the first of a lane. Others may append meanwhile: each line is one step of the interpreter's."""
+    """Take the first of a list. Other threads may append meanwhile: each line is one step of the interpreter."""
     count = len(lane) if count is None else count
     taken = lane[:count]
     del lane[:count]
     return taken
 
 
-# -- wake --------------------------------------------------------------------------------------------------------------
-# A bell that one thread waits for and any thread rings, also from a signal handler in the middle of ringing it.
-
-
 class WakeEvent:
-    """What `threading.Event` is, for one who waits, and waiting resets it.
+    """A `threading.Event` for one waiting thread, which waiting resets, and which a signal handler may set.
 
-    An event has a lock inside: a signal handler that sets it while its own thread is doing just that would wait for
-    itself. This is a lock and nothing else, free when somebody has rung.
+    An event has a lock inside: a signal handler that sets it while its own thread is setting it would deadlock. This is
+    only a lock, free while the event is set.
     """
 
     __slots__ = ("_bell",)
@@ -218,11 +215,11 @@ class WakeEvent:
         self._bell.acquire()
 
     def set(self) -> None:
-        """Ring."""
+        """Wake the thread that waits."""
         if self._bell.locked():
-            with contextlib.suppress(RuntimeError):  # somebody else was faster
+            with contextlib.suppress(RuntimeError):  # another thread released it first
                 self._bell.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until somebody rings, or has rung since the last time; False when nobody did."""
+        """Wait until the event is set, or was since the last wait, and reset it; False after `timeout` seconds."""
         return self._bell.acquire(timeout=-1 if timeout is None else max(0.0, timeout))

@@ -1,9 +1,9 @@
 """Writes the bytes of tensors as they come, by several threads, into shards that are whole at every moment.
 
-The writer's thread gives out places in the shards and tells their headers; other threads write the bytes in between
-(`store/run_format/disk_io.py`). A file takes buffered bytes from one thread at a time, so when the program is far
-ahead several shards are filled side by side, each of them in a lane. A tensor is settled once the header knows of it;
-its row waits for that.
+The writer's thread assigns slots in the shards and updates their headers; in between the threads of
+`run_format/disk_io.py` write the bytes. A file takes buffered bytes from one thread at a time, so when the program is
+far ahead several shards are filled side by side, each by a `ShardQueue` of batches. A tensor is settled once the header
+lists it; its row waits for that.
 """
 
 from __future__ import annotations
@@ -232,12 +232,6 @@ def _nothing(*_: object) -> None:
     pass
 
 
-# -- lanes -------------------------------------------------------------------------------------------------------------
-# Tensors on their way into a shard: what is written together, in which order, and what becomes of each.
-#
-# `values_writer.py` fills lanes with batches; `store/run_format/disk_io.py` does the jobs that a batch is made of.
-
-
 class ShardQueue:
     """A shard being filled, and the batches that are being written to it or to the one before it, in their order."""
 
@@ -325,15 +319,13 @@ class ShardBatch:
         return held
 
 
-# -- pace --------------------------------------------------------------------------------------------------------------
-# Which way of writing is the faster one now: through the page cache, or past it.
-#
-# Into free memory the kernel copies faster than any disk writes; once that is full, or shared with others, it is slower
-# than giving the disk the bytes themselves. Neither can be known beforehand, so both are measured where they are used.
-
-
 class WriteModeChooser:
-    """The choice. The other way is tried again after a while, with a few bytes."""
+    """Which way of writing is faster now: through the page cache, or directly to the disk.
+
+    Into free memory the kernel copies faster than any disk writes; once that is full, or shared with others, it is
+    slower than handing the disk the bytes themselves. Neither can be known beforehand, so both are measured: the other
+    way is tried again after a while, with a few bytes.
+    """
 
     FIRST = 32 << 20  # buffered in any case: most recordings are shorter
     TRIAL = 32 << 20
