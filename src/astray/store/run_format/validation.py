@@ -75,13 +75,13 @@ def _shown(cell: Any) -> str:
 
 
 def _common(table: Table, columns: tuple[Column, ...]) -> Iterator[Contradiction]:
-    """Cells that are missing, words that are unknown, numbers that are negative or beyond all counting."""
+    """Cells that are missing, words that are unknown, numbers that are negative or beyond `FARTHEST`."""
     for column in columns:
         if not column.nullable:
             yield from any_of(~table.valid(column.name), column.name, "what every row has")
         if column.type in ("int32", "int64"):
             numbers = table.numbers(column.name)
-            least = 0 if column.name in _NUMBERED else -1  # which stands for none
+            least = 0 if column.name in _NUMBERED else -1  # −1 stands for null
             yield from any_of((numbers < least) | (numbers > FARTHEST), column.name, "a number that something can have")
         elif column.name in _WORDS:
             known = _WORDS[column.name]
@@ -90,7 +90,7 @@ def _common(table: Table, columns: tuple[Column, ...]) -> Iterator[Contradiction
 
 
 def _repeated(table: Table) -> Iterator[Contradiction]:
-    """Calls whose number another call before them has."""
+    """Calls with the number of a call before them."""
     seq = table.numbers("seq")
     if len(seq) > 1 and not (np.diff(seq) > 0).all():
         again = np.ones(len(seq), np.bool_)
@@ -99,16 +99,16 @@ def _repeated(table: Table) -> Iterator[Contradiction]:
 
 
 def _measured(table: Table) -> Iterator[Contradiction]:
-    """Shapes that are none, and statistics that contradict themselves."""
+    """Shapes that no tensor has, and statistics that contradict each other."""
     for name in ("shape", "stride"):
         yield from any_of(_cells(table.coded(name), is_shape if name == "shape" else _is_stride), name, f"a {name}")
-    for name in _STATISTICS:  # what is not known is no cell, and never one of NaN
+    for name in _STATISTICS:  # an unknown statistic is null, never NaN
         yield from any_of(table.valid(name) & np.isnan(table.numbers(name)), name, "a number")
     yield from contradictions(table.numbers, table.coded("dtype"))
 
 
 def _cells(column: DictionaryColumn[Any], is_right: Any) -> Bools:
-    """Which rows hold a value that is not right; the few distinct ones are looked at."""
+    """Which rows hold a value that is not right; only the distinct ones are checked."""
     wrong = np.array([*(not is_right(value) for value in column.values), False], np.bool_)
     return np.asarray(wrong[column.codes])
 
@@ -118,7 +118,7 @@ def _is_stride(steps: tuple[int, ...]) -> bool:
 
 
 def _has_room(known: dict[str, Any], values: npt.NDArray[Any]) -> bool:
-    """Whether a row's statistics allow for values that are some of its tensor's."""
+    """Whether values can be some of those of the tensor with these statistics."""
     counts = [known[name] for name in ("count", "nan", "inf")]
     if known["dtype"] not in dtypes.DTYPES or any(count is None or count < 0 for count in counts):
         return True
