@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from astray.capture.pytorch.calls import spelling
-from astray.capture.pytorch.calls.spelling import UNKNOWN, CallInstruction
+from astray.capture.pytorch.calls import bytecode
+from astray.capture.pytorch.calls.bytecode import UNKNOWN, CallInstruction
 
 CHECK = """
 import importlib.util, sys
@@ -27,16 +27,16 @@ seen = []
 
 
 def look(*_args, **_kwargs):
-    waiting = spelling.Waiting(sys._getframe(1))
+    waiting = bytecode.CallInstruction(sys._getframe(1))
     call = waiting.invocation()
     seen.append(call and (call.name, call.positional, call.keywords, call.callee in (look, sys.modules["bytecode"])))
 
 
 class Thing:
     def _see(self, other):
-        waiting = spelling.Waiting(sys._getframe(1))
+        waiting = bytecode.CallInstruction(sys._getframe(1))
         left, right = waiting.operands()
-        known = [spelling.UNKNOWN is one for one in (left, right)]
+        known = [bytecode.UNKNOWN is one for one in (left, right)]
         seen.append((waiting.operator, left is self, right is self, *known))
         return self
 
@@ -46,7 +46,7 @@ class Thing:
         return self._see_unary()
 
     def _see_unary(self):
-        seen.append(spelling.Waiting(sys._getframe(2)).operator)
+        seen.append(bytecode.CallInstruction(sys._getframe(2)).operator)
         return self
 
     def look(self, *_args, **_kwargs):
@@ -125,7 +125,7 @@ def test_operators_and_calls_are_told(version: str, tmp_path: Path) -> None:
     if python is None:
         pytest.skip(f"Python {version} is not here")
     (tmp_path / "check.py").write_text(CHECK)
-    command = [python, tmp_path / "check.py", spelling.__file__]
+    command = [python, tmp_path / "check.py", bytecode.__file__]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -184,5 +184,5 @@ def test_no_code_of_the_program_is_run() -> None:
 
     program()
     assert frames[0][0] is UNKNOWN
-    assert spelling._attribute(loud, "by") is UNKNOWN
-    assert spelling._attribute(loud, "other") is UNKNOWN
+    assert bytecode._attribute(loud, "by") is UNKNOWN
+    assert bytecode._attribute(loud, "other") is UNKNOWN

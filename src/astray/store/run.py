@@ -61,7 +61,7 @@ class RankRun:
     """One rank of a run."""
 
     fingerprints: str = "astray"
-    """What the column `fingerprint` holds. Another tool's checksums have another word, and are not compared with ours."""
+    """What the column `fingerprint` holds. Another tool's checksums have another word: ours do not compare to them."""
 
     _damage = _damaged = ""  # the sentence about values that are damaged, and the first of them
 

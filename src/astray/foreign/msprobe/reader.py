@@ -18,11 +18,11 @@ from typing import Any
 
 from astray.errors import RunError
 from astray.foreign.dump_rows import DumpRank, DumpRows
-from astray.foreign.msprobe.comparing import (
+from astray.foreign.msprobe.files import (
     DATA,
     FILES,
     Document,
-    Place,
+    StepFolder,
     places,
     read_construct,
     read_document,
@@ -99,7 +99,7 @@ class _DumpReader:
     def __init__(self) -> None:
         self._heads: dict[str, str] = {}
 
-    def rank(self, rank: int, steps: list[Place]) -> RankRun:
+    def rank(self, rank: int, steps: list[StepFolder]) -> RankRun:
         rows = DumpRows()
         entries: dict[int, str] = {}
         checksums: set[str] = set()
@@ -116,7 +116,7 @@ class _DumpReader:
             found.fingerprints = f"{NAME} {' and '.join(sorted(checksums))}"
         return found
 
-    def _step(self, rows: DumpRows, place: Place, entries: dict[int, str], checksums: set[str]) -> bool:
+    def _step(self, rows: DumpRows, place: StepFolder, entries: dict[int, str], checksums: set[str]) -> bool:
         documents = {name: self._document(rows, place.folder, name) for name in FILES}
         said = {name: {} if one is None else one.content for name, one in documents.items()}
         if all(one is None for one in documents.values()) and not (place.folder / DATA).is_dir():
@@ -166,7 +166,7 @@ class _DumpReader:
             parents, micros, stacks, beside, by_us, framework if isinstance(framework, str) else "pytorch"
         )
 
-    def info(self, found: list[Place], ranks: int) -> RunInfo:
+    def info(self, found: list[StepFolder], ranks: int) -> RunInfo:
         """What is known of the dump as a whole."""
         times = [_changed(place.folder) for place in found]
         framework = self._heads.get("framework", "pytorch")
