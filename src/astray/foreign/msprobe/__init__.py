@@ -4,6 +4,7 @@ names.py           the names of entries, read and written
 arguments.py       where msprobe has arguments, and which argument a gradient is of
 
 reader.py          a dump → a `Run`
+files.py           the folders of a dump and its JSON files, whole or cut
 steps.py           one step → rows
 identities.py      which call an entry is: site, micro step, number
 tensors.py         the leaves of entries and the files of their values → rows
@@ -16,7 +17,7 @@ debugger.py        `PrecisionDebugger` and `seed_all`
 session.py         the recorder behind a debugger, and the entries it is asked for
 configuration.py   config.json, checked
 
-comparing.py       `compare`: the table as CSV or a workbook; also the folders and JSON files that `reader.py` opens
+comparing.py       `compare`: the table as CSV or a workbook
 table.py           the rows of the table
 table_scalars.py   its rows for arguments that are not tensors
 run_names.py       msprobe's names for the tensors of a run
