@@ -5,7 +5,8 @@
     trainer = Trainer(model, args, train_dataset=data, callbacks=[AstrayCallback("runs/a")])
     trainer.train()
 
-Importing this module imports transformers. Nothing else in astray does.
+Importing this module imports transformers. Nothing else in astray does. A trainer does not tell its callbacks when its
+training ends by an exception, so that end is seen only by a `with`, by the next training, or when the process ends.
 """
 
 from __future__ import annotations
@@ -28,13 +29,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["AstrayCallback"]
-
-
-# -- trainer -----------------------------------------------------------------------------------------------------------
-# Records the training of a `transformers.Trainer`, told by the trainer itself when it begins, steps and ends.
-#
-# Users find it as `astray.transformers.AstrayCallback`. A trainer tells its callbacks nothing when its training ends by
-# an exception, so that end is seen only by a `with`, by the next training, or when the process ends.
 
 
 class AstrayCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not there for the type checker

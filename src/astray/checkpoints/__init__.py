@@ -5,8 +5,17 @@
         weights["h.0.mlp.weight"]            a torch.Tensor, loaded now
         weights.measure("h.0.mlp.weight")    statistics and fingerprint, a few megabytes at a time
 
-Formats are recognised by looking. No framework is needed but for `[name]`, and no pickle is ever executed: `pickles`
-reads what one says as data, and `torch_objects` knows which parts of that are tensors.
+Formats are recognised by their content. A framework is needed for `[name]` only, and no pickle is ever executed.
+
+checkpoint.py          `Checkpoint`, and the statistics of its tensors
+opening.py             which format it is; Hugging Face folders
+safetensors_files.py   safetensors
+torch_files.py         files of `torch.save`
+distributed.py         folders of torch.distributed.checkpoint
+pickles.py             what a pickle says, read as data
+torch_objects.py       which parts of that are tensors
+stored_tensor.py       where a tensor is in its files, and how it is read; `CheckpointContents`
+open_files.py          the open files
 """
 
 from __future__ import annotations

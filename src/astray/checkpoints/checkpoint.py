@@ -1,4 +1,7 @@
-"""A checkpoint, opened: a mapping from names to tensors that loads one when it is asked for, and keeps none."""
+"""A checkpoint, opened: a mapping from names to tensors that loads one when it is asked for, and keeps none.
+
+`measure_blocks` measures a tensor that comes in blocks as if it had come whole. Only `to_torch` needs torch.
+"""
 
 from __future__ import annotations
 
@@ -123,10 +126,6 @@ class Checkpoint(Mapping[str, "Tensor"]):
             raise KeyError(f"{self.path} has no tensor {name!r}.{did_you_mean(name, self._tensors)}") from None
 
 
-# -- as torch ----------------------------------------------------------------------------------------------------------
-# Values as tensors of torch: the only module of this package that needs it.
-
-
 __all__ = ["Tensor", "to_torch"]
 
 
@@ -146,10 +145,6 @@ def to_torch(values: npt.NDArray[Any], dtype: str) -> Tensor:
         return torch.empty(values.shape, dtype=kind)
     flat: Any = values.reshape(-1)
     return torch.frombuffer(flat.view("u1"), dtype=kind).reshape(values.shape)
-
-
-# -- measuring ---------------------------------------------------------------------------------------------------------
-# Statistics and the fingerprint of a tensor that comes in blocks, put together as if it had come whole.
 
 
 def measure_blocks(blocks: Iterable[npt.NDArray[Any]], spec: TensorSpec) -> Measurement:

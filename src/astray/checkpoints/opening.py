@@ -1,4 +1,9 @@
-"""Opens a checkpoint, telling by its first bytes or by the names in its folder what it is."""
+"""Opens a checkpoint, telling by its first bytes or by the names in its folder what it is.
+
+A Hugging Face folder has one file of weights, or an index in JSON and the files that it names. An index says only which
+file has which tensor, so each file is looked into, and both must agree. It may name nothing but files beside it. Links
+are followed wherever they lead, since the hub's cache is made of them.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,12 @@ ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 USUAL = ("model", "pytorch_model", "consolidated", "adapter_model", "diffusion_pytorch_model")
 """What such a file is called where it lies among others."""
+
+INDEX = ".index.json"
+
+MOST_INDEX_BYTES = 100_000_000
+
+OpenFile = Callable[[Path, Files], CheckpointContents]
 
 _OTHER_FORMATS = {
     b"version https://git-lfs": "a pointer of Git LFS and not the file itself. Fetch that with: git lfs pull",
@@ -164,19 +175,6 @@ def _without_tensors(path: Path, contents: CheckpointContents) -> str:
             )
     what = f"; it has {_listed(list(contents.others))}" if contents.others else ""
     return f"{path} has no tensors{what}."
-
-
-# -- shards ------------------------------------------------------------------------------------------------------------
-# Hugging Face folders: one file of weights, or an index in JSON and the files that it names.
-#
-# An index says only which file has which tensor, so each file is looked into, and both must agree. It may name nothing
-# but files beside it. Links are followed wherever they lead, since the hub's cache is made of them.
-
-
-INDEX = ".index.json"
-MOST_INDEX_BYTES = 100_000_000
-
-OpenFile = Callable[[Path, Files], CheckpointContents]
 
 
 def find_index(folder: Path, names: list[str]) -> Path | None:

@@ -1,7 +1,8 @@
 """A tensor as it lies in files: one box of it or several, each with strides; and how its values are read from there.
 
-Whatever the format, a tensor is `Stored`. Values come whole, or in blocks of bounded size in row-major order, so that
-one of any size can be measured: what is in memory at a time is one block, and once more as much to pick it from.
+Whatever the format, a tensor is `Stored`, and the readers of formats give them in `CheckpointContents`. Values come
+whole, or in blocks of bounded size in row-major order, so that one of any size can be measured: what is in memory at a
+time is one block, and once more as much to pick it from.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _SMALL = 1 << 18
 
 MOST_DIMENSIONS = 64  # of an array of numpy, and of most operations of torch
 MOST_ELEMENTS = 1 << 58  # so that their bytes, 16 for each at most, fit into 63 bits
+
+LONGEST = 200
 
 
 def is_shape(sizes: Sequence[object]) -> bool:
@@ -104,6 +107,30 @@ class Stored(NamedTuple):
     def of(cls, spec: TensorSpec, piece: StoredBox) -> Stored:
         """A tensor that is one piece."""
         return cls(spec, lambda: (piece,), (spec, piece))
+
+
+class Unread(NamedTuple):
+    """Something in a checkpoint that is not read: what it is, why not, and how many tensors are not read with it."""
+
+    what: str
+    why: str = ""
+    tensors: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}" if self.why else self.what
+
+
+@dataclass(frozen=True)
+class CheckpointContents:
+    """The tensors of a checkpoint by name, in the order of the file, and everything else that is in it.
+
+    others: plain values as they are, and `Unread` for everything else.
+    """
+
+    format: str
+    files: tuple[Path, ...]
+    tensors: dict[str, Stored]
+    others: dict[str, object] = field(default_factory=dict)
 
 
 def row_major(shape: Sequence[int]) -> Index:
@@ -211,41 +238,10 @@ def _is_dense(shape: Index, stride: Index) -> bool:
     return all(size == 1 or step == right for size, step, right in zip(shape, stride, wanted, strict=True))
 
 
-# -- contents ----------------------------------------------------------------------------------------------------------
-# What was found in a checkpoint, whatever its format: what the readers of formats give, and `Checkpoint` takes.
-
-
-LONGEST = 200
-
-
 def printable(text: str, longest: int = LONGEST) -> str:
-    """A text of a file as it can be shown: one may move the cursor, be no text at all, or never end.
+    """A text of a file as it can be shown: it may move the cursor, not be text at all, or never end.
 
     >>> printable("red\x1b[31m")
     'red\\x1b[31m'
     """
     return wording.printable(text[:longest]) + "…" * (len(text) > longest)
-
-
-class Unread(NamedTuple):
-    """Something in a checkpoint that is not read: what it is, why not, and how many tensors are not read with it."""
-
-    what: str
-    why: str = ""
-    tensors: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.why}" if self.why else self.what
-
-
-@dataclass(frozen=True)
-class CheckpointContents:
-    """The tensors of a checkpoint by name, in the order of the file, and everything else that is in it.
-
-    others: plain values as they are, and `Unread` for what is none.
-    """
-
-    format: str
-    files: tuple[Path, ...]
-    tensors: dict[str, Stored]
-    others: dict[str, object] = field(default_factory=dict)

@@ -1,4 +1,10 @@
-"""numpy's files of one array each, as several dumps have them. Nothing is unpickled; values are mapped, not read."""
+"""Files of arrays and tensors, as several dumps have them: .npy files read and written, torch's files written.
+
+Nothing is unpickled on reading, and values are mapped, not read. `write_torch_file` writes, without torch, what
+`torch.load(…, weights_only=True)` opens: a zip with a pickle and the bytes of the tensors beside it, each at a multiple
+of 64 bytes, so that torch may map them. The pickle is put together here, opcode by opcode: Python's own would import
+torch to look up the names in it.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +62,7 @@ def write_npy(path: Path, array: Array) -> None:
 
 
 class _Stream:
-    """A file that numpy does not know to be one: where it does, an error of the disk has neither a number nor words."""
+    """A file object that numpy does not take for a file: for a real one, a disk error has neither number nor words."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.write = file.write
@@ -100,15 +106,10 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-# -- torch file --------------------------------------------------------------------------------------------------------
-# Files that `torch.load(…, weights_only=True)` opens, written without torch: tensors in nests of plain values.
-#
-# A zip with a pickle and the bytes of the tensors beside it, each at a multiple of 64 bytes, so that torch may map
-# them. The pickle is put together here, opcode by opcode: Python's own would import torch to look up the names in it.
-
+# -- files of torch ----------------------------------------------------------------------------------------------------
 
 ALIGNMENT = 64
-"""Where torch itself lets the bytes of a tensor begin."""
+"""Bytes; torch aligns the tensors in its files so, too."""
 
 _ROOT = "archive"
 _STORAGE_OF = {dtype: name for name, dtype in STORAGES.items() if name != "UntypedStorage"}

@@ -1,7 +1,16 @@
 """Records to disk and back: `RunWriter` writes a run while a program runs, `open_run` reads one as a `Run`.
 
-`FlightRecorder` takes the place of the first, and holds the last steps in memory until they are wanted on disk.
-The tables of a run are made of `Table` and `DictionaryColumn`, whatever format it lies in.
+`FlightRecorder` takes the place of a `RunWriter` and holds the last steps in memory until they are asked for on disk.
+The tables of a run are made of `Table` and `DictionaryColumn`, whatever its format.
+
+run.py, run_info.py      a run, opened: `Run` and `RankRun`; `run.json` and `end.json`
+formats.py, convert.py   the formats of runs, and from one to another
+run_format/              astray's own format
+writing/                 the records of a running program → files, or the last steps in memory
+columns.py, arrow.py     tables in memory, and as Arrow
+checkpoint_run.py        a checkpoint as a run, over `measured_table.py`
+deferred.py              bytes and measurements that come after their rows
+safe_paths.py, statistics_checks.py   what a damaged or hostile run may not do
 """
 
 from __future__ import annotations

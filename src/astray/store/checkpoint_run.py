@@ -1,7 +1,7 @@
 """A checkpoint as a `Run`: one rank, one step, and a row for each tensor, whose site is its name.
 
-Statistics are measured when they are asked for: those of one row by `Table.row`, those of all by a column. So a listing
-of a few tensors reads a few, and a checkpoint of any size takes no more memory than a block of it.
+Statistics are measured when they are read: those of one row by `Table.row`, those of all by a column. So a listing of a
+few tensors reads only these, and a checkpoint of any size takes no more memory than a block of it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _OF_OPTIMIZER = re.compile(
     r"(^|\.)(optim|optimizers?|optimizer_states?|optimizer_state_dict|opt)\.|^state\."
     r"|\.(exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|square_avg|acc_delta)$"
 )
-"""What states of optimizers are called by torch, and by those who save them beside a model."""
+"""How torch and programs that save optimizer states beside a model name them."""
 
 
 class CheckpointRun(Run):
-    """A checkpoint that is read like a run. `checkpoint` has the tensors themselves."""
+    """A checkpoint that reads like a run. `checkpoint` has the tensors themselves."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         modified = datetime.datetime.fromtimestamp(checkpoint.files[0].stat().st_mtime, datetime.timezone.utc)
@@ -52,7 +52,7 @@ def open_as_run(path: Path) -> CheckpointRun:
 
 
 class CheckpointRank(RankRun):
-    """The only rank of a checkpoint. Its calls have no order but that of the file."""
+    """The only rank of a checkpoint. Its calls are in the order of the file."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(0, _CheckpointSource(checkpoint))
@@ -60,7 +60,7 @@ class CheckpointRank(RankRun):
 
     @property
     def problems(self) -> list[str]:
-        """What is not read, and why tensors could not be that were asked for until now."""
+        """What is not read, and why tensors that were read until now could not be."""
         tensors = self.tensors
         return [*super().problems, *(tensors.reasons if isinstance(tensors, MeasuredTable) else [])]
 
@@ -109,7 +109,7 @@ class _CheckpointSource:
         return MeasuredTable(_known_columns(self._checkpoint), lambda row: self._checkpoint.measure(names[row])), []
 
     def stack(self, id: int) -> list[Frame]:  # noqa: ARG002
-        """Nobody called anything."""
+        """Empty: a checkpoint has no calls."""
         return []
 
     def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8]:  # noqa: ARG002
@@ -138,7 +138,7 @@ def _known_columns(checkpoint: Checkpoint) -> dict[str, Column]:
         "stride": DictionaryColumn.of([row_major(spec.shape) for spec in specs]),
         "device": DictionaryColumn.of(["cpu"] * count),
         "requires_grad": np.zeros(count, np.bool_),
-        "blob_file": np.array(same, np.int32),  # tied tensors lie in one place, whatever their names
+        "blob_file": np.array(same, np.int32),  # the same number for tied tensors, whatever their names
         "blob_offset": np.zeros(count, np.int64),
         "blob_bytes": np.array([spec.nbytes for spec in specs], np.int64),
         "sampled": np.full(count, -1),

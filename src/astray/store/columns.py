@@ -21,7 +21,7 @@ BoolArray = npt.NDArray[np.bool_]
 class DictionaryColumn(Generic[T]):
     """A column of repeating values: `codes` points into `values`, −1 means null.
 
-    >>> column = Coded.of(["relu", "linear", None, "relu"])
+    >>> column = DictionaryColumn.of(["relu", "linear", None, "relu"])
     >>> column.values, column.codes.tolist(), column[0], column[2]
     (['relu', 'linear'], [0, 1, -1, 0], 'relu', None)
     """
@@ -40,7 +40,7 @@ class DictionaryColumn(Generic[T]):
         return cls(np.array(codes, np.int32), list(known))
 
     def code(self, value: T) -> int:
-        """The code of `value`, or −2, which no row has."""
+        """The code of `value`; −2, which no row has, when it is not among the values."""
         try:
             return self.values.index(value)
         except ValueError:
@@ -75,8 +75,7 @@ Column = npt.NDArray[Any] | DictionaryColumn[Any]
 class Table:
     """Named columns of one length.
 
-    `masks` holds, for each column that has nulls which its values cannot tell, a boolean array that is true where the
-    row has a value.
+    `masks` holds a boolean array, true where the row has a value, for each column whose values cannot show its nulls.
     """
 
     __slots__ = ("_masks", "columns")

@@ -1,6 +1,6 @@
 """Writes a run in another format: a step of a rank at a time, by the translator that writes that format.
 
-What the other format cannot hold is counted and told.
+What the other format cannot hold is counted in `Conversion.lost`.
 """
 
 from __future__ import annotations
@@ -21,41 +21,12 @@ from astray.store.formats import WRITABLE, MakesTranslator, open_run
 from astray.store.run import RankRun, Run
 from astray.store.run_info import End
 
-# -- retold ------------------------------------------------------------------------------------------------------------
-# Rows of a rank in other tables: some of them, or with other names. Stacks and values stay where they are.
-
-
-class RenamedRank:
-    """It is a `RankSource`. rows: which row of the rank each tensor is; the same one by default."""
-
-    def __init__(self, rank: RankRun, calls: Table, tensors: Table, rows: npt.NDArray[np.intp] | None = None) -> None:
-        self._rank, self._calls, self._tensors, self._rows = rank, calls, tensors, rows
-        self.end: End | None = rank.end
-        self.problems: list[str] = rank.problems
-
-    def calls(self) -> tuple[Table, list[str]]:
-        return self._calls, []
-
-    def tensors(self) -> tuple[Table, list[str]]:
-        return self._tensors, []
-
-    def stack(self, id: int) -> list[Frame]:
-        return self._rank.stack(id)
-
-    def setup(self) -> tuple[list[Setup], list[str]]:
-        return self._rank.setup, []
-
-    def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:  # noqa: ARG002 - as a RankSource has it
-        found = self._rank.values(row if self._rows is None else int(self._rows[row]))
-        return None if found is None else np.ascontiguousarray(found).reshape(-1).view(np.uint8)
-
-
 Progress = Callable[[int, int], None]
-"""Told after each step of a rank: how many are done, and how many there are."""
+"""Called after each step of a rank with how many steps are done, and how many there are."""
 
 
 class Conversion(NamedTuple):
-    """What a conversion has written, and what it could not."""
+    """What a conversion has written, and what the format could not hold."""
 
     path: Path
     format: str
@@ -81,8 +52,8 @@ def convert(
     Counter({'the standard deviation of a tensor': 9120, …})
 
     to: "astray", "msprobe", "torch_npu", "saving_hook" or "hooktools".
-    overwrite: replace what is at `target`. Else a RunExists says that something is.
-    steps: only these.
+    overwrite: replace what is at `target`; by default RunExists is raised where there is something.
+    steps: convert only these.
     """
     if to not in WRITABLE:
         raise UsageError(f"{to!r} is no format that can be written. There are {', '.join(WRITABLE)}.")
@@ -100,7 +71,7 @@ def write_as(
     steps: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> Conversion:
-    """Write a run at `target` by such a translator."""
+    """Write a run at `target` by the translators that `make` makes."""
     path = Path(target)
     _check(run, path, overwrite)
     asked = None if steps is None else set(steps)
@@ -149,17 +120,45 @@ class StepBatches:
         self._step_of_tensor = np.append(rank.calls.numbers("step"), -1)[rank.call_rows]
 
     def of(self, step: int) -> RankRun:
-        """Those of one step, with their values."""
+        """The rows of one step, with their values."""
         calls = self._rank.calls.take(self._rank.calls.numbers("step") == step)
         at = np.flatnonzero(self._step_of_tensor == step)
         return RankRun(self._rank.rank, _StepRows(self._rank, calls, self._tensors.take(at), at))
+
+
+class RenamedRank:
+    """A `RankSource` with the rows of a rank in other tables: some of them, or under other names.
+
+    Stacks and values come from the rank. rows: which row of the rank each tensor is; the same one by default.
+    """
+
+    def __init__(self, rank: RankRun, calls: Table, tensors: Table, rows: npt.NDArray[np.intp] | None = None) -> None:
+        self._rank, self._calls, self._tensors, self._rows = rank, calls, tensors, rows
+        self.end: End | None = rank.end
+        self.problems: list[str] = rank.problems
+
+    def calls(self) -> tuple[Table, list[str]]:
+        return self._calls, []
+
+    def tensors(self) -> tuple[Table, list[str]]:
+        return self._tensors, []
+
+    def stack(self, id: int) -> list[Frame]:
+        return self._rank.stack(id)
+
+    def setup(self) -> tuple[list[Setup], list[str]]:
+        return self._rank.setup, []
+
+    def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:  # noqa: ARG002 - as a RankSource has it
+        found = self._rank.values(row if self._rows is None else int(self._rows[row]))
+        return None if found is None else np.ascontiguousarray(found).reshape(-1).view(np.uint8)
 
 
 class _StepRows(RenamedRank):
     """The rows of one step."""
 
     def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:
-        """None where they cannot be read, too: the row says why."""
+        """None also where they cannot be read: the row's note says why."""
         try:
             return super().values(tensors, row)
         except RunError:

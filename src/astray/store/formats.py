@@ -1,6 +1,8 @@
-"""Opens a run in any format astray knows, telling which by looking at it; and names those that can be written.
+"""The formats of runs: `open_run` recognises the one a path is in and opens it; `WRITABLE` says what writes each.
 
-Other tools' formats are loaded when a path has to be recognised, or something is to be written.
+A format is written in one place, its `Translator`: `foreign/live_writer.py` feeds it from a running program,
+`convert.py` from a run on disk, and both hand over the same rows in the same order. Modules of other tools' formats are
+imported only when a path has to be recognised, or something is to be written.
 """
 
 from __future__ import annotations
@@ -24,15 +26,47 @@ from astray.store.safe_paths import entries
 
 
 class Format(NamedTuple):
-    """One way in which a run can lie on disk. `recognises` looks at a path without reading much of what is there."""
+    """One way to store a run. `recognises` looks at a path without reading much of it."""
 
     name: str
     recognises: Callable[[Path], bool]
     open: Callable[[Path], Run]
 
 
+class Translator(Protocol):
+    """Writes one rank in a format. Its methods are called by one thread, which may not be the program's."""
+
+    lost: Counter[str]
+    """What the format cannot hold, in a few words, and how often it was met: "std of a tensor", "a micro step"."""
+
+    def take(self, step: int, rows: RankRun) -> None:
+        """Take more rows of a step, in their order.
+
+        A step may come in several pieces, and so may the tensors of a call; a tensor's call is in the same piece or in
+        an earlier one. Values can be read only during this call: `rows.values(row)`.
+        """
+
+    def sync(self) -> None:
+        """Bring the files up to date with all that was taken: any reader may open them, and a kill loses nothing.
+
+        Called now and then in the middle of a step, and when the program flushes. Cheap where nothing new came.
+        """
+
+    def step_over(self, step: int) -> None:
+        """Nothing more of this step will come."""
+
+    def close(self, end: End) -> None:
+        """Nothing more will come."""
+
+
+class MakesTranslator(Protocol):
+    """Makes the translator of a rank. Raises RunError or RunExists where it cannot write there."""
+
+    def __call__(self, path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> Translator: ...
+
+
 FOREIGN = ("msprobe", "torch_npu", "saving_hook", "hooktools")
-"""The formats of other tools: each a module here with `recognises`, `open_dump` and `translate`."""
+"""The formats of other tools: each a package of `astray.foreign` with `recognises`, `open_dump` and `translate`."""
 
 
 def formats() -> Iterator[Format]:
@@ -63,7 +97,7 @@ def _writer_of(name: str) -> MakesTranslator:
 
 
 WRITABLE: Mapping[str, MakesTranslator] = {"astray": _write_native, **{name: _writer_of(name) for name in FOREIGN}}
-"""What can be written, and how."""
+"""What makes the translator of each format that can be written."""
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -74,7 +108,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     >>> open_run("gpt2/model.safetensors")
     <CheckpointRun gpt2/model.safetensors: safetensors, 148 tensors, 497.8 MB>
 
-    Raises RunError when there is no run. A run that was killed or cut opens; see `Run.complete` and `Run.problems`.
+    Raises RunError when there is no run. A run that was killed or cut still opens; see `Run.complete` and
+    `Run.problems`.
     """
     folder = Path(path)
     if not folder.exists():
@@ -115,45 +150,6 @@ def _is_run(folder: Path) -> bool:
     return any(format.recognises(folder) for format in formats())
 
 
-# -- translator --------------------------------------------------------------------------------------------------------
-# What writes the rows of a recording as another tool's files: while a program runs, and when a run is converted.
-#
-# Each foreign format has one. `foreign/live_writer.py` feeds it from a running program, `convert.py` from a run on
-# disk; both hand over the same rows in the same order, so a format is written in one place.
-
-
-class Translator(Protocol):
-    """Writes one rank. Its methods are called by one thread, which may not be the program's."""
-
-    lost: Counter[str]
-    """What the format cannot hold, in a few words, and how often it was met: "std of a tensor", "a micro step"."""
-
-    def take(self, step: int, rows: RankRun) -> None:
-        """Some more rows of a step, in their order.
-
-        A step may come in several pieces, and so may the tensors of a call; a tensor's call is in the same piece or in
-        an earlier one. Values can be had only now: `rows.values(row)`.
-        """
-
-    def sync(self) -> None:
-        """Make the files say all that was taken, so that any reader may open them and a kill loses nothing of it.
-
-        Called now and then in the middle of a step, and when somebody waits for it. Cheap where nothing new came.
-        """
-
-    def step_over(self, step: int) -> None:
-        """Nothing more of this step will come."""
-
-    def close(self, end: End) -> None:
-        """Nothing more will come."""
-
-
-class MakesTranslator(Protocol):
-    """Makes the translator of a rank. Raises RunError or RunExists where it cannot write there."""
-
-    def __call__(self, path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> Translator: ...
-
-
 def losses(lost: Counter[str], format: str) -> list[MissedTensor]:
-    """What a format could not hold, as a run tells it."""
+    """What a format could not hold, as the `missed` rows of a run."""
     return [MissedTensor(what, f"{format} has no place for it", count) for what, count in sorted(lost.items())]

@@ -1,7 +1,7 @@
-"""A table of tensors whose statistics are measured when somebody looks: of dumps that hold values, and little else.
+"""A table of tensors whose statistics are measured when they are read: for checkpoints and dumps that hold values.
 
-A row is measured when it is looked at, all of them when a column is. What a dump says itself of a tensor stays where
-its values cannot be read, with a note that says why they cannot.
+A row is measured when it is read, all of them when a column is. Where values cannot be read, what the dump says of the
+tensor stays, with a note that gives the reason.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from astray.store.columns import BoolArray, Column, DictionaryColumn, Table
 MEASURES = ("min", "max", "mean", "std", "l2", "absmax", "first_bad_value")
 COUNTS = ("zeros", "nan", "inf", "count", "first_bad")
 MEASURED = (*MEASURES, *COUNTS, "fingerprint", "note")
-NUMBERED = ("sampled", "value")  # of the other columns, those that may be −1 for none
+NUMBERED = ("sampled", "value")  # other columns in which −1 stands for null
 
 _NOTHING = Statistics(None, None, None, None, None, None, 0, 0, 0, 0)  # of a tensor without elements
 
 Measure = Callable[[int], Measurement]
-"""Reads and measures the tensor of a row. Raises RunError where it cannot."""
+"""Reads and measures the tensor of a row. Raises RunError where that is impossible."""
 
 
 class MeasuredTable(Table):
     """The tensors of a dump.
 
-    known: the columns that are there without reading values. `blob_file` says which rows are the same tensor.
-    measure: reads a row; not asked for rows of which `waiting` is False.
-    statistics, fingerprints, notes: what is known of each row until, or unless, it is measured; a count may be −1.
+    known: the columns that are known without reading values. Rows with an equal `blob_file` are the same tensor.
+    measure: reads a row; not called for rows of which `waiting` is False.
+    statistics, fingerprints, notes: what is known of each row until, or unless, it is measured; an unknown count is −1.
     """
 
     __slots__ = ("_failures", "_measurer", "_notes", "_statistics", "_waiting")
@@ -66,7 +66,7 @@ class MeasuredTable(Table):
 
     @property
     def reasons(self) -> list[str]:
-        """Why tensors that were looked at could not be read, each reason once."""
+        """Why tensors could not be read so far, each reason once."""
         return list(self._failures)
 
     def _put(self, statistics: Statistics, rows: int | npt.NDArray[np.intp]) -> None:
@@ -74,7 +74,7 @@ class MeasuredTable(Table):
             self._statistics[name][rows] = value if value is not None else np.nan if name in MEASURES else -1
 
     def _put_all(self, statistics: Sequence[Statistics], rows: npt.NDArray[np.intp]) -> None:
-        """Put one for each row."""
+        """Set the statistics of each row."""
         if not statistics:
             return
         for name, column in zip(Statistics._fields, zip(*statistics, strict=True), strict=True):
@@ -104,14 +104,14 @@ class MeasuredTable(Table):
         return DictionaryColumn.of(self._notes) if name == "note" else self._statistics[name]
 
     def _measure_all(self) -> None:
-        """Measure what was not yet, each file once, and put it in place together."""
+        """Measure every row that was not yet, each file once."""
         waiting = np.flatnonzero(self._waiting)
         if not len(waiting):
             return
         files = np.asarray(self.columns["blob_file"])[waiting]
         _, firsts, of = np.unique(files, return_index=True, return_inverse=True)
         found: dict[int, Measurement] = {}
-        for place in np.sort(firsts).tolist():  # in the order of rows, in which failures are told
+        for place in np.sort(firsts).tolist():  # in the order of rows, so that failures are listed in it
             row = int(waiting[place])
             try:
                 found[place] = self._measurer(row)
@@ -162,7 +162,7 @@ class MeasuredTable(Table):
         return found | {"note": self._notes[index]}
 
     def take(self, rows: npt.NDArray[np.integer[Any]] | BoolArray | slice) -> Table:
-        """A plain table, with all there is."""
+        """A plain table of these rows, with everything measured."""
         return self._whole().take(rows)
 
     def _whole(self) -> Table:

@@ -1,7 +1,7 @@
-"""A recording, opened: what every later stage reads, whatever format it lies in.
+"""A recording, opened: what every later stage reads, whatever its format.
 
 A format gives a `RankSource` for each rank; everything above it is the same for all. Tables are read when they are
-first asked for and kept. What could not be read is a sentence in `problems`, and the rest is there.
+first needed, and kept. What could not be read is a sentence in `problems`, and the rest is there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RankSource(Protocol):
 
 
 class Account(NamedTuple):
-    """What the tables of a rank say of it as a whole: the steps in them, and what is not there or cannot be read."""
+    """What the tables of a rank say of it as a whole: their steps, and what is missing or cannot be read."""
 
     steps: list[int]
     problems: list[str]
@@ -61,7 +61,7 @@ class RankRun:
     """One rank of a run."""
 
     fingerprints: str = "astray"
-    """What the column of that name holds. Checksums of another tool have another word, and are compared among them."""
+    """What the column `fingerprint` holds. Another tool's checksums have another word: ours do not compare to them."""
 
     _damage = _damaged = ""  # the sentence about values that are damaged, and the first of them
 
@@ -90,12 +90,12 @@ class RankRun:
 
     @property
     def end(self) -> End | None:
-        """How the recording ended; None when it was stopped before it could say."""
+        """How the recording ended; None when it was stopped before it could write that."""
         return self._source.end
 
     @cached_property
     def account(self) -> Account:
-        """What the tables say of the rank. Another process that has read them may say it instead: it can be set."""
+        """What the tables say of the rank. It can be set, by a process that got it from one that has read them."""
         lost = int((self.call_rows < 0).sum())
         orphans = (
             [f"{lost:,} of {len(self.tensors):,} tensors belong to calls whose rows are not there."] if lost else []
@@ -110,7 +110,7 @@ class RankRun:
 
     @cached_property
     def _stack_problems(self) -> list[str]:
-        read = getattr(self._source, "stacks", None)  # which other tools' files do not have in a file of their own
+        read = getattr(self._source, "stacks", None)  # only astray's format has a file of stacks
         return [] if read is None else read()[1]
 
     @property
@@ -131,12 +131,12 @@ class RankRun:
 
     @cached_property
     def _setup(self) -> tuple[list[Setup], list[str]]:
-        read = getattr(self._source, "setup", None)  # which other tools' files do not have
+        read = getattr(self._source, "setup", None)  # only astray's format has it
         return ([], []) if read is None else read()
 
     @property
     def setup(self) -> list[Setup]:
-        """What the program was set to, in the order of the steps from which it held; empty when that is not known."""
+        """The settings of the program, in the order of the steps from which they held; empty when not known."""
         return self._setup[0]
 
     def stack(self, id: int) -> list[Frame]:
@@ -146,8 +146,8 @@ class RankRun:
     def values(self, row: int) -> npt.NDArray[Any] | None:
         """The values of a tensor as they were stored, mapped from the file: bfloat16 as uint16, 8-bit floats as uint8.
 
-        None when they were not kept. Of a tensor of which only a slice was kept, the column `part` names it, and this
-        gives that slice, in its own shape. A sample has one dimension.
+        None when they were not kept. Where only a slice was kept, the column `part` names it, and this gives that
+        slice, in its own shape. A sample has one dimension.
         """
         raw = self._source.values(self.tensors, row)
         if raw is None:
@@ -164,9 +164,9 @@ class RankRun:
         return raw.view(storage).reshape(shape)
 
     def verified(self, row: int) -> npt.NDArray[Any] | None:
-        """The values of a tensor as `values` gives them, for whoever judges by them.
+        """The values of a tensor as `values` gives them, checked against its row.
 
-        Raises RunError where they are not those that were recorded, which is a problem of the run from then on.
+        Raises RunError where they are not those that were recorded; that is in `problems` from then on.
         """
         values = self.values(row)
         if values is not None:
@@ -174,7 +174,7 @@ class RankRun:
         return values
 
     def _verify(self, row: int, values: npt.NDArray[Any]) -> None:
-        matches = getattr(self._source, "matches_row", None)  # which other tools' files have no means for
+        matches = getattr(self._source, "matches_row", None)  # other tools' files cannot be checked
         if matches is None:
             return
         names = ("blob_file", "blob_offset", "blob_bytes", "fingerprint")
@@ -191,7 +191,7 @@ class RankRun:
 
     @cached_property
     def _sound(self) -> dict[tuple[int, ...], bool]:
-        """Whether the values at a place are those of their row, as far as they were read."""
+        """Whether the values at a place are those of their row, for those read so far."""
         return {}
 
     def _tell_damaged(self, row: int) -> None:
@@ -270,8 +270,8 @@ class Run:
         """The values of a tensor, in a dtype that numpy knows: bfloat16 and 8-bit floats are widened exactly.
 
         Where only a slice was kept, it is that slice; the row's `part` in `ranks[rank].tensors` says which. A sample
-        has one dimension. A RunError says what is there instead when there is no such tensor, or that its values were
-        not kept.
+        has one dimension. Raises RunError when there is no such tensor, naming the nearest, or its values were not
+        kept.
         """
         if key.rank not in self.ranks:
             raise RunError(f"{self.path} has no rank {key.rank}; it has {', '.join(map(str, self.ranks)) or 'none'}.")
@@ -302,8 +302,8 @@ class Run:
         >>> run.risk(what_if="float16")
         <Risk of runs/a: 1 non-finite, 2 overflow, 3 tight, 210 calm>
 
-        steps, ranks: look only at these: steps="0:10:2", ranks=[0, 3].
-        what_if: other dtypes to imagine the tensors in.
+        steps, ranks: only these, such as steps="0:10:2", ranks=[0, 3]; by default all.
+        what_if: other dtypes for which the same is computed.
         """
         from astray.headroom.risk import risk  # what is made of runs stands on them, so it is fetched only here
 
@@ -316,7 +316,7 @@ class Run:
         >>> found[0].origin.site, found[0].kind.word
         ('h.2.attn/softmax', 'fully masked')
 
-        rank, steps: look only at these.
+        rank, steps: only these; by default all.
         """
         from astray.nonfinite.findings import alarms
 
@@ -337,7 +337,7 @@ class Run:
 
 
 def open_circles(calls: Table) -> list[str]:
-    """Take away the parents of calls that lie in each other, as no call does, so that whoever goes outwards arrives."""
+    """Remove parents that form a circle, as only a damaged file has, so that a walk outwards ends."""
     seq, parent = calls.numbers("seq"), calls.numbers("parent")
     if not np.any(parent >= seq):  # a call that is around another began before it
         return []
@@ -367,9 +367,7 @@ def known_to_numpy(raw: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     return raw
 
 
-# -- lookup ------------------------------------------------------------------------------------------------------------
-# Finds the row of a tensor by its key, and says what is there instead when there is none.
-
+# -- a tensor by its key -----------------------------------------------------------------------------------------------
 
 CALL_FIELDS = ("site", "step", "micro", "phase", "call")
 TENSOR_FIELDS = ("role", "path")
@@ -411,7 +409,7 @@ def _narrow(
 
 
 def _instead(field: str, wanted: Any, found: list[Any]) -> str:
-    """What there is in place of a value that is not there."""
+    """What is recorded instead of a value that is not there."""
     if not found:
         return "no tensors were recorded."
     if isinstance(wanted, str):

@@ -1,7 +1,7 @@
 """What is known about a run as a whole: `run.json` at its start, `end.json` for each rank at its end.
 
-Both are plain JSON. A field this astray does not know is ignored, so that an older one opens what a newer one wrote
-within the same format version; a missing or mistyped field is an error that names it.
+Both are plain JSON. An unknown field is ignored, so that an older astray opens what a newer one wrote within the same
+format version; a missing or mistyped field is an error that names it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ FORMAT = 4
 
 
 class Flight(msgspec.Struct, kw_only=True):
-    """That a run was held in memory and then written, by the first rank that had a reason to."""
+    """Says that the run is a flight recording: held in memory, then written by the first rank that had a reason to."""
 
     why: str
     rank: int
     written: str  # UTC, ISO 8601
     remember: int  # how many steps were held
-    max_bytes: int  # and how many bytes of them at most
+    max_bytes: int  # how many bytes they might take
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
@@ -43,13 +43,13 @@ class RunInfo(msgspec.Struct, kw_only=True):
     created: str  # UTC, ISO 8601
     command: list[str] = []
     framework: str | None = None
-    versions: dict[str, str] = {}  # framework, numpy, CUDA: whatever may change a number
+    versions: dict[str, str] = {}  # framework, numpy, CUDA: everything that may change a number
     python: str = ""
     platform: str = ""
     devices: list[str] = []
     seed: int | None = None
     world_size: int = 1
-    settings: dict[str, Any] = {}  # level, keep, selection, as the user gave them
+    settings: dict[str, Any] = {}  # level, keep, selection, as given by the user
     flight: Flight | None = None  # of a flight recording
 
     @property
@@ -59,7 +59,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
         return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 
     def words(self, setting: str) -> list[str]:
-        """The words of a setting that is one or a list of them, such as `keep`; a run may say anything in its place."""
+        """The words of a setting that is one or a list of them, such as `keep`. A run may hold anything there."""
         said = self.settings.get(setting)
         return [word for word in (said if isinstance(said, list) else [said]) if isinstance(word, str)]
 
@@ -90,7 +90,7 @@ class End(msgspec.Struct, kw_only=True):
     """How the recording of one rank ended, written last."""
 
     complete: bool  # everything handed to the writer is in the files
-    ended: str = "normally"  # or what ended the program
+    ended: str = "normally"  # else what ended the program
     finished: str = ""  # UTC, ISO 8601
     failure: str | None = None  # why writing stopped early
     steps: int = 0
@@ -100,7 +100,7 @@ class End(msgspec.Struct, kw_only=True):
     setup: int | None = None  # lines of setup.jsonl; None when it was written before there was one
     values: int = 0  # how many blobs
     value_bytes: int = 0
-    waited_seconds: float = 0.0  # how long the program stood still because the disk was slower
+    waited_seconds: float = 0.0  # how long the program waited because the disk was slower
     missed: list[MissedTensor] = []  # what was not observed, why, how often
     why: str | None = None  # of a flight recording: why this rank wrote it
 
@@ -119,7 +119,7 @@ def plain(text: str) -> str:
 
 
 MOST_JSON = 64 << 20
-"""Bytes of a JSON file beyond which it is none of ours. The largest is `end.json` with a line for each thing missed."""
+"""Bytes of a JSON file beyond which astray did not write it. The largest is `end.json` with an entry for each miss."""
 
 
 def read_json(path: Path, kind: type[Document], home: Path | None = None) -> Document:
@@ -145,7 +145,7 @@ def read_json(path: Path, kind: type[Document], home: Path | None = None) -> Doc
 def write_json(path: Path, document: msgspec.Struct, writer: str | None = None) -> None:
     """Write a JSON file so that it is either there in full or not at all.
 
-    `writer` is who writes, where others may write the same file from other machines.
+    `writer` names this process in the draft's name, where processes of other machines may write the same file.
     """
     draft = path.with_name(f".{path.name}.{writer or os.getpid()}")
     with draft.open("wb") as file:
@@ -156,7 +156,7 @@ def write_json(path: Path, document: msgspec.Struct, writer: str | None = None) 
 
 
 def sync(file: int) -> None:
-    """Wait until a file or folder is on the disk, where the file system knows of such a thing."""
+    """Wait until a file or folder is on the disk, where the file system supports that."""
     try:
         os.fsync(file)
     except OSError as error:

@@ -1,4 +1,8 @@
-"""Keeps a reader inside the folder it was given: a run is somebody else's, and its names may lead anywhere."""
+"""Keeps a reader inside the folder it was given, and a writer's file names within what a file system takes.
+
+A run may come from another machine: a name in it may lead out of its folder, or to a link, a pipe or a file larger than
+memory. Readers of runs and dumps list and open files here; writers that name files after calls ask `file_name`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,13 @@ from typing import BinaryIO
 from astray.errors import RunError
 
 MOST_BYTES = 4 << 30
-"""A text file beyond this is no dump's: reading it would take the machine's memory."""
+"""A text file beyond this is not a dump's: reading it would take the machine's memory."""
+
+MOST_NAME_BYTES = 240
+"""File systems take names of 255 bytes, and a file has a longer name while it is a draft."""
+
+_FORBIDDEN = re.compile("[/\0\ud800-\udfff]")
+"""What the name of a file cannot hold: separators, nulls, and lone surrogates, which are not text."""
 
 _WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -41,7 +51,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def plain_files(folder: Path) -> set[str]:
-    """The names of the files in a folder that are no links; none where there is no such folder."""
+    """The names of the files in a folder that are not links; empty where there is no such folder."""
     try:
         with os.scandir(folder) as found:
             return {entry.name for entry in found if entry.is_file(follow_symlinks=False)}
@@ -50,17 +60,18 @@ def plain_files(folder: Path) -> set[str]:
 
 
 def other_names(folder: Path, plain: set[str]) -> set[str]:
-    """The names of what else lies there, without links that lead out of it."""
+    """The names of everything else in the folder, without links that lead out of it."""
     with os.scandir(folder) as there:
         found = [folder / entry.name for entry in there if entry.name not in plain]
     return {path.name for path in found if not path.is_symlink() or _stays(folder, path)}
 
 
 def opened(path: Path, home: Path | None = None) -> BinaryIO:
-    """Open a file for reading, without ever waiting for one that is a pipe.
+    """Open a file for reading, without waiting where it is a pipe.
 
-    Raises RunError where it is not a plain file, or where it or a link on its way leads out of `home`, which is the
-    folder it lies in unless another around it is given; and OSError where the system cannot open it.
+    home: the folder that neither the file nor a link on its path may leave; by default the one the file is in.
+
+    Raises RunError where it leaves `home` or is not a plain file, and OSError where the system cannot open it.
     """
     home = path.parent if home is None else home
     inside(home, str(path.relative_to(home)))
@@ -75,7 +86,7 @@ def opened(path: Path, home: Path | None = None) -> BinaryIO:
 
 
 def content(path: Path, home: Path | None = None, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a file that is opened as by `opened`, and has no more than so many of them."""
+    """The bytes of a file, opened as by `opened`. Raises RunError where there are more than `most`."""
     with opened(path, home) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -99,19 +110,8 @@ def _stays(folder: Path, path: Path) -> bool:
     return True
 
 
-# -- file names --------------------------------------------------------------------------------------------------------
-# Names from a recording as names of files. Every writer that names files after what was called asks here.
-
-
-MOST_NAME_BYTES = 240
-"""Of a name: file systems take 255 bytes, and the draft of a file has a longer name."""
-
-_FORBIDDEN = re.compile("[/\0\ud800-\udfff]")
-"""What no name of a file can hold: separators, nulls, and halves of pairs, which are no text."""
-
-
 def file_name(text: str, ending: str) -> str | None:
-    """The text as the name of a file, with `_` for what none can hold; None where it would be hidden or too long.
+    """The text as the name of a file, with `_` for forbidden characters; None where it would be hidden or too long.
 
     >>> file_name("Module.a/b.forward", ".pt"), file_name("x" * 300, ".pt"), file_name("..", ".pt")
     ('Module.a_b.forward.pt', None, None)

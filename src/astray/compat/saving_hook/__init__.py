@@ -2,8 +2,8 @@
 
     model = register_saving_hook(model, path="./tmp_tensors", target_class_names=["Linear", "LayerNorm"])
 
-foreign/saving_hook/hook.py    puts the hooks in place: two recordings, one of outputs and one of gradients
-foreign/saving_hook/checker.py       `python -m astray.compat.saving_hook --pathA A --pathB B`
+`foreign/saving_hook/hook.py` puts the hooks in place; `foreign/saving_hook/checker.py` is behind
+`python -m astray.compat.saving_hook --pathA A --pathB B`.
 
 `astray help moving-from-saving-hook` tells what behaves differently, and why.
 """

@@ -3,8 +3,8 @@
     from astray.compat.torch_npu import register_hook, seed_all, set_dump_path, wrap_acc_cmp_hook
     from astray.compat.torch_npu.tools import compare
 
-foreign/torch_npu/dumping.py    the recordings behind the hooks      foreign/torch_npu/overflow.py   the guard behind
-wrap_checkoverflow_hook foreign/torch_npu/dumping.py   which steps                          tools.py      compare
+In `foreign/torch_npu`, `dumping.py` has the recordings behind the hooks and the steps they dump, `overflow.py` the
+guard behind `wrap_checkoverflow_hook`. `tools.py` here compares two dumps.
 
 `astray help moving-from-torch-npu` tells what is different, and why.
 """

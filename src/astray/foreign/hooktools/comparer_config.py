@@ -1,4 +1,7 @@
-"""What stands in a comparer's YAML file: what to compare, by which metrics, and what is too little to be shown."""
+"""What stands in a comparer's YAML file: what to compare, by which metrics, and what is too little to be shown.
+
+`METRICS` has hooktools' names for what `astray.compare` measures, and the two numbers that it measures only when asked.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,8 @@ from astray.foreign.hooktools.config_keys import (
 )
 from astray.foreign.hooktools.layout import PHASES
 from astray.store import Table
+
+Floats = npt.NDArray[np.float64]
 
 DIRECTORY, FILE, FILE_LIST = 0, 1, 2
 SWITCHES = ("verbose", "skip_nn_module", "skip_non_nn_module")
@@ -141,17 +146,11 @@ def _filters(keys: Keys, asked: Mapping[str, float | None]) -> dict[str, float]:
     return found
 
 
-# -- metrics -----------------------------------------------------------------------------------------------------------
-# hooktools' names for what `astray.compare` measures, and the two numbers that it measures only when it is asked.
-#
-# a are the values of the first folder and b those of the second, where both are finite, in float64.
-
-
-Floats = npt.NDArray[np.float64]
-
-
 def mean_abs_share(reference: Floats, candidate: Floats) -> float:
-    """mean |a − b| / mean |a|. 0 when both are zero everywhere, ∞ when only a is."""
+    """mean |a − b| / mean |a|. 0 when both are zero everywhere, ∞ when only a is.
+
+    a is the reference, b the candidate, in float64, where both are finite.
+    """
     both = np.isfinite(reference) & np.isfinite(candidate)
     size = float(np.abs(reference[both]).mean()) if both.any() else math.nan
     error = mean_abs(reference, candidate)

@@ -1,7 +1,7 @@
 """Where a dump keeps what: `log_dir/{name}_{unixtime}/{forward,backward,gradient}/epoch{E}/step{S}/forward_000017.pt`.
 
-Any folder on that way can be opened. Files are numbered through the whole run, in the order in which calls ended; both
-epoch and step may be −1, which says that nobody told them.
+Any folder of this path can be opened. Files are numbered through the whole run, in the order in which calls ended, by a
+`FileSeries` that several recordings may share; epoch and step are −1 where the program did not give them.
 """
 
 from __future__ import annotations
@@ -173,12 +173,8 @@ class Numbering:
         return {f"epoch{epoch}": f"step + {add}" if add else "step" for epoch, add in self._add.items()}
 
 
-# -- series ------------------------------------------------------------------------------------------------------------
-# The files of one run: their numbers, their folders, and the index of modules. Recordings may share one.
-
-
 class FileSeries:
-    """The files of a run, which several recordings may write one after another: numbers go on where they were."""
+    """The numbers, folders and index of the files of a run. Several recordings may write them one after another."""
 
     def __init__(self, log_dir: Path, name: str, stamp: int) -> None:
         self.log_dir, self.name, self.stamp = log_dir, name, stamp

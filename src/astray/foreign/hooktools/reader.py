@@ -210,12 +210,7 @@ def _modified(path: Path) -> str:
     return datetime.datetime.fromtimestamp(stamp, datetime.timezone.utc).isoformat(timespec="seconds")
 
 
-# -- saved -------------------------------------------------------------------------------------------------------------
-# What one file says: which call it was of, and where in the file its tensors lie.
-#
-# Ours say all of it. Those of hooktools itself have a module's repr, the full name of a function or that of a
-# parameter.
-
+# -- one file ----------------------------------------------------------------------------------------------------------
 
 LONGEST_NAME = 100
 """A module's repr beyond this is cut: that of a whole model has thousands of lines."""

@@ -1,4 +1,4 @@
-"""`Tracer`: a `Recorder` that writes hooktools' files, in hooktools' words.
+"""`Tracer`: a `Recorder` that writes hooktools' files, and the YAML file that says what it records.
 
 Each `trace` … `untrace` is a recording of its own, so that nothing remains on the model in between; the numbers of the
 files go on from one to the next.
@@ -31,6 +31,17 @@ from astray.wording import counted, did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+HOOK = "dump_pt_hook"
+
+FORWARD, BACKWARD = ("forward",), ("backward",)
+
+PHASES: dict[int, tuple[str, ...]] = {0: (), 1: FORWARD, 2: BACKWARD, 3: FORWARD + BACKWARD}
+"""What each trace_mode records."""
+
+HOMES = ("torch.nn.functional", "torch", "torch.Tensor")
+"""Where functions are looked for that are given by the beginning of their names."""
 
 
 class ParameterGradient(dict[str, Any]):
@@ -171,19 +182,6 @@ def _whole(name: str, given: Any) -> int:
     if not -1 <= number < 10**12:
         raise RecordError(f"{name}={given!r} cannot be traced: it should be a whole number, or -1 for none.")
     return number
-
-
-# -- tracer config -----------------------------------------------------------------------------------------------------
-# What stands in a tracer's YAML file: where to, which calls, which modules and functions.
-
-
-HOOK = "dump_pt_hook"
-FORWARD, BACKWARD = ("forward",), ("backward",)
-PHASES: dict[int, tuple[str, ...]] = {0: (), 1: FORWARD, 2: BACKWARD, 3: FORWARD + BACKWARD}
-"""What each trace_mode records."""
-
-HOMES = ("torch.nn.functional", "torch", "torch.Tensor")
-"""Where functions are looked for that somebody wants by the beginning of their names."""
 
 
 @dataclass(frozen=True)

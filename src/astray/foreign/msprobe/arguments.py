@@ -1,7 +1,13 @@
-"""Where msprobe has the arguments of a function that is written in Python: as they were given.
+"""Where msprobe has the arguments of a function, and which argument a gradient of its backward entry belongs to.
 
-Such a function hands its arguments on in its own way, some by position and all others by name, given or not, and that
-is how astray sees them. A recording for msprobe's files knows how the call was written, and puts them back.
+A function that is written in Python hands its arguments on in its own way, some by position and all others by name,
+given or not, and that is how astray sees them. msprobe has them as they were given: a recording for msprobe's files
+knows how the call was written, and puts them back.
+
+msprobe hooks the last node of the graph that a function made, and numbers what that node sends on. Where the function
+is that node (`relu`, `add`, `layer_norm`) those are the gradients of its arguments. Where it is made of several
+(`linear` of three dimensions, `matmul`, `cross_entropy`) they are of something in between: such a gradient is kept
+under a path of its own, and never compared with that of an argument.
 """
 
 from __future__ import annotations
@@ -12,6 +18,29 @@ from typing import Any
 from astray.foreign.msprobe.tensors import DumpTensor, is_tensor, walk
 from astray.records import Spelling
 from astray.wording import numeral
+
+NODE = "node."
+"""How the path of a gradient begins that is of a node and not known to be of an argument."""
+
+OWN = "gradients"
+"""The key of a backward entry for a function's gradients of its arguments that are not among those of its last node."""
+
+_UNARY = {
+    "abs", "clamp", "cos", "elu", "erf", "exp", "gelu", "hardtanh", "leaky_relu", "log", "log_softmax", "mean", "mish",
+    "neg", "pow", "reciprocal", "relu", "relu6", "rsqrt", "selu", "sigmoid", "silu", "sin", "softmax", "softplus",
+    "sqrt", "sum", "tanh",
+}  # fmt: skip
+_BINARY = {"add", "div", "mul", "sub"}
+_NODES = {
+    "layer_norm": ("0", "kwargs.weight", "kwargs.bias"),
+    "batch_norm": ("0", "kwargs.weight", "kwargs.bias"),
+    "group_norm": ("0", "kwargs.weight", "kwargs.bias"),
+    "embedding": ("1",),
+    "conv1d": ("0", "1", "2"),
+    "conv2d": ("0", "1", "2"),
+    "conv3d": ("0", "1", "2"),
+}
+"""The arguments that the gradients of a node belong to, in its order, as astray names them."""
 
 
 def arrangement(spelling: Spelling | None, count: int, words: Collection[str]) -> dict[str, str] | None:
@@ -33,39 +62,6 @@ def arrangement(spelling: Spelling | None, count: int, words: Collection[str]) -
     if count > len(names) or spelling.positional > len(names) or not given.keys() <= seen.keys():
         return None
     return {seen[name]: place for name, place in given.items()}
-
-
-# -- gradients ---------------------------------------------------------------------------------------------------------
-# Which argument a gradient of a function's backward entry belongs to.
-#
-# msprobe hooks the last node of the graph that a function made, and numbers what that node sends on. Where the function
-# is that node (`relu`, `add`, `layer_norm`) those are the gradients of its arguments. Where it is made of several
-# (`linear` of three dimensions, `matmul`, `cross_entropy`) they are of something in between: such a gradient is kept
-# under a path of its own, and never compared with that of an argument.
-
-
-NODE = "node."
-"""What the path of a gradient begins with that is of a node and not known to be of an argument."""
-
-OWN = "gradients"
-"""The key of a backward entry for a function's gradients of its arguments that are not among those of its last node."""
-
-_UNARY = {
-    "abs", "clamp", "cos", "elu", "erf", "exp", "gelu", "hardtanh", "leaky_relu", "log", "log_softmax", "mean", "mish",
-    "neg", "pow", "reciprocal", "relu", "relu6", "rsqrt", "selu", "sigmoid", "silu", "sin", "softmax", "softplus",
-    "sqrt", "sum", "tanh",
-}  # fmt: skip
-_BINARY = {"add", "div", "mul", "sub"}
-_NODES = {
-    "layer_norm": ("0", "kwargs.weight", "kwargs.bias"),
-    "batch_norm": ("0", "kwargs.weight", "kwargs.bias"),
-    "group_norm": ("0", "kwargs.weight", "kwargs.bias"),
-    "embedding": ("1",),
-    "conv1d": ("0", "1", "2"),
-    "conv2d": ("0", "1", "2"),
-    "conv3d": ("0", "1", "2"),
-}
-"""The arguments that the gradients of a node belong to, in its order, as astray names them."""
 
 
 def gradient_paths(

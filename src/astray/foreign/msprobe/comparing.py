@@ -196,9 +196,7 @@ def _has(run: Run, what: Callable[[StoredTable], npt.NDArray[np.bool_]]) -> bool
     return any(bool(what(rank.tensors).any()) for rank in run.ranks.values())
 
 
-# -- comparing files ---------------------------------------------------------------------------------------------------
-# msprobe's table as a file: CSV, or a workbook with a colour for each result.
-
+# -- the table as a file: CSV, or a workbook with a colour for each result ---------------------------------------------
 
 _COLOURS = {"pass": "#C6EFCE", "warning": "#FFEB9C", "error": "#FFC7CE"}
 

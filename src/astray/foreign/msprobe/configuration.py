@@ -233,11 +233,7 @@ def _level(given: Any, task: str) -> Level:
     return level
 
 
-# -- checks ------------------------------------------------------------------------------------------------------------
-# Turns the values of config.json into what they mean, or into a RecordError that says what would be right.
-#
-# Which keys there are is known to `configuration`; a check takes what was written under one of them.
-
+# -- one value of config.json → what it means, or a RecordError that says what would be right --------------------------
 
 _FUNCTION = r"(?!Module\.|Cell\.)\w+\..+\.\d+\.(forward|backward)"
 _MODULE = r"(Module|Cell)\..+\.(forward|backward)\.\d+"

@@ -1,4 +1,4 @@
-"""`PrecisionDebugger`, as msprobe's users hold it: a name for a session, whose methods can be called on the class too.
+"""`PrecisionDebugger` and `seed_all` as msprobe has them: a name for a `Session`, with methods callable on the class.
 
 msprobe has one debugger in a program, and a second one with another configuration is ignored in silence. Here each
 folder has its own; the same folder with another configuration is refused.
@@ -138,12 +138,8 @@ class PrecisionDebugger:
         self._sessions.pop(self._place, None)
 
 
-# -- seeding -----------------------------------------------------------------------------------------------------------
-# msprobe's `seed_all`, over `astray.seed_all` and `astray.without_dropout`.
-
-
 def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False, is_enhanced: bool = False) -> None:
-    """Give every source of random numbers the same seed.
+    """Give every source of random numbers the same seed, as `astray.seed_all` does.
 
     mode: also ask torch for the same bits each time.
     rm_dropout: no dropout drops anything from here on, on this thread. `astray.without_dropout` does it for a block.

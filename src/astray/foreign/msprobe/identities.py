@@ -2,7 +2,8 @@
 
 An entry's name counts the calls of a function through the step; astray counts those of a site in a micro step. The
 module around a function is in construct.json, at level mix. What has none there was called by the outermost module,
-which msprobe leaves out, or by none: the stacks tell.
+which msprobe leaves out, or by none: the stacks tell. Where construct.json has no micro steps, `micro_steps` takes them
+from the order of forward and backward.
 """
 
 from __future__ import annotations
@@ -140,21 +141,15 @@ def count(said: object, otherwise: int) -> int:
     return said if is_count else otherwise  # type: ignore[return-value]
 
 
-# -- micro steps -------------------------------------------------------------------------------------------------------
-# Which micro step an entry belongs to, where construct.json does not say: by the order of forward and backward.
-#
-# A dump counts calls through the whole step. Where the model's first module runs again after a backward, another
-# forward of the model has begun, which is what astray calls a micro step. Forwards that no backward lies between stay
-# one: they might be two calls in one forward. Forwards that activation checkpointing makes again begin with another
-# module.
-
-
 def micro_steps(
     names: Iterable[str], entries: Mapping[str, Entry], parents: Mapping[str, str | None]
 ) -> dict[str, int]:
-    """The micro steps of entries in the order of dump.json; empty where there is but one.
+    """The micro steps of entries in the order of dump.json; empty where there is only one.
 
-    Backward calls are those of their forward calls, and are not in it.
+    A dump counts calls through the whole step. Where the model's first module runs again after a backward, another
+    forward of the model has begun: a new micro step. Forwards without a backward between them stay in one, since they
+    may be two calls in one forward; those that activation checkpointing repeats begin with another module. Backward
+    calls have the micro step of their forward call, and are not in the result.
     """
     known = [name for name in names if name in entries]
     blocks = [

@@ -3,6 +3,9 @@
 An entry's tensors are told in the order in which they were seen: its inputs before whatever lies in it (construct.json
 says what that is), its outputs where dump.json has the entry, which is after it. What the dump does not tell, such as
 the module around a function at level L1, is not made up.
+
+msprobe writes a tensor as soon as it sees it and its JSON files now and then: a program that was killed leaves files
+that no entry mentions. Entries are made from their names (`entries_of`).
 """
 
 from __future__ import annotations
@@ -192,19 +195,14 @@ def _changed(folder: Path) -> float:
         return 0.0
 
 
-# -- leftovers ---------------------------------------------------------------------------------------------------------
-# Entries made from the names of tensor files that dump.json does not tell of.
-#
-# msprobe writes a tensor as soon as it sees it and its JSON files now and then: a program that was killed leaves files
-# that no entry mentions. Their names say which tensor of which entry they are.
-
+# -- files of tensors that dump.json does not mention ------------------------------------------------------------------
 
 _OF_CALL = re.compile(r"(.+\.(?:forward|backward)(?:\.\d+)?)\.(input|output|kwargs|parameters)\.(.+)\.(?:pt|npy)")
 _GRADIENT = re.compile(r"(.+\.parameters_grad(?:\.\d+)?)\.(.+)\.(?:pt|npy)")
 
 
 def entries_of(files: list[str], folder: Path, rows: DumpRows, known: Container[str]) -> dict[str, dict[str, Any]]:
-    """The entries that these files belong to, without those that are known. What is odd about them is said."""
+    """The entries that these files belong to, without those that are known. What is odd becomes a problem of `rows`."""
     found: dict[str, dict[str, Any]] = {}
     unread = added = 0
     for file in files:

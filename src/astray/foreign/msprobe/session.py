@@ -1,7 +1,8 @@
 """One dump in the making: a recorder that is paused and resumed as the program says `start` and `stop`.
 
 A session belongs to a folder. It opens the recorder when something is first to be recorded, since only then the model
-is known, and from then on steps are counted by the recorder.
+is known, and from then on steps are counted by the recorder. The dump's writer, which alone gives entries their names,
+asks an `EntryFilter` which of them the configuration selects.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ _TASKS: dict[str, Task] = {
     "structure": "structure",
 }
 _LEVELS = {"L0": ["module"], "L1": ["function"], "mix": ["module", "function"], "debug": ["module"]}
+
+_FORWARD = re.compile(r"\.forward(\.\d+)?$")
+
+_GRADIENT = re.compile(r"(.+)\.parameters_grad(?:\.(\d+))?")
 
 
 class Session:
@@ -238,21 +243,12 @@ def _nothing() -> Any:
     return nn.Module()
 
 
-# -- wanted ------------------------------------------------------------------------------------------------------------
-# Which entries of a dump are asked for, by their names: `list`, `scope`, `tensor_list`, `white_list` and `black_list`.
-#
-# Names are known only where they are given, in the writer of the dump: an entry that is left out uses up its number all
-# the same. It asks once for each entry, in the order in which they start.
-
-
-_FORWARD = re.compile(r"\.forward(\.\d+)?$")
-_GRADIENT = re.compile(r"(.+)\.parameters_grad(?:\.(\d+))?")
-
-
 class EntryFilter:
-    """Answers for the entries of one step.
+    """Which entries of one step are dumped: `list`, `scope`, `tensor_list`, `white_list` and `black_list`.
 
-    >>> wanted = Wanted(Configuration(Path("dump"), level="mix", names=("fc1",)))
+    Called once for each entry, in the order in which they start.
+
+    >>> wanted = EntryFilter(Configuration(Path("dump"), level="mix", names=("fc1",)))
     >>> wanted("Module.fc1.Linear.forward.0"), wanted("Functional.linear.0.forward", ["Module.fc1.Linear.forward.0"])
     (True, True)
     """

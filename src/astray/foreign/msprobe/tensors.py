@@ -224,16 +224,13 @@ def _placement(leaf: Leaf) -> str | None:
     return json.dumps(told, separators=(",", ":"))
 
 
-# -- small files -------------------------------------------------------------------------------------------------------
-# Reads the file of one small tensor at once. Dumps of other tools have ten thousands of them.
-#
-# Their pickles are a few bytes that differ by dtype and shape alone. Each distinct one is read with care, by
-# `astray.checkpoints`, and known again in the next file: then only the table of the zip has to be gone through, which
-# is a twentieth of the work. Whatever is not as it was then is read with care, too, and answered for by that.
-
+# -- files of one small tensor -----------------------------------------------------------------------------------------
+# Dumps have tens of thousands of them. Their pickles are a few bytes that differ by dtype and shape alone. Each
+# distinct one is read by `astray.checkpoints`, which checks everything, and recognised in the next file: then only the
+# table of the zip has to be gone through, a twentieth of the work. Any other difference takes the careful way.
 
 MOST_BYTES = 1 << 20
-"""Larger files take their time to read anyhow."""
+"""Bytes; beyond this, reading takes so long that the shortcut saves nothing."""
 
 _MANY = 4096  # pickles that are remembered
 

@@ -1,7 +1,8 @@
 """Writes a rank's rows as msprobe's files: `step0/rank/dump.json` and those beside it, which msprobe's tools open.
 
 Tensors are written as they come, the JSON files whole each time something is new: a draft that takes their place, so
-that a kill leaves the last state that was written and never half a file. An entry is encoded again when it changed.
+that a kill leaves the last state that was written and never half a file. An entry is encoded again when it changed. One
+that is not asked for uses up its number all the same, so that the others have the names they would have in a full dump.
 """
 
 from __future__ import annotations
@@ -314,17 +315,13 @@ def _replace(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-# -- choice ------------------------------------------------------------------------------------------------------------
-# Which entries of a dump are written, where not all are asked for: by their names, or by what is in them.
-#
-# An entry that is left out uses up its number all the same, so that the others bear the names they would have had.
-
+# -- which entries are written -----------------------------------------------------------------------------------------
 
 EntrySelector = Callable[[str, Sequence[str]], bool]
 """Whether an entry is written, by its name and those of the entries around it. Asked once, in the order they begin."""
 
 MakesAsked = Callable[[], EntrySelector]
-"""Makes it anew for each step."""
+"""Makes a new selector for each step."""
 
 
 class Choice(NamedTuple):

@@ -1,8 +1,10 @@
 """The folders of the saving hook: a .npy file for the output of each leaf layer, and one for each gradient.
 
-files.py      what a file's name says, and how it is written
-reader.py     a folder → a Run
-writer.py     the rows of a recording → a folder, within limits
+files.py     the names of files, read and written, and the files of a folder by their names
+reader.py    a folder → a `Run`
+writer.py    the rows of a recording → a folder, within limits
+hook.py      puts the hooks in place: a recording of outputs and one of gradients
+checker.py   two folders → a CSV for each rank
 
 The format knows micro steps, which count forwards from 0, and no steps: as a Run everything is in step 0.
 docs/moving-from-saving-hook.md has the rest.

@@ -1,4 +1,4 @@
-"""What the names of the saving hook's files say.
+"""The saving hook's files: what their names say, and the files of a folder by their names.
 
     tensors/rank_0/tensor_idx_7_layer_class_Linear_layer_name_mlp.fc_micro_step_2.npy
     grads/rank_0/grad_idx_3_of_param_name_mlp.fc.weight_micro_step_2.npy
@@ -50,6 +50,20 @@ class FileName(NamedTuple):
     path: str
 
 
+class TensorFile(NamedTuple):
+    """A file of one tensor, and what its name says."""
+
+    saved: FileName
+    path: Path
+
+
+class RankListing(NamedTuple):
+    """The files of one rank in the order of their index, and what is wrong with them, a sentence each."""
+
+    files: list[TensorFile]
+    problems: list[str]
+
+
 def parse(folder: Folder, name: str) -> FileName | None:
     """What the name of a file in this folder says; None when it is of another form.
 
@@ -91,32 +105,6 @@ def rank_of(name: str) -> int | None:
     """The rank whose folder is called so; None for any other folder."""
     match = RANK_FOLDER.fullmatch(name)
     return None if match is None else int(match[1])
-
-
-def _escape(sign: re.Match[str]) -> str:
-    return f"%{ord(sign[0]):02X}"
-
-
-def _plain(text: str) -> str:
-    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)
-
-
-# -- listed ------------------------------------------------------------------------------------------------------------
-# The files of a saving hook's folder, by what their names say. Used by the reader and by the checker.
-
-
-class TensorFile(NamedTuple):
-    """A file of one tensor, and what its name says."""
-
-    saved: FileName
-    path: Path
-
-
-class RankListing(NamedTuple):
-    """The files of one rank in the order of their index, and what is wrong with them, a sentence each."""
-
-    files: list[TensorFile]
-    problems: list[str]
 
 
 def rank_folders(path: Path, folder: Folder) -> tuple[dict[int, Path], list[str]]:
@@ -184,3 +172,11 @@ def _wrong_indices(home: Path, files: list[TensorFile]) -> list[str]:
             "times, a later call may bear the number of an earlier one."
         )
     return found
+
+
+def _escape(sign: re.Match[str]) -> str:
+    return f"%{ord(sign[0]):02X}"
+
+
+def _plain(text: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)

@@ -2,11 +2,14 @@
 
 They know functions and no modules, steps or micro steps: every call lies in step 0, in a site of its function alone.
 
-names.py     the names of tensors          names.py    a tensor of a dump, whichever form it has
-lines.py     reads the ".pkl"              numbers.py   the numbers of a line
-arrays.py    reads the folder              lines.py    what is wrong with a file, in words
-calls.py     tensors into calls            writer.py   rows into whole calls, and these into
-writer.py     either form
+names.py      a tensor of a dump, and its name
+lines.py      reads the ".pkl", and says what is wrong with it
+numbers.py    the numbers of its lines
+arrays.py     reads the folder
+calls.py      the tensors of a dump → calls
+writer.py     the rows of a recording → whole calls → either form
+dumping.py    the recordings behind `register_hook`, and which steps they dump
+overflow.py   the guard behind `wrap_checkoverflow_hook`
 """
 
 from __future__ import annotations

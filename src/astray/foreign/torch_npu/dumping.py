@@ -1,8 +1,9 @@
 """The recordings behind `register_hook`: one that writes values into a file, one that fills a folder of arrays.
 
-The tool that people come from has no end to its recordings, one file for all models, and may be told another file at
-any time. So a recording here runs until the program ends, over all models that were registered; a further model begins
-it anew on the same file, and another file takes the place of the last without the recording being touched.
+torch_npu's recordings have no end, write one file for all models, and may be given another file at any time. So a
+recording here runs until the program ends, over all models that were registered; a further model begins it anew on the
+same file, and another file takes the place of the last without the recording being touched. `schedule` says which steps
+are dumped, and `step_schedule` counts them as the program tells it.
 """
 
 from __future__ import annotations
@@ -186,10 +187,6 @@ def _run(dumping: DumpRecorder) -> None:
 def _rank_and_world_size(adapter: Adapter | None) -> tuple[int, int]:
     known = adapter.rank_and_world_size() if adapter is not None else None
     return known or rank_and_world_size(os.environ)
-
-
-# -- schedule ----------------------------------------------------------------------------------------------------------
-# Which steps are dumped: `schedule` says which, and `step_schedule` counts them as the program tells it.
 
 
 Schedule = Callable[[int], bool]

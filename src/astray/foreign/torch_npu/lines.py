@@ -1,8 +1,8 @@
 """Reads a ".pkl" of torch_npu.hooks, which is no pickle: each line is `[name, values, dtype, shape]` in JSON.
 
-A file is gone through once without looking at its values; they are parsed when somebody asks. With `sample=True` a
-line has the first ten values, then maximum, minimum and mean. Which of the two a line is, its length says; of a
-tensor with 13 elements it does not, and then the rest of the file decides.
+A file is gone through once without looking at its values; they are parsed when they are read. With `sample=True` a line
+has the first ten values, then maximum, minimum and mean. Which of the two a line is, its length says; for a tensor with
+13 elements it does not, and then the rest of the file decides.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ _TAIL = re.compile(rb'\]\s*,\s*"([^"\\]{1,200})"\s*,\s*(\[[\d\s,]*\])\s*\]\s*$')
 _LONGEST_TAIL = 4096
 _LOOKED_AT = 1 << 16
 """How much of a file is looked at to tell what it is."""
+
+_MOST_TOLD = 5
+"""How many lines that cannot be read become a problem each; the rest is counted."""
+
+_PICKLES = (b"\x80", b"PK\x03\x04")
 
 
 class Line(NamedTuple):
@@ -217,23 +222,14 @@ def _summary(path: Path, line: Line) -> Statistics | None:
     return Statistics(lowest, highest, middle, None, None, absmax, -1, -1, -1, math.prod(line.shape))
 
 
-# -- damage ------------------------------------------------------------------------------------------------------------
-# What is wrong with a file, or a line of it, that should be of torch_npu.hooks: in words.
-
-
-_MOST_TOLD = 5
-"""So many lines that cannot be read are told one by one."""
-_PICKLES = (b"\x80", b"PK\x03\x04")
-
-
 def few(problems: list[str], name: str) -> list[str]:
-    """The problems of a file, but no endless list of them."""
+    """The first problems of a file, and how many more there are."""
     more = len(problems) - _MOST_TOLD
     return [*problems[:_MOST_TOLD], f"{more} more lines of {name} are damaged."] if more > 1 else problems
 
 
 def what_is_wrong(raw: bytes) -> str:
-    """A few words on a line that is none."""
+    """What is wrong with a line, in a few words."""
     try:
         found = json.loads(raw)
     except (ValueError, RecursionError):
@@ -255,7 +251,7 @@ def _wrong_parts(name: object, values: object, dtype: object, shape: object) -> 
 
 
 def nothing_there(path: Path, problems: list[str]) -> str:
-    """Why a file is no dump, and what it may be instead."""
+    """Why a file is not a dump, and what it may be instead."""
     with path.open("rb") as file:
         beginning = file.read(4)
     if beginning.startswith(_PICKLES):

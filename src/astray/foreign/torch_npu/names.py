@@ -1,7 +1,8 @@
-"""The names of tensors in dumps of torch_npu.hooks, read and written: `16_Functional_relu_backward_input.0`.
+"""A tensor of a dump of torch_npu.hooks, in either of the two forms, and its name, read and written.
 
-The number counts tensors through the whole file, and says nothing of the call. The backward pass is named as autograd's
-nodes see it: `input` are the gradients that a call sends to its inputs, `output` those that arrive at its outputs.
+In `16_Functional_relu_backward_input.0` the number counts tensors through the whole file, and says nothing of the call.
+The backward pass is named as autograd's nodes see it: `input` are the gradients that a call sends to its inputs,
+`output` those that arrive at its outputs.
 """
 
 from __future__ import annotations
@@ -20,11 +21,21 @@ from astray.wording import numeral
 
 Side = Literal["input", "output"]
 
+Floats = npt.NDArray[np.float64]
+
+Array = npt.NDArray[Any]
+
 _NAME = re.compile(r"(?:(\d{1,18})_)?([A-Za-z]+)_(.+)_(forward|backward)_(input|output)(\..+)?")
 _MODULE, _OPERATOR = "Module", "Aten"
 
 NODE = "node."
-"""How the path of a gradient begins of which only its place in an autograd node is known, and not whose it is."""
+"""How the path of a gradient begins that is of an autograd node and not known to be of an argument."""
+
+SAMPLE = 10
+"""How many values a sampled line begins with: the first of the tensor, in row-major order."""
+
+SUMMARY = 3
+"""What follows them: the maximum, the minimum and the mean of the whole tensor."""
 
 
 class TensorName(NamedTuple):
@@ -55,6 +66,36 @@ class TensorName(NamedTuple):
     def role(self) -> Role:
         """The role as astray sees it: what flows into a call is its input, in the backward pass too."""
         return self.side if self.phase == "forward" else "output" if self.side == "input" else "input"
+
+
+class DumpedTensor(NamedTuple):
+    """A tensor as the dump has it.
+
+    text: its name as it is written, `name` the same taken apart. place: where it stands, in words.
+    numbers: gives what the dump holds of it, in float64, one after another. Raises RunError.
+    is_sampled: that is some of its values, and three numbers that say something of all.
+    counts_tensors: the path in its name counts the tensors on its side, of which a lone one is number 0.
+    """
+
+    name: TensorName
+    text: str
+    place: str
+    dtype: str
+    shape: tuple[int, ...]
+    numbers: Callable[[], Floats]
+    values: ValueLocation | None = None
+    statistics: Statistics | None = None
+    note: str | None = None
+    is_sampled: bool = False
+    counts_tensors: bool = False
+
+
+class TorchNpuDump(NamedTuple):
+    """The tensors of one rank, in order, and what is wrong with it. `is_cut`: its end shows that it was cut short."""
+
+    tensors: list[DumpedTensor]
+    problems: list[str]
+    is_cut: bool = False
 
 
 class FunctionSite(NamedTuple):
@@ -135,48 +176,3 @@ def order(path: str) -> tuple[tuple[int, int, str], ...]:
     """What sorts paths: numbers by their size, and before words."""
     parts = ((part, numeral(part)) for part in path.split(".") if part)
     return tuple((1, 0, part) if number is None else (0, number, "") for part, number in parts)
-
-
-# -- dumped ------------------------------------------------------------------------------------------------------------
-# One tensor of a dump of torch_npu.hooks, whichever of its two forms it has: a line of JSON, or a file of numpy's.
-
-
-Floats = npt.NDArray[np.float64]
-
-SAMPLE = 10
-"""How many values a sampled line begins with: the first of the tensor, in row-major order."""
-SUMMARY = 3
-"""What follows them: the maximum, the minimum and the mean of the whole tensor."""
-
-
-class DumpedTensor(NamedTuple):
-    """A tensor as the dump has it.
-
-    text: its name as it is written, `name` the same taken apart. place: where it stands, in words.
-    numbers: gives what the dump holds of it, in float64, one after another. Raises RunError.
-    is_sampled: that is some of its values, and three numbers that say something of all.
-    counts_tensors: the path in its name counts the tensors on its side, of which a lone one is number 0.
-    """
-
-    name: TensorName
-    text: str
-    place: str
-    dtype: str
-    shape: tuple[int, ...]
-    numbers: Callable[[], Floats]
-    values: ValueLocation | None = None
-    statistics: Statistics | None = None
-    note: str | None = None
-    is_sampled: bool = False
-    counts_tensors: bool = False
-
-
-class TorchNpuDump(NamedTuple):
-    """The tensors of one rank, in order, and what is wrong with it. `is_cut`: its end shows that it was cut short."""
-
-    tensors: list[DumpedTensor]
-    problems: list[str]
-    is_cut: bool = False
-
-
-Array = npt.NDArray[Any]

@@ -200,12 +200,10 @@ def _unnamed(called: CallRow | None, role: str) -> str:
     return "a value that the program saved" if called.kind == "custom" else f"a tensor of a {called.kind} call"
 
 
-# -- forms -------------------------------------------------------------------------------------------------------------
-# The two forms of a dump of torch_npu.hooks, as they are written call by call: lines in a file, arrays in a folder.
-
+# -- the two forms of a dump, written call by call ---------------------------------------------------------------------
 
 MOST_DIGITS = 9
-"""Of a tensor's place in the name of a file: what `arrays.py` reads."""
+"""Digits of a tensor's place in the name of a file; `arrays.py` reads no more."""
 
 
 class CallRow(NamedTuple):

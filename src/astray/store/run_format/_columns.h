@@ -37,7 +37,7 @@ typedef struct TensorRow {
     int64_t ticket;               // for what is measured later
     const Measurement *measured;  // NULL when there is no measurement, or none yet
     int has_statistics;           // or only a fingerprint
-    PyObject *values;             // `Values`, or None
+    PyObject *values;             // `TensorBytes`, or None
     Text placement, note;
     int64_t value;
 } TensorRow;

@@ -1,7 +1,7 @@
 """One column of a table, before it is written: where its cells are, and the Arrow buffers they become.
 
-Cells are those of rows, or numbers that came as arrays. Plain Python encodes what is not kept as columns already, and
-gives the same bytes.
+Cells are in `Rows`, or came as arrays of numbers. The Python encoder here, for rows that are not kept as columns, gives
+the same bytes as the native one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ListCells:
 
 @dataclass(frozen=True, slots=True)
 class NullCells:
-    """A column of nulls alone."""
+    """A column with only nulls."""
 
     count: int
 
@@ -91,7 +91,7 @@ class NullCells:
 
 @dataclass(frozen=True, slots=True)
 class MaskedCells:
-    """A column whose cells are numbers already. Where it is not `present`, a cell is null."""
+    """A column whose cells are numbers already. A cell that is not `present` is null."""
 
     data: npt.NDArray[Any]
     present: npt.NDArray[np.bool_]
@@ -113,7 +113,7 @@ AnyCells = EncodedCells | ListCells | NullCells | MaskedCells
 
 
 def numbers(cells: EncodedCells, column: Column) -> MaskedCells:
-    """The numbers of a column, to be changed."""
+    """The numbers of a column, as arrays that may be changed."""
     encoded = cells.encode(column, 0)
     assert encoded is not None  # only strings and lists have a limit
     nulls, (bitmap, data) = encoded
@@ -130,7 +130,7 @@ def encode(cells: list[Any], type: str, limit: int) -> tuple[int, tuple[bytes, .
     bitmap = b""
     if nulls:
         filler = {"string": "", "float64": np.nan}.get(type, 0)
-        if nulls == len(cells):  # most columns are all there or not there at all
+        if nulls == len(cells):  # most columns have no nulls or nothing else
             present, cells = np.zeros(nulls, np.bool_), [filler] * nulls
         else:
             present = np.fromiter((cell is not None for cell in cells), np.bool_, len(cells))

@@ -1,8 +1,7 @@
 """Arrow to tables: reads a table's file into columns, as far as it is whole.
 
-Strings and shapes become codes right here: the bytes of a column are factorised as they lie in the file, and only the
-few distinct values are ever turned into Python objects. A column that an older format version did not have is null in
-every row.
+Strings and shapes become codes here: the bytes of a column are factorised as they are in the file, and only the few
+distinct values become Python objects. A column that an older format version did not have is null in every row.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Mask = npt.NDArray[np.bool_] | None
 Absent = frozenset[schema.Column]
 
 BUFFERS = {"string": 3, "list<int64>": 4}
-"""How many Arrow buffers a column takes: a bitmap of validity and the data, and offsets, and a list's own bitmap."""
+"""How many Arrow buffers a column has: a bitmap of validity and the data (2), offsets, and a list's own bitmap."""
 
 
 class TableFile(NamedTuple):
@@ -40,13 +39,13 @@ class TableFile(NamedTuple):
     table: Table
     size: int
     unread: int  # bytes after the last whole batch
-    problem: str | None  # why there is less than the whole batches, when the file is damaged or none of ours
+    problem: str | None  # why not all whole batches were read, when the file is damaged or not ours
 
 
 def read_table(path: Path, columns: tuple[schema.Column, ...], home: Path | None = None) -> TableFile:
     """Read every whole batch of a table's file, which lies in `home`. Raises OSError when it cannot be opened.
 
-    RunError says that it is not a plain file there, or larger than the machine's memory.
+    Raises RunError when it is not a plain file in `home`, or larger than the machine's memory.
     """
     with opened(path, home) as source:
         file = source.fileno()
@@ -60,7 +59,7 @@ def read_table(path: Path, columns: tuple[schema.Column, ...], home: Path | None
         problem = problem or stream.problem
         try:
             table = decode(file, batches, columns, absent)
-        except (ValueError, IndexError):  # offsets that lead nowhere, text that is none
+        except (ValueError, IndexError):  # offsets that lead nowhere, bytes that are not text
             sound = _count_sound(file, batches, columns, absent)
             table = decode(file, batches[:sound], columns, absent)
             problem = f"batch {sound} of {len(batches)} is damaged; the {len(table):,} rows before it were read"
@@ -68,7 +67,7 @@ def read_table(path: Path, columns: tuple[schema.Column, ...], home: Path | None
 
 
 def _memory() -> int:
-    """The bytes of memory of this machine; without end where it does not say."""
+    """The bytes of memory of this machine; a number above any where the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -96,13 +95,13 @@ def decode(
     columns: tuple[schema.Column, ...],
     absent: Absent = frozenset(),
 ) -> Table:
-    """Read batches and join them, column by column. Those that are `absent` from the file become nulls."""
+    """Read batches and join them, column by column. Columns that are `absent` from the file become nulls."""
     found = gather(file, batches, sum(_widths(columns, absent)))
     return _joined(_without_padding(found, columns, absent), columns, absent)
 
 
 def in_memory(parts: Sequence[Sequence[AnyCells]], columns: tuple[schema.Column, ...]) -> Table:
-    """The table of rows that are in no file, given in parts, each as columns."""
+    """The table of rows that are not in a file, given in parts, each as columns."""
     batches = [batch for part in parts if len(part[0]) for batch in in_batches(columns, part)]
     rows = np.array([count for count, _ in batches], np.int64)
     each = [[np.frombuffer(buffer, np.uint8) for _, found in encoded for buffer in found] for _, encoded in batches]
@@ -117,15 +116,15 @@ def _widths(columns: tuple[schema.Column, ...], absent: Absent) -> list[int]:
 
 
 def _without_padding(found: JoinedBuffers, columns: tuple[schema.Column, ...], absent: Absent) -> JoinedBuffers:
-    """Buffers with nothing in them but their rows, so that those of one batch follow those of another.
+    """Buffers that hold nothing but their rows, so that those of one batch follow those of another.
 
-    astray writes no other. Arrow allows for bytes behind the last row, and for strings that begin and end within their
-    data, as in what is left of a table that was cut. Raises ValueError where a buffer is too short for its rows.
+    astray writes only such. Arrow allows bytes behind the last row, and strings that begin and end within their data,
+    as in a slice of a table. Raises ValueError where a buffer is too short for its rows.
     """
     sizes, buffers = found.sizes.copy(), list(found.buffers)
 
     def keep(number: int, begin: Counts, end: Counts) -> None:
-        """Of one buffer, the bytes of each batch from `begin` to `end`."""
+        """Keep of one buffer the bytes of each batch from `begin` to `end`."""
         if ((begin < 0) | (end < begin) | (end > sizes[:, number])).any():
             raise ValueError("a buffer is too short for its rows")
         if begin.any() or (end != sizes[:, number]).any():
@@ -153,7 +152,7 @@ def _without_padding(found: JoinedBuffers, columns: tuple[schema.Column, ...], a
 
 
 def _joined(found: JoinedBuffers, columns: tuple[schema.Column, ...], absent: Absent = frozenset()) -> Table:
-    """The table that buffers hold, those of all columns that are not `absent`."""
+    """The table of the buffers of all columns that are not `absent`."""
     decoded: dict[str, Column] = {}
     masks: dict[str, npt.NDArray[np.bool_]] = {}
     first = 0
@@ -170,7 +169,7 @@ def _joined(found: JoinedBuffers, columns: tuple[schema.Column, ...], absent: Ab
 
 
 def _present(found: JoinedBuffers, number: int) -> Mask:
-    """Which rows have a value, as the bitmap of a column says; None: all, or there are no rows."""
+    """Which rows have a value, by a column's bitmap; None when all have one, or there are no rows."""
     return _bits(found, number) if len(found.buffers[number]) else None
 
 
@@ -182,7 +181,7 @@ def _nulls(column: schema.Column, rows: int) -> Column:
 
 
 def _check(message: bytes | None, columns: tuple[schema.Column, ...]) -> tuple[Absent, str | None]:
-    """Compare the schema in a file with the one it should have: the columns it may lack and does, or what is wrong.
+    """Compare the schema in a file with `columns`: which optional columns it lacks, and what is wrong if anything.
 
     A file that was cut before its schema has no rows either.
     """
@@ -254,7 +253,7 @@ def _coded(
 ) -> DictionaryColumn[Any]:
     if mask is not None:
         lengths = np.diff(offsets)
-        if lengths[~mask].any():  # bytes that belong to nothing
+        if lengths[~mask].any():  # nulls with bytes
             data = data[np.repeat(mask, lengths)]
             lengths = np.where(mask, lengths, 0)
             offsets = np.append(0, np.cumsum(lengths))

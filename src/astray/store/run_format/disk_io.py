@@ -1,9 +1,10 @@
 """Puts bytes into files at the speed of the disk: several threads, and past the page cache where that is faster.
 
-Each thread takes jobs: buffers, and the place in a file where they go one after the other. The kernel takes bytes in
-two ways: buffered, where it copies them into memory and writes them later, and direct, where the disk reads them from
-ours. Which is faster depends on the disk, on how much memory is free and on how much was written lately, so it is
-measured, again and again (`Pace`). Direct writes need places, addresses and lengths that are multiples of a page.
+Each thread takes a `WriteRequest`: buffers, and the offset in a file from which they go one after the other. The kernel
+takes bytes in two ways: buffered, where it copies them into memory and writes them later, and direct, where the disk
+reads them from our memory. Which is faster depends on the disk, on how much memory is free and on how much was written
+lately, so it is measured again and again (`WriteModeChooser` in `values_writer.py`). Direct writes need offsets,
+addresses and lengths that are multiples of a page.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ Bytes = npt.NDArray[np.uint8]
 
 WRITEV_BUFFERS = 1024  # IOV_MAX on Linux
 BOUNCE_BYTES = 4 << 20
-"""Memory of each thread through which bytes go that do not begin on a page."""
+"""Memory of each thread through which go bytes that do not begin on a page."""
 
 DIED = "a thread that writes values has died, perhaps for want of memory"
-LOOK_SECONDS = 1.0  # so often whoever waits for a job looks whether there is still a thread behind it
+LOOK_SECONDS = 1.0  # how often a waiting caller checks that the threads are still alive
 
 REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM)
-"""What file systems answer that know no direct writes, when the file is opened or only when it is written to."""
+"""Errors of file systems without direct writes, when the file is opened or only when it is written to."""
 
 
 class DiskFile:
@@ -47,7 +48,7 @@ class DiskFile:
     def __init__(self, buffered: int, path: Path) -> None:
         self.buffered = buffered
         self.direct: int | None = None
-        with contextlib.suppress(OSError, AttributeError):  # not every system has a word for it
+        with contextlib.suppress(OSError, AttributeError):  # not every system has O_DIRECT
             self.direct = os.open(path, os.O_WRONLY | os.O_DIRECT)
         self.refused = self.direct is None
 
@@ -58,7 +59,7 @@ class DiskFile:
 
 
 class WriteListener(Protocol):
-    """Whoever gives a job, and hears of it again."""
+    """Gave a request, and is called when it is done (`ShardBatch`)."""
 
     def finish(self, job: WriteRequest) -> None: ...
 
@@ -66,7 +67,7 @@ class WriteListener(Protocol):
 class WriteRequest:
     """Pieces that follow one another in a file.
 
-    Once it is done `error` has what the disk had against it, and `lost` the values whose bytes never came, and why.
+    Once it is done, `error` is the error of the disk, and `lost` has the values whose bytes never came, and why.
     """
 
     __slots__ = ("direct", "end", "error", "file", "lost", "offset", "owner", "pieces", "seconds")
@@ -77,7 +78,7 @@ class WriteRequest:
         self.direct = direct
         self.owner = owner
         self.pieces: list[tuple[TensorBytes | None, BytePiece]] = []
-        self.seconds = 0.0  # what it took, as its share of what all threads did in that time
+        self.seconds = 0.0  # its share of the time, divided among the threads busy meanwhile
         self.error: Exception | None = None
         self.lost: dict[TensorBytes, str] = {}
 
@@ -86,7 +87,7 @@ class WriteRequest:
         return self.end - self.offset
 
     def add(self, values: TensorBytes, piece: BytePiece, offset: int) -> None:
-        """Append a piece that belongs to this place; a gap before it is filled with zeros."""
+        """Append a piece that belongs at this offset; a gap before it is filled with zeros."""
         if offset > self.end:
             self._append(None, BytePiece(memoryview(bytes(offset - self.end))))
         self._append(values, piece)
@@ -97,10 +98,10 @@ class WriteRequest:
 
 
 class WriterThreads:
-    """The threads that write. They are made as they are needed; `finished` gives every job that was given.
+    """The threads that write. They are started as needed; `finished` returns every job that was given.
 
-    A file takes buffered bytes from one thread at a time, so no two of them are given such jobs of one file: the other
-    would only stand in line, while there are bytes for other files. Apart from that jobs are begun in their order.
+    A file takes buffered bytes from one thread at a time, so two threads never have such jobs of one file: the second
+    would only wait, while there are bytes for other files. Apart from that, jobs are begun in their order.
     """
 
     def __init__(self, count: int, name: str = "astray-writer") -> None:
@@ -109,21 +110,21 @@ class WriterThreads:
         self._count = count
         self._name = name
         self._threads: list[threading.Thread] = []
-        self._changed = threading.Condition()  # of all that follows
+        self._changed = threading.Condition()  # guards all that follows
         self._jobs: deque[WriteRequest] = deque()
-        self._busy: set[DiskFile] = set()  # with buffered bytes
+        self._busy: set[DiskFile] = set()  # files that a thread writes buffered bytes to
         self._left = 0  # jobs that are not done
         self._active = 0
-        self._busy_threads = 0  # that have a job
+        self._busy_threads = 0  # threads that have a job
         self._open = True
 
     @property
     def has_finished(self) -> bool:
-        """Whether a job is done that `finished` has not given yet."""
+        """Whether a job is done that `finished` has not returned yet."""
         return not self.done.empty()
 
     def finished(self) -> WriteRequest:
-        """The next job that is done. Waits for it as long as there is a thread behind it; else raises."""
+        """The next job that is done. Waits for it while the threads are alive; else raises."""
         while True:
             with contextlib.suppress(Empty):
                 return self.done.get(timeout=LOOK_SECONDS)
@@ -132,7 +133,7 @@ class WriterThreads:
                 raise RuntimeError(DIED)
 
     def check(self) -> None:
-        """Raise when there are jobs that nobody will do."""
+        """Raise when there are jobs and no thread to do them."""
         if self._jobs and not any(thread.is_alive() for thread in self._threads):
             raise RuntimeError(DIED)
 
@@ -169,16 +170,16 @@ class WriterThreads:
         bounce = _Bounce()
         while (job := self._next()) is not None:
             self._finish(job, bounce)
-            del job  # a thread that waits for the next one should hold nobody's memory
+            del job  # a waiting thread should not keep the memory of its last job
 
     def _work_here(self) -> None:
-        """Do the jobs that are there, in the thread that gave them."""
+        """Do the jobs that are there in the calling thread."""
         bounce = _Bounce()
         while self._jobs and (job := self._next()) is not None:
             self._finish(job, bounce)
 
     def _finish(self, job: WriteRequest, bounce: _Bounce) -> None:
-        """Does a job. Whatever goes wrong in here, those who wait for it hear of it."""
+        """Do a job and report it, whatever goes wrong."""
         try:
             self._do(job, bounce)
         except Exception as error:  # noqa: BLE001 - raised where the job came from
@@ -230,7 +231,7 @@ class WriterThreads:
 
 
 class _Bounce:
-    """The memory of a thread through which bytes go that do not begin on a page, made when it is first needed."""
+    """The memory of a thread through which go bytes that do not begin on a page, allocated when first needed."""
 
     __slots__ = ("_bytes",)
 
@@ -240,7 +241,7 @@ class _Bounce:
     @property
     def bytes(self) -> Bytes:
         if self._bytes is None:
-            self._bytes = np.frombuffer(mmap.mmap(-1, BOUNCE_BYTES), np.uint8)  # pages it is never given take no memory
+            self._bytes = np.frombuffer(mmap.mmap(-1, BOUNCE_BYTES), np.uint8)  # pages never touched take no memory
         return self._bytes
 
 
@@ -267,10 +268,10 @@ def _write(job: WriteRequest, buffers: Sequence[memoryview], bounce: _Bounce) ->
 
 
 class _Pages:
-    """Bytes that are on their way into a file directly, from a multiple of a page on.
+    """Bytes to be written directly, from an offset that is a multiple of a page on.
 
-    Buffers go without a copy where they are whole pages themselves; everything else is gathered into pages first. What
-    fills no page at the end is written buffered, and so is what the file system does not take.
+    Buffers that are whole pages are not copied; everything else is gathered into pages first. What does not fill a page
+    at the end is written buffered, and so is what the file system does not take.
     """
 
     def __init__(self, file: DiskFile, offset: int, bounce: Bytes) -> None:
@@ -297,7 +298,7 @@ class _Pages:
                 self.write()
 
     def write(self) -> None:
-        """Write what there is, and go on where that ends."""
+        """Write what was added, and continue where that ends."""
         self._keep()
         rest = self._end % PAGE
         pages, last = _cut(self._vector, self._end - self._offset - rest)
@@ -311,7 +312,7 @@ class _Pages:
             self._kept = self._gathered
 
     def _write_pages(self, pages: list[memoryview]) -> int:
-        """Write whole pages directly; tell how many bytes the file system took."""
+        """Write whole pages directly; returns how many bytes the file system took."""
         if not pages or self._file.direct is None or self._file.refused:
             return 0
         try:

@@ -1,4 +1,4 @@
-"""Rows to Arrow: turns the rows of one table into record batches and appends them to its file.
+"""Rows to Arrow: turns the rows of one table into record batches and appends them to its file. `decoder.py` reads it.
 
 The file is an Arrow IPC stream from its first byte on: the schema is written when it is made, every batch is one more
 message, and each goes to the kernel before `append` returns. A killed process leaves whole batches and at most one
@@ -31,7 +31,7 @@ OFFSET_LIMIT = 2**31 - 1
 """Arrow's string and list columns count their bytes and elements in 32 bits."""
 
 MOST_ROWS = 1 << 16
-"""The most rows in a batch."""
+"""At most so many rows are in a batch."""
 
 _MOMENTS = Statistics._fields.index("zeros")  # the six before it are floats
 _FIRST_BAD = Statistics._fields.index("first_bad")  # the four before it are counts
@@ -48,7 +48,7 @@ def tensor_columns(
 ) -> list[AnyCells]:
     """The columns of `TENSORS`: the fields of a `Tensor` with its statistics and `blobs` spread out.
 
-    Statistics that come by ticket are waited for. There are no `blobs` when nobody has values.
+    Waits for statistics that come by ticket. `blobs` is None when no row has values.
     """
     count = len(rows)
     plain, (placement, note, value) = (
@@ -74,7 +74,7 @@ def tensor_columns(
 def _redeemed(
     late: DeferredMeasurements, rows: Rows, places: npt.NDArray[np.int64], tickets: npt.NDArray[np.int64]
 ) -> tuple[list[AnyCells], AnyCells]:
-    """The columns of statistics and fingerprints, and the notes, of rows of which those at `places` hold tickets."""
+    """The columns of statistics and fingerprints, and the notes, where the rows at `places` hold tickets."""
     (moments, counts, prints, first_bad, first_bad_value), counted, here, lost = late.redeem(tickets)
     found = [numbers(EncodedCells(rows, MEASURED + i, 0, len(rows)), column) for i, column in enumerate(_MEASURED)]
     for column, data in zip(found, (*moments, *counts, first_bad, first_bad_value, prints), strict=True):
@@ -95,7 +95,7 @@ def _redeemed(
 
 
 def in_batches(columns: Sequence[Column], cells: Sequence[AnyCells]) -> Iterator[tuple[int, list[Encoded]]]:
-    """Rows, given as columns, as one batch, or as several when they do not fit in one: how many, and their buffers."""
+    """Rows, given as columns, as one batch, or several when they do not fit in one: row counts and buffers."""
     count = len(cells[0])
     encoded = _encode(columns, cells) if count <= MOST_ROWS else None
     if encoded is not None:
@@ -142,13 +142,13 @@ class BatchFile:
     def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
         try:
             write_all(self._file.fileno(), [memoryview(piece) for piece in pieces], self._end)
-        except OSError:  # leave whole batches, so that rows which fit may still follow
+        except OSError:  # cut back to whole batches, so that rows which fit may still follow
             self._file.truncate(self._end)
             raise
         self._end += sum(map(len, pieces))
 
     def close(self) -> None:
-        """Write the mark that the stream ends here."""
+        """Write the end mark of the stream."""
         try:
             self._write([END])
         finally:
@@ -156,7 +156,7 @@ class BatchFile:
 
 
 def _schema_message(columns: tuple[Column, ...]) -> bytes:
-    """What a file begins with."""
+    """The message that a file begins with."""
     written = io.BytesIO()
     StreamWriter.from_writable(written).write_stream(na.c_array_stream(na.Array([], arrow_schema(columns))))
     return written.getvalue()
@@ -176,14 +176,10 @@ def arrow_schema(columns: tuple[Column, ...]) -> Any:
     return na.c_schema(na.struct({c.name: types[c.type](nullable=c.nullable) for c in columns}, nullable=False))
 
 
-# -- message -----------------------------------------------------------------------------------------------------------
-# A record batch as a message of an Arrow IPC stream: its description, and the buffers behind it.
-#
-# `ipc.py` reads what this writes. The description is a FlatBuffer whose tables can always lie in the same places, so it
-# is one `struct` here: a batch takes microseconds, and its buffers go to the file from where they are.
-#
+# -- a record batch as a message of the stream -------------------------------------------------------------------------
+# Its description, and the buffers behind it; `ipc.py` reads both. The description is a FlatBuffer whose tables can
+# always be in the same places, so one `struct` writes it: a batch takes microseconds, and its buffers are not copied.
 # The layout: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
-
 
 END = struct.pack("<II", CONTINUES, 0)
 """The mark that a stream ends."""

@@ -1,8 +1,7 @@
-"""Makes room for a run on disk: claims a folder for one rank, and clears an older run when asked to.
+"""The folders of a run on disk: claims one for each rank, and clears an older run when asked to.
 
-Ranks of one launch come in any order, so each looks after its own `rankN` only, and rank 0 after `run.json`. Only
-files that astray writes are ever removed, by name; a folder that holds something else is left alone, whatever was
-asked.
+Ranks of one launch start in any order, so each manages only its own `rankN`, and rank 0 also `run.json`. Only files
+that astray writes are ever removed, by name; a folder that holds anything else is left alone, also with `overwrite`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ RANK_FILES = re.compile(
 
 
 def claim(path: Path, rank: int, info: RunInfo, overwrite: bool) -> Path:
-    """Make the folder of `rank` inside the run at `path` and give it back, empty of earlier files."""
+    """Make the folder of `rank` inside the run at `path`, remove earlier files from it, and return it."""
     refuse(path, rank, overwrite)
     folder = path / f"rank{rank}"
     with recordable(path):
@@ -49,7 +48,7 @@ def claim(path: Path, rank: int, info: RunInfo, overwrite: bool) -> Path:
 def join(path: Path, rank: int, info: RunInfo, overwrite: bool) -> Path:
     """Like `claim`, for a flight recording, which each rank writes when it has a reason to.
 
-    Whoever comes first writes `run.json`; the ranks that come later find it, and add their folders.
+    The first rank that gets here writes `run.json`; later ones find it, and add their folders.
     """
     folder = path / f"rank{rank}"
     with recordable(path):
@@ -67,7 +66,7 @@ def join(path: Path, rank: int, info: RunInfo, overwrite: bool) -> Path:
 
 
 def _is_of_this_launch(file: Path, info: RunInfo) -> bool:
-    """Whether another rank of this launch has written a `run.json`: after this one began to record."""
+    """Whether another rank of this launch has written this `run.json`: it did so after this one began to record."""
     try:
         known = read_json(file, RunInfo)
     except RunError:
@@ -77,7 +76,7 @@ def _is_of_this_launch(file: Path, info: RunInfo) -> bool:
 
 
 def release(path: Path, rank: int) -> None:
-    """Undo `claim`, with whatever was written since. Folders that hold something else stay."""
+    """Undo `claim`, and remove what was written since. Folders that hold something else stay."""
     _clear(path / f"rank{rank}")
     if rank == 0:
         (path / RUN_FILE).unlink(missing_ok=True)
@@ -86,7 +85,7 @@ def release(path: Path, rank: int) -> None:
 
 
 def adopt(path: Path, place: Path, world_size: int) -> None:
-    """Move the ranks that were recorded in `place` into the run at `path`, which has no calls of its own in these."""
+    """Move the ranks that were recorded in `place` into the run at `path`, whose own folders of them have no calls."""
     with recordable(path):
         path.mkdir(parents=True, exist_ok=True)
         ranks = rank_folders(place)
@@ -123,7 +122,7 @@ def refuse(path: Path, rank: int, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def recordable(path: Path) -> Iterator[None]:
-    """Say in a sentence what the system has against recording into `path`."""
+    """Turn the system's errors of recording into `path` into a RunError."""
     try:
         yield
     except OSError as error:
@@ -135,7 +134,7 @@ def recordable(path: Path) -> Iterator[None]:
 
 
 def rank_folders(path: Path) -> dict[int, Path]:
-    """The folders of ranks inside a run, by number; links that lead out of it are none."""
+    """The folders of ranks inside a run, by number, without links that lead out of it."""
     found = ((RANK_FOLDER.fullmatch(entry.name), entry) for entry in entries(path) if entry.is_dir())
     return dict(sorted((int(match[1]), entry) for match, entry in found if match))
 
@@ -145,7 +144,7 @@ def is_rank(folder: Path) -> bool:
     try:
         names = [entry.name for entry in folder.iterdir()]
     except OSError:
-        return True  # whoever reads it says what is wrong
+        return True  # reading it says what is wrong
     return not names or any(RANK_FILES.fullmatch(name) for name in names)
 
 
@@ -168,7 +167,7 @@ def _refuse_run(path: Path, rank: int) -> None:
     known = path / RUN_FILE
     taken = (path / f"rank{rank}").exists() or (rank == 0 and known.exists())
     if not taken and known.exists():
-        taken = read_json(known, RunInfo).world_size <= rank  # of another launch: it has no such rank
+        taken = read_json(known, RunInfo).world_size <= rank  # another launch's: it has no such rank
     if taken:
         _refuse_as_taken(path)
 

@@ -1,9 +1,9 @@
 """Finds the record batches of an Arrow IPC stream in a file, and gathers their buffers.
 
-A stream is a row of messages: four bytes 0xFF, the length of the description, the description (a FlatBuffer), and the
-body with the buffers of every column one after the other. Reading the few numbers needed here ourselves, rather than
-through a library, lets every buffer be read straight to its place in a column of the whole file, costs microseconds a
-batch (a recording has thousands of small ones), and tells to the byte where a torn file ends.
+A stream is a sequence of messages: four bytes 0xFF, the length of the description, the description (a FlatBuffer), and
+the body with the buffers of every column one after the other. The few numbers needed are read here, not by a library:
+every buffer is read straight to its place in a column of the whole file, a batch costs microseconds (a recording has
+thousands of small ones), and the byte where a torn file ends is known.
 
 The layout: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """
@@ -20,14 +20,14 @@ import numpy.typing as npt
 
 CONTINUES = 0xFFFFFFFF
 SCHEMA, RECORD_BATCH = 1, 3  # of the union MessageHeader
-LARGEST_DESCRIPTION = 64 << 20  # beyond this it is no description
+LARGEST_DESCRIPTION = 64 << 20  # bytes; beyond this it is not a description
 
 Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]
 
 
 class BatchLocation(NamedTuple):
-    """One record batch: how many rows, where its body begins, and where its buffers lie in it (offset, size)."""
+    """One record batch: how many rows, where its body begins, and where its buffers are in it (offset, size)."""
 
     rows: int
     body: int
@@ -68,7 +68,7 @@ class IpcStream:
                 self.end = end
         except CompressedError as error:
             self.problem = str(error)
-        except (struct.error, ValueError):  # a description that is cut off, or is none
+        except (struct.error, ValueError):  # a description that is cut off, or not one
             return
 
     def _message(self) -> tuple[int, _FlatbufferTable, int, int] | None:
@@ -89,7 +89,7 @@ class IpcStream:
 
 def _batch(header: _FlatbufferTable, body: int, end: int) -> BatchLocation:
     rows, places = header.int64(0), header.pairs(2)
-    if not ((places >= 0) & (places <= end - body)).all():  # nor is their sum beyond what 64 bits hold
+    if not ((places >= 0) & (places <= end - body)).all():  # so that their sum fits into 64 bits, too
         raise ValueError("the buffers do not lie in the body")
     starts, ends = places[:, 0], places.sum(axis=1)
     apart = (starts[1:] >= ends[:-1]).all() and (ends <= end - body).all()
@@ -122,7 +122,7 @@ def gather(file: int, batches: Sequence[BatchLocation], count: int) -> JoinedBuf
 
 
 def _read_into(file: int, pieces: list[memoryview], offset: int) -> None:
-    """Fill the pieces one after the other, however little the system gives at a time."""
+    """Fill the pieces one after the other, however little the system reads at a time."""
     while pieces:
         got = os.preadv(file, pieces, offset)
         if not got:

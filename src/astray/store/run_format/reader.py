@@ -1,7 +1,7 @@
 """Opens a run in astray's own format, as far as it is there.
 
-Only a folder that is no run at all, or one of another format version, is an error. A rank that is missing, a file that
-was cut, a program that was killed: these are problems, and everything else is read.
+Only a folder that is not a run, or one of another format version, is an error. A missing rank, a file that was cut, a
+program that was killed: these are problems, and everything else is read.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from astray.wording import counted
 MOST_MISSING = 3
 BLOB = ("blob_file", "blob_offset", "blob_bytes")
 MOST_LINES = 1 << 30
-"""Bytes of a file of JSON lines beyond which it is none of ours: each distinct stack or setting is there once."""
+"""Bytes of a file of JSON lines beyond which astray did not write it: each distinct stack or setting is there once."""
 
 UNENDED = "it is still being recorded, or the recording was stopped before it ended"
 
 
 def recognises(path: Path) -> bool:
-    """Whether a folder looks like a run of this format, whole or not. Other tools have folders `rank0` too."""
+    """Whether a folder looks like a run of this format, whole or not. Other tools have folders named `rank0` too."""
     return (path / RUN_FILE).exists() or any(is_rank(folder) for folder in rank_folders(path).values())
 
 
@@ -97,7 +97,7 @@ class _Stack(msgspec.Struct):
 
 
 class RunFormatRank:
-    """The files of one rank, all of which lie in the folder of the run: `home`."""
+    """The files of one rank, all of which are in the folder of the run, `home`. It is a `RankSource`."""
 
     def __init__(self, folder: Path, home: Path) -> None:
         self._folder = folder
@@ -124,7 +124,7 @@ class RunFormatRank:
         return self._stacks[0].get(id, [])
 
     def setup(self) -> tuple[list[Setup], list[str]]:
-        """What the program was set to, and what is wrong with the file. A run of before there was one has none."""
+        """The settings of the program, and what is wrong with their file. Runs older than the file have none."""
         file = self._folder / SETUP_FILE
         expected = self.end.setup if self.end is not None else None
         try:
@@ -138,7 +138,7 @@ class RunFormatRank:
         rows = list(map(_read_setup, lines))
         unread = rows.count(None)
         found = [row for row in rows if row is not None]
-        if unread == 1 and rows[-1] is None and self.end is None:  # cut by a kill, in the middle of writing it
+        if unread == 1 and rows[-1] is None and self.end is None:  # the last line, cut by a kill
             return found, []
         if unread:
             return found, [f"{file}: {unread:,} of {len(lines):,} lines cannot be read."]
@@ -219,7 +219,7 @@ class RunFormatRank:
         return found.table, problems
 
     def _compare_with_end(self, name: str, rows: int, known: bool) -> list[str]:
-        """A file cut exactly between two batches looks whole; `end.json` tells how many rows there were."""
+        """A file cut exactly between two batches looks whole; `end.json` says how many rows there were."""
         expected = rows if self.end is None else getattr(self.end, name)
         if rows == expected or known:
             return []
@@ -227,7 +227,7 @@ class RunFormatRank:
 
 
 def _read_stack(line: bytes) -> tuple[int, list[Frame]] | None:
-    """A stack and its number; None for a line cut by a kill, to which no call refers that was written."""
+    """A stack and its number; None for a line cut by a kill, to which no written call refers."""
     try:
         entry = msgspec.json.decode(line, type=_Stack)
     except (ValueError, RecursionError):
@@ -236,7 +236,7 @@ def _read_stack(line: bytes) -> tuple[int, list[Frame]] | None:
 
 
 def _read_setup(line: bytes) -> Setup | None:
-    """A row of what the program was set to; None where the line is damaged."""
+    """A setting of the program; None where the line is damaged."""
     try:
         entry = read_plain(line.decode())
         row = Setup(entry["step"], entry["subject"], entry["site"], entry["values"])

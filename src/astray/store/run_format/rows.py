@@ -1,8 +1,8 @@
-"""Rows of the two tables while they wait to be written: kept as columns natively, as tuples where that is not built.
+"""Rows of the two tables while they wait to be written: columns in native memory, tuples where `_columns` is not built.
 
-A row is the plain tuple of a record's fields. Of a tensor, the statistics are a tuple, or a ticket for measurements
-that come later, or None; and in place of its blob it has its `Values`. Spread out, a tensor's row has more columns than
-fields: the ticket, and each of the statistics.
+A row is the plain tuple of a record's fields. A tensor's statistics are a tuple, or a ticket for measurements that come
+later, or None; in place of its blob it has its `TensorBytes`. Spread out, a tensor's row has more columns than fields:
+the ticket, and each of the statistics.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Pair = tuple[str, bool]
 
 
 _ROW_BYTES = 1000
-"""What a tensor's row takes: a tuple with three others in it, and a score of numbers. A call's takes less."""
+"""What a tensor's row takes: a tuple with three others in it, and about twenty numbers. A call's takes less."""
 
 
 class PythonRows:
-    """What the native `Rows` are, in Python.
+    """The native `Rows`, in Python.
 
     `cells` says what the items of a row are: one column each, or a list of the columns of a tuple. That item may be a
-    ticket instead, for which there is a column before those. When it is not `open`, rows are dropped.
+    ticket instead, which has a column before those. When it is not `open`, rows are dropped.
     """
 
     def __init__(self, cells: tuple[Pair | list[Pair], ...]) -> None:
@@ -50,7 +50,7 @@ class PythonRows:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of memory that the rows take, roughly."""
+        """About how many bytes of memory the rows take."""
         return _ROW_BYTES * len(self._rows)
 
     def append(self, row: Row) -> None:
@@ -61,7 +61,7 @@ class PythonRows:
             self._rows.append(row)
 
     def take(self, count: int | None = None) -> PythonRows:
-        """Move the first rows out, or all. Others may append meanwhile: each line is one step of the interpreter's."""
+        """Move the first rows out, or all. Other threads may append meanwhile: each line is one interpreter step."""
         taken = PythonRows(self._cells)
         count = len(self._rows) if count is None else count
         taken._rows = self._rows[:count]
@@ -73,7 +73,7 @@ class PythonRows:
         self._rows += other._rows
 
     def encode(self, column: int, start: int, stop: int, limit: int) -> Encoded | None:
-        """How many nulls some rows of a column have, and their buffers in Arrow's order.
+        """How many nulls these rows of a column have, and their buffers in Arrow's order.
 
         None when strings or lists are longer together than `limit`.
         """
@@ -84,13 +84,13 @@ class PythonRows:
         return cells.encode(found, type, limit)
 
     def tickets(self, column: int) -> tuple[bytes, bytes]:
-        """The rows that have a ticket, and those tickets, as bytes of int64."""
+        """The rows that have a ticket, and these tickets, as bytes of int64."""
         found = self._values(column)
         places = [place for place, ticket in enumerate(found) if ticket is not None]
         return np.array(places, np.int64).tobytes(), np.array([found[place] for place in places], np.int64).tobytes()
 
     def cells(self, column: int) -> list[Any]:
-        """What a column of texts or objects holds."""
+        """The cells of a column of texts or objects."""
         return self._values(column)
 
     def _values(self, column: int) -> list[Any]:
@@ -121,14 +121,14 @@ STEP = Call._fields.index("step")
 TICKET = Tensor._fields.index("statistics")
 MEASURED = TICKET + 1
 FINGERPRINT, VALUES, PLACEMENT, NOTE, VALUE_NUMBER = range(MEASURED + len(_MEASURED), MEASURED + len(_MEASURED) + 5)
-"""Where in a tensor's row, spread out, what is: the ticket, the first of the statistics, and so on."""
+"""Indices into a tensor's row, spread out: the ticket, the first of the statistics, and so on."""
 
 
 def call_rows() -> Rows:
-    """Room for rows of calls."""
+    """An empty container for rows of calls."""
     return Rows(_CALL)
 
 
 def tensor_rows() -> Rows:
-    """Room for rows of tensors."""
+    """An empty container for rows of tensors."""
     return Rows(_TENSOR)

@@ -1,4 +1,4 @@
-"""The columns of the two tables, in the order in which they lie in the files.
+"""The columns of the two tables, in the order of the files.
 
 docs/format.md says the same for users; a test keeps the two together. Changing anything here needs a new format
 version. A column added later may be left out by a row, since older runs do not have it.

@@ -1,13 +1,13 @@
-"""One safetensors file that is whole at every moment while it is being filled.
+"""One safetensors file that is valid at every moment while it is being filled.
 
 A shard is made at its full size without taking space on the disk (a sparse file), with a header padded by spaces.
 The last entry of the header, `__free`, stands for the bytes not used yet. Tensors are written in two steps: their bytes
-into the free part, then, in one write, their entries over the `__free` entry, followed by a smaller one. Whoever opens
-the file before, between or after sees a valid safetensors file; so does whoever opens it after the program was killed.
+into the free part, then, in one write, their entries over the `__free` entry, followed by a smaller one. A reader that
+opens the file before, between or after these, or after the program was killed, sees a valid safetensors file.
 Dropping `__free` and cutting the file where its data ends takes two steps that cannot be made one, so a full shard
 stays as it is until the recording is over.
 
-The header is for other tools. The reader here goes by offset and length from the tensor's row.
+The header is for other tools. astray's reader goes by offset and length from the tensor's row.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from astray.store.run_format.disk_io import DiskFile, write_all
 
 ALIGNMENT = 64  # a cache line, and enough for every vector instruction
 LARGE = 64 << 10
-"""Tensors from this size on begin on a page, so that they can be written directly: 3 % of their bytes at most, on
-average, are wasted."""
+"""Tensors from this size on begin on a page, so that they can be written directly. That wastes at most 3 % of their
+bytes, on average."""
 
 NAME_LENGTH = 256
 FREE = "__free"
-FREE_LENGTH = 128  # the longest entry of that name or of a pad, whose three numbers change
+FREE_LENGTH = 128  # the longest entry of that name or of a pad; its three numbers change
 
 KNOWN = {
     "BOOL",
@@ -49,11 +49,11 @@ KNOWN = {
     "F8_E4M3",
     "F8_E5M2",
 }
-"""What every safetensors reader of the last years understands. One entry it does not know makes it refuse the file."""
+"""Dtypes that every safetensors reader of the last years knows. One entry with another makes it refuse the file."""
 
 
 class ShardSlot(NamedTuple):
-    """Where a tensor goes in the file, and what the header says of it: of the pad before it, and of itself."""
+    """Where a tensor goes in the file, and its entry in the header, after that of the pad before it."""
 
     offset: int
     nbytes: int
@@ -62,15 +62,15 @@ class ShardSlot(NamedTuple):
 
 
 class ShardFile:
-    """The file. Places are given out first; once the bytes are there the header is told of them, in the same order."""
+    """The file. `place` assigns slots; once the bytes are there, `publish` enters these into the header, in order."""
 
     def __init__(self, path: Path, number: int, header_bytes: int, size: int) -> None:
         self.number = number
         self._path = path
         self._start = header_bytes  # of the data
         self._size = size
-        self._used = 0  # bytes of data that the header knows of
-        self._placed = 0  # and that are given out
+        self._used = 0  # bytes of data that the header lists
+        self._placed = 0  # bytes of data that are assigned
         self._names = {FREE}
         opening = (header_bytes - 8).to_bytes(8, "little") + b"{"
         self._header = len(opening)  # where the next entry goes
@@ -94,7 +94,7 @@ class ShardFile:
         return DiskFile(file, self._path)
 
     def place(self, name: str, dtype: str, shape: Sequence[int], nbytes: int, certain: bool = True) -> ShardSlot | None:
-        """A place for a tensor; None when it needs the next shard. It is not `certain` if its bytes may never come."""
+        """A slot for a tensor; None when it needs the next shard. certain: False if its bytes may never come."""
         used = self._placed
         padding = -used % (PAGE if nbytes >= LARGE else ALIGNMENT) if nbytes else 0
         start = used + padding
@@ -110,7 +110,7 @@ class ShardFile:
         return ShardSlot(self._start + start, nbytes, pad, entry)
 
     def publish(self, places: Collection[ShardSlot], without: Collection[ShardSlot] = ()) -> None:
-        """Tell the header of the next places given out, in their order. It calls those `without` bytes a pad."""
+        """Enter the next slots into the header, in their order. Those `without` bytes are entered as a pad."""
         text = b""
         for place in places:
             self._used = place.offset + place.nbytes - self._start
@@ -124,16 +124,16 @@ class ShardFile:
         return _entry(f"__pad.{start}", "U8", [size], start, size) + b"," if size else b""
 
     def close(self) -> None:
-        """Nothing more will be written until it is trimmed."""
+        """Close the file: nothing more is written before `trim`."""
         if self._open:
             self._open = False
             self._names.clear()
             self.file.close()
 
     def trim(self) -> None:
-        """Let the file end where its data does."""
+        """Cut the file where its data ends."""
         self.close()
-        if not self._entries:  # the disk was full before the first tensor
+        if not self._entries:  # the disk was full before the first tensor was written
             self._path.unlink()
             return
         file = os.open(self._path, os.O_RDWR)
@@ -144,7 +144,7 @@ class ShardFile:
             os.close(file)
 
     def _unique(self, name: str) -> str:
-        """A name not used in this shard yet, in characters that JSON can hold."""
+        """The name, made one that is not used in this shard yet, in characters that JSON can hold."""
         plain = name = name[:NAME_LENGTH].encode(errors="backslashreplace").decode()
         count = 1
         while name in self._names:
@@ -161,7 +161,7 @@ class ShardFile:
 def described(dtype: str, shape: Sequence[int], nbytes: int) -> tuple[str, list[int]]:
     """The dtype and shape to give in the header: plain bytes when safetensors cannot say what they are."""
     known, sizes = DTYPES.get(dtype), list(shape)
-    if known is not None and known.kind == "complex":  # as pairs of its parts
+    if known is not None and known.kind == "complex":  # as pairs of real and imaginary part
         known, sizes = DTYPES[known.part], [*sizes, 2]
     if known is None or prod(sizes) * known.itemsize != nbytes:
         return "U8", [nbytes]

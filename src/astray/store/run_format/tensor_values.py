@@ -1,6 +1,6 @@
-"""The bytes of tensors, on their way into safetensors files and back from there.
+"""The bytes of tensors, on their way into safetensors files and back.
 
-`store/writing/values_writer.py` writes them, into files that `shard_file.py` describes. Rows point at them by file,
+`store/writing/values_writer.py` writes them, into files that `shard_file.py` describes. Rows refer to them by file,
 offset and length.
 """
 
@@ -56,7 +56,7 @@ class TensorBytes:
         self.part = part
         self.blob: Blob | None = None  # set once written
         self.settled = False  # it is written, or never will be
-        self.stale = False  # whoever meets the tensor again is to hand it over anew
+        self.stale = False  # when the tensor is observed again, its bytes have to be handed over again
 
     @property
     def held(self) -> int:
@@ -71,7 +71,7 @@ class TensorBytes:
             yield from cut(self.data)
 
     def settle(self, blob: Blob | None) -> None:
-        """Say where it was written, or that it was not, and let go of its bytes."""
+        """Set where it was written, or None if it was not, and free its bytes."""
         self.blob, self.settled = blob, True
         self.data = None
         source, self.source = self.source, None
@@ -84,7 +84,7 @@ class TensorBytesReader:
 
     def __init__(self, folder: Path, home: Path | None = None) -> None:
         self._folder = folder
-        self._home = home or folder  # which no file may lead out of
+        self._home = home or folder  # no file may lead out of it
         self._maps: dict[int, Bytes] = {}
 
     def read(self, blob: Blob) -> Bytes:
@@ -100,7 +100,7 @@ class TensorBytesReader:
         return data[blob.offset : blob.offset + blob.nbytes]
 
     def problems(self, files: Ints, offsets: Ints, sizes: Ints) -> list[str]:
-        """What is wrong with the files that rows point into, without reading their values: a sentence for each.
+        """What is wrong with the files that rows refer to, without reading their values: a sentence for each.
 
         The damage of single values is seen when they are read.
         """
@@ -116,7 +116,7 @@ class TensorBytesReader:
         return found
 
     def _wrong(self, number: int, end: int) -> str | None:
-        """What is wrong with a file that values are in up to `end`."""
+        """What is wrong with a file whose values reach up to `end`."""
         try:
             with opened(self._path(number), self._home) as file:
                 size = os.fstat(file.fileno()).st_size

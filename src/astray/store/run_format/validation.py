@@ -1,7 +1,9 @@
-"""Leaves out rows that no recording has written: a damaged file may say anything, in cells that are well-formed.
+"""Checks what a damaged file says: rows that no recording writes, and kept values that are not those of their row.
 
-Between the tables of a rank and everything that reads them, so that nobody else has to ask whether a step is negative
-or a shape is one. What is left out is told, with the first row and what is wrong with it.
+`reader.py` passes both tables through here, so that no later stage has to ask whether a step is negative or a shape is
+one. Rows left out become a sentence with the first of them and what is wrong with it. Values may have been changed by a
+disk or a copy: `matches_row` sees one wrong bit by the fingerprint of the whole tensor; what was kept of a slice, a
+sample or a shard only has to lie within the row's statistics.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ _STATISTICS = ("min", "max", "mean", "std", "l2", "absmax")
 _NUMBERED = ("seq", "step", "micro", "call")
 _WORDS = {"phase": frozenset(get_args(Phase)), "role": frozenset(get_args(Role))}
 
+_SLACK = 1e-5
+"""How far statistics that were measured on a device may be off, relative to the largest element."""
+
 
 def sound_calls(table: Table) -> tuple[Table, list[str]]:
     """The calls that can have been recorded, and a sentence about the others."""
@@ -36,6 +41,16 @@ def sound_calls(table: Table) -> tuple[Table, list[str]]:
 def sound_tensors(table: Table) -> tuple[Table, list[str]]:
     """The tensors that can have been recorded, and a sentence about the others."""
     return _sound(table, "tensors", [*_common(table, TENSORS), *_measured(table)])
+
+
+def matches_row(tensors: Table, row: int, values: npt.NDArray[Any]) -> bool:
+    """Whether kept values, as they were stored, can be those that the row was measured from."""
+    is_whole = tensors["part"][row] is None and int(tensors.numbers("sampled")[row]) < 0
+    if is_whole and tensors["placement"][row] is None and bool(tensors.valid("fingerprint")[row]):
+        raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        found = measure(Strided.from_numpy(raw), statistics=False).fingerprint
+        return found == int(tensors.numbers("fingerprint")[row])
+    return _has_room(tensors.row(row), values)
 
 
 def _sound(table: Table, name: str, broken: list[Contradiction]) -> tuple[Table, list[str]]:
@@ -60,13 +75,13 @@ def _shown(cell: Any) -> str:
 
 
 def _common(table: Table, columns: tuple[Column, ...]) -> Iterator[Contradiction]:
-    """Cells that are missing, words that are unknown, numbers that are negative or beyond all counting."""
+    """Cells that are missing, words that are unknown, numbers that are negative or beyond `FARTHEST`."""
     for column in columns:
         if not column.nullable:
             yield from any_of(~table.valid(column.name), column.name, "what every row has")
         if column.type in ("int32", "int64"):
             numbers = table.numbers(column.name)
-            least = 0 if column.name in _NUMBERED else -1  # which stands for none
+            least = 0 if column.name in _NUMBERED else -1  # −1 stands for null
             yield from any_of((numbers < least) | (numbers > FARTHEST), column.name, "a number that something can have")
         elif column.name in _WORDS:
             known = _WORDS[column.name]
@@ -75,7 +90,7 @@ def _common(table: Table, columns: tuple[Column, ...]) -> Iterator[Contradiction
 
 
 def _repeated(table: Table) -> Iterator[Contradiction]:
-    """Calls whose number another call before them has."""
+    """Calls with the number of a call before them."""
     seq = table.numbers("seq")
     if len(seq) > 1 and not (np.diff(seq) > 0).all():
         again = np.ones(len(seq), np.bool_)
@@ -84,16 +99,16 @@ def _repeated(table: Table) -> Iterator[Contradiction]:
 
 
 def _measured(table: Table) -> Iterator[Contradiction]:
-    """Shapes that are none, and statistics that contradict themselves."""
+    """Shapes that no tensor has, and statistics that contradict each other."""
     for name in ("shape", "stride"):
         yield from any_of(_cells(table.coded(name), is_shape if name == "shape" else _is_stride), name, f"a {name}")
-    for name in _STATISTICS:  # what is not known is no cell, and never one of NaN
+    for name in _STATISTICS:  # an unknown statistic is null, never NaN
         yield from any_of(table.valid(name) & np.isnan(table.numbers(name)), name, "a number")
     yield from contradictions(table.numbers, table.coded("dtype"))
 
 
 def _cells(column: DictionaryColumn[Any], is_right: Any) -> Bools:
-    """Which rows hold a value that is not right; the few distinct ones are looked at."""
+    """Which rows hold a value that is not right; only the distinct ones are checked."""
     wrong = np.array([*(not is_right(value) for value in column.values), False], np.bool_)
     return np.asarray(wrong[column.codes])
 
@@ -102,29 +117,8 @@ def _is_stride(steps: tuple[int, ...]) -> bool:
     return len(steps) <= MOST_DIMENSIONS and all(abs(step) <= MOST_ELEMENTS for step in steps)
 
 
-# -- verifying ---------------------------------------------------------------------------------------------------------
-# Checks kept values against the row that tells of them: a disk or a copy may have changed them since.
-#
-# A row has the fingerprint of the whole tensor, so one bit that is another is seen. Of a slice, a sample or a part of a
-# distributed tensor it is not theirs; then the row's statistics must have room for what was kept.
-
-
-_SLACK = 1e-5
-"""How far statistics that were measured on a device may be off, relative to the largest element."""
-
-
-def matches_row(tensors: Table, row: int, values: npt.NDArray[Any]) -> bool:
-    """Whether kept values, as they were stored, can be those that the row was measured from."""
-    is_whole = tensors["part"][row] is None and int(tensors.numbers("sampled")[row]) < 0
-    if is_whole and tensors["placement"][row] is None and bool(tensors.valid("fingerprint")[row]):
-        raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        found = measure(Strided.from_numpy(raw), statistics=False).fingerprint
-        return found == int(tensors.numbers("fingerprint")[row])
-    return _has_room(tensors.row(row), values)
-
-
 def _has_room(known: dict[str, Any], values: npt.NDArray[Any]) -> bool:
-    """Whether a row's statistics allow for values that are some of its tensor's."""
+    """Whether values can be some of those of the tensor with these statistics."""
     counts = [known[name] for name in ("count", "nan", "inf")]
     if known["dtype"] not in dtypes.DTYPES or any(count is None or count < 0 for count in counts):
         return True

@@ -1,8 +1,8 @@
-"""Takes records from a running program, for a thread of its own: what every writer has in common.
+"""Takes records from a running program for a thread of its own: the base of every writer.
 
-The program's side of it appends to a bounded queue and goes on. Nothing that goes wrong on the other side reaches the
-program: recording stops, and `failure` says why. `run_writer.py` puts what was taken into files, `flight_recorder.py`
-keeps it in memory.
+The program appends to a bounded queue and goes on. Errors of the writer's thread do not reach the program: recording
+stops, and `failure` says why. `run_writer.py` puts what was taken into files, `flight_recorder.py` keeps it in memory,
+`foreign/live_writer.py` writes another tool's files.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 QUEUE_BYTES = 256 << 20
-IDLE_SECONDS = 0.5  # rows wait no longer than this
-STEP_SECONDS = 0.05  # nor those of a step that is over, than this
+IDLE_SECONDS = 0.5  # the longest that rows wait
+STEP_SECONDS = 0.05  # the longest that rows of a step that is over wait
 """But they do wait. A device's measurements come just when the program, which has waited for the device too, begins its
 next step: it would then wait for the interpreter, and the device for it. A little later the device has work enough. And
 a batch of rows for every step of a fast loop is too small."""
-HELD_SECONDS = 1.0  # nor than this for measurements that the program should have sent for: it may be stuck
+HELD_SECONDS = 1.0  # the longest wait for measurements that the program should have sent for: it may be stuck
 
 _BLOB = Tensor._fields.index("blob")
 
@@ -53,7 +53,7 @@ class BackgroundWriter(ABC):
     """Takes the records of one rank. Its methods may be called from any thread, and do nothing in a forked child.
 
     A subclass says what becomes of them: `_work` runs in the thread, from `_start` until `_closed`, and `_finish` in
-    the program's once that is done. `positions` chooses the elements of a sample, of how many and how many of them.
+    the program's thread after that. `positions(count, samples)` chooses the elements of a sample.
     """
 
     positions = staticmethod(sample_positions)
@@ -72,9 +72,9 @@ class BackgroundWriter(ABC):
         self._is_here = True  # False in a forked child
         self._open = True  # takes records
         self._closed = False
-        self._lock = threading.Lock()  # of _missed and _closed
+        self._lock = threading.Lock()  # guards _missed and _closed
         self._thread = threading.Thread(target=self._live, name=f"astray-writer-rank{rank}", daemon=True)
-        # Made now: short of memory, when it is needed, there may be none for it.
+        # Made now: when it is needed there may be no memory left for it.
         self._died = (
             f"Recording into {self.path} stopped: the thread that writes it has died, perhaps for want of memory. The "
             "program goes on; what was written before can be read. Record less, or lower queue_bytes."
@@ -95,7 +95,7 @@ class BackgroundWriter(ABC):
         atexit.register(self.close, UNCLOSED)
 
     def _live(self) -> None:
-        """The thread: `_work`, and nobody waits for it any more after that, however it ended."""
+        """The thread: runs `_work`, and releases those who wait for the queue, however that ended."""
         try:
             self._work()
         except BaseException:  # noqa: BLE001 - the thread has nobody above it
@@ -111,11 +111,11 @@ class BackgroundWriter(ABC):
 
     @abstractmethod
     def _finish(self, ended: str) -> None:
-        """The thread has ended; says in `end` how, and what the program had to say."""
+        """Called once the thread has ended: sets `end`, from how it ended and what the program noted."""
 
     @property
     def waited_seconds(self) -> float:
-        """How long the program has stood still because the other side was slower."""
+        """How long the program has waited because the writer was slower."""
         return self._backlog.waited_seconds
 
     def call(self, row: Call) -> None:
@@ -123,7 +123,7 @@ class BackgroundWriter(ABC):
         self.call_row(tuple(row))
 
     def call_row(self, row: Row) -> None:
-        """Record a call, given as the plain tuple of its fields: what costs the program least."""
+        """Record a call, given as the plain tuple of its fields: the cheapest way."""
         if self._open:
             self._backlog.put_row(self._backlog.calls, row)
 
@@ -132,8 +132,8 @@ class BackgroundWriter(ABC):
     ) -> None:
         """Record a tensor, with its values if they are given: a buffer, or what `values` made of one.
 
-        The row's own `blob` is not looked at; the writer fills it in. A buffer belongs to the writer from here on.
-        `part` and `sampled` say what a buffer holds when that is not the whole tensor, as for `values`.
+        The row's own `blob` is ignored; the writer fills it in. A buffer belongs to the writer from here on. `part` and
+        `sampled` say what a buffer holds when that is not the whole tensor, as for `values`.
         """
         if not self._open:
             return
@@ -151,14 +151,14 @@ class BackgroundWriter(ABC):
 
     @property
     def lanes(self) -> tuple[Rows, Rows, int] | None:
-        """Where native code puts the rows of calls and tensors, and from how many on it says that they are `crowded`.
+        """Where native code appends the rows of calls and of tensors, and from how many rows on it calls `crowded`.
 
         None where each row has to go through `call_row` and `tensor_row`.
         """
         return self._backlog.calls, self._backlog.tensors, backlog.BATCH_ROWS
 
     def crowded(self, lane: Rows) -> None:
-        """Say that a lane holds a batch. Waits when it is too long."""
+        """Say that one of these holds a batch. Waits when it is too long."""
         self._backlog.crowded(lane)
 
     def values(
@@ -175,7 +175,7 @@ class BackgroundWriter(ABC):
         `name` is what other tools will see in the safetensors file; begin it with the number of the call. `shape` is
         that of the values in the buffer. `part` is the text of the slice when they are only that part of the tensor,
         `sampled` their number when they are a sample, of the part or of the whole. In place of a buffer there may be a
-        `DeferredBytes`, whose bytes come later; should they never come, the rows have no values and the run says why.
+        `DeferredBytes`, whose bytes come later; if they never come, the rows have no values and the run says why.
         """
         source: DeferredBytes | None = buffer if hasattr(buffer, "pieces") else None
         data = np.frombuffer(buffer, np.uint8).data if source is None else source
@@ -189,17 +189,17 @@ class BackgroundWriter(ABC):
         return values
 
     def _wake_for(self, source: DeferredBytes) -> None:
-        """Has more of a source taken. Without a thread that does so, nothing of it is wanted any more."""
+        """Wakes the thread to take more of a source, or releases the source when the thread is gone."""
         self._backlog.wake.set()
         if not self._thread.is_alive():
             source.release()
 
     def room(self, nbytes: int) -> Buffer:
-        """Memory to put a tensor's bytes into before they are handed over; the writer uses it again."""
+        """Memory for a tensor's bytes before they are handed over; the writer reuses it."""
         return self._rooms.take(nbytes)
 
     def waited(self, seconds: float) -> None:
-        """Say that the program stood still for so long because values were not taken fast enough."""
+        """Add seconds that the program waited because values were not taken fast enough."""
         self._backlog.waited(seconds)
 
     def stack(self, id: int, frames: list[Frame]) -> None:
@@ -211,7 +211,7 @@ class BackgroundWriter(ABC):
         """Record what something is set to, from a step on."""
 
     def missed(self, what: str, why: str, count: int = 1) -> None:
-        """Note something that was not observed, `count` times. The same thing said again is added up."""
+        """Note something that was not observed, `count` times. Equal notes are added up."""
         if self._open:
             self._miss(what, why, count)
 
@@ -221,29 +221,29 @@ class BackgroundWriter(ABC):
         return False
 
     def attach(self, seq: int, role: str, path: str, fingerprint: int, values: TensorBytes) -> None:
-        """Give values to a row that was handed over without, if it is the tensor of this fingerprint."""
+        """Give values to a row that was handed over without, if its tensor has this fingerprint."""
         raise NotImplementedError("Rows are written as they come, and get no values later.")
 
     @abstractmethod
     def step_done(self) -> None:
-        """Say that a step is over."""
+        """A step is over."""
 
     def flush(self) -> bool:
         """Wait until everything handed over before is where it should be.
 
-        Gives False when that cannot be promised, because recording has stopped; `failure` says why.
+        Returns False when that cannot be promised, because recording has stopped; `failure` says why.
         """
         if not self._open or threading.current_thread() is self._thread:
             return False
         self._settle()
         flush = self._backlog.put_flush()
-        while not flush.wait(1.0) and self._thread.is_alive():  # it may have ended while this was put
+        while not flush.wait(1.0) and self._thread.is_alive():  # the thread may have ended before it saw the flush
             pass
         return flush.is_set() and self.failure is None
 
     def close(self, ended: str = "normally") -> None:
-        """See to what is left, and note how the program ended. A second call does nothing."""
-        if self._closed:  # asked before taking the lock, which in a forked child nobody may ever release
+        """Finish what is left, and note how the program ended. A second call does nothing."""
+        if self._closed:  # checked before taking the lock, which in a forked child may never be released
             return
         with self._lock:
             if self._closed:
@@ -254,7 +254,7 @@ class BackgroundWriter(ABC):
         self._conclude(ended)
 
     def _conclude(self, ended: str) -> None:
-        """Waits for the thread, and says how it was. What an interrupt leaves of that is done when the program ends."""
+        """Waits for the thread, and calls `_finish`. After an interrupt the rest is done when the program ends."""
         try:
             if self._late is not None:
                 self._late.finish()
@@ -268,7 +268,7 @@ class BackgroundWriter(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Close, and take everything away again: a recording that could not start leaves nothing."""
+        """Close, and remove everything: a recording that could not start leaves nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -277,15 +277,15 @@ class BackgroundWriter(ABC):
         self.close("normally" if kind is None else f"{kind.__name__}: {error}")
 
     def _stop(self) -> None:
-        """Takes no records any more."""
+        """Take no more records."""
         self._open = self._backlog.calls.open = self._backlog.tensors.open = False
 
     def _can_answer(self) -> bool:
-        """Whether the thread is there, in this process, and is not the one that asks."""
+        """Whether the thread is alive, in this process, and not the caller."""
         return self._is_here and threading.current_thread() is not self._thread and self._thread.is_alive()
 
     def _settle(self) -> None:
-        """Sends for the measurements of every ticket in the rows so far."""
+        """Starts to fetch the measurements of every ticket given so far."""
         if self._late is not None:
             self._late.settle()
 
@@ -297,10 +297,10 @@ class BackgroundWriter(ABC):
         self._miss("the values of a tensor", reason)
 
     def _all_missed(self) -> list[MissedTensor]:
-        return [MissedTensor(what, why, count) for (what, why), count in dict(self._missed).items()]  # copied at one go
+        return [MissedTensor(what, why, count) for (what, why), count in dict(self._missed).items()]  # an atomic copy
 
     def _leave(self) -> None:
-        """This is a forked child: the thread is not there, and what was recorded is the parent's."""
+        """In a forked child: the thread does not exist there, and what was recorded belongs to the parent."""
         self._closed, self._is_here = True, False
         self._stop()
 
@@ -310,7 +310,7 @@ _watching = False
 
 
 def _stop_in_children(intake: BackgroundWriter) -> None:
-    """Make every forked child of this process leave it alone."""
+    """Make every forked child of this process leave the writer alone."""
     global _watching
     _intakes.add(intake)
     if not _watching:

@@ -1,7 +1,11 @@
-"""Host memory for tensors on their way to the disk: page-aligned, and used again and again.
+"""Host memory for the bytes of tensors: page-aligned buffers that are reused, and values held until written or dropped.
 
 New memory costs about as much as writing it: the kernel clears every page, and enters it into a table when it is
-touched first. So what has been written is kept for the next tensor of about that size.
+touched first. So `BufferPool` keeps what has been written for the next tensor of about that size.
+
+`HeldValues` brings the bytes of tensors into memory of ours, for the flight recorder and the writers of other formats.
+Some come from a device through memory that is scarce and has to be given back at once, and the rest of a large tensor
+may not be on its way yet.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from astray.store.run_format.tensor_values import TensorBytes
 
 
 class BufferPool:
-    """All of it. At most `most_bytes` are kept that nobody uses; for any thread."""
+    """Buffers of all sizes. At most `most_bytes` are kept unused. Any thread may call it."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -36,7 +40,7 @@ class BufferPool:
         return Buffer(mmap.mmap(-1, size) if memory is None else memory, nbytes, self._give_back)
 
     def close(self) -> None:
-        """Keep nothing any more."""
+        """Free the unused memory, and keep none from now on."""
         with self._lock:
             self._most_bytes, self._kept = 0, 0
             self._free.clear()
@@ -57,7 +61,7 @@ class BufferPool:
 
 
 class Buffer:
-    """Memory for one tensor. Fill `array` and hand the room to the writer, which gives it back once it is written."""
+    """Memory for one tensor. Fill `array` and hand the buffer to the writer, which returns it once it is written."""
 
     __slots__ = ("_give_back", "_memory", "array", "held", "nbytes")
 
@@ -71,7 +75,7 @@ class Buffer:
         return cut(self.array.data)
 
     def finish(self, told: Callable[[], None]) -> None:
-        """Everything is there."""
+        """Nothing to do: all bytes are there."""
 
     def release(self) -> None:
         memory, self._memory = self._memory, None
@@ -86,17 +90,11 @@ def _size_class(nbytes: int) -> int:
     return -(-pages // step) * step * PAGE
 
 
-# -- holding -----------------------------------------------------------------------------------------------------------
-# Brings the bytes of tensors into memory of ours, to be held there until they are written or let go.
-#
-# Some come as they are. Others are on their way from a device, through memory that is short and has to be given back at
-# once; the rest of a large one may not have set out yet.
-
-
 class HeldValues:
-    """Tensors whose bytes are coming. All of its methods are for one thread.
+    """Tensors whose bytes are still arriving. All of its methods are for one thread.
 
-    `written` is told how much memory of the queue became free, and `lost` why a tensor's bytes could not be had.
+    written: called with the bytes of the queue's memory that became free.
+    lost: called with the reason why a tensor's bytes could not be read.
     """
 
     def __init__(self, written: Callable[[int], None], lost: Callable[[str], None]) -> None:
@@ -110,20 +108,20 @@ class HeldValues:
         return bool(self._growing)
 
     def begin(self, values: TensorBytes) -> None:
-        """Take the bytes of a tensor, as far as they are there. `values.data` holds them once that is all."""
+        """Take the bytes of a tensor, as far as they are there. Once all are, `values.data` holds them."""
         self._go_on(values, _gather(values), values.held)
 
     def collect(self) -> None:
-        """Take what has come meanwhile."""
+        """Take what has arrived meanwhile."""
         growing, self._growing = self._growing, []
         for values, coming, held in growing:
-            if values.settled:  # it was let go before it was here
+            if values.settled:  # dropped before it had arrived
                 self._written(held)
             else:
                 self._go_on(values, coming, held)
 
     def refuse(self, values: TensorBytes, why: str) -> None:
-        """Let go of a tensor for which there is no room."""
+        """Drop a tensor for which there is no memory."""
         self._lose(values, values.held, why)
 
     def _go_on(self, values: TensorBytes, coming: Iterator[None], held: int) -> None:

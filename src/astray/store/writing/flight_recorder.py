@@ -1,7 +1,7 @@
 """A recording that stays in memory: the last steps of a program, written as a run only when there is a reason to.
 
-It takes the place of a `RunWriter`. Its thread looks at each step when it is over, and tells `on_step`; it writes a
-dump when somebody asks, at any time and as often as they like, and goes on.
+It takes the place of a `RunWriter`. Its thread shows each step to `on_step` when it is over, writes a snapshot whenever
+`dump` is called, and goes on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REMEMBER = 5
 MOST_BYTES = 512 << 20
 DUMP_SECONDS = 60.0
 PATIENCE = 0.2
-MOST_SETUP = 10_000  # rows of what the program is set to, before older ones are summed up
+MOST_SETUP = 10_000  # rows of settings, before older ones are summed up
 
 
 class FlightRecorder(BackgroundWriter):
@@ -45,9 +45,9 @@ class FlightRecorder(BackgroundWriter):
     True
 
     `remember` is how many steps, besides the one that is not over. `most_bytes` is what they may take; the oldest go
-    first. `on_step` is given the rows of each step, as `StepListener` has it, and `watch` tells whether it has been.
-    `catch` is to have the values of the tensors of a call that made NaN or infinity, where they can be had at once.
-    `overwrite` is for dumps, and the rest as for `RunWriter`. `path` is not touched: a dump says where it goes. In a
+    first. `on_step` is given the rows of each step, as `StepListener` has it; `watch` tells whether that has happened.
+    `catch` also keeps the values of the tensors of a call that made NaN or infinity, where they are available at once.
+    `overwrite` is for dumps, the rest as for `RunWriter`. `path` is not touched: `dump` says where to write. In a
     forked child nothing happens.
     """
 
@@ -73,8 +73,8 @@ class FlightRecorder(BackgroundWriter):
         )
         self._memory = self.watch.memory
         self._holding = HeldValues(self._free, self._lose)
-        self._cuts = StepSegments(self._backlog, late)  # taken, and not yet in memory
-        self._attached = Attached(2 * (remember + 2)) if catch else None  # of a step, two calls at most
+        self._cuts = StepSegments(self._backlog, late)  # taken from the queue, and not yet in memory
+        self._attached = Attached(2 * (remember + 2)) if catch else None  # at most two calls of a step
         self._owned: list[TensorBytes] = []  # in memory before the rows that refer to them
         self._freed = 0  # bytes of the queue that came into memory
         self._lacking: Counter[tuple[str, str]] = Counter()  # what the thread has missed
@@ -83,11 +83,11 @@ class FlightRecorder(BackgroundWriter):
         self._dumping = threading.RLock()  # once the thread has ended; a signal may come in the middle
         self._start()
 
-    # -- what the program asks ---------------------------------------------------------------------------------------
+    # -- called by the program ---------------------------------------------------------------------------------------
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are held, without the rows of which the recorder's thread has not heard yet."""
+        """The bytes that are held, without the rows that the recorder's thread has not taken yet."""
         return self._memory.nbytes
 
     def dump(
@@ -95,9 +95,9 @@ class FlightRecorder(BackgroundWriter):
     ) -> Snapshot:
         """Write everything that is held as a run at `path`, also of the step that is not over.
 
-        It raises nothing. Also after the recording has ended, and from `on_step`, a signal handler, an exit handler or
-        an exception hook. The recorder's thread writes. Should that take longer than `timeout`, because of a slow disk
-        or because a signal came while this thread held a lock, it is written all the same, as soon as it can be.
+        Raises nothing. May be called after the recording has ended, and from `on_step`, a signal handler, an exit
+        handler or an exception hook. The recorder's thread writes. Where that takes longer than `timeout` seconds,
+        because the disk is slow or a signal came while this thread held a lock, it is written later all the same.
         """
         if not self._is_here:
             return in_child(path)
@@ -107,12 +107,12 @@ class FlightRecorder(BackgroundWriter):
         return self._ask(request, timeout)
 
     def forget(self) -> None:
-        """Let go of everything, once the recording has ended."""
+        """Free everything that is held, once the recording has ended."""
         if self._is_here and not self._thread.is_alive():
             with self._dumping:
                 self._memory.clear()
 
-    # -- what the engine tells ---------------------------------------------------------------------------------------
+    # -- called by the engine ----------------------------------------------------------------------------------------
 
     @property
     def catches(self) -> bool:
@@ -129,7 +129,7 @@ class FlightRecorder(BackgroundWriter):
                 self._setup = summed_up(self._setup, self._memory.steps[:1] or [row.step])
 
     def step_done(self) -> None:
-        """Say that a step is over, so that it is looked at. Waits when the recorder's thread is far behind."""
+        """A step is over and can be shown. Waits when the recorder's thread is far behind."""
         if self._open:
             self._cuts.cut(rows=True, ends=True)
             self._settle()
@@ -137,14 +137,14 @@ class FlightRecorder(BackgroundWriter):
             self._backlog.wait_for(lambda: self._cuts.are_few)
 
     def flush(self) -> bool:
-        """Wait until everything handed over before is in memory, and every step that is over was looked at."""
+        """Wait until everything handed over before is in memory, and every step that is over has been shown."""
         if not self._open or threading.current_thread() is self._thread:
             return False
         self._ask(_Request(None), None)
         return self.failure is None
 
     def discard(self) -> None:
-        """Close, and let go of everything."""
+        """Close, and free everything that is held."""
         self.close()
         self.forget()
 
@@ -175,7 +175,7 @@ class FlightRecorder(BackgroundWriter):
                 if not self._cuts.cut(rows=rows, patience=PATIENCE) and requests:
                     self._lack("the rows since the last step", "a signal came while they were handed over")
                 for cut in self._cuts:  # values need not wait for measurements, as rows do
-                    if cut.step == self._memory.over:  # those of later steps might push out what nobody has seen
+                    if cut.step == self._memory.over:  # values of later steps might push out what was not shown yet
                         self._hold(cut)
                 self._holding.collect()
                 self._make_room()
@@ -209,9 +209,9 @@ class FlightRecorder(BackgroundWriter):
         cut.values.clear()
 
     def _receive(self, urgent: bool) -> None:
-        """Put into memory what was taken, in its order, as far as its measurements have been sent for."""
+        """Put into memory what was taken, in its order, as far as its measurements are due."""
         while (cut := self._cuts.next(urgent)) is not None:
-            self._hold(cut)  # it may have come a moment ago
+            self._hold(cut)  # the segment may be new
             self._remember(cut)
             self._cuts.done(cut)
             self._make_room()
@@ -225,8 +225,8 @@ class FlightRecorder(BackgroundWriter):
         if cut.ends:
             self.watch.step_over(cut.step)
 
-    # Whatever the thread waits for, a thread of the program that a signal has interrupted may hold, and wait for a dump
-    # in the handler. So it waits a little at most, and counts by itself.
+    # A thread of the program that a signal has interrupted may hold any lock that the recorder's thread waits for,
+    # while its handler waits for a dump. So the recorder's thread waits PATIENCE at most, and keeps its own counts.
 
     def _make_room(self) -> None:
         if self._backlog.make_room(self._freed, PATIENCE):
@@ -248,7 +248,7 @@ class FlightRecorder(BackgroundWriter):
     # -- dumps -------------------------------------------------------------------------------------------------------
 
     def _ask(self, request: _Request, timeout: float | None) -> Snapshot:
-        """Have the thread answer; once it has ended, answer here."""
+        """Have the thread answer; once it has ended, answer in the calling thread."""
         late = None if timeout is None else time.monotonic() + timeout
         self._requests.append(request)
         self._backlog.wake.set()
@@ -291,7 +291,7 @@ class FlightRecorder(BackgroundWriter):
 
 
 def summed_up(rows: list[Setup], held: list[int]) -> list[Setup]:
-    """The rows with one for each thing in place of all those before the first step that is held."""
+    """The rows, with one for each thing in place of all rows before the first step that is held."""
     before: dict[tuple[str, str], Setup] = {}
     later = []
     for row in rows:
@@ -305,7 +305,7 @@ def summed_up(rows: list[Setup], held: list[int]) -> list[Setup]:
 
 
 class _Request:
-    """Somebody waits for a dump, or, without a path, for everything before it to be in memory."""
+    """Asks the thread for a dump, or, without a path, for everything before it to be in memory."""
 
     def __init__(self, path: Path | None, why: str = "", overwrite: bool = False) -> None:
         self.path = path

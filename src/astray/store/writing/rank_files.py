@@ -1,8 +1,8 @@
 """The open files of one rank, and the order in which things reach them.
 
-A tensor's row is written after its bytes, a call's row after its stack, and calls before tensors: whatever a killed
-program left behind refers only to what is there. Bytes are written as they come, to free memory; rows wait until there
-are enough for a batch or somebody asks.
+A tensor's row is written after its bytes, a call's row after its stack, and calls before tensors: what a killed program
+leaves refers only to what is there. Bytes are written as they come, to free memory; rows wait until there are enough
+for a batch, or `write_rows` is called.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Stack(NamedTuple):
 
 
 class RankFiles:
-    """Writes what it is given into one rank's folder, which must hold none of these files yet."""
+    """Writes into one rank's folder, which must hold none of these files yet."""
 
     def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES, late: DeferredMeasurements | None = None) -> None:
         self.folder = folder
         self._late = late
-        with contextlib.ExitStack() as opened:  # closes what was opened when something cannot be
+        with contextlib.ExitStack() as opened:  # closes the others when one cannot be opened
             self.calls = BatchFile(folder / "calls.arrows", CALLS)
             opened.callback(self.calls.close)
             self.tensors = BatchFile(folder / "tensors.arrows", TENSORS)
@@ -56,7 +56,7 @@ class RankFiles:
         self.steps: set[int] = set()
         self.stacks = 0
         self.setup = 0
-        self._setup_file: BufferedWriter | None = None  # made when there is something to write
+        self._setup_file: BufferedWriter | None = None  # opened when there is something to write
         self._calls = call_rows()
         self._tensors = tensor_rows()
         self._stacks: list[Stack] = []
@@ -69,7 +69,7 @@ class RankFiles:
 
     @property
     def keeps_values(self) -> bool:
-        """Whether there have been bytes of tensors."""
+        """Whether bytes of tensors have been given."""
         return self._keeps_values
 
     def take(self, stacks: Sequence[Stack], calls: Rows, tensors: Rows) -> None:
@@ -86,8 +86,8 @@ class RankFiles:
     def write_rows(self) -> None:
         """Write every row taken so far; they are with the kernel when this returns.
 
-        Rows whose bytes are not written yet stay, or whose measurements have not even been sent for, and those after
-        them too, to keep their order.
+        Rows stay whose bytes are not written yet, or whose measurements are not due, and so do those after them, to
+        keep the order.
         """
         stacks, self._stacks = self._stacks, []
         calls = self._calls.take()
@@ -106,7 +106,7 @@ class RankFiles:
             self.stacks += len(stacks)
 
     def write_setup(self, rows: Sequence[Setup]) -> None:
-        """Write what the program is set to, before the calls that it holds for."""
+        """Write the program's settings, before the calls for which they hold."""
         if rows:
             if self._setup_file is None:
                 self._setup_file = (self.folder / SETUP_FILE).open("xb")
@@ -120,7 +120,7 @@ class RankFiles:
         self.steps.update(np.unique(numbers(columns[STEP], CALLS[STEP]).data).tolist())
 
     def _due(self) -> int:
-        """How many of the tensors can be written now."""
+        """How many of the tensors' rows can be written now."""
         due = len(self._tensors)
         if self._keeps_values:
             values = self._tensors.cells(VALUES)
@@ -137,14 +137,14 @@ class RankFiles:
         return [None if values is None else values.blob for values in rows.cells(VALUES)]
 
     def close(self) -> None:
-        """End every file properly, each of them even if another cannot be."""
+        """Close every file, each of them even if another cannot be."""
         with contextlib.ExitStack() as closing:
             for file in (self._setup_file, self._stack_file, self.values, self.calls, self.tensors):
                 if file is not None:
                     closing.callback(file.close)
 
     def abandon(self, error: Exception, write: Callable[[], None] | None = None) -> str:
-        """Keep of the rows taken what can still be written, by `write` if they are elsewhere; say what happened."""
+        """After an error, write what can be of the rows taken, by `write` if they are elsewhere; says what happened."""
         for save in (self.values.abandon, write or self.write_rows, self.close):
             with contextlib.suppress(Exception):
                 save()
@@ -175,7 +175,7 @@ class RankFiles:
         )
 
     def write_end(self, end: End) -> str | None:
-        """Write `end.json` once all else is on the disk; gives a sentence when that is impossible."""
+        """Write `end.json` once all else is on the disk; returns a sentence when that is impossible."""
         unsynced = self._sync()
         if unsynced is not None:
             end.complete, end.failure = False, end.failure or unsynced
@@ -189,7 +189,7 @@ class RankFiles:
         return unsynced
 
     def _sync(self) -> str | None:
-        """Have the system put every file onto the disk: until then it may lose them with its power."""
+        """Sync every file to the disk: until then a power failure may lose them."""
         path = self.folder
         try:
             for path in sorted(entry for entry in self.folder.iterdir() if RANK_FILES.fullmatch(entry.name)):
@@ -202,7 +202,7 @@ class RankFiles:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Put the names of a folder onto the disk, where folders can be opened."""
+    """Sync the names in a folder to the disk, where folders can be opened."""
     if os.name == "posix":
         file = os.open(folder, os.O_RDONLY)
         try:
@@ -226,6 +226,6 @@ def _remedy(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "Record less of it, or lower queue_bytes."
     if isinstance(error, OSError) and error.errno == errno.EFBIG and largest_file() is not None:
-        return ""  # the reason says it
+        return ""  # the error says it already
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return "Make room, or record into another folder." if full else "Record into another folder."

@@ -1,4 +1,4 @@
-"""Writes rows that were read from elsewhere as a run of our own: what `astray convert --to astray` uses."""
+"""Writes rows that were read from another format as a run of our own, for `astray convert --to astray`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KNOWN = [name for name in Tensor._fields if name not in ("statistics", "blob")]
 
 
 class RunTranslator:
-    """Writes one rank. Nothing is lost: whatever a reader tells has its place here."""
+    """Writes one rank. It is a `Translator`. Nothing is lost: the format holds all that a reader gives."""
 
     def __init__(self, path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> None:
         here = RunInfo.here()
@@ -29,7 +29,7 @@ class RunTranslator:
         self._has_setup = False
 
     def take(self, step: int, rows: RankRun) -> None:  # noqa: ARG002 - the calls say it
-        """Write the rows, and the values that can be had."""
+        """Write the rows, and the values that can be read."""
         if not self._has_setup:
             self._has_setup = True
             for row in rows.setup:
@@ -51,7 +51,7 @@ class RunTranslator:
         self._writer.flush()
 
     def step_over(self, step: int) -> None:  # noqa: ARG002 - a step may be any
-        """Let the writer know, so that its queue does not grow."""
+        """Tell the writer, so that its queue does not grow."""
         self._writer.step_done()
 
     def close(self, end: End) -> None:
@@ -64,6 +64,6 @@ class RunTranslator:
 
 
 def _statistics(cells: dict[str, Any]) -> Statistics | None:
-    """What is known of a tensor; a dump may tell some of it and not the rest."""
+    """The statistics of a tensor, of which a dump may have only some."""
     found = {name: cells[name] for name in Statistics._fields}
     return None if all(value is None for value in found.values()) else Statistics(**found)

@@ -1,7 +1,7 @@
 """Writes the records of a running program to disk while it runs.
 
-Nothing that goes wrong here reaches the program: recording stops, `failure` says why, and what was written before stays
-readable. `background_writer.py` is the program's side of it.
+Errors do not reach the program: recording stops, `failure` says why, and what was written before stays readable.
+`background_writer.py` is the program's side of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from astray.store.writing.step_listener import Listener, StepListener
 from astray.store.writing.values_writer import SHARD_BYTES
 from astray.store.writing.write_policy import Immediate, PerStep, WritePolicy
 
-WATCHED_BYTES = 128 << 20  # what a step that is watched may take until it is over; a larger one is shown in parts
+WATCHED_BYTES = 128 << 20  # what a step may take in memory until it is shown; a larger one is shown in parts
 
 
 class RunWriter(BackgroundWriter):
@@ -46,7 +46,7 @@ class RunWriter(BackgroundWriter):
     `world_size` is for when `info` does not say it. `queue_bytes` is how much memory values may take on their way to
     the disk: more lets the program run ahead of a slow disk for longer. `shard_bytes` is the size at which the next
     values file begins. A row may hold a ticket of `late` in place of its statistics. `on_step` is given the rows of
-    each step, as `StepListener` has it, and `watch` tells whether it has been. Raises RunExists or RunError when the
+    each step, as `StepListener` has it; `watch` tells whether that has happened. Raises RunExists or RunError when the
     folder cannot be recorded into.
     """
 
@@ -88,7 +88,7 @@ class RunWriter(BackgroundWriter):
             self._backlog.setup.append(row)
 
     def step_done(self) -> None:
-        """Say that a step is over, so that its rows reach the file soon."""
+        """A step is over, and its rows should reach the file soon."""
         if self._open:
             self._course.cut()
             self._settle()
@@ -97,7 +97,7 @@ class RunWriter(BackgroundWriter):
             self._backlog.wait_for(self._course.has_room)
 
     def discard(self) -> None:
-        """Close, and take everything away again: a recording that could not start leaves no run."""
+        """Close, and remove everything: a recording that could not start leaves no run."""
         self.close()
         release(self.path, self.rank)
 
@@ -112,7 +112,7 @@ class RunWriter(BackgroundWriter):
             if self.watch is not None:
                 self.failure += " Nothing is watched from here on."
         finally:
-            with contextlib.ExitStack() as ending:  # each of them even if another fails for want of memory
+            with contextlib.ExitStack() as ending:  # each of these even if another fails for want of memory
                 ending.callback(self._files.values.end_threads)
                 if self.watch is not None:
                     ending.callback(self.watch.end)
@@ -152,12 +152,12 @@ class RunWriter(BackgroundWriter):
                     held = written
 
     def _due_at(self, written: float) -> float:
-        """When rows are written next, if nobody asks for it before."""
+        """When rows are written next, if no flush asks for it before."""
         idle = written + IDLE_SECONDS
         return idle if self._step_ended is None else min(idle, self._step_ended + STEP_SECONDS)
 
     def _write(self) -> None:
-        """Write the rows that were taken, and before them what was said of the program until they were."""
+        """Write the rows that were taken, and before them the settings that were put until then."""
         self._files.write_setup(self._backlog.take_setup())
         self._course.write()
 

@@ -1,7 +1,7 @@
 """Writes what a flight recorder holds as a run like any other.
 
-In the order in which a recording would have: values before the rows that refer to them, stacks before calls, calls
-before tensors. Killed in the middle, it leaves an incomplete run that can be read.
+Values are written before the rows that refer to them, stacks before calls, calls before tensors, as in a recording. A
+kill in the middle leaves an incomplete run that can be read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STACK = Call._fields.index("stack")
 
 
 class Snapshot(NamedTuple):
-    """What became of a dump: where it is, what its `end.json` says, and in a sentence what went wrong, if anything."""
+    """A run written by a flight recorder: where it is, its `end.json`, and a sentence when something went wrong."""
 
     path: Path
     end: End | None
@@ -37,7 +37,7 @@ class Snapshot(NamedTuple):
 
 
 class SnapshotAccount(NamedTuple):
-    """What a dump says of the recording. Its `failure` is why there are no later rows."""
+    """What a snapshot says of the recording. `failure` is why there are no later rows."""
 
     why: str
     ended: str
@@ -55,7 +55,7 @@ def write_dump(
     account: SnapshotAccount,
     setup: Sequence[Setup] = (),
 ) -> Snapshot:
-    """Write everything in memory. Raises nothing: a full disk is a sentence."""
+    """Write everything in memory. Raises nothing: `failure` of the result says that the disk is full."""
     try:
         folder = join(path, rank, info, overwrite)
         with recordable(path):
@@ -82,11 +82,11 @@ def write_dump(
 
 
 def _write_pieces(files: RankFiles, memory: StepRingBuffer) -> int:
-    """Write them one after the other; returns how many rows have values that are not there."""
-    places: dict[TensorBytes, TensorBytes] = {}  # by what is held, what was written of it
+    """Write the blocks in memory in order; returns how many rows have values that are not there."""
+    places: dict[TensorBytes, TensorBytes] = {}  # held values → the copies that were written
     known: set[int] = set()
     gone = 0
-    for piece in memory.pieces:  # all of them first: rows may have got their values after they were taken
+    for piece in memory.pieces:  # all values first: rows may have got theirs after they were taken
         places.update(_write_values(files, piece.owned))
     for piece in memory.pieces:
         referred = set(_stacks(piece)) - known
@@ -102,7 +102,7 @@ def _write_pieces(files: RankFiles, memory: StepRingBuffer) -> int:
 
 
 def _write_values(files: RankFiles, held: Sequence[TensorBytes]) -> dict[TensorBytes, TensorBytes]:
-    """Write copies that share the bytes: writing lets go of them, and a later dump may want them again."""
+    """Write copies that share the bytes: writing frees them, and a later snapshot may need them again."""
     copies = {
         values: TensorBytes(values.data, values.name, values.dtype, values.shape, values.sampled, values.part)
         for values in held
@@ -128,7 +128,7 @@ def _groups(values: Sequence[TensorBytes]) -> Iterator[list[TensorBytes]]:
 
 
 def _blobs(piece: RowBlock, places: dict[TensorBytes, TensorBytes]) -> tuple[list[Blob | None], int]:
-    """Where the values of each row are, and of how many rows they are not."""
+    """Where the values of each row are, and how many rows have none although they should."""
     blobs: list[Blob | None] = []
     absent = 0
     for values in piece.values:
@@ -139,7 +139,7 @@ def _blobs(piece: RowBlock, places: dict[TensorBytes, TensorBytes]) -> tuple[lis
 
 
 def _stacks(piece: RowBlock) -> list[int]:
-    """The stacks that calls refer to."""
+    """The stacks to which calls refer."""
     found = numbers(piece.calls[_STACK], CALLS[_STACK])
     stacks: list[int] = np.unique(found.data[found.present]).tolist()
     return stacks
@@ -150,5 +150,5 @@ def _nothing(*_: object) -> None:
 
 
 def in_child(path: str | os.PathLike[str]) -> Snapshot:
-    """What a forked child is told."""
+    """The answer to `dump` in a forked child."""
     return Snapshot(Path(path), None, f"{path} was not written: this is a forked child, and the rows are its parent's.")

@@ -1,7 +1,7 @@
-"""What waits to be looked at, cut where steps end: rows of different steps never come together.
+"""What was taken from the queue, cut where steps end: a segment never has rows of two steps.
 
-The program's thread cuts when a step is over, the recorder's whenever there is much or somebody asks. Cuts are taken up
-in their order, each once its measurements have been sent for.
+The program's thread cuts when a step is over, the recorder's thread whenever there are many rows or a flush waits.
+Segments are processed in their order, each once its measurements are due.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from astray.store.writing.record_queue import QueuedRows, RecordQueue
 
 
 class StepSegment(NamedTuple):
-    """What was taken at once, of one step, which it may end."""
+    """Rows and values of one step that were taken at once. It may be the last of its step."""
 
     step: int
     taken: QueuedRows
-    values: list[TensorBytes]  # that are to be brought into memory
-    owned: list[TensorBytes]  # and those that are there
+    values: list[TensorBytes]  # still to be brought into memory
+    owned: list[TensorBytes]  # in memory
     ends: bool
     time: float
 
@@ -39,19 +39,19 @@ class StepSegment(NamedTuple):
 
 
 class StepSegments:
-    """The cuts that wait. Any thread may `cut`; the rest is for the recorder's.
+    """The segments that wait. Any thread may `cut`; the rest is for the recorder's thread.
 
-    `values`: they are taken too, and not left to somebody else.
+    values: take the values too. `write_policy.py` sets it to False, since it writes them from the queue.
     """
 
     def __init__(self, queue: RecordQueue, late: DeferredMeasurements | None, *, values: bool = True) -> None:
-        self.step = 0  # that is not over
+        self.step = 0  # the step that is not over
         self._backlog = queue
         self._late = late
         self._takes_values = values
         self._waiting: deque[StepSegment] = deque()
-        self._cutting = threading.Lock()  # a cut is taken and put here at one go, or they would change places
-        self._given = self._received = 0  # rows
+        self._cutting = threading.Lock()  # held while a segment is taken and appended, so that they keep their order
+        self._given = self._received = 0  # counts of rows
 
     def __iter__(self) -> Iterator[StepSegment]:
         return iter(list(self._waiting))
@@ -63,18 +63,18 @@ class StepSegments:
 
     @property
     def put(self) -> int:
-        """How many rows the program has handed over so far, cut or not."""
+        """How many rows the program has handed over so far, in segments or not."""
         return self._given + len(self._backlog.calls) + len(self._backlog.tensors)
 
     @property
     def received(self) -> int:
-        """How many of them are done."""
+        """How many of these are done."""
         return self._received
 
     def cut(self, *, rows: bool, ends: bool = False, patience: float = -1) -> bool:
-        """Take the values that are there, and the rows if they are asked for. Flushes are the recorder's to hear of.
+        """Take the values that are there, and with `rows` the rows, as a segment. Flushes are left in the queue.
 
-        False when somebody else was cutting for longer than `patience` seconds, as for `RecordQueue.make_room`.
+        False when another thread was cutting for longer than `patience` seconds, as for `RecordQueue.make_room`.
         """
         if not self._cutting.acquire(timeout=patience):
             return False
@@ -93,18 +93,18 @@ class StepSegments:
 
     @property
     def patience(self) -> float:
-        """Seconds until `next` should be asked again, if nothing happens before."""
+        """Seconds until `next` should be called again, if nothing happens before."""
         return max(0.0, self._waiting[0].time + STEP_SECONDS - time.monotonic()) if self._rests else IDLE_SECONDS
 
     @property
     def _rests(self) -> bool:
-        """Whether the only cut is of the step that has just ended, with measurements of a device: see STEP_SECONDS."""
+        """Whether the only segment ends the step just over, with measurements of a device: see STEP_SECONDS."""
         if len(self._waiting) != 1 or self._late is None or not self._late.is_used:
             return False
         return self._waiting[0].ends and time.monotonic() - self._waiting[0].time < STEP_SECONDS
 
     def next(self, urgent: bool) -> StepSegment | None:
-        """The first, if its measurements have been sent for. When it is `urgent`, or has waited long, that is done."""
+        """The first segment, if its measurements are due; when `urgent`, or after HELD_SECONDS, they are made due."""
         if not self._waiting or (self._rests and not urgent):
             return None
         cut = self._waiting[0]
@@ -114,12 +114,12 @@ class StepSegments:
         return self._waiting.popleft() if self._is_due(cut) else None
 
     def done(self, cut: StepSegment) -> None:
-        """A cut is where it should be."""
+        """A segment is where it should be."""
         self._received += cut.size
 
     @property
     def unsent(self) -> int:
-        """Rows whose measurements have not been sent for."""
+        """How many rows have measurements that are not due."""
         return sum(cut.size for cut in self if not self._is_due(cut))
 
     def _is_due(self, cut: StepSegment) -> bool:

@@ -1,8 +1,8 @@
 """The rows of the last steps, in memory: what a flight recorder holds.
 
-Rows stay in the columns into which they were appended; only measurements of devices are added, since nobody keeps those
-for long. They become Arrow when they are written, or a table when somebody asks: encoding every step that nobody will
-ever look at would cost more than all the rest.
+Rows stay in the columns into which they were appended; only measurements of devices are added, since devices do not
+keep those for long. They become Arrow when a snapshot is written, or a table when a listener reads one: encoding every
+step, most of which are never read, would cost more than all the rest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KeptBytes = Callable[[TensorBytes], npt.NDArray[np.uint8] | None]
 """Gives the bytes of values that are not in memory; None when they were not kept."""
 
 _BLOB = [column.name for column in TENSORS].index("blob_file")
-_SAMPLED = [column.name for column in TENSORS].index("sampled")  # and `part` behind it
+_SAMPLED = [column.name for column in TENSORS].index("sampled")  # `part` follows it
 _SEQ, _ROLE, _PATH, _PRINT = map([column.name for column in TENSORS].index, ("seq", "role", "path", "fingerprint"))
 _NUMBERS = {column.name: (place, column) for place, column in enumerate(TENSORS) if column.type.endswith("64")}
 
@@ -42,7 +42,7 @@ class Attached:
     """Values of tensors whose rows were handed over before, by the call, role and path of the row.
 
     A tensor may have been written to in the meantime: then its fingerprint is not that of the row any more, and the
-    values are not the row's. Of the calls before the last few everything is forgotten. Any thread may `add`.
+    values are not the row's. Only the last `most_calls` calls are kept. Any thread may `add`.
     """
 
     def __init__(self, most_calls: int) -> None:
@@ -55,7 +55,7 @@ class Attached:
             del self._of_calls[next(iter(self._of_calls))]
 
     def put_into(self, cells: list[TensorBytes | None], tensors: Sequence[AnyCells], rows: Rows) -> None:
-        """Put them into the rows they belong to, and that have none."""
+        """Put the values into the rows to which they belong and that have none."""
         if not self._of_calls:
             return
         seqs = _numbers(tensors[_SEQ], TENSORS[_SEQ])
@@ -100,14 +100,14 @@ class RowBlock:
 
     @property
     def values(self) -> list[TensorBytes | None]:
-        """Of each tensor's row, its values."""
+        """The values of each tensor's row."""
         cells: list[TensorBytes | None] = self._rows.cells(VALUES)
         if self._attached is not None:
             self._attached.put_into(cells, self.tensors, self._rows)
         return cells
 
     def with_samples(self) -> list[AnyCells]:
-        """The columns of the tensors, with what is said of values that are not all there are."""
+        """The columns of the tensors, with `sampled` and `part` for values that are not the whole tensor."""
         values = self.values
         if all(one is None or (one.sampled is None and one.part is None) for one in values):
             return self.tensors
@@ -117,7 +117,7 @@ class RowBlock:
         return [*self.tensors[:_SAMPLED], *said, *self.tensors[_SAMPLED + 2 :]]
 
     def with_blobs(self, blobs: Sequence[Blob | None]) -> list[AnyCells]:
-        """The columns of the tensors, with these for the places of their values."""
+        """The columns of the tensors, with these blobs."""
         where = [
             ListCells([None if blob is None else blob[field] for blob in blobs]) for field in range(len(Blob._fields))
         ]
@@ -127,8 +127,8 @@ class RowBlock:
 class BufferedStep:
     """The rows of one step. They read like a rank of a run: `RankRun(0, rows)`.
 
-    `whole` is False when the step was not over, or too large to be held at once. Values are there as long as the
-    recorder holds the step, or as `kept` has them.
+    `whole` is False when the step was not over, or too large to be held at once. Values can be read as long as the
+    recorder holds the step, or `kept` gives them.
     """
 
     end: End | None = None
@@ -149,20 +149,20 @@ class BufferedStep:
         self._kept = kept
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
-        """A column of the tensors' numbers, such as `nan`; null is zero, and NaN in a column of floats.
+        """A column of numbers of the tensors, such as `nan`; null is zero, and NaN in a column of floats.
 
-        It takes microseconds, which a table does not.
+        It takes microseconds, unlike the whole table.
         """
         place, column = _NUMBERS[name]
         found = [_numbers(piece.tensors[place], column) for piece in self._pieces]
         return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, column.type), *found])
 
     def calls(self) -> tuple[Table, list[str]]:
-        """The calls, and that nothing is wrong with them."""
+        """The calls; nothing can be wrong with them."""
         return self._calls, []
 
     def tensors(self) -> tuple[Table, list[str]]:
-        """The tensors, likewise. Their values are in no file, so `blob_file` and its like are null."""
+        """The tensors, likewise. Their values are not in a file, so `blob_file` and its like are null."""
         return self._tensors, []
 
     def stack(self, id: int) -> list[Frame]:
@@ -192,10 +192,10 @@ class BufferedStep:
 
 
 class StepRingBuffer:
-    """The pieces of the last `remember` steps, and of the one that is not over, in at most `most_bytes`.
+    """The blocks of the last `remember` steps, and of the one that is not over, in at most `most_bytes`.
 
-    When that is too little the oldest step goes first. Of a step that is too large alone the oldest rows go, after
-    `parting` has been told; those taken last always stay.
+    When that is too little the oldest step goes first. Of a step that alone is too large the oldest blocks go, each
+    after `parting` was called with it; the block taken last always stays.
     """
 
     def __init__(self, remember: int, most_bytes: int, parting: Callable[[RowBlock], None]) -> None:
@@ -203,16 +203,16 @@ class StepRingBuffer:
         self.most_bytes = most_bytes
         self.pieces: deque[RowBlock] = deque()
         self.over = 0  # steps that are over
-        self.stacks: dict[int, list[Frame]] = {}  # all: a call may refer to any, and there are as many as code has
+        self.stacks: dict[int, list[Frame]] = {}  # all: a call may refer to any; their number is bounded by the code
         self._parting = parting
-        self._sizes: Counter[int] = Counter()  # bytes of each step, with those of values whose piece is still to come
+        self._sizes: Counter[int] = Counter()  # bytes of each step, with those of values whose block is still to come
         self._done = 0  # steps that are over and had rows
-        self._cut: Counter[tuple[int, str]] = Counter()  # rows that have gone of a step that is still here
+        self._cut: Counter[tuple[int, str]] = Counter()  # dropped rows of steps that are held in part
 
     @property
     def nbytes(self) -> int:
         """The bytes that are held."""
-        return sum(list(self._sizes.values()))  # copied at one go: any thread may ask
+        return sum(list(self._sizes.values()))  # an atomic copy: any thread may call this
 
     @property
     def steps(self) -> list[int]:
@@ -220,7 +220,7 @@ class StepRingBuffer:
         return list(dict.fromkeys(piece.step for piece in self.pieces))
 
     def of_step(self, step: int) -> list[RowBlock]:
-        """The pieces of a step."""
+        """The blocks of a step."""
         return [piece for piece in self.pieces if piece.step == step]
 
     def is_whole(self, step: int) -> bool:
@@ -228,7 +228,7 @@ class StepRingBuffer:
         return not self._cut[step, "call"] and not self._cut[step, "tensor"]
 
     def reserve(self, size: int, step: int) -> bool:
-        """Let older steps go until values of this size fit into the next piece; False when they never would."""
+        """Drop older steps until values of this size fit into the next block; False when they never would."""
         if self._sizes[step] + size > self.most_bytes:
             return False
         self._sizes[step] += size
@@ -236,13 +236,13 @@ class StepRingBuffer:
         return True
 
     def give_back(self, size: int, step: int) -> None:
-        """Values for which room was made have not come."""
+        """Release the bytes reserved for values that have not come."""
         self._sizes[step] -= size
 
     def add(self, piece: RowBlock) -> None:
-        """Hold a piece, of the step of the one before it or of the next."""
+        """Hold a block, of the same step as the block before it or of the next."""
         self.pieces.append(piece)
-        self._sizes[piece.step] += piece.nbytes - sum(values.size for values in piece.owned)  # which have their room
+        self._sizes[piece.step] += piece.nbytes - sum(values.size for values in piece.owned)  # these were reserved
         self._fit(piece.step)
         while self.nbytes > self.most_bytes and len(self.pieces) > 1:
             self._parting(self.pieces[0])
@@ -259,7 +259,7 @@ class StepRingBuffer:
             self._let_step_go()
 
     def missing(self) -> list[MissedTensor]:
-        """What was to be remembered and is not."""
+        """What should be held and is not."""
         limit = f"more than {sized(self.most_bytes)} would have to be remembered"
         steps = min(self.remember, self._done) - sum(step < self.over for step in self.steps)
         gone = [MissedTensor("an older step", limit, steps)] if steps > 0 else []
@@ -271,7 +271,7 @@ class StepRingBuffer:
         return gone
 
     def clear(self) -> None:
-        """Let everything go."""
+        """Drop everything."""
         while self.pieces:
             self._let_step_go()
         self._sizes.clear()
@@ -297,7 +297,7 @@ class StepRingBuffer:
 
 
 def _numbers(cells: AnyCells, column: Column) -> npt.NDArray[Any]:
-    """The numbers of a column, with something harmless where there are none."""
+    """The numbers of a column; nulls are zero, or NaN in a float column."""
     if isinstance(cells, EncodedCells):
         return numbers(cells, column).data
     null = np.full(len(cells), np.nan if column.type == "float64" else 0, column.type)

@@ -1,4 +1,4 @@
-"""Shows the rows of a recording to a listener, step by step: a flight recorder's, and a writer's that is watched.
+"""Shows the rows of a flight recorder or a run writer to a listener, such as a guard, step by step.
 
 A step is shown when it is over, in the recorder's thread. The program may wait for that, and goes on when the recorder
 cannot answer any more.
@@ -13,19 +13,19 @@ from astray.store.deferred import DeferredMeasurements
 from astray.store.writing.record_queue import WakeEvent
 from astray.store.writing.step_buffer import BufferedStep, KeptBytes, RowBlock, StepRingBuffer
 
-LOOK_SECONDS = 1.0  # so often it is looked whether the recorder can still answer
+LOOK_SECONDS = 1.0  # how often a waiting thread checks that the recorder can still answer
 
 Listener = Callable[[BufferedStep], None]
 
 
 class StepListener:
-    """The steps that are held, and who is told of them.
+    """The steps that are held, and the listener that is shown each of them.
 
     remember, most_bytes: how much is held, as for `StepRingBuffer`.
     on_step: given the rows of each step when it is over; also those of a part of a step that has to go before it is
         over, and what is left when the recording ends.
-    lack: told what is missing, and why, when the listener fails.
-    can_answer: whether the recorder's thread is there, and is not the one that asks.
+    lack: called with what is missing, and why, when the listener fails.
+    can_answer: whether the recorder's thread is alive, and is not the caller.
     kept: gives the bytes of values that are not in memory any more.
     """
 
@@ -48,7 +48,7 @@ class StepListener:
         self._kept = kept
         self._seen = 0  # steps that were shown
         self._ended = False
-        self._waiting: list[WakeEvent] = []  # for a step to be shown
+        self._waiting: list[WakeEvent] = []  # of threads that wait for a step to be shown
 
     # -- for any thread ----------------------------------------------------------------------------------------------
 
@@ -58,11 +58,11 @@ class StepListener:
         return self._late is not None and self._late.is_used
 
     def has_seen(self, step: int) -> bool:
-        """Whether a step, counted from 0, is over and was looked at."""
+        """Whether a step, counted from 0, is over and was shown."""
         return step < self._seen
 
     def wait_until_seen(self, step: int, timeout: float | None = None) -> bool:
-        """Wait until a step was looked at; False when that took too long, or will not happen any more."""
+        """Wait until a step was shown; False when that takes longer than `timeout` seconds, or will never happen."""
         late = None if timeout is None else time.monotonic() + timeout
         wake = WakeEvent()
         self._waiting.append(wake)
@@ -86,7 +86,7 @@ class StepListener:
         self._ring()
 
     def rest(self, step: int) -> None:
-        """Show what there is of a step that will not be over any more."""
+        """Show what there is of a step that will never be over."""
         if pieces := self.memory.of_step(step):
             self._show(step, pieces, False)
 
@@ -96,7 +96,7 @@ class StepListener:
         self._ring()
 
     def _part(self, piece: RowBlock) -> None:
-        """Some of a step has to go before the step is over."""
+        """Show a block that has to be dropped before its step is over."""
         self._show(piece.step, [piece], False)
 
     def _show(self, step: int, pieces: list[RowBlock], whole: bool) -> None:

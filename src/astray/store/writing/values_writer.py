@@ -1,9 +1,9 @@
 """Writes the bytes of tensors as they come, by several threads, into shards that are whole at every moment.
 
-The writer's thread gives out places in the shards and tells their headers; other threads write the bytes in between
-(`store/run_format/disk_io.py`). A file takes buffered bytes from one thread at a time, so when the program is far
-ahead several shards are filled side by side, each of them in a lane. A tensor is settled once the header knows of it;
-its row waits for that.
+The writer's thread assigns slots in the shards and updates their headers; in between the threads of
+`run_format/disk_io.py` write the bytes. A file takes buffered bytes from one thread at a time, so when the program is
+far ahead several shards are filled side by side, each by a `ShardQueue` of batches. A tensor is settled once the header
+lists it; its row waits for that.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from astray.store.run_format.tensor_values import TensorBytes, shard_name
 
 SHARD_BYTES = 1 << 30
 HEADER_BYTES = 128 << 10, 4 << 20
-"""The room for a shard's header: of the first, and at most. It doubles, so that short runs stay small."""
+"""Bytes for a shard's header: of the first shard, and at most. It doubles, so that short runs stay small."""
 
 THREADS = max(4, min(8, os.cpu_count() or 1))
-"""As many as copying into the page cache, or a disk on the network, has a use for. They work only while values wait."""
+"""More would not speed up copying into the page cache, or a disk on the network. They run only while values wait."""
 
 BATCH_BYTES = 8 << 20
-"""Tensors are written and told to the header in batches of this size, unless they are larger themselves."""
+"""Tensors are written and entered into the header in batches of this size, unless they are larger themselves."""
 
 AHEAD_BYTES = 256 << 20
-"""What the threads are given at most before they are done with it: large tensors for each, and no more than they should
-write in one way before it is known how fast that is."""
+"""The most that the threads have at a time: large tensors for each, but not more than should be written in one way
+before its speed is known."""
 
 LANE_BYTES = 32 << 20
-"""What has to wait for one shard before another is filled beside it."""
+"""How many bytes have to wait for one shard before another is filled beside it."""
 
 
 class ValuesWriter:
@@ -55,19 +55,19 @@ class ValuesWriter:
         self._hands = WriterThreads(threads)
         self._pace = WriteModeChooser()
         self._waiting: deque[ShardBatch] = deque()  # to be given to the threads, in their order
-        self._under_way = 0  # jobs that they have
-        self._ahead = 0  # bytes of them
-        self._growing: dict[ShardBatch, Iterator[WriteRequest | None]] = {}  # the jobs that are still to come
+        self._under_way = 0  # jobs that the threads have
+        self._ahead = 0  # bytes of these jobs
+        self._growing: dict[ShardBatch, Iterator[WriteRequest | None]] = {}  # jobs that are still to come
         self._written: Callable[[int], None] = _nothing
         self._lost: Callable[[str], None] = _nothing
 
     def connect(self, wake: Callable[[], None], written: Callable[[int], None], lost: Callable[[str], None]) -> None:
-        """`wake` is called, from any thread, when there is something to `collect`. While collecting, `written` is told
-        how much memory of the queue became free, and `lost` why a tensor's bytes could not be had."""
+        """`wake` is called, from any thread, when there is something to `collect`. While collecting, `written` gets the
+        bytes of the queue's memory that became free, and `lost` the reason why a tensor's bytes never came."""
         self._hands.wake, self._written, self._lost = wake, written, lost
 
     def write(self, group: Sequence[TensorBytes]) -> None:
-        """Begin to write a group of tensors. Raises what the disk had against it or those before."""
+        """Begin to write a group of tensors. Raises the disk's error on it or those before."""
         try:
             self._distribute(group)
         except Exception:  # a full disk, or no memory
@@ -77,7 +77,7 @@ class ValuesWriter:
         self.collect()
 
     def collect(self) -> None:
-        """Tell the headers of what has been written meanwhile. Raises what the disk had against it."""
+        """Enter what has been written meanwhile into the headers. Raises the disk's error on it."""
         self._hands.check()
         while self._under_way and self._hands.has_finished:
             self._finish(self._hands.finished())
@@ -92,27 +92,27 @@ class ValuesWriter:
     def is_growing(self) -> bool:
         """Whether a tensor is so large that more of it will come, as memory becomes free.
 
-        That may take what comes after it to be written first, so nobody should wait for it in this thread.
+        That may need later tensors to be written first, so the writer's thread must not wait for it.
         """
         return bool(self._growing)
 
     def settle(self) -> None:
-        """Wait until everything is written that is there. Raises what the disk had against it."""
+        """Wait until everything that is there is written. Raises the disk's error on it."""
         while self._under_way:
             self._finish(self._hands.finished())
             self._start()
         self.collect()
 
     def abandon(self) -> None:
-        """Settle what is written, in spite of what is not: that is settled without a blob."""
+        """Settle everything: what is written with its blob, the rest without one."""
         self._waiting.clear()
         self._growing.clear()
-        with contextlib.suppress(RuntimeError):  # a thread has died, and with it what it was given
+        with contextlib.suppress(RuntimeError):  # a thread has died, and its job with it
             while self._under_way:
                 self._finish(self._hands.finished())
         self._under_way = 0
         for lane in self._lanes:
-            with contextlib.suppress(Exception):  # whatever a job says: the other lanes are written
+            with contextlib.suppress(Exception):  # the other shards are still written
                 self._publish(lane)
             while lane.waiting:
                 self._drop(lane.waiting.popleft().places)
@@ -126,11 +126,11 @@ class ValuesWriter:
                 closing.callback(shard.trim)
 
     def end_threads(self) -> None:
-        """End the threads that write, once they have done what they were given."""
+        """End the threads that write, once their jobs are done."""
         self._hands.close()
 
     def _distribute(self, group: Sequence[TensorBytes]) -> None:
-        """Find a place for each, in batches, and send them."""
+        """Assign a slot to each tensor, in batches, and send these."""
         lane: ShardQueue | None = None
         batch: ShardBatch | None = None
         for values in group:
@@ -146,7 +146,7 @@ class ValuesWriter:
         self._send(lane, batch)
 
     def _next_lane(self, size: int) -> ShardQueue:
-        """The one that has least to do. Direct writes do not get in each other's way in one file: no more are added."""
+        """The queue with the fewest bytes, or a new one. Direct writes to one file run in parallel: they add none."""
         lane = min(self._lanes, key=attrgetter("load"), default=None)
         crowded = lane is not None and lane.load >= LANE_BYTES and not self._pace.direct
         if lane is None or (crowded and len(self._lanes) < self._threads):
@@ -167,14 +167,14 @@ class ValuesWriter:
         return shard
 
     def _drop(self, group: Iterable[TensorBytes]) -> None:
-        """Settle what will not be written."""
+        """Settle values that will not be written."""
         for values in group:
             held = values.held
             values.settle(None)
             self._written(held)
 
     def _send(self, lane: ShardQueue | None, batch: ShardBatch | None) -> None:
-        """Let the bytes of a batch be written."""
+        """Queue the bytes of a batch for writing."""
         if lane is None or batch is None or not batch.places:
             return
         lane.waiting.append(batch)
@@ -183,14 +183,14 @@ class ValuesWriter:
         self._start()
 
     def _start(self) -> None:
-        """Give the threads as much as they should have."""
+        """Give the threads up to AHEAD_BYTES."""
         while self._waiting and self._ahead < AHEAD_BYTES:
             batch = self._waiting.popleft()
             direct = batch.large > 0 and self._pace.choose(batch.large)
             self._go_on(batch, batch.jobs(direct))
 
     def _go_on(self, batch: ShardBatch, jobs: Iterator[WriteRequest | None]) -> None:
-        """Give out the jobs of a batch, as far as its bytes are there or will come by themselves."""
+        """Give the jobs of a batch to the threads, as far as its bytes are there or will come by themselves."""
         for job in jobs:
             if job is None:
                 self._growing[batch] = jobs
@@ -211,7 +211,7 @@ class ValuesWriter:
             self._pace.refuse()
 
     def _publish(self, lane: ShardQueue) -> None:
-        """Tell the headers of a lane's shards of the batches that are written, and settle what is in them."""
+        """Enter the written batches of a queue into the headers of their shards, and settle their tensors."""
         while lane.waiting and lane.waiting[0].complete and not lane.waiting[0].left:
             batch = lane.waiting[0]
             if batch.error is not None:
@@ -232,14 +232,8 @@ def _nothing(*_: object) -> None:
     pass
 
 
-# -- lanes -------------------------------------------------------------------------------------------------------------
-# Tensors on their way into a shard: what is written together, in which order, and what becomes of each.
-#
-# `values_writer.py` fills lanes with batches; `store/run_format/disk_io.py` does the jobs that a batch is made of.
-
-
 class ShardQueue:
-    """A shard being filled, and the batches that are being written to it or to the one before it, in their order."""
+    """A shard being filled, and the batches being written to it or to the one before it, in their order."""
 
     __slots__ = ("load", "shard", "waiting")
 
@@ -250,7 +244,7 @@ class ShardQueue:
 
 
 class ShardBatch:
-    """Tensors that follow one another in a shard, and of which its header is told at once."""
+    """Tensors that follow one another in a shard, and are entered into its header at once."""
 
     __slots__ = ("complete", "error", "large", "left", "lost", "nbytes", "places", "shard")
 
@@ -258,14 +252,14 @@ class ShardBatch:
         self.shard = shard
         self.places: dict[TensorBytes, ShardSlot] = {}
         self.nbytes = 0
-        self.large = 0  # bytes of them that may be written directly
+        self.large = 0  # bytes that may be written directly
         self.left = 0  # jobs that are not done
-        self.complete = False  # all its jobs have been given out
+        self.complete = False  # whether all its jobs were given to the threads
         self.error: Exception | None = None
         self.lost: dict[TensorBytes, str] = {}  # whose bytes never came, and why
 
     def add(self, values: TensorBytes) -> bool:
-        """Find a place for a tensor; False when it needs the next shard."""
+        """Assign a slot to a tensor; False when it needs the next shard."""
         place = self.shard.place(values.name, values.dtype, values.shape, values.size, certain=values.source is None)
         if place is not None:
             self.places[values] = place
@@ -274,9 +268,9 @@ class ShardBatch:
         return place is not None
 
     def jobs(self, direct: bool) -> Iterator[WriteRequest | None]:
-        """The work to be done, cut so that memory is given back as it is written.
+        """The requests that write the batch, cut so that memory is freed as it is written.
 
-        A job is direct from its first byte on. None says that there is more to come later.
+        A request is direct from its first byte on. None says that more will come later.
         """
         job: WriteRequest | None = None
         for values, place in self.places.items():
@@ -312,11 +306,11 @@ class ShardBatch:
         self.lost.update(job.lost)
 
     def publish(self) -> None:
-        """Tell the header."""
+        """Enter the tensors into the header."""
         self.shard.publish(self.places.values(), [self.places[values] for values in self.lost])
 
     def settle(self) -> int:
-        """Say where everything is; returns how much memory became free."""
+        """Set where each tensor is; returns how many bytes of memory became free."""
         held = 0
         for values, place in self.places.items():
             held += values.held
@@ -325,15 +319,13 @@ class ShardBatch:
         return held
 
 
-# -- pace --------------------------------------------------------------------------------------------------------------
-# Which way of writing is the faster one now: through the page cache, or past it.
-#
-# Into free memory the kernel copies faster than any disk writes; once that is full, or shared with others, it is slower
-# than giving the disk the bytes themselves. Neither can be known beforehand, so both are measured where they are used.
-
-
 class WriteModeChooser:
-    """The choice. The other way is tried again after a while, with a few bytes."""
+    """Which way of writing is faster now: through the page cache, or directly to the disk.
+
+    Into free memory the kernel copies faster than any disk writes; once that is full, or shared with others, it is
+    slower than handing the disk the bytes themselves. Neither can be known beforehand, so both are measured: the other
+    way is tried again after a while, with a few bytes.
+    """
 
     FIRST = 32 << 20  # buffered in any case: most recordings are shorter
     TRIAL = 32 << 20
@@ -341,19 +333,19 @@ class WriteModeChooser:
     MEMORY = 64 << 20  # bytes over which a speed is averaged
 
     def __init__(self) -> None:
-        self.direct = False  # whether that is the faster way, as far as is known
+        self.direct = False  # whether direct writes are faster, as far as is known
         self._possible = True
-        self._cost: dict[bool, float] = {}  # seconds for a byte
-        self._trying = False  # the other way
+        self._cost: dict[bool, float] = {}  # seconds per byte
+        self._trying = False  # whether the other way is being tried
         self._left = self.FIRST  # bytes until that changes
         self._interval = self.AGAIN[0]
 
     def refuse(self) -> None:
-        """Say that there is no direct way."""
+        """Direct writes are not possible."""
         self._possible = self.direct = self._trying = False
 
     def choose(self, nbytes: int) -> bool:
-        """The way for the next bytes: whether they go directly."""
+        """Whether the next bytes should be written directly."""
         if not self._possible:
             return False
         self._left -= nbytes
@@ -367,13 +359,13 @@ class WriteModeChooser:
         return self.direct != self._trying
 
     def took(self, direct: bool, nbytes: int, seconds: float) -> None:
-        """Say what some bytes took."""
+        """Add a measurement: how long these bytes took."""
         weight = min(1.0, nbytes / self.MEMORY)
         cost = seconds / nbytes
         self._cost[direct] = cost * weight + self._cost.get(direct, cost) * (1 - weight)
 
     def _follow(self) -> None:
-        """Go the faster way; when that is another than before, look at both more closely for a while."""
+        """Switch to the other way when that is faster, and then try both more often for a while."""
         if self._cost.get(not self.direct, float("inf")) < 0.9 * self._cost.get(self.direct, 0.0):
             self.direct = not self.direct
             self._left = self._interval = self.AGAIN[0]

@@ -1,7 +1,7 @@
-"""How rows come from the queue into the files: as they are, or step by step where somebody watches.
+"""How rows get from the queue into the files: as they come, or step by step where a listener is shown each step.
 
-`run_writer.py` says when. A course takes them up, and writes them once what they refer to is written. Only `cut` and
-`has_room` are for the program's threads.
+`run_writer.py` says when. A policy takes rows, and writes them once what they refer to is written. Only `cut` and
+`has_room` are called by the program's threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from astray.store.writing.step_listener import StepListener
 
 
 class WritePolicy(Protocol):
-    """What a writer asks of it."""
+    """What `RunWriter` calls."""
 
     @property
     def waiting_rows(self) -> int:
@@ -32,7 +32,7 @@ class WritePolicy(Protocol):
         """Whether so few rows wait that the program may go on."""
 
     def take(self, rows: bool, closing: bool) -> None:
-        """Take up what was cut, and with `rows` all that is there."""
+        """Take the segments that were cut, and with `rows` all rows that are there."""
 
     def write(self) -> None:
         """Write every row taken so far, as far as its bytes and its measurements are there."""
@@ -42,7 +42,7 @@ class WritePolicy(Protocol):
 
 
 class Immediate:
-    """Rows are taken all at once, and measurements are waited for when they are written."""
+    """Rows are taken all at once; writing them waits for their measurements."""
 
     def __init__(self, files: RankFiles, queue: RecordQueue) -> None:
         self._files = files
@@ -53,12 +53,12 @@ class Immediate:
         return self._files.waiting_rows
 
     def cut(self) -> None:
-        """Nothing: rows of several steps may come together."""
+        """Does nothing: rows of several steps may be written together."""
 
     def has_room(self) -> bool:
-        return True  # a lane that is too long makes its own thread wait
+        return True  # a queue that is too long makes the thread that appends wait
 
-    def take(self, rows: bool, closing: bool) -> None:  # noqa: ARG002 - another course needs it
+    def take(self, rows: bool, closing: bool) -> None:  # noqa: ARG002 - PerStep needs it
         if rows:
             self._files.take(*self._queue.take())  # all at once: to take them bit by bit is to copy them
 
@@ -66,11 +66,11 @@ class Immediate:
         self._files.write_rows()
 
     def end(self) -> None:
-        """Nothing: whatever was taken is written."""
+        """Does nothing: all that was taken is written."""
 
 
 class PerStep:
-    """Rows are cut where steps end, and each step is shown before it is written, so that the program waits for no disk.
+    """Rows are cut where steps end, and each step is shown before it is written: the program never waits for the disk.
 
     A step is one batch of its files at least.
     """
@@ -95,7 +95,7 @@ class PerStep:
 
     def take(self, rows: bool, closing: bool) -> None:
         if rows:
-            self._queue.hear_flushes()  # before the rows that came before them
+            self._queue.hear_flushes()  # before taking rows, so that all rows before a flush are taken
             self._cuts.cut(rows=True)
         while (cut := self._cuts.next(closing or self._queue.flushes)) is not None:
             self._show(cut)
