@@ -160,7 +160,7 @@ def test_the_joined_table(tmp_path: Path, info: RunInfo, tensor: Callable[..., T
     for rank, row in enumerate(rows):
         calls, tensors = run.ranks[rank].calls.row(0), run.ranks[rank].tensors.row(0)
         assert row == {**calls, **tensors, "rank": rank, "shape": [rank, 3], "stride": [3, 1]}
-    assert repr(run.table()) == "<Joined: 2 tensors, 41 columns; pyarrow.table, polars.DataFrame and duckdb take it>"
+    assert repr(run.table()) == "<RunTable: 2 tensors, 41 columns; pyarrow.table, polars.DataFrame and duckdb take it>"
 
 
 def test_a_long_table_comes_in_pieces(tmp_path: Path, info: RunInfo, tensor: Callable[..., Tensor]) -> None:

@@ -126,9 +126,6 @@ class Checkpoint(Mapping[str, "Tensor"]):
             raise KeyError(f"{self.path} has no tensor {name!r}.{did_you_mean(name, self._tensors)}") from None
 
 
-__all__ = ["Tensor", "to_torch"]
-
-
 def to_torch(values: npt.NDArray[Any], dtype: str) -> Tensor:
     """The values as a tensor that shares their memory; `dtype` is the true one, where numpy has no such type."""
     try:

@@ -38,7 +38,7 @@ class RunTable:
     """One row per tensor: `rank`, the columns of its call, then those of the tensor.
 
     >>> run.table()
-    <Joined: 9,120 tensors, 41 columns; pyarrow.table, polars.DataFrame and duckdb take it>
+    <RunTable: 9,120 tensors, 41 columns; pyarrow.table, polars.DataFrame and duckdb take it>
     """
 
     def __init__(self, ranks: Mapping[int, RankRun]) -> None:
@@ -63,7 +63,7 @@ class RunTable:
 
     def __repr__(self) -> str:
         takers = "pyarrow.table, polars.DataFrame and duckdb take it"
-        return f"<Joined: {len(self):,} tensors, {len(COLUMNS)} columns; {takers}>"
+        return f"<RunTable: {len(self):,} tensors, {len(COLUMNS)} columns; {takers}>"
 
 
 def _piece(schema: Any, rank: RankRun, part: slice) -> Any:
