@@ -53,19 +53,31 @@ check: $(READY)  ## Lint, check the format and the types, of the page too
 	@$(BIN)/python page/build.py --check
 
 # The native parts are built apart, so that nothing else meets them. The sanitizers' libraries have to be there before
-# anything else, with the one of C++ whose exceptions they look after. Leaks: Python itself leaves too much behind.
-SANITIZED := $(CURDIR)/$(VENV)/sanitized
-SANITIZERS := -g -fno-omit-frame-pointer -fsanitize=address,undefined
-SANITIZED_TESTS := $(addprefix tests/,store/native/test_rows.py store/native/test_batches.py device/test_ring_natively.py \
+# anything else, with the one of C++ whose exceptions they look after. pytest keeps what a process says to itself, so what
+# they find goes into a file for each process: one alone fails the run. Leaks: Python itself leaves too much behind.
+SANITIZED = $(CURDIR)/$(VENV)/$@
+COMPILED_BY = CC="cc -g1 -fno-omit-frame-pointer -fsanitize=$(SANITIZERS)" CXX="c++ -g1 -fno-omit-frame-pointer -fsanitize=$(SANITIZERS)"
+SANITIZED_TESTS := $(addprefix tests/,sanitizers store/native/test_rows.py store/native/test_batches.py device/test_ring_natively.py \
 	$(addprefix capture/test_,taker.py native_calls.py native_hooks.py call_gradients.py function_gradients.py one_node.py \
 	values.py endings.py signals.py structure.py hard_programs.py modules.py functions.py odd_modules.py copies.py))
 
+define RUN_SANITIZED
+	@$(COMPILED_BY) $(BIN)/python setup.py -q build --build-base $(SANITIZED)/base --build-lib $(SANITIZED)/lib
+	@$(COMPILED_BY) ASTRAY_CACHE=$(SANITIZED)/cache $(BIN)/python -m astray.capture.pytorch.native.build
+	@rm -f $(SANITIZED)/found.*
+	@LD_PRELOAD="$(foreach name,$(LIBRARIES) stdc++,$(shell c++ -print-file-name=lib$(name).so))" $(COMPILED_BY) \
+	  $(OPTIONS) PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED)/lib ASTRAY_CACHE=$(SANITIZED)/cache \
+	  $(BIN)/python -m pytest -q -p no:xdist -p no:cacheprovider -m "not slow and not gpu" $(TESTS); \
+	  status=$$?; ! cat $(SANITIZED)/found.* 2>/dev/null && exit $$status
+endef
+
+sanitize: SANITIZERS := address,undefined
+sanitize: LIBRARIES := asan ubsan
+sanitize: OPTIONS = ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0:log_path=$(SANITIZED)/found \
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1:log_path=$(SANITIZED)/found
+sanitize: TESTS := $(SANITIZED_TESTS)
 sanitize: $(READY)  ## Run the tests of the native code under the address and undefined-behaviour sanitizers (six minutes)
-	@CC="cc $(SANITIZERS)" CXX="c++ $(SANITIZERS)" $(BIN)/python setup.py -q build --build-base $(SANITIZED)/base --build-lib $(SANITIZED)/lib
-	@LD_PRELOAD="$(foreach name,asan ubsan stdc++,$(shell c++ -print-file-name=lib$(name).so))" CXX="c++ $(SANITIZERS)" \
-	  ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
-	  PYTHONPATH=$(SANITIZED)/lib ASTRAY_CACHE=$(SANITIZED)/cache \
-	  $(BIN)/python -m pytest -q -p no:xdist -p no:cacheprovider -m "not slow and not gpu" $(SANITIZED_TESTS)
+	$(RUN_SANITIZED)
 
 format: $(READY)  ## Format the code and mend what the linter can
 	@$(BIN)/ruff check --fix .
