@@ -1,6 +1,6 @@
-"""`make sanitize` can fail: planted faults are found, under the options of the run itself.
+"""`make sanitize` and `make sanitize-threads` can fail: planted faults are found, under the options of the run itself.
 
-A sanitizer that was preloaded wrongly would find nothing and say nothing.
+A sanitizer that was preloaded wrongly, or whose suppressions cover everything, would find nothing and say nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ import pytest
 
 _ASKED = re.search(r"-fsanitize=(\S+)", os.environ.get("CXX", ""))
 if not _ASKED:
-    pytest.skip("it belongs to `make sanitize`", allow_module_level=True)
+    pytest.skip("it belongs to `make sanitize` and `make sanitize-threads`", allow_module_level=True)
 
 SANITIZERS = _ASKED[1].split(",")
 FAULTS = [
+    ("thread", "race", "WARNING: ThreadSanitizer: data race"),
+    ("thread", "race_without_the_interpreter", "WARNING: ThreadSanitizer: data race"),
+    ("thread", "race_of_copies", "WARNING: ThreadSanitizer: data race"),
+    ("thread", "use_what_another_thread_frees", "WARNING: ThreadSanitizer: data race"),
     ("address", "read_behind_the_end", "ERROR: AddressSanitizer: heap-buffer-overflow"),
     ("undefined", "overflow", "runtime error: signed integer overflow"),
 ]
@@ -54,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, name: str, times: int) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ)
-    for options in ("ASAN_OPTIONS", "UBSAN_OPTIONS"):  # what is found here is no finding of the run
+    for options in ("TSAN_OPTIONS", "ASAN_OPTIONS", "UBSAN_OPTIONS"):  # what is found here is no finding of the run
         environment[options] = f"{environment.get(options, '')}:log_path=stderr"
     given = [sys.executable, "-c", RUN, str(folder), name, str(times)]
     return subprocess.run(given, capture_output=True, text=True, env=environment, timeout=300, check=False)
@@ -68,3 +72,8 @@ def test_a_fault_is_found(folder: Path, name: str, said: str) -> None:
     assert said in done.stderr
     assert "faulty.cpp:" in done.stderr  # in which line
     assert done.returncode
+
+
+def test_what_holds_the_interpreter_is_no_race(folder: Path) -> None:
+    done = run(folder, "with_the_interpreter", 5000)
+    assert (done.returncode, done.stderr) == (0, "")
