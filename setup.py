@@ -6,6 +6,7 @@ from 3.10 on. So is the page: without Node there is none, and `astray view` says
 torch's C++, is built on first use, for the torch that is there (capture/pytorch/native/build.py).
 """
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -20,8 +21,10 @@ STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")  # free-threaded Python
 
 ABI: dict[str, Any] = {"py_limited_api": True, "define_macros": [("Py_LIMITED_API", "0x030A0000")]} if STABLE else {}
 
-C = ["/O2"] if MSVC else ["-O2", "-g0", "-std=c11", "-fvisibility=hidden"]
-CXX = ["/O2", "/std:c++17", "/EHsc"] if MSVC else ["-O2", "-g0", "-std=c++17", "-fvisibility=hidden"]
+# The flags of Python itself may ask for debugging information; it is kept for who names a compiler with it.
+BARE = [] if " -g" in os.environ.get("CXX", "") else ["-g0"]
+C = ["/O2"] if MSVC else ["-O2", *BARE, "-std=c11", "-fvisibility=hidden"]
+CXX = ["/O2", "/std:c++17", "/EHsc"] if MSVC else ["-O2", *BARE, "-std=c++17", "-fvisibility=hidden"]
 
 kernels = Extension(
     "astray.stats._native",

@@ -122,7 +122,7 @@ def _flags() -> list[str]:
     folders.append(Path(sysconfig.get_paths()["include"]))
     if sys.platform == "win32":
         return ["/nologo", "/O2", "/std:c++17", "/EHsc", "/MD", "/LD", "/permissive-", *(f"/I{one}" for one in folders)]
-    flags = ["-O2", "-g0", "-std=c++17", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+    flags = ["-O2", "-std=c++17", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
     if sys.platform == "darwin":  # where hidden types of exceptions would not be known to torch
         flags += ["-bundle", "-undefined", "dynamic_lookup"]
     else:
