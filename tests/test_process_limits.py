@@ -81,7 +81,7 @@ def test_files_of_values_fit_into_what_is_allowed(tmp_path: Path) -> None:
     """A file of values is made at its full size, which a limit of 300 kB would refuse."""
     program = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); "
-        "sys.path.insert(0, sys.argv[2]); from pathlib import Path; from test_limits import record; "
+        "sys.path.insert(0, sys.argv[2]); from pathlib import Path; from test_process_limits import record; "
         "record(Path(sys.argv[1]), 64)"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "run"), str(Path(__file__).parent)]
