@@ -88,6 +88,25 @@ def test_what_points_upward_does_so_inside_functions() -> None:
                 assert (room, (node.module or "").removeprefix("astray.").partition(".")[0]) not in UPWARD, file
 
 
+def test_no_modules_import_each_other_while_they_load() -> None:
+    """So that each can be loaded first, as a reader is by `open_run`."""
+    wanted = {file: set(loaded_by(file)) for file in FILES}
+    while ready := [file for file, others in wanted.items() if not others & wanted.keys()]:
+        for file in ready:
+            del wanted[file]
+    assert not wanted, "modules in a circle, or above one: " + ", ".join(str(file) for file in wanted)
+
+
+def loaded_by(path: Path) -> Iterator[Path]:
+    """The modules of astray that a module imports when it is loaded."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                file = SOURCE.parent.joinpath(*name.split(".")).with_suffix(".py")
+                if file.is_file():
+                    yield file
+
+
 def test_only_the_server_needs_what_serves() -> None:
     """The page as a file can be written without the extra `web`."""
     serving = {"starlette", "uvicorn"}

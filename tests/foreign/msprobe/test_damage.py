@@ -16,7 +16,7 @@ import pytest
 import astray
 from astray.errors import CompareError, RunError
 from astray.foreign.msprobe import open_dump, recognises
-from astray.foreign.msprobe.comparing import read_whole_pairs
+from astray.foreign.msprobe.files import read_whole_pairs
 from astray.store import Run
 from msprobe_cases import CASES, keyed
 

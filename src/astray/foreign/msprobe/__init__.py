@@ -1,8 +1,8 @@
 """Dumps of msprobe (MindStudio Probe), read and written.
 
-`names.py` knows what entries are called. `reader.py` makes a run of a dump, over `files.py` and `files.py` (folders,
-and what the JSON files say, cut or whole), `steps.py` (rows), `identities.py` and `identities.py` (which call an entry
-is), `arguments.py` (whose they are), `tensors.py` (leaves and their values) and `reader.py` (files without entries).
+`names.py` knows what entries are called. `reader.py` makes a run of a dump, over `files.py` (folders, and what
+the JSON files say, cut or whole), `steps.py` (rows), `identities.py` (which call an entry is), `arguments.py` (whose
+they are) and `tensors.py` (leaves and their values).
 `translator.py` writes one, over `entries.py`, `arguments.py` (where they were given), `leaves.py` and `translator.py`
 (what is wanted).
 """

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from astray.foreign.msprobe.comparing import caller
+from astray.foreign.msprobe.files import caller
 from astray.foreign.msprobe.names import Entry, parse
 from astray.records import ROOT, Phase
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from astray.errors import RunError
 from astray.foreign.dump_rows import DumpRank, DumpRows
-from astray.foreign.msprobe.comparing import (
+from astray.foreign.msprobe.files import (
     DATA,
     FILES,
     Document,

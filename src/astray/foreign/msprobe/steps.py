@@ -12,7 +12,7 @@ from typing import Any
 
 from astray.foreign.dump_rows import DumpRows
 from astray.foreign.msprobe.arguments import gradient_paths
-from astray.foreign.msprobe.comparing import frames
+from astray.foreign.msprobe.files import frames
 from astray.foreign.msprobe.identities import CallIdentifier, EntryFacts, count, forward_of
 from astray.foreign.msprobe.names import Entry, by_keyword
 from astray.foreign.msprobe.tensors import DumpTensor, Tensors, is_tensor, skeleton, walk

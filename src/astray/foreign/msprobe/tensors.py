@@ -25,7 +25,7 @@ from astray import checkpoints
 from astray.errors import RunError
 from astray.foreign import array_files as npy
 from astray.foreign.dump_rows import DumpRows, ValueLocation, shape_of
-from astray.foreign.msprobe.comparing import DATA
+from astray.foreign.msprobe.files import DATA
 from astray.records import Role, Statistics
 from astray.stats import DTYPES
 from astray.store.safe_paths import inside, other_names, plain_files

@@ -1,0 +1,218 @@
+"""What lies in the folders of a dump, and what its JSON files say, whole or cut in the middle.
+
+msprobe writes NaN and Infinity as bare words, which JSON does not know and Python reads. A file that was being
+written when its program was killed is read as far as its entries are whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from astray.errors import RunError
+from astray.records import Frame
+from astray.store.safe_paths import entries, inside, text
+
+DATA = "dump_tensor_data"
+FILES = ("dump.json", "construct.json", "stack.json", "debug.json")
+
+_STEP = re.compile(r"step(\d{1,9})")
+_RANK = re.compile(r"rank(\d{0,9})|proc(\d{1,12})")
+_LINE = re.compile(r"File (?P<file>.+), line (?P<line>\d{1,9}), in (?P<function>.+?), ?\n ?(?P<code>.*)", re.DOTALL)
+_FRAMEWORK = ("/torch/nn/modules/", "/torch/nn/functional.py", "/torch/_tensor.py", "/torch/utils/", "/torch/autograd/")
+
+
+class Place(NamedTuple):
+    """The folder of one step of one rank."""
+
+    step: int
+    rank: int
+    folder: Path
+
+
+def places(path: Path) -> tuple[list[Place], list[str]]:
+    """Every step of every rank under a dump, under one of its steps, or this one; and what is odd about them."""
+    if _is_rank(path):
+        step, rank = _STEP.fullmatch(path.resolve().parent.name), _RANK.fullmatch(path.resolve().name)
+        number = int(rank[1]) if rank and rank[1] else 0
+        return [Place(int(step[1]) if step else 0, number, path)], []
+    step = _STEP.fullmatch(path.resolve().name)
+    found, odd = _ranks(path, int(step[1]) if step else 0)
+    if found:
+        return found, odd
+    steps = [(int(match[1]), one) for one in entries(path) if (match := _STEP.fullmatch(one.name)) and one.is_dir()]
+    for number, folder in sorted(steps):
+        of_step, also_odd = _ranks(folder, number)
+        found += of_step
+        odd += also_odd
+    return found, odd
+
+
+def _is_rank(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in FILES) or (folder / DATA).is_dir()
+
+
+def _ranks(folder: Path, step: int) -> tuple[list[Place], list[str]]:
+    ranks, processes = [], []
+    for one in entries(folder):
+        match = _RANK.fullmatch(one.name)
+        if match is None or not one.is_dir() or not _is_rank(one):
+            continue
+        if match[2]:
+            processes.append((int(match[2]), one))
+        else:
+            ranks.append(Place(step, int(match[1] or 0), one))
+    taken = {place.rank for place in ranks}
+    free = (number for number in range(len(ranks) + len(processes)) if number not in taken)
+    ranks += [Place(step, rank, one) for rank, (_, one) in zip(free, sorted(processes), strict=False)]
+    odd = [] if len(processes) < 2 else [
+        f"{folder} has {len(processes)} folders of processes that do not say their rank; they are numbered by their "
+        "process ids. Rename them to rank0, rank1, … if that is not right."
+    ]  # fmt: skip
+    return sorted(ranks), odd
+
+
+class Document(NamedTuple):
+    """What a JSON file says, and whether it says all of it."""
+
+    content: dict[str, Any]
+    whole: bool
+
+
+def read_document(folder: Path, name: str) -> Document | None:
+    """A JSON file of a dump; None when it is not there. Raises RunError when nothing of it can be read."""
+    path = inside(folder, name)
+    if not path.exists():
+        return None
+    raw = text(path)
+    said = raw.decode("utf-8", "replace")
+    try:
+        found = json.loads(said)
+    except RecursionError:
+        raise RunError(f"{path} is nested too deep, and is not read.") from None
+    except ValueError as error:
+        if said.lstrip()[:1] not in ("", "{"):
+            raise RunError(f"{path} is no JSON: {error}.") from None
+        return Document(read_whole_pairs(said, "data"), False)
+    if not isinstance(found, dict):
+        raise RunError(f"{path} holds a {type(found).__name__}, where msprobe writes an object. It is not read.")
+    return Document(found, True)
+
+
+def read_construct(content: dict[str, Any]) -> tuple[dict[str, str | None], dict[str, int]]:
+    """Which entry lies in which, and the micro steps of those of which it is told."""
+    parents: dict[str, str | None] = {}
+    micros: dict[str, int] = {}
+    for name, value in content.items():
+        parent = value
+        if isinstance(value, list) and len(value) == 2:
+            parent, micro = value
+            if isinstance(micro, int) and not isinstance(micro, bool) and 0 <= micro < 1 << 31:
+                micros[name] = micro
+        if parent is None or isinstance(parent, str):
+            parents[name] = parent
+    return parents, micros
+
+
+def read_stacks(content: dict[str, Any]) -> dict[str, list[str]]:
+    """The lines of the stack of each entry, innermost first, in either of the two forms there have been."""
+    found: dict[str, list[str]] = {}
+    for name, value in content.items():
+        if not isinstance(value, list):
+            continue
+        if len(value) == 2 and all(isinstance(one, list) for one in value):
+            lines = [line for line in value[1] if isinstance(line, str)]
+            found |= {entry: lines for entry in value[0] if isinstance(entry, str)}
+        else:
+            found[name] = [line for line in value if isinstance(line, str)]
+    return found
+
+
+def frames(lines: list[str]) -> list[Frame]:
+    """The frames of a stack, without torch's own where there are others."""
+    parsed = [match for line in lines if (match := _LINE.fullmatch(line))]
+    found = [Frame(one["file"], int(one["line"]), one["function"], one["code"].strip()) for one in parsed]
+    return [one for one in found if not any(part in one.file for part in _FRAMEWORK)] or found
+
+
+def caller(lines: list[str]) -> tuple[str, ...] | None:
+    """What all calls in one call of an outermost module have in common: its forward, and where that was called from."""
+    calls = [number for number, line in enumerate(lines) if "nn/modules/module.py" in line and "_call_impl" in line]
+    if not calls:
+        return None
+    last = inner = calls[-1]
+    while inner >= 0 and "nn/modules/module.py" in lines[inner]:
+        inner -= 1
+    match = _LINE.fullmatch(lines[inner]) if inner >= 0 else None
+    return (match["file"], match["function"], *lines[last + 1 :]) if match else None
+
+
+# -- cut json ----------------------------------------------------------------------------------------------------------
+# The whole pairs of a JSON document that was cut in the middle, as a killed program leaves it.
+
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder()
+
+
+class Pair(NamedTuple):
+    """A pair of an object. Where its value is cut, that is None, and `cut` is where it begins."""
+
+    name: str
+    value: Any
+    cut: int | None = None
+
+
+def read_whole_pairs(text: str, inner: str) -> dict[str, Any]:
+    """The pairs of a document that are whole; of the value of `inner`, if the cut is in it, its own whole pairs.
+
+    >>> read_whole_pairs('{"task": "tensor", "data": {"a": [1, 2], "b": [3, ', "data")
+    {'task': 'tensor', 'data': {'a': [1, 2]}}
+    """
+    found: dict[str, Any] = {}
+    for pair in _pairs(text, _behind_space(text, 0)):
+        if pair.cut is None:
+            found[pair.name] = pair.value
+        elif pair.name == inner:
+            found[pair.name] = {one.name: one.value for one in _pairs(text, pair.cut) if one.cut is None}
+    return found
+
+
+def _pairs(text: str, at: int) -> Iterator[Pair]:
+    """The pairs of the object that begins here."""
+    separator = "{"
+    while text[at : at + 1] == separator:
+        name, at = _name(text, _behind_space(text, at + 1))
+        if name is None:
+            return
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            yield Pair(name, None, at)
+            return
+        if end == len(text) and text[end - 1] not in '}]"':  # a number may go on behind the cut
+            yield Pair(name, None, at)
+            return
+        yield Pair(name, value)
+        at, separator = _behind_space(text, end), ","
+
+
+def _name(text: str, at: int) -> tuple[str | None, int]:
+    """The name of a pair and where its value begins; None where there is none."""
+    if text[at : at + 1] != '"':
+        return None, at
+    try:
+        name, at = scanstring(text, at + 1)
+    except ValueError:
+        return None, at
+    at = _behind_space(text, at)
+    return (name, _behind_space(text, at + 1)) if text[at : at + 1] == ":" else (None, at)
+
+
+def _behind_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return at if match is None else match.end()
