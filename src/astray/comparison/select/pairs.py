@@ -1,6 +1,6 @@
 """The rows of a comparison that somebody asked for: filtered, sorted, and cut to the first few.
 
-Made by `Comparison.select` and `Comparison.table`; shown by `report.rows`. Only row numbers are kept, so that a view of
+Made by `Comparison.select` and `Comparison.table`; shown by `row_table`. Only row numbers are kept, so that a view of
 millions of rows costs little until it is read.
 """
 
@@ -99,7 +99,7 @@ class Pairs:
         return render(self)
 
     def _repr_html_(self) -> str:
-        from astray.report.html import rows_as_html
+        from astray.comparison.select.row_table import rows_as_html
 
         return rows_as_html(self)
 
