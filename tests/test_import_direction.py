@@ -19,20 +19,18 @@ LAYERS = (  # in this order; names in one line do not import each other
     "device graph",
     "nonfinite capture",
     "guarding comparison",
-    "headroom state report",
-    "transformers",
+    "headroom report",
+    "web",
+    "results",
+    "state transformers",
     "foreign",
-    "web compat",
+    "compat",
     "cli",
     "__main__",
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms.split()}
 UPWARD = {
     ("capture", "guarding"),  # Recorder(guard=…)
-    ("comparison", "report"),  # Comparison.to_csv and the like
-    ("comparison", "web"),  # Comparison.to_html
-    ("store", "nonfinite"),  # Run.alarms
-    ("store", "headroom"),  # Run.risk
 }
 """What users call on a result asks the rooms that render it, inside functions. Nothing may be added here."""
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from html import escape
 
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.comparison.select.row_table import FONT, html_table
 from astray.formatting.page import BOLD, DIM, GREEN, RED, YELLOW
 from astray.report.text import render
@@ -28,7 +28,7 @@ _STYLES = {
 _ESCAPES = re.compile(r"\x1b\[([\d;]*)m")
 
 
-def comparison_as_html(comparison: Comparison) -> str:
+def comparison_as_html(comparison: ComparisonData) -> str:
     """The answer, then the rows that are wrong."""
     report = "".join(_spans(render(comparison, width=WIDTH, colour=True)))
     parts = [f'<pre style="{FONT};background:none;margin:0;white-space:pre-wrap">{report}</pre>']

@@ -14,7 +14,8 @@ from astray.capture.recorder import Recorder
 from astray.errors import UsageError
 from astray.process import absolute
 from astray.records import Statistics
-from astray.store import BackgroundWriter, BufferedStep, RankRun, Run, RunWriter, open_run
+from astray.results.run import Run
+from astray.store import BackgroundWriter, BufferedStep, RankRun, RunWriter, open_run
 from astray.wording import did_you_mean
 
 # -- series ------------------------------------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ class Monitor:
         """What was recorded so far, as a run."""
         if self._writer is not None and self._writer.end is None:
             self._writer.flush()
-        return open_run(self.path)
+        return Run.of(open_run(self.path))
 
     def series(self, what: str = "update", statistic: str = "l2") -> ParameterSeries:
         """One number of each parameter over the steps: of its weight, gradient, update, or a state by its name.

@@ -23,7 +23,7 @@ from astray.comparison.pair.matching import Matching
 from astray.comparison.pair.sequence_alignment import CallStream, pair_streams
 from astray.comparison.rows import Bools, Floats, Ints, Rows, StringTable
 from astray.graph.keys import find, number_repeats, one_key, repeats
-from astray.store import Run
+from astray.store import RunData
 
 KEY = ("step", "micro", "site", "call", "phase", "again", "role", "path")
 ANONYMOUS = ("step", "micro", "phase", "again", "role", "path")
@@ -327,7 +327,7 @@ def _sizes(rows: Rows, of_row: Ints, calls: int, measure: str) -> Floats:
 # called in which order still does.
 
 
-def unnamed_calls(reference: Run, candidate: Run, matching: Matching) -> tuple[Matching, list[str]]:
+def unnamed_calls(reference: RunData, candidate: RunData, matching: Matching) -> tuple[Matching, list[str]]:
     """The matching with `by` decided, and a note where that is not as always."""
     if matching.by != "auto":
         return matching, []
@@ -339,7 +339,7 @@ def unnamed_calls(reference: Run, candidate: Run, matching: Matching) -> tuple[M
     return replace(matching, by="order"), [note]
 
 
-def knows_modules(run: Run) -> bool | None:
+def knows_modules(run: RunData) -> bool | None:
     """Whether a run tells in which modules its functions were called; None where it has no functions."""
     functions = False
     for rank in run.ranks.values():
