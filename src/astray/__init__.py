@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from astray.capture.experiments import elsewhere, seed_all, without_dropout
-    from astray.capture.recorder import Recorder
     from astray.capture.settings import RecordingOptions
     from astray.comparison.divergence import Divergence
     from astray.comparison.pair.matching import MatchingOptions
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from astray.guarding.recording_guard import GuardSetting
     from astray.guarding.step_monitor import Condition
     from astray.guarding.trip import Trip, Tripped
+    from astray.recorder import Recorder
     from astray.results.comparison import Comparison
     from astray.results.run import Run
     from astray.state import (
@@ -103,7 +103,7 @@ _HOMES = {
     "Divergence": "astray.comparison.divergence",
     "Guard": "astray.guarding.guard",
     "Monitor": "astray.state.monitor_package",
-    "Recorder": "astray.capture.recorder",
+    "Recorder": "astray.recorder",
     "Run": "astray.results.run",
     "StateDict": "astray.state",
     "Trip": "astray.guarding.trip",
@@ -157,7 +157,7 @@ def record(
 
     >>> astray.record("runs/a", model, guard="raise")
     """
-    from astray.capture.recorder import Recorder
+    from astray.recorder import Recorder
 
     return Recorder(path, model, overwrite=overwrite, guard=guard, **settings).start()
 

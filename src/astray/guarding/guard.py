@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.adapters import Adapter, adapter_for
-from astray.capture.recorder import Recorder
+from astray.capture.recorder import BaseRecorder
 from astray.guarding import options as asked
 from astray.guarding.actions import On, TripActions
 from astray.guarding.exact import ExactSink, ExactStop
@@ -317,7 +317,7 @@ CALL_GRADIENTS = "the gradients that pass through calls"
 """What a guard leaves out while nothing is wrong, as the list of what was missed has it."""
 
 
-class GuardRecorder(Recorder):
+class GuardRecorder(BaseRecorder):
     """Calls `after_step` at the end of each step, and counts them."""
 
     after_step: Callable[[], None]

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from astray.capture.adapters import adapter_for
-from astray.capture.recorder import Recorder
+from astray.capture.recorder import BaseRecorder
 from astray.errors import UsageError
 from astray.process import absolute
 from astray.records import Statistics
@@ -178,7 +178,7 @@ class Monitor:
         self._writer: RunWriter | None = None
         self._scalars: Any = None if tensorboard is None else writer_of(tensorboard)
         self._closes = self._scalars is not None and self._scalars is not tensorboard
-        self._recorder = Recorder.discovering(
+        self._recorder = BaseRecorder.discovering(
             self.path,
             adapter,
             overwrite=overwrite,
