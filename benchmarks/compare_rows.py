@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from astray import compare
 from astray.comparison import comparison
-from astray.comparison.comparison import compare
 from astray.comparison.ranks import rank
 from astray.records import Call, Statistics, Tensor
 from astray.store import RunInfo, RunWriter, open_run

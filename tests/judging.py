@@ -17,13 +17,13 @@ from astray.comparison.measure.evidence import Evidence
 from astray.comparison.pair.alignment import Words, align
 from astray.comparison.rows import RowReader, StringTable, Vocabularies, read_rows
 from astray.comparison.verdict import Judgement
-from astray.store import Run
+from astray.store import RunData
 
 
 class Judged:
     """One rank of two runs, as far as it is asked for."""
 
-    def __init__(self, reference: Run, candidate: Run) -> None:
+    def __init__(self, reference: RunData, candidate: RunData) -> None:
         words: Vocabularies = defaultdict(StringTable)
         left, right = (read_rows(run.ranks[0], words, RowReader()) for run in (reference, candidate))
         pairs = align(left, right, Words(words["kind"].words, words["site"].words))
@@ -77,5 +77,5 @@ class Judged:
         return found
 
 
-def judged_errors(reference: Run, candidate: Run) -> Errors:
+def judged_errors(reference: RunData, candidate: RunData) -> Errors:
     return Judged(reference, candidate).errors

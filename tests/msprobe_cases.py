@@ -9,7 +9,7 @@ from typing import Any
 
 import astray
 from astray.foreign.msprobe.translator import MsprobeTranslator, translate
-from astray.store import RankRun, Run
+from astray.store import RankRun, RunData
 from astray.store.convert import StepBatches
 from astray.store.run_info import End
 
@@ -31,7 +31,7 @@ def program() -> Any:
     return sys.modules[name]
 
 
-def record(path: Path, factor: float = 1.0, **settings: Any) -> Run:
+def record(path: Path, factor: float = 1.0, **settings: Any) -> RunData:
     """The program recorded: forward and backward, as msprobe is told to dump them."""
     import torch
 
@@ -43,7 +43,7 @@ def record(path: Path, factor: float = 1.0, **settings: Any) -> Run:
     return astray.open(path)
 
 
-def write(run: Run, path: Path, **options: Any) -> MsprobeTranslator:
+def write(run: RunData, path: Path, **options: Any) -> MsprobeTranslator:
     """A run as a dump, without `convert`, for the options that it does not have."""
     for rank in run.ranks.values():
         translator = translate(path, rank.rank, run.info, **options)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from astray.comparison.comparison import Comparison, compare
+from astray import Comparison, compare
 from record_builders import Builder, linear_program
 
 _TYPES = {"i32": "<i4", "f64": "<f8", "u8": "u1"}

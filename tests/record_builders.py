@@ -9,8 +9,9 @@ import numpy as np
 
 from astray.part import Part
 from astray.records import Blob, Call, Frame, Tensor
+from astray.results.run import Run
 from astray.stats.kernels import Strided, measure, sample_positions
-from astray.store import DictionaryColumn, End, RankRun, Run, RunInfo, Table
+from astray.store import DictionaryColumn, End, RankRun, RunInfo, Table
 
 WORDS_OF_CALL = {"kind", "site", "type", "phase", "args"}
 WORDS_OF_TENSOR = {"role", "path", "dtype", "shape", "stride", "device", "placement", "note"}

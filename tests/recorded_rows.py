@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from astray.store import Run
+from astray.store import RunData
 
 
-def rows(run: Run, **wanted: Any) -> list[dict[str, Any]]:
+def rows(run: RunData, **wanted: Any) -> list[dict[str, Any]]:
     """The tensor rows of rank 0 with the columns of their calls, in the order they were observed."""
     rank = run.ranks[0]
     found = []
@@ -31,7 +31,7 @@ def different(ours: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[
     return lines
 
 
-def outline(run: Run, **wanted: Any) -> list[str]:
+def outline(run: RunData, **wanted: Any) -> list[str]:
     """The same in one line each."""
     return [f"{row['site']} {row['phase']} {row['role']} {row['path']}" for row in rows(run, **wanted)]
 

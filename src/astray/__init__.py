@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from astray.capture.experiments import elsewhere, seed_all, without_dropout
-    from astray.capture.recorder import Recorder
     from astray.capture.settings import RecordingOptions
-    from astray.comparison.comparison import Comparison
     from astray.comparison.divergence import Divergence
     from astray.comparison.pair.matching import MatchingOptions
     from astray.guarding.actions import On
@@ -37,6 +35,9 @@ if TYPE_CHECKING:
     from astray.guarding.recording_guard import GuardSetting
     from astray.guarding.step_monitor import Condition
     from astray.guarding.trip import Trip, Tripped
+    from astray.recorder import Recorder
+    from astray.results.comparison import Comparison
+    from astray.results.run import Run
     from astray.state import (
         StateDict,
         cosine,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     )
     from astray.state.monitor_package import Monitor
     from astray.state.updates import check_updates
-    from astray.store import Run
     from astray.store.convert import convert
 
 __all__ = [
@@ -99,12 +99,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Comparison": "astray.comparison.comparison",
+    "Comparison": "astray.results.comparison",
     "Divergence": "astray.comparison.divergence",
     "Guard": "astray.guarding.guard",
     "Monitor": "astray.state.monitor_package",
-    "Recorder": "astray.capture.recorder",
-    "Run": "astray.store",
+    "Recorder": "astray.recorder",
+    "Run": "astray.results.run",
     "StateDict": "astray.state",
     "Trip": "astray.guarding.trip",
     "Tripped": "astray.guarding.trip",
@@ -157,7 +157,7 @@ def record(
 
     >>> astray.record("runs/a", model, guard="raise")
     """
-    from astray.capture.recorder import Recorder
+    from astray.recorder import Recorder
 
     return Recorder(path, model, overwrite=overwrite, guard=guard, **settings).start()
 
@@ -209,9 +209,10 @@ def open(path: Path) -> Run:
     >>> run.complete, run.steps
     (True, [0, 1, 2])
     """
+    from astray.results.run import Run
     from astray.store import open_run
 
-    return open_run(path)
+    return Run.of(open_run(path))
 
 
 def compare(
@@ -246,8 +247,9 @@ def compare(
     processes: how many ranks to compare at once; one for each core by default, where that saves time.
     """
     from astray.comparison.comparison import compare
+    from astray.results.comparison import Comparison
 
-    return compare(
+    found = compare(
         reference,
         candidate,
         noise=noise,
@@ -259,6 +261,7 @@ def compare(
         processes=processes,
         **asked,
     )
+    return Comparison.of(found)
 
 
 def __getattr__(name: str) -> object:

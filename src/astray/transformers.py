@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers import TrainerCallback
 
-from astray.capture.recorder import Recorder, overseer
 from astray.capture.settings import RecordingOptions, Settings, placed
 from astray.process import absolute
+from astray.recorder import Recorder
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -63,7 +63,9 @@ class AstrayCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
     ) -> None:
         checked = Settings.check(**settings)
         if guard is not None:
-            overseer(guard, checked)  # which refuses what it cannot do
+            from astray.guarding.recording_guard import RecordingGuard
+
+            RecordingGuard(guard).check(checked)  # both refuse what cannot be done
         self.path = absolute(path)
         self.recorder: Recorder | None = None  # of the training that goes on, or of the last one
         self._overwrite = overwrite

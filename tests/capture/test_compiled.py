@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import astray
-from astray.store import Run
+from astray.store import RunData
 from recorded_rows import hooks_of, outline, rows
 from small_models import Residual, build, same_bits
 
@@ -140,11 +140,11 @@ def work() -> dict[str, Any]:
     return {name: dict(counters[name]) for name in ("stats", "frames", "graph_break")}
 
 
-def missed(run: Run) -> dict[str, int]:
+def missed(run: RunData) -> dict[str, int]:
     return {item.what: item.count for item in run.ranks[0].end.missed}
 
 
-def both(kind: type[nn.Module], way: Way, backend: str, path: Path) -> tuple[Run, nn.Module]:
+def both(kind: type[nn.Module], way: Way, backend: str, path: Path) -> tuple[RunData, nn.Module]:
     """Trains without and with astray, and checks that neither the numbers nor dynamo's work differ."""
     for _ in range(2):  # some frames dynamo looks at once in a process, and never again
         start_over()

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import astray
-from astray.capture.recorder import Recorder
 from astray.cli import main
+from astray.recorder import Recorder
 from astray.store import BufferedStep, FlightRecorder, RankRun
 from recorded_rows import hooks_of, rows
 

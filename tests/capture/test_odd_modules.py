@@ -15,7 +15,7 @@ import astray
 from astray.capture.identity_map import IdentityMap, IdentitySet, same
 from astray.cli import main
 from astray.records import MissedTensor
-from astray.store import Run, open_run
+from astray.store import RunData, open_run
 from recorded_rows import rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:Lazy modules are a new feature")
@@ -196,13 +196,13 @@ class Bare:
         pass
 
 
-def missed(run: Run) -> list[MissedTensor]:
+def missed(run: RunData) -> list[MissedTensor]:
     end = run.ranks[0].end
     assert end is not None
     return list(end.missed)
 
 
-def sites(run: Run) -> list[str]:
+def sites(run: RunData) -> list[str]:
     return list(dict.fromkeys(row["site"] for row in rows(run, step=2, role="output", phase="forward")))
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from astray.capture.recorder import Recorder
 from astray.capture.settings import CHECKS, RecordingOptions, Settings
 from astray.cli import parser
 from astray.cli.settings import settings_of
 from astray.errors import RecordError
 from astray.part import Part
+from astray.recorder import Recorder
 from astray.steps import StepSelection
 
 RECORDING = Path(__file__).parents[2] / "docs" / "recording.md"

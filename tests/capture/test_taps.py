@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import astray
 from astray.capture.pytorch.compiled.operators import recordings
-from astray.store import Run
+from astray.store import RunData
 from recorded_rows import hooks_of, rows
 from small_models import MODELS, Residual, build, same_bits
 
@@ -75,19 +75,19 @@ def train(model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor], rec: A
     return found
 
 
-def seen(run: Run) -> dict[tuple[Any, ...], int | None]:
+def seen(run: RunData) -> dict[tuple[Any, ...], int | None]:
     names = ("step", "micro", "site", "type", "call", "phase", "role", "path", "kind")
     return {tuple(row[name] for name in names): row["fingerprint"] for row in rows(run)}
 
 
-def missed(run: Run) -> list[str]:
+def missed(run: RunData) -> list[str]:
     return [item.what for item in run.ranks[0].end.missed]
 
 
 NOTE = "compiled code as it is without astray"
 
 
-def both(kind: type[nn.Module], way: Callable[[Any], tuple[Any, Any]], path: Path) -> tuple[Run, Run]:
+def both(kind: type[nn.Module], way: Callable[[Any], tuple[Any, Any]], path: Path) -> tuple[RunData, RunData]:
     """The run of the eager program and that of the compiled one, whose graphs and bits are those without astray."""
     model = build(kind)
     with astray.record(path / "eager", model) as rec:
@@ -147,7 +147,7 @@ def test_calls_inside_a_compiled_function_are_seen(tmp_path: Path) -> None:
 def test_order_and_nesting_are_those_of_the_program(tmp_path: Path) -> None:
     eager, compiled = both(Stack, wrapped, tmp_path)
 
-    def nested(run: Run) -> list[tuple[str, str | None]]:
+    def nested(run: RunData) -> list[tuple[str, str | None]]:
         calls = [run.ranks[0].calls.row(index) for index in range(len(run.ranks[0].calls))]
         names = {call["seq"]: call["site"] for call in calls}
         return [(call["site"], names.get(call["parent"])) for call in calls if call["phase"] == "forward"]

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import astray
 from astray.capture.pytorch.calls.wrappers import chains, is_compiled, type_name
-from astray.store import Run
+from astray.store import RunData
 from recorded_rows import hooks_of, outline, rows
 from small_models import Residual, build, same_bits, train
 
@@ -101,7 +101,7 @@ COMPILED = [
 ]
 
 
-def recorded(path: Path, model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Run:
+def recorded(path: Path, model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor] | None = None) -> RunData:
     """One step; the input is always the same."""
     hooks = hooks_of(model)
     with astray.record(path, model, keep="fingerprint"):
@@ -110,7 +110,7 @@ def recorded(path: Path, model: nn.Module, call: Callable[[torch.Tensor], torch.
     return astray.open(path)
 
 
-def seen(run: Run) -> set[tuple[Any, ...]]:
+def seen(run: RunData) -> set[tuple[Any, ...]]:
     """What was recorded, with the bits of it, apart from what checkpointing did again."""
     names = ("site", "type", "call", "micro", "kind", "phase", "role", "path", "fingerprint")
     return {tuple(row[name] for name in names) for row in rows(run, recompute=False)}
@@ -232,7 +232,7 @@ def test_a_module_that_calls_itself_behind_a_wrapper_is_called_each_time(tmp_pat
 # -- models that change ------------------------------------------------------------------------------------------
 
 
-def sites(run: Run, step: int) -> set[str]:
+def sites(run: RunData, step: int) -> set[str]:
     return {row["site"] for row in rows(run, step=step, kind="module")}
 
 

@@ -15,12 +15,12 @@ from astray.cli import main
 from astray.errors import CheckpointError, RunError
 from astray.records import Key
 from astray.stats import Strided, measure
-from astray.store import CheckpointRun, open_run
+from astray.store import CheckpointData, open_run
 
 
-def opened(path: Path) -> CheckpointRun:
+def opened(path: Path) -> CheckpointData:
     run = open_run(path)
-    assert isinstance(run, CheckpointRun)
+    assert isinstance(run, CheckpointData)
     return run
 
 
@@ -130,7 +130,7 @@ def test_files_and_folders_that_are_no_checkpoint(tmp_path: Path) -> None:
         save_file({"t": torch.ones(1)}, tmp_path / name)
     with pytest.raises(RunError, match=r"is no run: .* If it is a checkpoint, give the file: .*x\.safetensors"):
         astray.open(tmp_path)
-    assert isinstance(astray.open(tmp_path / "x.safetensors"), CheckpointRun)
+    assert isinstance(astray.open(tmp_path / "x.safetensors"), CheckpointData)
 
 
 def test_show(saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_no_text_of_a_run_reaches_the_terminal_raw(
 def test_reports_have_no_raw_text_either(runs: dict[str, str]) -> None:
     import astray
 
-    said = [str(astray.compare(runs["good"], runs["bad"])), str(open_run(runs["spoilt"]).alarms())]
+    said = [str(astray.compare(runs["good"], runs["bad"])), str(astray.open(runs["spoilt"]).alarms())]
     assert all(sign.isprintable() or sign == "\n" for text in said for sign in text)
 
 

@@ -13,6 +13,7 @@ import pytest
 import astray
 from astray.capture.children import VARIABLE, ChildProcesses, reach
 from astray.cli import main
+from astray.guarding.recording_guard import RecordingGuard
 
 RANK = """\
 import os, signal, sys
@@ -243,7 +244,7 @@ def test_the_users_own_sitecustomize_runs_too(tmp_path: Path) -> None:
     done = run(tmp_path, script, PYTHONPATH=str(own))
     file = str(own / "sitecustomize.py")
     assert done.stdout.startswith(f"{file} {file} ")
-    assert "reaching" not in done.stdout
+    assert "child_startup" not in done.stdout
 
 
 @pytest.fixture
@@ -262,18 +263,18 @@ def test_nothing_is_left_in_the_environment(
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     (here / "script.py").write_text("import os, torch\nprint(os.environ['PYTHONPATH'], 'ASTRAY_RUN' in os.environ)")
     main(["run", "-o", "run", "script.py"])
-    assert capsys.readouterr().out.endswith(f"reaching{os.pathsep}/somewhere True\n")
+    assert capsys.readouterr().out.endswith(f"child_startup{os.pathsep}/somewhere True\n")
     assert os.environ["PYTHONPATH"] == "/somewhere"
     assert VARIABLE not in os.environ
 
 
 def test_a_word_that_cannot_be_read_is_no_failure_of_the_child(capsys: pytest.CaptureFixture[str]) -> None:
-    reach({VARIABLE: "{"})
+    reach({VARIABLE: "{"}, RecordingGuard)
     assert "astray: this process is not recorded (JSONDecodeError" in capsys.readouterr().err
 
 
 def test_notes_that_were_cut_are_passed_over(tmp_path: Path) -> None:
-    children = ChildProcesses(tmp_path / "run", {}, None)
+    children = ChildProcesses(tmp_path / "run", {}, None, tmp_path)
     children.place.mkdir()
     (children.place / "process-1.json").write_text('[1, "')
     assert children.notes() == []

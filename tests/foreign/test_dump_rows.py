@@ -11,7 +11,7 @@ from astray.errors import RunError
 from astray.foreign.dump_rows import DumpRank, DumpRows, ValueLocation, shape_of
 from astray.records import Frame, Statistics
 from astray.store import RunInfo
-from astray.store.run import Run
+from astray.store.run import RunData
 
 
 def test_rows_and_values() -> None:
@@ -37,7 +37,7 @@ def test_rows_and_values() -> None:
     rows.tensor(outer, "output", "out", "float32", (6,), statistics=told, note="as the dump has it")
     rows.tensor(outer, "output", "odd", "float7", (6,), values=both)
     rank = DumpRank(0, rows.source())
-    run = Run(Path("x"), RunInfo(astray="", created="2026-01-01T00:00:00+00:00"), {0: rank})
+    run = RunData(Path("x"), RunInfo(astray="", created="2026-01-01T00:00:00+00:00"), {0: rank})
     assert repr(run) == "<Run x: no framework, 1 step, 1 rank, 2 calls, 4 tensors, complete>"
     assert read == []  # nobody has looked
     call = rank.calls.row(1)

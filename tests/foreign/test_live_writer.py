@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import tensor_oracle
-from astray.capture.recorder import Recorder
 from astray.foreign import live_writer as live
 from astray.foreign.live_writer import LiveWriter
+from astray.recorder import Recorder
 from astray.records import Call, Frame, Tensor
 from astray.stats import Strided, measure
 from astray.store import End, RankRun, RunInfo

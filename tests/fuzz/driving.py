@@ -27,7 +27,7 @@ from xml.etree import ElementTree
 import astray
 from astray.cli import main
 from astray.errors import AstrayError
-from astray.store import CheckpointRun
+from astray.results.run import CheckpointRun
 from astray.store.formats import WRITABLE
 
 SECONDS = 30

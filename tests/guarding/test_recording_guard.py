@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 import astray
+from astray.guarding.recording_guard import RecordingGuard
+from astray.store import FlightRecorder
 from guarding.training import Net, batch, hooks_of, loss_of, steps_in, train, tripped
 from integration.distributed.launching import torchrun
 
@@ -282,3 +284,12 @@ def test_each_rank_tells_its_own(tmp_path: Path) -> None:
     assert (alarm.rank, alarm.step, alarm.origin.site) == (1, 3, "<root>/log")
     assert end_of(tmp_path / "run", 1)["ended"].startswith("a guard's alarm: Infinity from step 3")
     assert end_of(tmp_path / "run", 0)["ended"] == "normally"
+
+
+def test_a_recorder_takes_the_same_words_as_record(tmp_path: Path) -> None:
+    recorder = astray.Recorder(tmp_path / "run", Net(), guard={"on": "warn", "spike": 10})
+    assert isinstance(recorder.guard, RecordingGuard)
+    with pytest.raises(astray.RecordError, match="A guard needs keep='stats'"):
+        astray.Recorder(tmp_path / "run", Net(), guard="raise", keep="fingerprint")
+    with pytest.raises(astray.RecordError, match="Leave out one"):
+        astray.Recorder(tmp_path / "run", Net(), guard="raise", writer=FlightRecorder)

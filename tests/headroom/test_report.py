@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from astray.errors import UsageError
-from astray.headroom.report import SORTS, Wanted, render
+from astray.headroom.report import SORTS, RiskOptions, render
 from astray.headroom.risk import risk
 
 ONES = np.ones(8, np.float32)
@@ -78,27 +78,27 @@ def test_why_says_what_it_is(troubled):
 
 
 def test_the_last_line_says_what_is_not_shown(troubled):
-    text = render(risk(troubled), Wanted(top=4), width=140)
+    text = render(risk(troubled), RiskOptions(top=4), width=140)
     assert text.splitlines()[-1] == (
         "Not shown: 5 more places (1 underflow, 2 tight, 2 calm; --top 0 shows all); 8 tensors of integers or booleans."
     )
-    assert len(table(render(risk(troubled), Wanted(top=0)))) == 10
+    assert len(table(render(risk(troubled), RiskOptions(top=0)))) == 10
 
 
 def test_places_that_show_one_tensor_are_one_row(runs):
     run = runs.program(runs.Builder())
-    text = render(risk(run), Wanted(top=0))
+    text = render(risk(run), RiskOptions(top=0))
     rows = table(text)[1:]
     places = len(risk(run))
     assert f"Not shown: {places - len(rows)} that show the same tensors again." in text.replace("\n", " ")
     assert Counter(row[1] for row in rows)["mlp.act"] > 0
-    narrowed = table(render(risk(run), Wanted(top=0, match=r"^mlp$", phase="forward", role="input")))
+    narrowed = table(render(risk(run), RiskOptions(top=0, match=r"^mlp$", phase="forward", role="input")))
     assert [row[1] for row in narrowed[1:]] == ["mlp"]  # it hides only behind what is shown
 
 
 @pytest.mark.parametrize("sort", SORTS)
 def test_every_order(troubled, sort):
-    text = render(risk(troubled), Wanted(sort=sort), width=140)
+    text = render(risk(troubled), RiskOptions(sort=sort), width=140)
     first = table(text)[1][1]
     assert first == {
         "absmax": "mask", "headroom": "mask", "growth": "growing", "zeros": "dead", "subnormal": "small",
@@ -155,12 +155,12 @@ def test_nothing_to_tell_is_one_sentence(runs):
 
 def test_nothing_found_and_wrong_wishes(troubled):
     found = risk(troubled)
-    wanted = Wanted(match="nowhere", phase="update", role="state")
+    wanted = RiskOptions(match="nowhere", phase="update", role="state")
     assert render(found, wanted).endswith(
         "No place is in phase update and in the role state and at a site like 'nowhere'."
     )
     with pytest.raises(UsageError, match="is not a regular expression"):
-        render(found, Wanted(match="("))
+        render(found, RiskOptions(match="("))
 
 
 def test_a_loss_scale_is_told_where_it_helps(runs):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import astray
-from astray.store import Run
+from astray.store import RunData
 from integration.programs import PROGRAMS
 from integration.programs.recordings import Recordings
 
@@ -30,6 +30,6 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recordings]
 
 
 @pytest.fixture
-def recorded(recordings: Recordings) -> Callable[..., Run]:
+def recorded(recordings: Recordings) -> Callable[..., RunData]:
     """Gives the recording of a program by name, of its modules unless another level is asked for."""
     return lambda name, level=("module",), keep="stats": astray.open(recordings.get(PROGRAMS[name], level, keep).path)

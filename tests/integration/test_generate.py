@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import astray
-from astray.store import Run
+from astray.store import RunData
 from integration.programs import STEPS
 from integration.programs.generation import WORDS_MORE
 from integration.programs.language_models import sentences, small_llama
@@ -23,7 +23,7 @@ GENERATING = ["greedy_generation", "sampled_generation", "generation_with_a_stat
 
 
 @pytest.mark.parametrize("name", GENERATING)
-def test_each_word_is_a_micro_step(name: str, recorded: Callable[..., Run]) -> None:
+def test_each_word_is_a_micro_step(name: str, recorded: Callable[..., RunData]) -> None:
     run = recorded(name)
     calls = rows(run, site="<root>", phase="forward", role="output", path="out.logits")
     assert [(row["step"], row["micro"], row["call"]) for row in calls] == [
@@ -33,14 +33,14 @@ def test_each_word_is_a_micro_step(name: str, recorded: Callable[..., Run]) -> N
 
 @pytest.mark.parametrize("name", GENERATING)
 def test_the_cache_lets_it_see_the_sentence_once_and_then_word_for_word(
-    name: str, recorded: Callable[..., Run]
+    name: str, recorded: Callable[..., RunData]
 ) -> None:
     inputs = rows(recorded(name), site="<root>", phase="forward", role="input", path="kwargs.input_ids", step=1)
     assert [row["shape"] for row in inputs] == [(2, 4)] + [(2, 1)] * (WORDS_MORE - 1)
 
 
 @pytest.mark.parametrize("name", GENERATING)
-def test_there_is_no_backward_and_nothing_is_missed(name: str, recorded: Callable[..., Run]) -> None:
+def test_there_is_no_backward_and_nothing_is_missed(name: str, recorded: Callable[..., RunData]) -> None:
     run = recorded(name)
     assert {row["phase"] for row in rows(run)} == {"forward"}
     assert run.ranks[0].end is not None
@@ -48,7 +48,9 @@ def test_there_is_no_backward_and_nothing_is_missed(name: str, recorded: Callabl
 
 
 @pytest.mark.parametrize("name", GENERATING)
-def test_the_keys_and_values_of_each_layer_are_told_once_for_each_word(name: str, recorded: Callable[..., Run]) -> None:
+def test_the_keys_and_values_of_each_layer_are_told_once_for_each_word(
+    name: str, recorded: Callable[..., RunData]
+) -> None:
     cached = [row for row in rows(recorded(name), step=1) if ".layers." in row["path"]]
     told = Counter((row["micro"], row["path"].partition(".layers.")[2]) for row in cached if row["role"] == "input")
     told += Counter((row["micro"], row["path"].partition(".layers.")[2]) for row in cached if row["role"] == "output")
@@ -58,7 +60,7 @@ def test_the_keys_and_values_of_each_layer_are_told_once_for_each_word(name: str
             assert 1 <= told[micro, one] <= 2
 
 
-def test_an_encoder_runs_once_and_its_decoder_for_every_word(recorded: Callable[..., Run]) -> None:
+def test_an_encoder_runs_once_and_its_decoder_for_every_word(recorded: Callable[..., RunData]) -> None:
     run = recorded("generation_by_an_encoder_and_a_decoder")
     encoded = rows(run, site="encoder", role="output", path="out.last_hidden_state")
     assert [(row["step"], row["micro"]) for row in encoded] == [(step, 0) for step in range(STEPS)]
@@ -68,7 +70,7 @@ def test_an_encoder_runs_once_and_its_decoder_for_every_word(recorded: Callable[
         assert 0 < len(decoded) <= WORDS_MORE
 
 
-def test_words_generated_between_two_steps_are_micro_steps_of_their_step(recorded: Callable[..., Run]) -> None:
+def test_words_generated_between_two_steps_are_micro_steps_of_their_step(recorded: Callable[..., RunData]) -> None:
     run = recorded("training_and_generating_in_turns")
     calls = rows(run, site="<root>", phase="forward", role="output", path="out.logits", step=2)
     assert [(row["micro"], row["requires_grad"]) for row in calls] == [(0, True), (1, False), (2, False), (3, False)]

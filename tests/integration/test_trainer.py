@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from transformers import Trainer, TrainerCallback
 
 import astray
-from astray.store import Run
+from astray.store import RunData
 from astray.transformers import AstrayCallback
 from integration.programs.program import bits
 from integration.programs.training_script import make_trainer
@@ -51,7 +51,7 @@ def modes() -> list[Any]:
     return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
 
 
-def recorded(folder: Path, level: tuple[str, ...] = ("module",), **changes: Any) -> tuple[Trainer, Run]:
+def recorded(folder: Path, level: tuple[str, ...] = ("module",), **changes: Any) -> tuple[Trainer, RunData]:
     trainer = make_trainer(folder / "output", callbacks=[AstrayCallback(folder / "run", level=level)], **changes)
     trainer.train()
     return trainer, astray.open(folder / "run")

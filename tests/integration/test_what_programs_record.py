@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import astray
-from astray.store import Run
+from astray.store import RunData
 from integration.programs import PROGRAMS, STEPS, checkpointing, compiled, precision
 from integration.programs.recordings import Recordings
 from recorded_rows import rows
@@ -29,7 +29,7 @@ ALL = ("module", "function", "op")
 MODULE = ("module",)
 
 
-def missed(run: Run) -> dict[str, tuple[str, int]]:
+def missed(run: RunData) -> dict[str, tuple[str, int]]:
     end = run.ranks[0].end
     assert end is not None
     return {item.what: (item.why, item.count) for item in end.missed}
@@ -39,7 +39,7 @@ def places(found: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in names) for row in found]
 
 
-def test_accumulated_gradients_are_told_apart_by_micro_step(recorded: Callable[..., Run]) -> None:
+def test_accumulated_gradients_are_told_apart_by_micro_step(recorded: Callable[..., RunData]) -> None:
     run = recorded("gradient_accumulation")
     every = [(step, micro) for step in range(STEPS) for micro in range(3)]
     assert places(rows(run, site="lm_head", phase="forward", role="output"), "step", "micro") == every
@@ -48,7 +48,7 @@ def test_accumulated_gradients_are_told_apart_by_micro_step(recorded: Callable[.
 
 
 @pytest.mark.parametrize("name", ["checkpointing", "reentrant_checkpointing"])
-def test_recomputed_calls_are_marked_and_agree_with_the_first(name: str, recorded: Callable[..., Run]) -> None:
+def test_recomputed_calls_are_marked_and_agree_with_the_first(name: str, recorded: Callable[..., RunData]) -> None:
     run = recorded(name)
     for role in ("input", "output"):
         found = rows(run, site="blocks.1.linear", phase="forward", role=role, step=2)
@@ -87,7 +87,7 @@ def test_checkpointing_disturbs_no_number(reentrant: bool, level: tuple[str, ...
     assert {site for _, site, *_ in differing} <= {"<root>/apply"}  # the checkpoint itself, a function of autograd
 
 
-def test_exceptions_are_noted_as_missed_outputs(recorded: Callable[..., Run]) -> None:
+def test_exceptions_are_noted_as_missed_outputs(recorded: Callable[..., RunData]) -> None:
     run = recorded("exceptions_in_forward")
     assert missed(run) == {
         "the output of fragile": ("it raised ValueError", 2 * 3),  # in the odd ones of five steps
@@ -99,7 +99,7 @@ def test_exceptions_are_noted_as_missed_outputs(recorded: Callable[..., Run]) ->
     assert len(rows(run, site="fragile.inner", phase="backward", role="input", step=1)) == 0
 
 
-def test_both_adversaries_are_recorded_under_their_names(recorded: Callable[..., Run]) -> None:
+def test_both_adversaries_are_recorded_under_their_names(recorded: Callable[..., RunData]) -> None:
     run = recorded("adversaries")
     sites = {row["site"] for row in rows(run, kind="module")}
     assert sites == {f"{name}{part}" for name in ("generator", "discriminator") for part in ("", ".0", ".1", ".2")}
@@ -110,7 +110,7 @@ def test_both_adversaries_are_recorded_under_their_names(recorded: Callable[...,
 
 
 @pytest.mark.parametrize("level", [MODULE, ALL], ids="+".join)
-def test_threads_keep_their_own_nesting(level: tuple[str, ...], recorded: Callable[..., Run]) -> None:
+def test_threads_keep_their_own_nesting(level: tuple[str, ...], recorded: Callable[..., RunData]) -> None:
     calls = recorded("two_threads", level).ranks[0].calls
     sites = dict(zip(calls["seq"], calls["site"], strict=True))
     found = Counter()
@@ -138,12 +138,12 @@ def test_a_pool_of_threads_loses_no_call(recordings: Recordings) -> None:
 
 
 @pytest.mark.parametrize("level", [MODULE, ALL], ids="+".join)
-def test_workers_of_a_data_loader_record_nothing(level: tuple[str, ...], recorded: Callable[..., Run]) -> None:
+def test_workers_of_a_data_loader_record_nothing(level: tuple[str, ...], recorded: Callable[..., RunData]) -> None:
     run = recorded("forked_workers", level)
     assert places(rows(run, site="0", phase="forward", role="output"), "step") == [(step,) for step in range(STEPS)]
 
 
-def test_autocast_is_seen_in_the_dtypes(recorded: Callable[..., Run]) -> None:
+def test_autocast_is_seen_in_the_dtypes(recorded: Callable[..., RunData]) -> None:
     run = recorded("autocast_bfloat16")
     (output,) = rows(run, site="transformer.h.0.mlp.c_fc", phase="forward", role="output", step=0)
     (weight,) = rows(run, site="transformer.h.0.mlp.c_fc", phase="forward", role="parameter", path="weight", step=0)
@@ -151,7 +151,7 @@ def test_autocast_is_seen_in_the_dtypes(recorded: Callable[..., Run]) -> None:
     assert (output["dtype"], weight["dtype"], arriving["dtype"]) == ("bfloat16", "float32", "bfloat16")
 
 
-def test_a_skipped_step_has_infinite_gradients_and_moves_no_weight(recorded: Callable[..., Run]) -> None:
+def test_a_skipped_step_has_infinite_gradients_and_moves_no_weight(recorded: Callable[..., RunData]) -> None:
     run = recorded("autocast_float16_with_a_skipped_step")
     broken = {row["step"] for row in rows(run, role="gradient", site="3.weight") if row["inf"] + row["nan"]}
     assert broken == {precision.SKIPPED}
@@ -160,7 +160,7 @@ def test_a_skipped_step_has_infinite_gradients_and_moves_no_weight(recorded: Cal
     assert moved == [step for step in range(1, STEPS) if step != precision.SKIPPED + 1]
 
 
-def test_a_shared_module_is_one_site_called_twice(recorded: Callable[..., Run]) -> None:
+def test_a_shared_module_is_one_site_called_twice(recorded: Callable[..., RunData]) -> None:
     run = recorded("shared_modules_and_tied_weights")
     assert places(rows(run, site="first", phase="forward", role="output", step=1), "call") == [(0,), (1,)]
     assert sorted(places(rows(run, site="first", phase="backward", role="input", step=1), "call")) == [(0,), (1,)]
@@ -169,14 +169,14 @@ def test_a_shared_module_is_one_site_called_twice(recorded: Callable[..., Run]) 
     assert sorted(set(tied)) == ["embedding.weight", "first.bias", "first.weight"]
 
 
-def test_a_loop_counts_the_calls_of_its_body(recorded: Callable[..., Run]) -> None:
+def test_a_loop_counts_the_calls_of_its_body(recorded: Callable[..., RunData]) -> None:
     run = recorded("modules_in_loops")
     found = places(rows(run, site="block.0", phase="forward", role="output", step=0), "micro", "call")
     assert found == [(0, number) for number in range(9)]
     assert places(rows(run, site="halt", phase="forward", role="output", step=0), "micro", "call")[-1] == (1, 0)
 
 
-def test_what_is_changed_in_place_was_recorded_as_it_was(recorded: Callable[..., Run]) -> None:
+def test_what_is_changed_in_place_was_recorded_as_it_was(recorded: Callable[..., RunData]) -> None:
     run = recorded("in_place", keep="tensors")
     (given,) = rows(run, site="act", phase="forward", role="input", step=4)
     (made,) = rows(run, site="act", phase="forward", role="output", step=4)
@@ -187,7 +187,7 @@ def test_what_is_changed_in_place_was_recorded_as_it_was(recorded: Callable[...,
     assert len(set(seen)) == STEPS
 
 
-def test_views_are_recorded_with_their_own_shape_and_numbers(recorded: Callable[..., Run]) -> None:
+def test_views_are_recorded_with_their_own_shape_and_numbers(recorded: Callable[..., RunData]) -> None:
     run = recorded("view_outputs", keep="tensors")
     (whole,) = rows(run, site="linear", phase="forward", role="output", step=2)
     left, right = rows(run, site="halves", phase="forward", role="output", step=2)
@@ -199,7 +199,7 @@ def test_views_are_recorded_with_their_own_shape_and_numbers(recorded: Callable[
     np.testing.assert_array_equal(run.values(0, turned["row"])[1], run.values(0, left["row"]).T)
 
 
-def test_nested_results_are_recorded_under_the_paths_of_their_parts(recorded: Callable[..., Run]) -> None:
+def test_nested_results_are_recorded_under_the_paths_of_their_parts(recorded: Callable[..., RunData]) -> None:
     run = recorded("structured_outputs")
     outputs = places(rows(run, phase="forward", role="output", step=0), "site", "path")
     assert [path for site, path in outputs if site == "give"] == [
@@ -209,7 +209,7 @@ def test_nested_results_are_recorded_under_the_paths_of_their_parts(recorded: Ca
     assert [path for site, path in outputs if site == "<root>"] == ["out.answer.loss", "out.answer.logits", "out.x"]
 
 
-def test_what_cannot_be_read_is_a_row_and_a_note(recorded: Callable[..., Run]) -> None:
+def test_what_cannot_be_read_is_a_row_and_a_note(recorded: Callable[..., RunData]) -> None:
     transformed = recorded("transforms_of_functions")
     assert "it is inside a functorch transform" in {row["note"] for row in rows(transformed)}
     sparse = recorded("sparse_gradients")
@@ -218,7 +218,7 @@ def test_what_cannot_be_read_is_a_row_and_a_note(recorded: Callable[..., Run]) -
     assert {why for why, _ in missed(sparse).values()} == notes
 
 
-def test_a_fast_path_is_left_alone_and_said_to_be_unseen(recorded: Callable[..., Run]) -> None:
+def test_a_fast_path_is_left_alone_and_said_to_be_unseen(recorded: Callable[..., RunData]) -> None:
     evaluated = recorded("transformer_encoder_in_eval_mode")
     assert {what: why for what, (why, _) in missed(evaluated).items()} == {
         f"calls of layers.{i} and inside it": "in eval mode torch computes it in one piece, unless there are hooks"
@@ -242,7 +242,7 @@ COMPILED = {
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_the_boundaries_of_compiled_code_are_recorded_and_the_rest_is_said_to_be_unseen(
-    name: str, recorded: Callable[..., Run]
+    name: str, recorded: Callable[..., RunData]
 ) -> None:
     run = recorded(name)
     assert COMPILED[name] <= {row["site"] for row in rows(run, kind="module")}
@@ -250,7 +250,7 @@ def test_the_boundaries_of_compiled_code_are_recorded_and_the_rest_is_said_to_be
 
 
 @pytest.mark.parametrize("name", [name for name, sites in COMPILED.items() if sites])
-def test_compiled_and_eager_runs_compare(name: str, recorded: Callable[..., Run], tmp_path: Path) -> None:
+def test_compiled_and_eager_runs_compare(name: str, recorded: Callable[..., RunData], tmp_path: Path) -> None:
     """aot_eager computes what eager does, so whatever is in both runs is the same to the last bit."""
     torch.manual_seed(0)
     model = compiled.Small()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from astray.comparison.comparison import compare
+from astray import compare
 from astray.report.atomic_files import atomic_file, check_place
 
 WRITERS = {"csv": "c", "xlsx": "d.xlsx", "json": "d.json", "junit": "j.xml"}

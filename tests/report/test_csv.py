@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from astray.comparison.comparison import compare
+from astray import compare
 
 ONES = np.ones((2, 4), np.float32)
 

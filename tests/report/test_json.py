@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from astray.comparison.comparison import compare
+from astray import compare
 from astray.comparison.verdict import LABELS
 from astray.report import json as report
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from astray.comparison.comparison import compare
+from astray import compare
 from astray.report.junit import MOST_CASES, grouped, write_failure
 
 ONES = np.ones(4, np.float32)

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow
 import pytest
 
+from astray import Comparison, compare
 from astray.cli import main
-from astray.comparison.comparison import Comparison, compare
 from astray.store.convert import convert
 from record_builders import Builder
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from astray import Comparison, compare
 from astray.cli import main
-from astray.comparison.comparison import Comparison, compare
 from astray.records import Call, Setup, Statistics, Tensor
 from astray.report.html import comparison_as_html
 from astray.report.listing import ListingOptions

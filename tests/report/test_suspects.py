@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
+from astray import Comparison, compare
 from astray.cli import main
-from astray.comparison.comparison import Comparison, compare
 from astray.records import Call, Setup, Tensor
 from astray.report.json import document
 from astray.report.text import render, wrong_besides

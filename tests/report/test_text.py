@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 
-from astray.comparison.comparison import compare
+from astray import compare
 from astray.report.text import render
 
 ONES = np.ones(8, np.float32)

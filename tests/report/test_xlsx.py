@@ -9,7 +9,7 @@ import numpy as np
 import openpyxl
 import pytest
 
-from astray.comparison.comparison import compare
+from astray import compare
 from astray.errors import UsageError
 from astray.report import xlsx
 

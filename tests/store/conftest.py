@@ -14,7 +14,7 @@ import pytest
 
 import astray.store
 from astray.records import Call, Statistics, Tensor
-from astray.store import Run, RunInfo, RunWriter, open_run
+from astray.store import RunData, RunInfo, RunWriter, open_run
 
 SOURCE = Path(astray.store.__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "writing" / "programs"
@@ -47,7 +47,7 @@ def info() -> RunInfo:
 
 
 @pytest.fixture
-def small_run(tmp_path: Path, info: RunInfo) -> Run:
+def small_run(tmp_path: Path, info: RunInfo) -> RunData:
     """Two steps of four calls, each with an output whose values are its own number."""
     with RunWriter(tmp_path / "small", info=info) as writer:
         for seq in range(8):

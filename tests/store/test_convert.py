@@ -12,7 +12,7 @@ import pytest
 from astray.cli import main
 from astray.comparison.comparison import compare
 from astray.errors import RunError, RunExists
-from astray.store import End, RankRun, Run, RunInfo, open_run
+from astray.store import End, RankRun, RunData, RunInfo, open_run
 from astray.store.convert import convert, write_as
 
 
@@ -39,7 +39,7 @@ class Counting:
         self.seen.append(end.complete)
 
 
-def test_steps_come_one_after_another(small_run: Run, tmp_path: Path) -> None:
+def test_steps_come_one_after_another(small_run: RunData, tmp_path: Path) -> None:
     made: list[Counting] = []
 
     def make(*given: Any, **more: Any) -> Counting:
@@ -55,7 +55,7 @@ def test_steps_come_one_after_another(small_run: Run, tmp_path: Path) -> None:
     assert made[1].seen == [(1, 4, [4.0, 5.0, 6.0, 7.0]), 1, True]
 
 
-def test_where_it_cannot_write(small_run: Run, tmp_path: Path) -> None:
+def test_where_it_cannot_write(small_run: RunData, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"is the run itself\. Give another place"):
         convert(small_run, small_run.path, "astray", overwrite=True)
     there = tmp_path / "there"
@@ -68,7 +68,7 @@ def test_where_it_cannot_write(small_run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_run_of_our_own_loses_nothing(small_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_our_own_loses_nothing(small_run: RunData, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", str(small_run.path), str(tmp_path / "copy"), "--to", "astray"]) == 0
     assert capsys.readouterr().out == f"written   {tmp_path / 'copy'}: 2 steps, 1 rank, 8 calls, 8 tensors\n"
     copy = open_run(tmp_path / "copy")
@@ -87,7 +87,7 @@ def test_a_run_of_our_own_loses_nothing(small_run: Run, tmp_path: Path, capsys: 
     assert compare(small_run, copy).counts["identical"] == 8
 
 
-def test_a_format_that_is_none(small_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_format_that_is_none(small_run: RunData, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", str(small_run.path), str(tmp_path / "x"), "--to", "excel"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("astray convert: 'excel' is no format that can be written. There are astray, msprobe,")

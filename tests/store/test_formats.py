@@ -11,11 +11,11 @@ import pytest
 
 from astray.errors import RunError, RunVersionError
 from astray.records import Key
-from astray.store import Run, RunInfo, RunWriter, open_run
+from astray.store import RunData, RunInfo, RunWriter, open_run
 from astray.store.run_info import FORMAT
 
 
-def test_the_path_must_be_a_folder_that_holds_a_run(tmp_path: Path, small_run: Run) -> None:
+def test_the_path_must_be_a_folder_that_holds_a_run(tmp_path: Path, small_run: RunData) -> None:
     with pytest.raises(RunError, match=r"/smal does not exist\. Runs in .*: small\.$"):
         open_run(tmp_path / "smal")
     with pytest.raises(RunError, match=r"/x/y does not exist\.$"):
@@ -31,11 +31,11 @@ def test_the_path_must_be_a_folder_that_holds_a_run(tmp_path: Path, small_run: R
         open_run(tmp_path / "empty")
 
 
-def test_a_string_will_do(small_run: Run) -> None:
+def test_a_string_will_do(small_run: RunData) -> None:
     assert open_run(str(small_run.path)).complete
 
 
-def test_run_json_is_needed(small_run: Run) -> None:
+def test_run_json_is_needed(small_run: RunData) -> None:
     (small_run.path / "run.json").unlink()
     with pytest.raises(RunError, match=r"has no run\.json, so it is not known what ran\. Copy it"):
         open_run(small_run.path)
@@ -52,20 +52,20 @@ def test_run_json_is_needed(small_run: Run) -> None:
         ({"world_size": None}, r"does not hold what it should: Expected `int`, got `null` - at `\$\.world_size`\."),
     ],
 )
-def test_what_run_json_says_is_checked(small_run: Run, change: dict[str, object], message: str) -> None:
+def test_what_run_json_says_is_checked(small_run: RunData, change: dict[str, object], message: str) -> None:
     file = small_run.path / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(RunVersionError if "written in" in message else RunError, match=message):
         open_run(small_run.path)
 
 
-def test_fields_of_a_later_astray_are_passed_over(small_run: Run) -> None:
+def test_fields_of_a_later_astray_are_passed_over(small_run: RunData) -> None:
     file = small_run.path / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"mood": "good"}))
     assert open_run(small_run.path).complete
 
 
-def test_a_run_of_the_first_format_version_opens(small_run: Run) -> None:
+def test_a_run_of_the_first_format_version_opens(small_run: RunData) -> None:
     file = small_run.path / "rank0" / "tensors.arrows"
     tensors = pyarrow.ipc.open_stream(file.read_bytes()).read_all().drop_columns(["part"])
     with pyarrow.ipc.new_stream(str(file), tensors.schema) as stream:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from astray.comparison.comparison import compare
+from astray import compare
 from astray.store import open_run
 from astray.store.convert import convert
 from astray.store.safe_paths import MOST_NAME_BYTES, file_name

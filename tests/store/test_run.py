@@ -11,7 +11,7 @@ import pytest
 
 from astray.errors import RunError
 from astray.records import Call, Key, Tensor
-from astray.store import Run, RunInfo, RunWriter, open_run
+from astray.store import RunData, RunInfo, RunWriter, open_run
 from astray.web.detail import detail_of
 from astray.web.views import RunView
 from record_builders import Builder
@@ -19,14 +19,14 @@ from record_builders import Builder
 KEY = Key(1, 0, "layers.2", 0, "forward", "output", "0")
 
 
-def test_it_says_what_it_is(small_run: Run) -> None:
+def test_it_says_what_it_is(small_run: RunData) -> None:
     assert repr(small_run) == f"<Run {small_run.path}: torch, 2 steps, 1 rank, 8 calls, 8 tensors, complete>"
     assert small_run.steps == [0, 1]
     assert (small_run.complete, small_run.problems) == (True, [])
     assert small_run.info.versions == {"torch": "2.13"}
 
 
-def test_a_tensor_by_its_key(small_run: Run) -> None:
+def test_a_tensor_by_its_key(small_run: RunData) -> None:
     found = small_run.tensor(KEY)
     assert found.dtype == np.float32
     assert found.tolist() == [[6, 6, 6], [6, 6, 6]]
@@ -45,7 +45,7 @@ def test_a_tensor_by_its_key(small_run: Run) -> None:
         ({"rank": 4}, r"has no rank 4; it has 0\."),
     ],
 )
-def test_what_is_there_instead(small_run: Run, change: dict[str, object], message: str) -> None:
+def test_what_is_there_instead(small_run: RunData, change: dict[str, object], message: str) -> None:
     with pytest.raises(RunError, match=message):
         small_run.tensor(KEY._replace(**change))  # type: ignore[arg-type]
 

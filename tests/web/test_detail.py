@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astray.comparison.comparison import Comparison, compare
+from astray import Comparison, compare
 from astray.records import Frame
 from astray.web.detail import detail_of
 from astray.web.views import ComparisonView, RunView

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astray.comparison.comparison import compare
+from astray import compare
 from astray.errors import UsageError
 from astray.web import index, onefile
 from astray.web.detail import detail_of

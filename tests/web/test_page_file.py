@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astray.comparison.comparison import compare
+from astray import compare
 from astray.web.index import file_html, read_page
 from record_builders import Builder
 from web_tables import big_file

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from astray.comparison.comparison import compare
+from astray import compare
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

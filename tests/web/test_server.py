@@ -17,8 +17,8 @@ import numpy as np
 import openpyxl
 import pytest
 
+from astray import compare
 from astray.comparison import comparison as comparing
-from astray.comparison.comparison import compare
 from astray.errors import UsageError
 from astray.records import Call, Tensor
 from astray.stats.kernels import Strided, measure
@@ -253,7 +253,7 @@ def test_a_comparison_that_cannot_be_made_says_why(choosing: Client):
 def test_a_long_comparison_tells_how_far_it_is_and_can_be_stopped(choosing: Client, monkeypatch: pytest.MonkeyPatch):
     far, go_on = threading.Event(), threading.Event()
 
-    def slowly(*runs: Any, progress: Any, **rest: Any) -> comparing.Comparison:
+    def slowly(*runs: Any, progress: Any, **rest: Any) -> comparing.ComparisonData:
         def told(done: int, total: int) -> None:
             progress(done, total)
             if done == 5:

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from astray.comparison.comparison import compare
-from astray.store import DictionaryColumn, End, RankRun, Run, RunInfo, Table
+from astray.store import DictionaryColumn, End, RankRun, RunData, RunInfo, Table
 from astray.web.columns import headroom, states
 from astray.web.detail import detail_of
 from astray.web.onefile import contents
@@ -268,7 +268,7 @@ class _Large:
         return None
 
 
-def _large(rows: int, gap: float) -> Run:
+def _large(rows: int, gap: float) -> RunData:
     calls, sites = rows // 2, 500
     seq, same, null = np.arange(calls), np.zeros(rows, np.int32), np.full(rows, -1)
     numbers = np.random.default_rng(0).random(rows) + 1 + gap * (np.arange(rows) > rows // 2)
@@ -304,7 +304,7 @@ def _large(rows: int, gap: float) -> Run:
         "fingerprint": (numbers * 1e15).astype(np.uint64),
     }
     source = _Large(Table(columns), Table(tensors, {"fingerprint": np.ones(rows, np.bool_)}))
-    return Run(Path(f"runs/{gap}"), RunInfo(astray="0", created=""), {0: RankRun(0, source)})
+    return RunData(Path(f"runs/{gap}"), RunInfo(astray="0", created=""), {0: RankRun(0, source)})
 
 
 def test_what_was_set_differently_is_in_the_overview(tmp_path):

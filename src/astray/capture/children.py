@@ -1,11 +1,11 @@
 """The processes that a program under `astray run` starts: ranks are recorded, the others leave a note why not.
 
-`ChildProcesses` is the side of `astray run`: it passes the settings on in the environment, and gathers what the ranks
-have recorded into the run. `reach` is the side of the child, where `capture/child_startup/sitecustomize.py` calls it at
-the start of Python. It waits for torch by an `ImportHook`, since importing it earlier could change what the program
-computes, and then for the first call of a module, when torch.distributed knows whether the process is a rank. Ranks
-record beside the run, for the process that starts them has its own recording in it. A child that is forked is not
-recorded, and says so (`tell_of_fork`).
+`ChildProcesses` is the side of `astray run`: it leaves word in the environment, and gathers what the ranks have
+recorded into the run. `reach` is the side of the child, where Python runs it at the start by
+`cli/child_startup/sitecustomize.py`. A child is a rank when torch.distributed says so at the first call of a
+module; until then nothing is done but to wait for that. Ranks record beside the run, for the process that starts them
+has its own recording in it. A child that is forked has the recording of its parent, and none of its own: it says so
+(`tell_of_fork`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from astray.errors import AstrayError
 from astray.interrupts import pass_interrupt
 from astray.process import relative_to_cwd
 
+if TYPE_CHECKING:
+    from astray.capture.recorder import RecordingWatcher
+
+    GuardFactory = Callable[[Mapping[str, Any]], RecordingWatcher]
+
 VARIABLE = "ASTRAY_RUN"
 PATIENCE = 60.0  # seconds to wait for a rank that has not ended its recording yet, while its process lives
 
 _FRAMEWORK = "torch"
-_SITE = str(Path(__file__).parent / "child_startup")
 _NOTE = "process-{}.json"
 _FORKED = "it was forked, where no recording follows; start it by the method `spawn`, or by torchrun"
 _waiting: list[ImportHook] = []
@@ -48,11 +52,15 @@ class Note(NamedTuple):
 
 
 class ChildProcesses:
-    """The child processes of a program, seen from the process that `astray run` started."""
+    """The child processes of a program, as the process sees them that was started by `astray run`.
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], guard: Mapping[str, Any] | None) -> None:
+    startup: the folder whose `sitecustomize` Python is to run at their start.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], guard: Mapping[str, Any] | None, startup: Path) -> None:
         self.place = path.with_name(f"{path.name}.ranks")
         self._path = path
+        self._startup = str(startup)
         self._word = {"place": str(self.place), "settings": _as_json(settings), "guard": guard, "parent": os.getpid()}
         self._before: dict[str, str | None] = {}
 
@@ -74,7 +82,7 @@ class ChildProcesses:
         self._before = {name: environment.get(name) for name in (VARIABLE, "PYTHONPATH")}
         environment[VARIABLE] = json.dumps(self._word)
         there = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join([_SITE, *([there] if there else [])])
+        environment["PYTHONPATH"] = os.pathsep.join([self._startup, *([there] if there else [])])
 
     def take_word_back(self, environment: MutableMapping[str, str]) -> None:
         for name, value in self._before.items():
@@ -158,13 +166,16 @@ def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
 # -- in the child ----------------------------------------------------------------------------------------------------
 
 
-def reach(environment: Mapping[str, str]) -> None:
-    """Starts the recording at the first call of a module, should this process ever import torch. Raises nothing."""
+def reach(environment: Mapping[str, str], make_guard: GuardFactory) -> None:
+    """Waits for the first call of a module, should this process ever import torch. Raises nothing.
+
+    make_guard: makes the guard of a recording of what `astray run` was asked for; called if it was, with a dict.
+    """
     try:
         word = json.loads(environment[VARIABLE])
         if word["parent"] == os.getpid():
             return
-        _waiting.append(ImportHook(_FRAMEWORK, lambda: _await_call(word)).install())
+        _waiting.append(ImportHook(_FRAMEWORK, lambda: _await_call(word, make_guard)).install())
     except Exception as error:  # noqa: BLE001 - the program must not fail because we did
         sys.stderr.write(f"astray: this process is not recorded ({type(error).__name__}: {error}).\n")
 
@@ -188,14 +199,14 @@ def stand_down() -> None:
         _waiting.pop().remove()
 
 
-def _await_call(word: Mapping[str, Any]) -> None:
+def _await_call(word: Mapping[str, Any], make_guard: GuardFactory) -> None:
     from astray.capture.pytorch.model_discovery import FirstCall
 
-    FirstCall(lambda ranks: _begin(word, ranks))
+    FirstCall(lambda ranks: _begin(word, ranks, make_guard))
 
 
-def _begin(word: Mapping[str, Any], ranks: tuple[int, int] | None) -> Any:
-    """At the first call of a module: the recorder, which has been started, if this process is a rank."""
+def _begin(word: Mapping[str, Any], ranks: tuple[int, int] | None, make_guard: GuardFactory) -> Any:
+    """A module is called in this process for the first time: the recorder, which has been started, if it is a rank."""
     if multiprocessing.current_process().daemon:  # a worker of a DataLoader, or of a pool
         return None
     place, why, recorder = Path(word["place"]), None, None
@@ -203,7 +214,7 @@ def _begin(word: Mapping[str, Any], ranks: tuple[int, int] | None) -> Any:
         why = "it is no rank of torch.distributed"
     else:
         try:
-            recorder = _recorder(word, place)
+            recorder = _recorder(word, place, make_guard)
         except AstrayError as error:
             why = str(error)
     rank, world_size = ranks or (-1, 0)
@@ -216,16 +227,17 @@ def _write_note(place: Path, note: Note) -> None:
     (place / _NOTE.format(note.process)).write_text(json.dumps(note), encoding="utf-8")
 
 
-def _recorder(word: Mapping[str, Any], place: Path) -> Any:
+def _recorder(word: Mapping[str, Any], place: Path, make_guard: GuardFactory) -> Any:
     import atexit
 
     from astray.capture.adapters import discovering_adapter
-    from astray.capture.recorder import Recorder
+    from astray.capture.recorder import BaseRecorder
 
     settings = {name: value for name, value in word["settings"].items() if value is not None}
     if "perturb" in settings:
         raise AstrayError("inputs are perturbed in the process alone that `astray run` starts")
-    recorder = Recorder.discovering(place, discovering_adapter(_FRAMEWORK), guard=word["guard"], **settings).start()
+    guard = None if word["guard"] is None else make_guard(word["guard"])
+    recorder = BaseRecorder.discovering(place, discovering_adapter(_FRAMEWORK), guard=guard, **settings).start()
     ended = _Ended()
     atexit.register(lambda: recorder.stop(ended.how))
     return recorder

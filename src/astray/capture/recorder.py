@@ -1,4 +1,4 @@
-"""The public recorder: start, step, save, pause, stop.
+"""A recording: start, step, stop. Users hold it as `astray.recorder.Recorder`.
 
 Checks the settings, opens the writer, chooses an adapter for the model, and places the engine between them.
 """
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from astray.capture.engine import Engine
-    from astray.guarding.recording_guard import GuardSetting, RecordingGuard
 
 
 class Opens(Protocol):
@@ -49,54 +48,29 @@ class Opens(Protocol):
     ) -> BackgroundWriter: ...
 
 
-class Recorder:
-    """Records the tensors of a model's calls into a run.
+class RecordingWatcher(Protocol):
+    """Looks at a recording while it is written onto disk, and may end the program. `RecordingGuard` is one."""
 
-    >>> with astray.record("runs/a", model) as rec:
-    ...     for batch in loader:
-    ...         loss = model(batch)
-    ...         loss.backward()
-    ...         optimizer.step()
-    ...         rec.step()
+    def check(self, settings: Settings) -> None:
+        """Raises a RecordError when a recording by these settings shows it nothing."""
 
-    path: the folder of the run. In a distributed program every rank gives the same one.
-    model: a module, or a dict of modules whose names come in front of their sites.
-    overwrite: replace a run that is there already.
-    guard: also watch for NaN and infinity, as `astray.guard` does: "raise" `Tripped` at the end of the step, "warn", or
-        a function that is given the `Trip`; or a dict of "on", which is one of these, "spike" and "when".
-    writer: what takes the rows; by default they are written into the run as they come.
+    def open(self, path: Path, rank: int, **named: Any) -> BackgroundWriter:
+        """The writer of the recording, which shows it each step; takes what `Opens` does."""
 
-    What is recorded (`astray help recording` explains all settings with examples):
+    def after_step(self, over: int) -> None:
+        """So many steps are over. May raise."""
 
-    level: the calls that are observed, "module" (default), "function", "op", or several.
-    keep: "stats" (default: statistics and fingerprint), "fingerprint", "sample", "tensors", or several.
-    samples: how many values `keep="sample"` keeps of each tensor; 1,024 by default.
-    slice: keep the values of this part only: "0:1, ..., :64". The statistics stay those of the whole tensor.
-    optimizer: after `optimizer.step()`, of each parameter: "gradient", "weight", "state", "update", or several.
-    compiled: "modules" shows the calls inside what torch.compile has compiled; its price: `astray help compile`.
-    perturb: True, or a seed: change the model's inputs by roundings, for `compare --noise`: `astray help verdict`.
+    def ended(self, error: BaseException) -> str | None:
+        """How the recording ended, if it was this that has ended it."""
 
-    Which part of it, everything by default:
+    def finish(self, going_down: bool) -> None:
+        """The recording is closed. May raise, unless the program is `going_down`."""
 
-    steps: these steps: "0:10:2", a list, a range.
-    ranks: these ranks, in the same way. The others run bare.
-    match: the sites in whose name a regular expression is found, or one of several.
-    ignore: leave these sites out, in the same way. It wins over `match`.
-    classes: the calls of these classes or functions: "Linear", ["softmax", "LayerNorm"].
-    scope: two sites: what runs from the start of the first to the end of the second.
-    phases: "forward", "backward", "update", or several.
-    roles: "input", "output", "parameter", "gradient", "state", or several.
-    functions: your own list of functions: a YAML file, a dict of categories, or a list of names.
 
-    How much of it at most:
+class BaseRecorder:
+    """Records the tensors of a model's calls into a run; `astray.recorder.Recorder` explains what can be given.
 
-    max_tensors: so many tensors in all; what comes later is counted and listed as missed.
-    max_tensors_per_step: so many tensors in each step, likewise.
-    max_bytes: so many bytes of values in all, likewise: 10_000_000, "2 GB", "500 MiB".
-    queue_bytes: how much may wait for the disk before the program is made to wait; 256 MiB by default.
-
-    config: a YAML, JSON or TOML file with these settings, which may be edited while the program runs. What is given
-        here wins over it.
+    guard: what looks at the recording while it is written.
     """
 
     def __init__(
@@ -105,7 +79,7 @@ class Recorder:
         model: Any,
         *,
         overwrite: bool = False,
-        guard: GuardSetting | None = None,
+        guard: RecordingWatcher | None = None,
         writer: Opens = RunWriter,
         **settings: Unpack[RecordingOptions],
     ) -> None:
@@ -115,8 +89,10 @@ class Recorder:
         self.settings = Settings.check(**settings) if self._live is None else self._live.settings
         if guard is not None and writer is not RunWriter:
             raise RecordError("guard= looks at what is written to disk, and writer= takes it elsewhere. Leave out one.")
-        self.guard: RecordingGuard | None = None if guard is None else overseer(guard, self.settings)
-        # Paced, though the program says where steps end: a guard needs to know of a GradScaler's skips.
+        if guard is not None:
+            guard.check(self.settings)
+        self.guard = guard
+        # Paced, though the program says where steps end: a GradScaler's skips are to be known.
         self._adapter: Adapter = (
             model.adapter if isinstance(model, _Chosen) else adapter_for(model, paced=self.guard is not None)
         )
@@ -132,20 +108,11 @@ class Recorder:
         self.say: Callable[[str], None] | None = None  # takes the forecast of the disk; by default it is logged
 
     @classmethod
-    def discovering(
-        cls,
-        path: str | os.PathLike[str],
-        adapter: Adapter,
-        *,
-        overwrite: bool = False,
-        guard: GuardSetting | None = None,
-        writer: Opens = RunWriter,
-        **settings: Unpack[RecordingOptions],
-    ) -> Self:
-        """A recorder for a program whose models and steps the adapter finds by itself."""
-        return cls(path, _Chosen(adapter), overwrite=overwrite, guard=guard, writer=writer, **settings)
+    def discovering(cls, path: str | os.PathLike[str], adapter: Adapter, **named: Any) -> Self:
+        """A recorder for a program whose models and steps the adapter finds by itself. `named` is what others take."""
+        return cls(path, _Chosen(adapter), **named)
 
-    def start(self) -> Recorder:
+    def start(self) -> Self:
         """Opens the run and puts the hooks in place. Does nothing on a rank that was not asked for."""
         if self._started:
             raise RecordError(
@@ -365,7 +332,7 @@ class Recorder:
         rank, world_size = self._ranks
         return f" (on rank {rank}; {world_size} ranks)" if world_size > 1 else ""
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Self:
         return self if self._started else self.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -406,17 +373,10 @@ class Recorder:
                 self._engine.pause()
 
 
-def overseer(guard: GuardSetting, settings: Settings) -> RecordingGuard:
-    """The guard of a recording with these settings. Raises a RecordError where it cannot do what it is asked for."""
-    from astray.guarding.recording_guard import RecordingGuard  # which imports this package, and few recordings need
-
-    return RecordingGuard(guard, settings)
-
-
 class _Paused(contextlib.AbstractContextManager[None]):
     """Ends a pause at the end of a block."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: BaseRecorder) -> None:
         self._recorder = recorder
 
     def __exit__(self, *_: object) -> None:

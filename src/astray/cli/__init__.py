@@ -16,15 +16,12 @@ from collections.abc import Mapping, Sequence
 
 from astray.cli import check, compare, convert, help, map, run, show, view
 from astray.errors import AstrayError
-from astray.formatting.terminal import tell
+from astray.formatting.terminal import COULD_NOT, tell
 from astray.process import reason
 from astray.wording import printable
 
 _NO_THREAD = "can't start new thread"  # as Python says it
 _LESS = "Give it less, such as some of the steps (--steps) or ranks, or more memory (`ulimit -v`, or the container's)."
-
-COULD_NOT = 2
-"""The exit code when a command could not do its work at all."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

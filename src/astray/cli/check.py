@@ -11,7 +11,7 @@ from astray.capture.config_file import settings_in
 from astray.capture.settings import RecordingOptions, Settings, placed
 from astray.cli.program import FRAMEWORK, Outcome, TripPrinter, add_program, load_program, look_closer, run_program
 from astray.cli.settings import add_what, add_which, settings_of
-from astray.formatting.terminal import tell
+from astray.formatting.terminal import COULD_NOT, tell
 from astray.process import absolute, rank_and_world_size
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ LEVEL = "function"
 """The level that names the line. Modules alone are cheaper, and name the module in whose code it is."""
 REMEMBER = 5
 MEMORY = "512MiB"
-FOUND, COULD_NOT = 1, 2
+FOUND = 1
+"""The exit code when a guard has tripped."""
 
 
 def add(commands: Any) -> None:

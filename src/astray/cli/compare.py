@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from astray.comparison.comparison import Comparison
     from astray.comparison.pair.matching import MatchingOptions
+    from astray.results.comparison import Comparison
 
 TOP = 25
 
@@ -124,19 +124,21 @@ def main(options: argparse.Namespace) -> int:
     from astray.formatting.terminal import Progress, say, table_width, wants_colour, width
     from astray.report.setup import render as render_setup
     from astray.report.text import render
+    from astray.results.comparison import Comparison
 
     if options.replicas or options.candidate is None:
         return _replicas(options)
     _check(options)
     try:
         with Progress("comparing values") as progress:
-            comparison = compare(options.reference, options.candidate, progress=progress, **arguments(options))
+            found = compare(options.reference, options.candidate, progress=progress, **arguments(options))
     except AstrayError as error:
         if options.junit:
             from astray.report.junit import write_failure
 
             write_failure(options.reference, options.candidate, str(error), Path(options.junit))
         raise
+    comparison = Comparison.of(found)
     show = render_setup if options.setup else render
     say(show(comparison, width=width(), table_width=table_width(), colour=wants_colour(sys.stdout)))
     written = (

@@ -20,8 +20,9 @@ from astray.wording import counted
 
 if TYPE_CHECKING:
     from astray.capture.children import ChildProcesses, Note
-    from astray.capture.recorder import Recorder
+    from astray.recorder import Recorder
 
+_CHILD_STARTUP = Path(__file__).parent / "child_startup"
 _MOST_TOLD = 3
 """Child processes that were not recorded of which the reason is printed."""
 
@@ -168,7 +169,7 @@ class _ScriptRecording:
             return
         options = self._options
         guard = None if options.guard is None else {"on": options.guard, "spike": options.spike}
-        self._children = ChildProcesses(self._path, self._settings, guard)
+        self._children = ChildProcesses(self._path, self._settings, guard, _CHILD_STARTUP)
         self._children.refuse(overwrite=options.force)
         self._children.leave_word(os.environ)
         try:
@@ -178,7 +179,7 @@ class _ScriptRecording:
 
     def start(self) -> None:
         from astray.capture.adapters import discovering_adapter
-        from astray.capture.recorder import Recorder
+        from astray.recorder import Recorder
 
         options = self._options
         recorder = Recorder.discovering(

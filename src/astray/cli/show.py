@@ -83,16 +83,17 @@ def main(options: argparse.Namespace) -> int:
 
 def _alarms(options: argparse.Namespace) -> int:
     from astray.formatting.terminal import say, wants_colour, width
+    from astray.nonfinite.findings import alarms
     from astray.nonfinite.report import render
-    from astray.store import CheckpointRun, open_run
+    from astray.store import CheckpointData, open_run
 
     run = open_run(options.run)
-    if isinstance(run, CheckpointRun):
+    if isinstance(run, CheckpointData):
         raise UsageError(
             f"{run.path} is a checkpoint, in which nothing was computed. `astray show {run.path} --sort nan` lists the "
             "tensors that hold NaN, and --sort inf those with infinity."
         )
-    found = run.alarms(rank=options.rank, steps=options.steps)
+    found = alarms(run, options.rank, options.steps)
     say(render(found, width=width(), colour=wants_colour(sys.stdout)))
     return 1 if found else 0
 

@@ -1,4 +1,5 @@
-"""Compares two runs: the one entry point of this package, and the `Comparison` it gives.
+"""Compares two runs: the one entry point of this package, and the `ComparisonData` it gives. Users hold
+that as `results.comparison.Comparison`.
 
 Each rank is compared by itself (`ranks.rank`), in worker processes where that saves time (`ranks.schedule`), and
 `table` puts them together. Everything stays in columns; Python objects are made only for what a report shows.
@@ -40,7 +41,7 @@ from astray.comparison.setup.setup_difference import SetupDifference
 from astray.comparison.verdict import AGREEING, BAD, LABELS, Verdict
 from astray.errors import CompareError
 from astray.steps import StepSelection
-from astray.store import CheckpointRun, Run, RunInfo, Table, open_run
+from astray.store import CheckpointData, RunData, RunInfo, Table, open_run
 
 if TYPE_CHECKING:
     import pandas
@@ -58,10 +59,10 @@ COLUMNS = (
 
 
 def compare(
-    reference: AnyPath | Run,
-    candidate: AnyPath | Run,
+    reference: AnyPath | RunData,
+    candidate: AnyPath | RunData,
     *,
-    noise: AnyPath | Run | Sequence[AnyPath | Run] | None = None,
+    noise: AnyPath | RunData | Sequence[AnyPath | RunData] | None = None,
     tolerances: dict[str, float] | None = None,
     exact: bool = False,
     metrics: Sequence[str | Metric] | None = None,
@@ -69,7 +70,7 @@ def compare(
     progress: Progress | None = None,
     processes: int | None = None,
     **asked: Unpack[MatchingOptions],
-) -> Comparison:
+) -> ComparisonData:
     """Compare a run that is right with one that may be wrong.
 
     >>> diff = compare("runs/a", "runs/b")
@@ -89,7 +90,7 @@ def compare(
 
     Raises CompareError when the runs have no tensor in common, or kept nothing of them that can be compared.
     """
-    again = () if noise is None else (noise,) if isinstance(noise, str | os.PathLike | Run) else tuple(noise)
+    again = () if noise is None else (noise,) if isinstance(noise, str | os.PathLike | RunData) else tuple(noise)
     runs = ComparedRuns(_opened(reference), _opened(candidate), tuple(_opened(run) for run in again))
     matching, unnamed = unnamed_calls(runs.reference, runs.candidate, Matching.check(**asked))
     if exact and matching.micro == "joined":
@@ -115,7 +116,7 @@ def compare(
         *failed(failures),
         *problems(runs.reference, runs.candidate, matching),
     ]
-    return Comparison(
+    return ComparisonData(
         runs.reference,
         runs.candidate,
         pairs,
@@ -135,15 +136,15 @@ def check_selection(filter: str | None, sort: Order | None, metrics: Sequence[st
         0, RankSides(None, None), Matching.check(), JudgeOptions(find_metrics(metrics, COLUMNS))
     ).pairs
     nothing = nothing._replace(words=defaultdict(list, nothing.words))
-    run = Run(Path(), RunInfo.here(), {})
+    run = RunData(Path(), RunInfo.here(), {})
     Pairs.select(Columns(run, run, table([nothing])), filter, sort, None)
 
 
-def _opened(run: AnyPath | Run) -> Run:
-    return run if isinstance(run, Run) else open_run(run)
+def _opened(run: AnyPath | RunData) -> RunData:
+    return run if isinstance(run, RunData) else open_run(run)
 
 
-def _check(tallies: Sequence[PairCounts], reference: Run, candidate: Run, matching: Matching) -> PairCounts:
+def _check(tallies: Sequence[PairCounts], reference: RunData, candidate: RunData, matching: Matching) -> PairCounts:
     """What all ranks have together. Raises CompareError when nothing of it can be compared."""
     tally = PairCounts(*(sum(counts) for counts in zip(*tallies, strict=True))) if tallies else PairCounts(0, 0, 0, 0)
     if not tally.matched:
@@ -159,8 +160,8 @@ def _when(divergence: Divergence) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
-    """The result of comparing two runs.
+class ComparisonData:
+    """What came of comparing two runs.
 
     pairs: one row for each tensor of either run, in order of observation; `astray help metrics` names its columns.
     firsts: the first divergence of each rank that has one, the earliest first.
@@ -171,8 +172,8 @@ class Comparison:
     exact: whether the runs were to be bit-identical.
     """
 
-    reference: Run
-    candidate: Run
+    reference: RunData
+    candidate: RunData
     pairs: Table
     firsts: tuple[Divergence, ...]
     problems: tuple[str, ...] = ()
@@ -195,7 +196,7 @@ class Comparison:
     @property
     def of_checkpoints(self) -> bool:
         """Whether checkpoints were compared: they have no order, and the first divergence is the largest one."""
-        return isinstance(self.reference, CheckpointRun)
+        return isinstance(self.reference, CheckpointData)
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -292,70 +293,8 @@ class Comparison:
         """Every row as a DataFrame; needs pandas."""
         return self.table().to_pandas()
 
-    def to_csv(
-        self,
-        folder: AnyPath,
-        *,
-        filter: str | Filter | None = None,
-        sort: Order | None = None,
-        progress: Progress | None = None,
-    ) -> list[Path]:
-        """Write pairs.csv and summary.csv into a folder; gives their paths.
-
-        filter, sort: which rows pairs.csv has, and in which order, as in `select`; the summary is of all.
-        progress: called with (done, total) rows.
-        """
-        from astray.report.csv import write_csv  # reports stand on comparisons, so they are fetched only here
-
-        return write_csv(self, Path(folder), self.select(filter, sort), progress)
-
-    def to_xlsx(
-        self,
-        file: AnyPath,
-        *,
-        filter: str | Filter | None = None,
-        sort: Order | None = None,
-        progress: Progress | None = None,
-    ) -> Path:
-        """Write a workbook with a summary, the first divergence and the rows; needs XlsxWriter.
-
-        filter, sort: which rows the sheet `pairs` has, and in which order, as in `select`.
-        progress: called with (done, total) rows.
-        """
-        from astray.report.xlsx import write_xlsx
-
-        return write_xlsx(self, Path(file), self.select(filter, sort), progress)
-
-    def to_json(self, file: AnyPath) -> Path:
-        """Write the first divergence, the counts and the rows that do not agree."""
-        from astray.report.json import write_json
-
-        return write_json(self, Path(file))
-
-    def to_junit(self, file: AnyPath) -> Path:
-        """Write what continuous integration shows as test results: one case for each site, or group of sites."""
-        from astray.report.junit import write_junit
-
-        return write_junit(self, Path(file))
-
-    def to_html(self, file: AnyPath) -> Path:
-        """Write the page of `astray view` as one file that opens anywhere, with no server and no network."""
-        from astray.web.onefile import write_html
-
-        return write_html(self, Path(file))
-
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self.table().__arrow_c_stream__(requested_schema)
-
-    def __str__(self) -> str:
-        from astray.report.text import render
-
-        return render(self)
-
-    def _repr_html_(self) -> str:
-        from astray.report.html import comparison_as_html
-
-        return comparison_as_html(self)
 
     def __repr__(self) -> str:
         wrong = sum(self.counts[verdict.label] for verdict in BAD)

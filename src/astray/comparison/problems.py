@@ -7,7 +7,7 @@ from typing import Any
 
 from astray.comparison.pair.matching import Matching
 from astray.records import NOTHING
-from astray.store import Run
+from astray.store import RunData
 from astray.wording import counted
 
 _MOST = 5
@@ -20,7 +20,7 @@ _WHAT_OF_THEM = ("keep", "samples", "slice", "max_bytes")
 """The settings of a recording that say which tensors have rows, and what is kept of each."""
 
 
-def problems(reference: Run, candidate: Run, matching: Matching) -> list[str]:
+def problems(reference: RunData, candidate: RunData, matching: Matching) -> list[str]:
     """Everything about the two runs that limits what the comparison can say."""
     return [
         *different_settings(reference, candidate),
@@ -32,7 +32,7 @@ def problems(reference: Run, candidate: Run, matching: Matching) -> list[str]:
     ]
 
 
-def _why_nothing(run: Run) -> str | None:
+def _why_nothing(run: RunData) -> str | None:
     """Why a run holds nothing, if it says so."""
     if run.problems:
         return run.problems[0]
@@ -41,7 +41,7 @@ def _why_nothing(run: Run) -> str | None:
     return f"Nothing was recorded: {said[0]}." if said else None
 
 
-def nothing_shared(reference: Run, candidate: Run, matching: Matching) -> str:
+def nothing_shared(reference: RunData, candidate: RunData, matching: Matching) -> str:
     """Why not one tensor of the two runs could be paired, and what to do."""
     for side, run in (("reference", reference), ("candidate", candidate)):
         if not any(len(rank.tensors) for rank in run.ranks.values()):
@@ -53,8 +53,8 @@ def nothing_shared(reference: Run, candidate: Run, matching: Matching) -> str:
     )
 
 
-def different_settings(reference: Run, candidate: Run) -> list[str]:
-    """Which settings of the two recordings differ, and what to do; nothing where one did not record them."""
+def different_settings(reference: RunData, candidate: RunData) -> list[str]:
+    """What the two recordings were asked for and not alike, and what to do; nothing where one does not tell."""
     rows, kept = (list(_asked_otherwise(reference, candidate, names)) for names in (_WHICH_ROWS, _WHAT_OF_THEM))
     if not rows and not kept:
         return []
@@ -66,7 +66,7 @@ def different_settings(reference: Run, candidate: Run) -> list[str]:
     return [said]
 
 
-def _asked_otherwise(reference: Run, candidate: Run, names: Sequence[str]) -> Iterator[str]:
+def _asked_otherwise(reference: RunData, candidate: RunData, names: Sequence[str]) -> Iterator[str]:
     left, right = reference.info.settings, candidate.info.settings
     for name in names:
         if (
@@ -126,7 +126,7 @@ def span(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:_MOST])) + rest
 
 
-def _different_frameworks(reference: Run, candidate: Run) -> Iterator[str]:
+def _different_frameworks(reference: RunData, candidate: RunData) -> Iterator[str]:
     left, right = reference.info.framework, candidate.info.framework
     if left and right and left != right:
         yield (
@@ -135,7 +135,7 @@ def _different_frameworks(reference: Run, candidate: Run) -> Iterator[str]:
         )
 
 
-def _different_steps(reference: Run, candidate: Run, matching: Matching) -> Iterator[str]:
+def _different_steps(reference: RunData, candidate: RunData, matching: Matching) -> Iterator[str]:
     left, right = _steps(reference, matching), _steps(candidate, matching, matching.offset)
     if left == right:
         return
@@ -150,13 +150,13 @@ def _selection(steps: list[int]) -> str:
     return f"{steps[0]}:{steps[-1] + 1}" if whole else ",".join(map(str, steps))
 
 
-def _different_ranks(reference: Run, candidate: Run, matching: Matching) -> Iterator[str]:
+def _different_ranks(reference: RunData, candidate: RunData, matching: Matching) -> Iterator[str]:
     left, right = sorted(reference.ranks), sorted(candidate.ranks)
     if left != right and matching.ranks is None:
         yield f"Runs have different ranks: reference {span(left)}, candidate {span(right)}."
 
 
-def _of_run(side: str, run: Run) -> Iterator[str]:
+def _of_run(side: str, run: RunData) -> Iterator[str]:
     if run.info.perturbed is not None:
         yield (
             f"The {side} {run.path} was recorded with perturbed inputs (seed {run.info.perturbed}). Compare a run of "
@@ -174,27 +174,27 @@ def _of_run(side: str, run: Run) -> Iterator[str]:
         yield f"The {side} {run.path} is incomplete; what it holds is compared."
 
 
-def _steps(run: Run, matching: Matching, offset: int = 0) -> list[int]:
+def _steps(run: RunData, matching: Matching, offset: int = 0) -> list[int]:
     return [step + offset for step in run.steps if step + offset in matching.steps]
 
 
-def _sites(run: Run) -> list[str]:
+def _sites(run: RunData) -> list[str]:
     return sorted({site for rank in run.ranks.values() for site in rank.calls.coded("site").values})
 
 
-def _levels(run: Run) -> list[str]:
+def _levels(run: RunData) -> list[str]:
     """The levels of which a run has calls."""
     kinds = {kind for rank in run.ranks.values() for kind in rank.calls.coded("kind").values}
     return [level for level in ("module", "function", "op") if level in kinds]
 
 
-def _contents(run: Run) -> str:
+def _contents(run: RunData) -> str:
     sites = _sites(run)
     such = f", such as {sites[len(sites) // 2]}" if sites else ""
     return f"{run.path} ranks {span(sorted(run.ranks))}, steps {span(run.steps)}, {counted(len(sites), 'site')}{such}"
 
 
-def _advice(reference: Run, candidate: Run, matching: Matching) -> str:
+def _advice(reference: RunData, candidate: RunData, matching: Matching) -> str:
     if not set(reference.ranks) & set(candidate.ranks):
         return "They share no rank: record the same ranks."
     if not set(_steps(reference, matching)) & set(_steps(candidate, matching, matching.offset)):

@@ -1,4 +1,4 @@
-"""The rows of one rank of another tool's dump, as its reader finds them, made into what a `Run` stands on.
+"""The rows of one rank of another tool's dump, as its reader finds them, made into what a run stands on.
 
 A reader tells of calls and tensors in the order of observation: a child's outputs before its parent's. It says what the
 dump says, and where the values are; statistics are measured from the values, if there are any, when they are asked for.

@@ -1,4 +1,4 @@
-"""What the commands know of the terminal they run in: its width, its colours, and a progress bar."""
+"""What commands know of the terminal they run in (width, colours, a progress bar), and how they report failure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import sys
 import time
 from types import TracebackType
 from typing import TextIO
+
+COULD_NOT = 2
+"""The exit code when a command could not do its work at all."""
 
 _PATIENCE = 0.5  # seconds before a bar appears: what is quicker needs none
 _REDRAW = 0.1

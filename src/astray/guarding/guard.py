@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.adapters import Adapter, adapter_for
-from astray.capture.recorder import Recorder
+from astray.capture.recorder import BaseRecorder
 from astray.guarding import options as asked
 from astray.guarding.actions import On, TripActions
 from astray.guarding.exact import ExactSink, ExactStop
@@ -312,8 +312,16 @@ class TerminationHandler:
         os.kill(os.getpid(), number)
 
 
-class GuardRecorder(Recorder):
-    """The recorder behind a guard: calls `after_step` at the end of each step, and counts them."""
+# -- recording ---------------------------------------------------------------------------------------------------------
+# The recording that a guard looks at: a recorder that says when a step is over.
+
+
+CALL_GRADIENTS = "the gradients that pass through calls"
+"""What a guard leaves out while nothing is wrong, as the list of what was missed has it."""
+
+
+class GuardRecorder(BaseRecorder):
+    """Calls `after_step` at the end of each step, and counts them."""
 
     after_step: Callable[[], None]
     count = 0

@@ -35,7 +35,7 @@ GuardSetting = On | RecordingGuardOptions
 
 
 class RecordingGuard:
-    """The guard of a recording: `Recorder.guard`, where one was asked for.
+    """The guard of a recording. `astray.Recorder.guard` is one, for those who ask for it.
 
     >>> with astray.record("runs/a", model, guard={"on": "warn", "spike": 10}) as rec:
     ...     ...
@@ -43,9 +43,8 @@ class RecordingGuard:
     'no alarm in 20 steps'
     """
 
-    def __init__(self, guarding: GuardSetting, settings: Settings) -> None:
+    def __init__(self, guarding: GuardSetting) -> None:
         given = asked.of_recording(guarding)
-        self.check(settings)
         self._acting = TripActions(given.get("on", "raise"), self._save)
         self._lookout = StepMonitor(0, given.get("spike"), given.get("when"))
         self._writer: RunWriter | None = None

@@ -10,12 +10,15 @@ import itertools
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from astray.errors import RecordError
 from astray.guarding.trip import Trip
 from astray.log import logger
 from astray.process import absolute, relative_to_cwd
-from astray.store import FlightRecorder
+
+if TYPE_CHECKING:
+    from astray.store import FlightRecorder  # which loads numpy: `astray check` looks here before the script runs
 
 HOME = "astray-guard"
 MOST_RUNS = 5

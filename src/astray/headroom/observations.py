@@ -19,7 +19,7 @@ from astray.headroom.dtype_limits import limits
 from astray.headroom.shares import StatisticColumns
 from astray.stats import dtypes
 from astray.steps import StepSelection
-from astray.store import DictionaryColumn, RankRun, Run, Table
+from astray.store import DictionaryColumn, RankRun, RunData, Table
 
 Ints = npt.NDArray[np.int64]
 
@@ -52,7 +52,7 @@ class Observations:
     first: for each place, its first row.
     """
 
-    def __init__(self, run: Run, steps: StepSelection, ranks: Collection[int] | None = None) -> None:
+    def __init__(self, run: RunData, steps: StepSelection, ranks: Collection[int] | None = None) -> None:
         self.left_out = LeftOut()
         words: dict[str, dict[Any, int]] = {name: {} for name in (*OF_CALL, *OF_TENSOR)}
         chosen = [rank for number, rank in run.ranks.items() if ranks is None or number in ranks]

@@ -1,6 +1,6 @@
 """How close the numbers of a run come to trouble: for each place in the program, the worst over all steps and ranks.
 
-Reads the statistics of a `Run` (no values) and gives a `Risk`, a table with the places in trouble first. `judge`
+Reads the statistics of a run (no values) and gives a `Risk`, a table with the places in trouble first. `levels`
 decides what is trouble; docs/risk.md has every column, with what is exact, what is a bound and what is an estimate.
 """
 
@@ -18,7 +18,7 @@ from astray.headroom.measures import measure
 from astray.headroom.observations import LeftOut, Observations
 from astray.headroom.what_if import imagine
 from astray.steps import StepSelection
-from astray.store import DictionaryColumn, Run, Table
+from astray.store import DictionaryColumn, RunData, Table
 from astray.store.arrow import PIECE_ROWS, batch_of, schema_of, stream_of
 from astray.store.columns import BoolArray, Column
 
@@ -40,7 +40,7 @@ class Risk:
     """
 
     def __init__(
-        self, run: Run, table: Table, left_out: LeftOut, targets: list[DtypeLimits], loss_scales: dict[str, float]
+        self, run: RunData, table: Table, left_out: LeftOut, targets: list[DtypeLimits], loss_scales: dict[str, float]
     ) -> None:
         self.run = run
         self.table = table
@@ -77,7 +77,7 @@ class Risk:
 
 
 def risk(
-    run: Run,
+    run: RunData,
     *,
     steps: str | int | Sequence[int] | StepSelection | None = None,
     ranks: Sequence[int] | None = None,

@@ -22,7 +22,7 @@ from astray.nonfinite.origins import Origins
 from astray.nonfinite.step_rows import StepView, function_of
 from astray.records import SKIPPED_UPDATE, STOPPED
 from astray.steps import StepSelection
-from astray.store import RankRun, Run, Table, open_run
+from astray.store import RankRun, RunData, Table, open_run
 
 Collective = tuple[int, str, int]
 """Which call of a collective it is, on every rank alike: micro step, site and number of the call."""
@@ -140,7 +140,7 @@ class Findings(Sequence[Alarm]):
 
 
 def alarms(
-    run: Run | str | os.PathLike[str], rank: int | None = None, steps: str | int | Sequence[int] | None = None
+    run: RunData | str | os.PathLike[str], rank: int | None = None, steps: str | int | Sequence[int] | None = None
 ) -> Findings:
     """Finds where NaN and infinity come from in a recorded run.
 
@@ -151,7 +151,7 @@ def alarms(
 
     rank, steps: look only at these; steps="0:10:2".
     """
-    run = run if isinstance(run, Run) else open_run(run)
+    run = run if isinstance(run, RunData) else open_run(run)
     if rank is not None and rank not in run.ranks:
         raise UsageError(f"{run.path} has no rank {rank}; it has {', '.join(map(str, run.ranks)) or 'none'}.")
     ranks = run.ranks if rank is None else {rank: run.ranks[rank]}
@@ -200,7 +200,7 @@ def _is_counted(run: RankRun) -> bool:
     return bool(run.tensors.valid("nan").any())
 
 
-def _notes(run: Run, ranks: dict[int, RankRun]) -> Iterator[str]:
+def _notes(run: RunData, ranks: dict[int, RankRun]) -> Iterator[str]:
     if not all(_is_counted(one) for one in ranks.values()):
         yield "Some ranks keep no statistics, so NaN and infinity cannot be seen there. Record with keep='stats'."
     yield from run.problems

@@ -10,7 +10,7 @@ from astray.comparison.divergence import Divergence
 from astray.formatting import figures
 from astray.formatting.grid import TextTable
 from astray.formatting.page import DIM, MARGIN, TextPage
-from astray.store import CheckpointRun
+from astray.store import CheckpointData
 from astray.wording import sized
 
 MOST = 10
@@ -24,7 +24,7 @@ def described(checkpoint: Checkpoint) -> str:
     return " · ".join([*facts, sized(checkpoint.nbytes)])
 
 
-def unread(run: CheckpointRun, rows: Sequence[int]) -> list[str]:
+def unread(run: CheckpointData, rows: Sequence[int]) -> list[str]:
     """Why some of these rows have no numbers, each reason once."""
     notes = [run.ranks[0].tensors.row(row)["note"] for row in rows]
     return list(dict.fromkeys(note for note in notes if note is not None))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.comparison.measure.evidence import Progress
 from astray.comparison.select.columns import ColumnCells
 from astray.comparison.select.pairs import Pairs
@@ -31,7 +31,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """How a text begins that a spreadsheet takes for a formula, or that it strips to one."""
 
 
-def write_csv(comparison: Comparison, folder: Path, pairs: Pairs, progress: Progress | None = None) -> list[Path]:
+def write_csv(comparison: ComparisonData, folder: Path, pairs: Pairs, progress: Progress | None = None) -> list[Path]:
     """Write both files into the folder, which is made if needed; gives their paths."""
     files = [folder / "pairs.csv", folder / "summary.csv"]
     with atomic_file(files[0]) as rows, atomic_file(files[1]) as sums:  # both or none

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from astray.comparison.blame.suspects import Suspect
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.comparison.divergence import Divergence, TensorPlace
 from astray.comparison.setup.setup_difference import SetupDifference
 from astray.comparison.verdict import AGREEING
@@ -53,7 +53,7 @@ MOST_SITES = 100
 _JUDGED = ("source", "rule", "surprise", "measure", "deviation", "limit", "given", "siblings")
 
 
-def write_json(comparison: Comparison, file: Path) -> Path:
+def write_json(comparison: ComparisonData, file: Path) -> Path:
     """Write the document; gives its path."""
     text = json.dumps(document(comparison), indent=2, ensure_ascii=False, allow_nan=False)
     with atomic_file(file) as draft:
@@ -61,7 +61,7 @@ def write_json(comparison: Comparison, file: Path) -> Path:
     return file
 
 
-def document(comparison: Comparison) -> dict[str, Any]:
+def document(comparison: ComparisonData) -> dict[str, Any]:
     """The comparison in plain Python objects that JSON can hold."""
     differing = np.flatnonzero(~np.isin(comparison.pairs.coded("verdict").codes, AGREEING))
     firsts = [_divergence(first) for first in comparison.firsts]
@@ -150,7 +150,7 @@ def _statistics(found: Statistics | None) -> dict[str, Any] | None:
     return found._asdict() | {"first_bad_value": None if value is None else str(value)}
 
 
-def _difference(comparison: Comparison, row: int) -> dict[str, Any]:
+def _difference(comparison: ComparisonData, row: int) -> dict[str, Any]:
     cells = comparison.pairs[list(_JUDGED)].row(row)
     words = {name: cells[name] or "" for name in ("source", "rule", "measure")}
     return {"rank": int(comparison.pairs["rank"][row])} | cells | words | _place(TensorPlace.of(comparison.pairs, row))

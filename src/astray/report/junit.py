@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.comparison.divergence import Divergence, TensorPlace
 from astray.comparison.rows import Ints
 from astray.comparison.verdict import BAD, Verdict
@@ -30,7 +30,7 @@ _FORBIDDEN = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 """What XML cannot hold, not even escaped."""
 
 
-def write_junit(comparison: Comparison, file: Path) -> Path:
+def write_junit(comparison: ComparisonData, file: Path) -> Path:
     """Write the results; gives the path."""
     name = f"{comparison.reference.path} → {comparison.candidate.path}"
     suite = ElementTree.Element("testsuite", name=_plain(name))
@@ -64,12 +64,12 @@ def _write(suite: ElementTree.Element, file: Path) -> Path:
     return file
 
 
-def _facts(comparison: Comparison) -> Iterator[tuple[str, str]]:
+def _facts(comparison: ComparisonData) -> Iterator[tuple[str, str]]:
     yield from ((label, str(count)) for label, count in comparison.counts.items() if count)
     yield from (("note", problem) for problem in comparison.problems)
 
 
-def _cases(comparison: Comparison) -> Iterator[ElementTree.Element]:
+def _cases(comparison: ComparisonData) -> Iterator[ElementTree.Element]:
     """A case for each group of sites, in order of first appearance."""
     sites, verdicts = comparison.pairs.coded("site"), comparison.pairs.coded("verdict").codes
     group_of = grouped(sites.values, MOST_CASES)
@@ -86,7 +86,7 @@ def _cases(comparison: Comparison) -> Iterator[ElementTree.Element]:
 
 
 def _case(
-    comparison: Comparison, name: str, rows: Ints, verdicts: Ints, first: Divergence | None
+    comparison: ComparisonData, name: str, rows: Ints, verdicts: Ints, first: Divergence | None
 ) -> ElementTree.Element:
     case = ElementTree.Element("testcase", classname="astray", name=_plain(name))
     wrong, unmatched = rows[np.isin(verdicts, BAD)], rows[comparison.missing[rows]]
@@ -120,7 +120,7 @@ def _add(case: ElementTree.Element, tag: str, message: str, kind: str) -> None:
         found.text = _plain(message)
 
 
-def _on_rank(comparison: Comparison, first: Divergence) -> str:
+def _on_rank(comparison: ComparisonData, first: Divergence) -> str:
     return f" on rank {first.rank}" if len(comparison.reference.ranks) > 1 else ""
 
 

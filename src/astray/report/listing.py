@@ -22,7 +22,7 @@ from astray.nonfinite.details import told_by
 from astray.report import checkpoints
 from astray.report.setup import summary_of
 from astray.steps import StepSelection
-from astray.store import CheckpointRun, RankRun, Run
+from astray.store import CheckpointData, RankRun, RunData
 from astray.wording import printable
 
 WIDTH = 100
@@ -49,7 +49,7 @@ class ListingOptions:
 
 
 def render(
-    run: Run, wanted: ListingOptions, *, width: int = WIDTH, table_width: int | None = None, colour: bool = False
+    run: RunData, wanted: ListingOptions, *, width: int = WIDTH, table_width: int | None = None, colour: bool = False
 ) -> str:
     """The listing as text. table_width: that of the table, where it is not the width of the texts around it."""
     paint = _Paint(colour)
@@ -62,7 +62,7 @@ def render(
         numbers = list(dict.fromkeys([*filter(None, [wanted.sort]), *_NUMBERS]))  # what it is sorted by comes first
         rows = [_cells(run.ranks[rank], row, numbers) for rank, row in shown]
         unread = []
-        if isinstance(run, CheckpointRun):
+        if isinstance(run, CheckpointData):
             unread = checkpoints.unread(run, [row for _, row in shown])
             rows = [checkpoints.without_calls(row, unread) for row in rows]
         droppable = [name for name in numbers if name != wanted.sort]
@@ -70,7 +70,7 @@ def render(
         lines += ["", *(line for text in unread for line in _labelled("unread", text, width))] if unread else []
     if len(found) > len(shown):
         more = f"… {figures.counted(len(found) - len(shown), 'more row')}. "
-        by = "--match or --role" if isinstance(run, CheckpointRun) else "--match, --steps, --phase or --role"
+        by = "--match or --role" if isinstance(run, CheckpointData) else "--match, --steps, --phase or --role"
         more += f"Narrow them with {by}, or show all with --top 0."
         lines += ["", *_folded(more, width)]
     return "\n".join(line.rstrip() for line in lines)
@@ -84,9 +84,9 @@ class _Paint:
         return painted(text, code) if self._colour and text.strip() else printable(text)
 
 
-def _header(run: Run, width: int, paint: _Paint) -> list[str]:
+def _header(run: RunData, width: int, paint: _Paint) -> list[str]:
     info = run.info
-    if isinstance(run, CheckpointRun):
+    if isinstance(run, CheckpointData):
         name, described = printable(str(run.path)), checkpoints.described(run.checkpoint)
         one_line = len(name) + 8 + len(described) <= width
         lines = [f"{paint(name, BOLD)}        {described}"] if one_line else [paint(name, BOLD), described]
@@ -146,7 +146,7 @@ def _plain(value: Any) -> str:
     return "+".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _find(run: Run, wanted: ListingOptions) -> list[tuple[int, int]]:
+def _find(run: RunData, wanted: ListingOptions) -> list[tuple[int, int]]:
     """The rows asked for, as (rank, row), in the order asked for."""
     if wanted.rank is not None and wanted.rank not in run.ranks:
         raise UsageError(f"{run.path} has no rank {wanted.rank}. It has {', '.join(map(str, run.ranks))}.")

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.comparison.select.pairs import natural
 from astray.comparison.setup.setup_difference import SetupDifference
 from astray.comparison.setup.wording import subject_text
 from astray.formatting.grid import TextTable
 from astray.formatting.page import BOLD, DIM, MARGIN, WIDTH, YELLOW, TextPage
 from astray.records import ROOT
-from astray.store import Run
+from astray.store import RunData
 from astray.wording import counted
 
 MOST = 5
@@ -25,7 +25,7 @@ _LEAST = {"what": 24, "reference": 12, "candidate": 12}
 _LEAST_OF_ALL = {"what": 16, "name": 8, "reference": 9, "candidate": 9}
 
 
-def say_setup(page: TextPage, comparison: Comparison) -> None:
+def say_setup(page: TextPage, comparison: ComparisonData) -> None:
     """Puts what was set differently onto the page, if anything was: at most a few lines, those first that matter."""
     told = [one for one in comparison.setup if one.expected_effect != "none known"]
     rest = len(comparison.setup) - len(told[:MOST])
@@ -51,7 +51,7 @@ def _more(setup: Sequence[SetupDifference], told: Sequence[SetupDifference]) -> 
     return " and ".join(parts)
 
 
-def with_ranks(difference: SetupDifference, comparison: Comparison) -> str:
+def with_ranks(difference: SetupDifference, comparison: ComparisonData) -> str:
     """The sentence of a difference, and on which ranks it is so, where that is not all."""
     everywhere = len(set(comparison.reference.ranks) & set(comparison.candidate.ranks))
     if len(difference.ranks) >= everywhere:
@@ -60,7 +60,9 @@ def with_ranks(difference: SetupDifference, comparison: Comparison) -> str:
     return f"{difference.sentence[:-1]}, on rank{'s' * (len(difference.ranks) > 1)} {ranks}."
 
 
-def render(comparison: Comparison, *, width: int = WIDTH, table_width: int | None = None, colour: bool = False) -> str:
+def render(
+    comparison: ComparisonData, *, width: int = WIDTH, table_width: int | None = None, colour: bool = False
+) -> str:
     """Everything that was set differently, as a table."""
     page = TextPage(width, colour, table_width)
     page.line(page.paint(f"{comparison.reference.path}  →  {comparison.candidate.path}", BOLD))
@@ -95,7 +97,7 @@ def _cells(one: SetupDifference, several: bool) -> dict[str, str]:
     }
 
 
-def summary_of(run: Run) -> str:
+def summary_of(run: RunData) -> str:
     """What a run was set to at its start, in a few words; empty when it has not recorded it."""
     rank = next(iter(run.ranks.values()), None)
     known: dict[str, dict[str, Any]] = {}
@@ -139,7 +141,7 @@ def _facts(known: dict[str, dict[str, Any]], dtypes: Counter[str]) -> Iterator[s
         yield f"seed {known['seed']['torch']}"
 
 
-def unrecorded(comparison: Comparison) -> Iterator[str]:
+def unrecorded(comparison: ComparisonData) -> Iterator[str]:
     """Which of the runs have not recorded what they were set to."""
     for side, run in (("reference", comparison.reference), ("candidate", comparison.candidate)):
         if not any(rank.setup for rank in run.ranks.values()):

@@ -17,7 +17,7 @@ from astray.comparison.blame.clues import NEGLIGIBLE, is_negligible
 from astray.comparison.blame.explanation import CERTAIN, UNKNOWN, times
 from astray.comparison.blame.first import related
 from astray.comparison.blame.suspects import Suspect
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.comparison.divergence import Divergence, Side, TensorPlace
 from astray.comparison.measure.metrics import SUMMING
 from astray.comparison.problems import different_settings, span
@@ -41,7 +41,9 @@ _WITHOUT_SIZE = (Verdict.SHAPE.label, Verdict.DTYPE.label, Verdict.NON_FINITE.la
 _Row = tuple[str, str, str, str]
 
 
-def render(comparison: Comparison, *, width: int = WIDTH, table_width: int | None = None, colour: bool = False) -> str:
+def render(
+    comparison: ComparisonData, *, width: int = WIDTH, table_width: int | None = None, colour: bool = False
+) -> str:
     """The report as text. `colour` adds ANSI colours; set it when writing to a terminal."""
     page = TextPage(width, colour, table_width)
     _header(page, comparison)
@@ -59,7 +61,7 @@ def render(comparison: Comparison, *, width: int = WIDTH, table_width: int | Non
     return page.text()
 
 
-def _header(page: TextPage, comparison: Comparison) -> None:
+def _header(page: TextPage, comparison: ComparisonData) -> None:
     facts = [] if comparison.of_checkpoints else [figures.counted(len(comparison.steps), "step")]
     if len(comparison.reference.ranks) > 1:
         facts.append(figures.counted(len(comparison.reference.ranks), "rank"))
@@ -78,15 +80,15 @@ def _header(page: TextPage, comparison: Comparison) -> None:
     page.line()
 
 
-def _recording(page: TextPage, comparison: Comparison) -> None:
-    """That the two were recorded with different settings: what follows is about what they share."""
+def _recording(page: TextPage, comparison: ComparisonData) -> None:
+    """That the two were not asked for the same: what follows tells of what they share."""
     for text in different_settings(comparison.reference, comparison.candidate):
         for line in page.folded(text, later_indent=" " * MARGIN):
             page.line(page.paint(line, YELLOW))
         page.line()
 
 
-def _divergence(page: TextPage, comparison: Comparison, first: Divergence) -> None:
+def _divergence(page: TextPage, comparison: ComparisonData, first: Divergence) -> None:
     for line in page.folded(f"✗ {answer(comparison)}", later_indent=" " * MARGIN):
         page.line(page.paint(line, RED))
     if first.frame is not None:
@@ -115,7 +117,7 @@ def _where(first: Divergence, several: bool) -> str:
     return first.place.full + (f", on rank {first.rank}" if several else "")
 
 
-def _differences(page: TextPage, comparison: Comparison, first: Divergence) -> None:
+def _differences(page: TextPage, comparison: ComparisonData, first: Divergence) -> None:
     """Which tensors of two checkpoints differ, and the one that is furthest off."""
     for line in page.folded(f"✗ {_furthest(comparison, first)}", later_indent=" " * MARGIN):
         page.line(page.paint(line, RED))
@@ -127,7 +129,7 @@ def _differences(page: TextPage, comparison: Comparison, first: Divergence) -> N
         checkpoints.list_worst(page, [first, *comparison.others], first.victims + 1)
 
 
-def _furthest(comparison: Comparison, first: Divergence) -> str:
+def _furthest(comparison: ComparisonData, first: Divergence) -> str:
     """How many tensors of two checkpoints differ, and which is furthest off."""
     count = f"{first.victims + 1:,} of {figures.counted(int(comparison.matched.sum()), 'tensor')}"
     return f"{count} differ; furthest off: {first.place}" if first.victims else f"{count} differs: {first.place}"
@@ -314,7 +316,7 @@ def after(first: Divergence) -> str:
     return f"{victims}; the same tensor is off by {', '.join(texts)}"
 
 
-def _other_ranks(page: TextPage, comparison: Comparison) -> None:
+def _other_ranks(page: TextPage, comparison: ComparisonData) -> None:
     """Which ranks agree, and where those went wrong that do not."""
     others = comparison.firsts[1:]
     wrong = {first.rank for first in comparison.firsts}
@@ -333,7 +335,7 @@ def _other_ranks(page: TextPage, comparison: Comparison) -> None:
         page.line()
 
 
-def _others(page: TextPage, comparison: Comparison) -> None:
+def _others(page: TextPage, comparison: ComparisonData) -> None:
     """What else is wrong by itself or may be, the most surprising first."""
     before = len(page.lines)
     settings = comparison.first.settings if comparison.first is not None else ()
@@ -360,8 +362,8 @@ def _others(page: TextPage, comparison: Comparison) -> None:
         page.line()
 
 
-def wrong_besides(comparison: Comparison) -> list[Divergence]:
-    """The divergences besides the first that are reported.
+def wrong_besides(comparison: ComparisonData) -> list[Divergence]:
+    """The divergences besides the first that are told.
 
     An error that is far from rounding may look odd wherever it gets to: beside a first divergence that is certain, one
     is reported that is as certain, that a setting explains, or whose inputs are identical.
@@ -394,7 +396,7 @@ def _score(one: Divergence) -> float:
     return math.inf if math.isnan(one.surprise) or not one.surprise > 1 else one.surprise
 
 
-def _told(comparison: Comparison, place: TensorPlace, rank: int, score: float, why: str) -> str:
+def _told(comparison: ComparisonData, place: TensorPlace, rank: int, score: float, why: str) -> str:
     """A place that may be wrong by itself: how surprising it is, and why."""
     on = f", on rank {rank}" if len(comparison.reference.ranks) > 1 else ""
     if math.isinf(score):
@@ -403,15 +405,15 @@ def _told(comparison: Comparison, place: TensorPlace, rank: int, score: float, w
     return f"{place}{on} ({times(score)} {of}): {why}"
 
 
-def other_line(one: Divergence, comparison: Comparison) -> str:
+def other_line(one: Divergence, comparison: ComparisonData) -> str:
     """A further divergence: where it is, how surprising, and why."""
     if one.settings:
         return f"{one.place}: {one.settings[0].sentence}"
     return _told(comparison, one.place, one.rank, _score(one), error_of(one))
 
 
-def suspects_of(comparison: Comparison, told: Sequence[TensorPlace] = ()) -> list[Suspect]:
-    """The suspects but for those that are, or lie in or around, a place already reported."""
+def suspects_of(comparison: ComparisonData, told: Sequence[TensorPlace] = ()) -> list[Suspect]:
+    """The suspects but for those that are, or lie in or around, a place that was told."""
     return [
         one
         for one in comparison.suspects
@@ -419,19 +421,19 @@ def suspects_of(comparison: Comparison, told: Sequence[TensorPlace] = ()) -> lis
     ]
 
 
-def suspect_line(one: Suspect, comparison: Comparison) -> str:
+def suspect_line(one: Suspect, comparison: ComparisonData) -> str:
     """A suspect: where it is, how surprising, and why."""
     return _told(comparison, one.place, one.rank, one.score, str(one))
 
 
-def most_surprising(comparison: Comparison) -> str:
-    """The sentence about the first suspect where nothing diverged; empty where all is identical."""
+def most_surprising(comparison: ComparisonData) -> str:
+    """What is said of the first suspect where nothing diverged; empty where all is identical."""
     if not comparison.suspects:
         return ""
     return f"The most surprising call is {suspect_line(comparison.suspects[0], comparison)}."
 
 
-def answer(comparison: Comparison) -> str:
+def answer(comparison: ComparisonData) -> str:
     """The first line of the report: where the runs part, or that they do not."""
     first = comparison.first
     if first is None:
@@ -441,8 +443,8 @@ def answer(comparison: Comparison) -> str:
     return f"First divergence: {_where(first, several=len(comparison.reference.ranks) > 1)}"
 
 
-def _agreeing(comparison: Comparison) -> str:
-    """How many tensors agree when none is wrong, and what limits that."""
+def _agreeing(comparison: ComparisonData) -> str:
+    """How many tensors agree when none is wrong, and what else there is to say."""
     counts = comparison.counts
     agreeing = {verdict.label: counts[verdict.label] for verdict in AGREEING if counts[verdict.label]}
     kinds = ", ".join(f"{count:,} {label}" for label, count in agreeing.items())
@@ -457,7 +459,7 @@ def _agreeing(comparison: Comparison) -> str:
     return text
 
 
-def _agreement(page: TextPage, comparison: Comparison) -> None:
+def _agreement(page: TextPage, comparison: ComparisonData) -> None:
     """The report when no tensor is wrong."""
     counts = comparison.counts
     if comparison.same:
@@ -478,15 +480,15 @@ def _agreement(page: TextPage, comparison: Comparison) -> None:
     page.line()
 
 
-def _largest(comparison: Comparison) -> TensorPlace:
+def _largest(comparison: ComparisonData) -> TensorPlace:
     return TensorPlace.of(comparison.pairs, int(np.nanargmax(comparison.pairs.numbers("error"))))
 
 
-def _first_with(comparison: Comparison, *verdicts: Verdict) -> TensorPlace:
+def _first_with(comparison: ComparisonData, *verdicts: Verdict) -> TensorPlace:
     return TensorPlace.of(comparison.pairs, int(np.argmax(np.isin(comparison.pairs.coded("verdict").codes, verdicts))))
 
 
-def _summary(page: TextPage, comparison: Comparison) -> None:
+def _summary(page: TextPage, comparison: ComparisonData) -> None:
     counts = {label: count for label, count in comparison.counts.items() if count}
     page.entry("verdicts", " · ".join(f"{label} {count:,}" for label, count in counts.items()), margin=0)
     told = different_settings(comparison.reference, comparison.candidate)
@@ -496,7 +498,7 @@ def _summary(page: TextPage, comparison: Comparison) -> None:
         page.entry("", f"and {len(notes) - _MOST_NOTES:,} more, in the JSON report", margin=0)
 
 
-def notes_of(comparison: Comparison) -> Iterator[str]:
+def notes_of(comparison: ComparisonData) -> Iterator[str]:
     for verdict in (Verdict.ONLY_IN_REFERENCE, Verdict.ONLY_IN_CANDIDATE):
         count = comparison.counts[verdict.label]
         if count:

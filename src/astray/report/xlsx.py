@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.comparison.divergence import Divergence, Side
 from astray.comparison.measure.evidence import Progress
 from astray.comparison.select.columns import ColumnCells
@@ -59,7 +59,7 @@ _COLOURS = {
 }
 
 
-def write_xlsx(comparison: Comparison, file: Path, pairs: Pairs, progress: Progress | None = None) -> Path:
+def write_xlsx(comparison: ComparisonData, file: Path, pairs: Pairs, progress: Progress | None = None) -> Path:
     """Write the workbook; gives its path."""
     library = writer()
     with atomic_file(file) as draft:
@@ -72,7 +72,7 @@ def write_xlsx(comparison: Comparison, file: Path, pairs: Pairs, progress: Progr
     return file
 
 
-def _write(library: Any, comparison: Comparison, file: Path, pairs: Pairs, progress: Progress | None) -> None:
+def _write(library: Any, comparison: ComparisonData, file: Path, pairs: Pairs, progress: Progress | None) -> None:
     options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
     book = library.Workbook(str(file), options | {"tmpdir": str(file.parent)})
     book.set_properties({"created": CREATED})
@@ -121,7 +121,7 @@ def sheet_name(number: int) -> str:
 
 
 class _Workbook:
-    def __init__(self, book: Any, comparison: Comparison, pairs: Pairs) -> None:
+    def __init__(self, book: Any, comparison: ComparisonData, pairs: Pairs) -> None:
         self.book = book
         self.comparison = comparison
         self.pairs = pairs

@@ -14,11 +14,12 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from astray.capture.adapters import adapter_for
-from astray.capture.recorder import Recorder
+from astray.capture.recorder import BaseRecorder
 from astray.errors import UsageError
 from astray.process import absolute
 from astray.records import Statistics
-from astray.store import BackgroundWriter, BufferedStep, RankRun, Run, RunWriter, open_run
+from astray.results.run import Run
+from astray.store import BackgroundWriter, BufferedStep, RankRun, RunWriter, open_run
 from astray.wording import did_you_mean
 
 WHAT = {"weight": "weight", "gradient": "grad", "update": "update", "state": "state."}
@@ -81,7 +82,7 @@ class Monitor:
         self._writer: RunWriter | None = None
         self._scalars: Any = None if tensorboard is None else writer_of(tensorboard)
         self._closes = self._scalars is not None and self._scalars is not tensorboard
-        self._recorder = Recorder.discovering(
+        self._recorder = BaseRecorder.discovering(
             self.path,
             adapter,
             overwrite=overwrite,
@@ -97,7 +98,7 @@ class Monitor:
         """What was recorded so far, as a run."""
         if self._writer is not None and self._writer.end is None:
             self._writer.flush()
-        return open_run(self.path)
+        return Run.of(open_run(self.path))
 
     def series(self, what: str = "update", statistic: str = "l2") -> ParameterSeries:
         """One number of each parameter over the steps: of its weight, gradient, update, or a state by its name.

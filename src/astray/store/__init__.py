@@ -1,4 +1,4 @@
-"""Records to disk and back: `RunWriter` writes a run while a program runs, `open_run` reads one as a `Run`.
+"""Records to disk and back: `RunWriter` writes a run while a program runs, `open_run` reads one as `RunData`.
 
 `FlightRecorder` takes the place of a `RunWriter` and holds the last steps in memory until they are asked for on disk.
 The tables of a run are made of `Table` and `DictionaryColumn`, whatever its format.
@@ -15,11 +15,11 @@ safe_paths.py, statistics_checks.py   what a damaged or hostile run may not do
 
 from __future__ import annotations
 
-from astray.store.checkpoint_run import CheckpointRank, CheckpointRun
+from astray.store.checkpoint_run import CheckpointData, CheckpointRank
 from astray.store.columns import DictionaryColumn, Table
 from astray.store.deferred import DeferredBytes, DeferredMeasurements
 from astray.store.formats import open_run
-from astray.store.run import RankRun, Run
+from astray.store.run import RankRun, RunData
 from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End, Flight, RunInfo
 from astray.store.writing.background_writer import BackgroundWriter
@@ -31,8 +31,8 @@ from astray.store.writing.step_buffer import BufferedStep
 __all__ = [
     "BackgroundWriter",
     "BufferedStep",
+    "CheckpointData",
     "CheckpointRank",
-    "CheckpointRun",
     "DeferredBytes",
     "DeferredMeasurements",
     "DictionaryColumn",
@@ -40,7 +40,7 @@ __all__ = [
     "Flight",
     "FlightRecorder",
     "RankRun",
-    "Run",
+    "RunData",
     "RunInfo",
     "RunWriter",
     "Snapshot",

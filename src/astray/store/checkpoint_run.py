@@ -1,4 +1,4 @@
-"""A checkpoint as a `Run`: one rank, one step, and a row for each tensor, whose site is its name.
+"""A checkpoint as `RunData`: one rank, one step, and a row for each tensor, whose site is its name.
 
 Statistics are measured when they are read: those of one row by `Table.row`, those of all by a column. So a listing of a
 few tensors reads only these, and a checkpoint of any size takes no more memory than a block of it.
@@ -21,7 +21,7 @@ from astray.checkpoints.stored_tensor import printable, row_major
 from astray.records import Frame, Role
 from astray.store.columns import Column, DictionaryColumn, Table
 from astray.store.measured_table import MeasuredTable
-from astray.store.run import RankRun, Run
+from astray.store.run import RankRun, RunData
 from astray.store.run_info import End, RunInfo
 from astray.wording import counted, sized
 
@@ -32,8 +32,8 @@ _OF_OPTIMIZER = re.compile(
 """How torch and programs that save optimizer states beside a model name them."""
 
 
-class CheckpointRun(Run):
-    """A checkpoint that reads like a run. `checkpoint` has the tensors themselves."""
+class CheckpointData(RunData):
+    """A checkpoint that is read like a run. `checkpoint` has the tensors themselves."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         modified = datetime.datetime.fromtimestamp(checkpoint.files[0].stat().st_mtime, datetime.timezone.utc)
@@ -46,9 +46,9 @@ class CheckpointRun(Run):
         return f"<CheckpointRun {self.path}: {facts}>"
 
 
-def open_as_run(path: Path) -> CheckpointRun:
+def open_as_run(path: Path) -> CheckpointData:
     """Open a checkpoint as a run."""
-    return CheckpointRun(open_checkpoint(path))
+    return CheckpointData(open_checkpoint(path))
 
 
 class CheckpointRank(RankRun):

@@ -18,7 +18,7 @@ from astray.errors import RunError, RunExists, UsageError
 from astray.records import Frame, Setup
 from astray.store.columns import Table
 from astray.store.formats import WRITABLE, MakesTranslator, open_run
-from astray.store.run import RankRun, Run
+from astray.store.run import RankRun, RunData
 from astray.store.run_info import End
 
 Progress = Callable[[int, int], None]
@@ -38,7 +38,7 @@ class Conversion(NamedTuple):
 
 
 def convert(
-    run: str | os.PathLike[str] | Run,
+    run: str | os.PathLike[str] | RunData,
     target: str | os.PathLike[str],
     to: str,
     *,
@@ -57,12 +57,12 @@ def convert(
     """
     if to not in WRITABLE:
         raise UsageError(f"{to!r} is no format that can be written. There are {', '.join(WRITABLE)}.")
-    opened = run if isinstance(run, Run) else open_run(run)
+    opened = run if isinstance(run, RunData) else open_run(run)
     return write_as(opened, target, to, WRITABLE[to], overwrite=overwrite, steps=steps, progress=progress)
 
 
 def write_as(
-    run: Run,
+    run: RunData,
     target: str | os.PathLike[str],
     format: str,
     make: MakesTranslator,
@@ -103,7 +103,7 @@ def write_as(
     return Conversion(path, format, sum(map(bool, wanted.values())), len(found), calls, tensors, lost)
 
 
-def _check(run: Run, path: Path, overwrite: bool) -> None:
+def _check(run: RunData, path: Path, overwrite: bool) -> None:
     if path.exists() and path.resolve() == run.path.resolve():
         raise RunError(f"{path} is the run itself. Give another place to write to.")
     there = path.exists() and (not path.is_dir() or any(path.iterdir()))

@@ -18,7 +18,7 @@ from astray import checkpoints
 from astray.errors import RunError
 from astray.records import MissedTensor
 from astray.store.checkpoint_run import open_as_run
-from astray.store.run import RankRun, Run
+from astray.store.run import RankRun, RunData
 from astray.store.run_format import reader as native
 from astray.store.run_format.folder import listing
 from astray.store.run_info import End, RunInfo
@@ -30,7 +30,7 @@ class Format(NamedTuple):
 
     name: str
     recognises: Callable[[Path], bool]
-    open: Callable[[Path], Run]
+    open: Callable[[Path], RunData]
 
 
 class Translator(Protocol):
@@ -100,7 +100,7 @@ WRITABLE: Mapping[str, MakesTranslator] = {"astray": _write_native, **{name: _wr
 """What makes the translator of each format that can be written."""
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
+def open_run(path: str | os.PathLike[str]) -> RunData:
     """Open a recording, whatever wrote it, or a checkpoint as if it were one.
 
     >>> open_run("runs/a")
@@ -108,22 +108,26 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     >>> open_run("gpt2/model.safetensors")
     <CheckpointRun gpt2/model.safetensors: safetensors, 148 tensors, 497.8 MB>
 
-    Raises RunError when there is no run. A run that was killed or cut still opens; see `Run.complete` and
-    `Run.problems`.
+    Raises RunError when there is no run. A run that was killed or cut opens; see its `complete` and `problems`.
     """
     folder = Path(path)
     if not folder.exists():
         raise RunError(f"{folder} does not exist.{_nearby(folder)}")
     if not folder.is_dir() and native.recognises(folder.parent):
         raise RunError(f"{folder} is a file; a run is a folder. Give the folder it lies in.")
-    for format in formats():
-        if format.recognises(folder):
-            return format.open(folder)
+    format = format_of(folder)
+    if format is not None:
+        return format.open(folder)
     if not folder.is_dir():
         return open_as_run(folder)  # which says what is wrong with it
     names = sorted(entry.name for entry in folder.iterdir())
     contents = f"it holds {listing(names)}" if names else "it is empty"
     raise RunError(f"{folder} is no run: {contents}. {_advice(folder)}")
+
+
+def format_of(path: Path) -> Format | None:
+    """The format that a path is in; None when it is no run."""
+    return next((format for format in formats() if format.recognises(path)), None)
 
 
 def _advice(folder: Path) -> str:
@@ -147,7 +151,7 @@ def _runs_in(folder: Path) -> list[str]:
 
 
 def _is_run(folder: Path) -> bool:
-    return any(format.recognises(folder) for format in formats())
+    return format_of(folder) is not None
 
 
 def losses(lost: Counter[str], format: str) -> list[MissedTensor]:

@@ -1,4 +1,4 @@
-"""A recording, opened: what every later stage reads, whatever its format.
+"""A recording, opened: what every later stage reads, whatever format it lies in. Users hold it as `results.run.Run`.
 
 A format gives a `RankSource` for each rank; everything above it is the same for all. Tables are read when they are
 first needed, and kept. What could not be read is a sentence in `problems`, and the rest is there.
@@ -7,11 +7,10 @@ first needed, and kept. What could not be read is a sentence in `problems`, and 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +23,6 @@ from astray.store.arrow import RunTable
 from astray.store.columns import Column, DictionaryColumn, Table
 from astray.store.run_info import End, RunInfo
 from astray.wording import counted
-
-if TYPE_CHECKING:
-    from astray.headroom.risk import Risk
-    from astray.nonfinite.findings import Findings
 
 
 class RankSource(Protocol):
@@ -226,7 +221,7 @@ class RankRun:
         return (sampled,)
 
 
-class Run:
+class RunData:
     """A recording: what ran, and for each rank its tables and values.
 
     >>> run = open_run("runs/a")
@@ -242,9 +237,9 @@ class Run:
         self.ranks = ranks
         self._problems = problems or []
 
-    def with_ranks(self, ranks: dict[int, RankRun]) -> Run:
+    def with_ranks(self, ranks: dict[int, RankRun]) -> RunData:
         """The same run with other ranks in place of its own."""
-        return Run(self.path, self.info, ranks, self._problems)
+        return RunData(self.path, self.info, ranks, self._problems)
 
     @cached_property
     def problems(self) -> list[str]:
@@ -289,38 +284,6 @@ class Run:
         9120
         """
         return RunTable(self.ranks)
-
-    def risk(
-        self,
-        *,
-        steps: str | Sequence[int] | None = None,
-        ranks: Sequence[int] | None = None,
-        what_if: str | Sequence[str] = (),
-    ) -> Risk:
-        """How close the numbers of the run come to overflow, to zero, and to no longer moving; the worst place first.
-
-        >>> run.risk(what_if="float16")
-        <Risk of runs/a: 1 non-finite, 2 overflow, 3 tight, 210 calm>
-
-        steps, ranks: only these, such as steps="0:10:2", ranks=[0, 3]; by default all.
-        what_if: other dtypes for which the same is computed.
-        """
-        from astray.headroom.risk import risk  # what is made of runs stands on them, so it is fetched only here
-
-        return risk(self, steps=steps, ranks=ranks, what_if=what_if)
-
-    def alarms(self, *, rank: int | None = None, steps: str | int | Sequence[int] | None = None) -> Findings:
-        """Where NaN and infinity come from, and what they reached.
-
-        >>> found = run.alarms()
-        >>> found[0].origin.site, found[0].kind.word
-        ('h.2.attn/softmax', 'fully masked')
-
-        rank, steps: only these; by default all.
-        """
-        from astray.nonfinite.findings import alarms
-
-        return alarms(self, rank, steps)
 
     def __repr__(self) -> str:
         calls = sum(len(rank.calls) for rank in self.ranks.values())

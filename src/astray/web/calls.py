@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.graph import graph_of
-from astray.store import RankRun, Run
+from astray.store import RankRun, RunData
 
 Ints = npt.NDArray[np.int64]
 
@@ -35,7 +35,7 @@ class CallIndex(NamedTuple):
         return found
 
 
-def calls_of_pairs(comparison: Comparison) -> CallIndex:
+def calls_of_pairs(comparison: ComparisonData) -> CallIndex:
     """The calls of a comparison. What only the candidate has of a call that both made belongs to that call."""
     pairs = comparison.pairs
     ranks, here, there = (pairs.numbers(name) for name in ("rank", "call_reference", "call_candidate"))
@@ -49,7 +49,7 @@ def calls_of_pairs(comparison: Comparison) -> CallIndex:
     )  # fmt: skip
 
 
-def calls_of_rows(run: Run, rank_of: Ints, row_of: Ints) -> CallIndex:
+def calls_of_rows(run: RunData, rank_of: Ints, row_of: Ints) -> CallIndex:
     """The calls of a run, for rows given by rank and place in its table."""
     none = np.full(len(row_of), -1)
     return _joined(

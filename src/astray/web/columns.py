@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.comparison.measure.metrics import BOUNDS, METRICS, SLICES
 from astray.comparison.rows import StringTable
 from astray.comparison.select.columns import JUDGED, KEY
 from astray.headroom.dtype_limits import limits
 from astray.headroom.risk import room_of
-from astray.store import DictionaryColumn, RankRun, Run
+from astray.store import DictionaryColumn, RankRun, RunData
 from astray.store.statistics_checks import FARTHEST
 from astray.web.calls import CallIndex
 from astray.web.wire import Column
@@ -45,7 +45,7 @@ OWN = "metric:"
 _PLAIN = {*KEY, *JUDGED, *METRICS, *SLICES, *BOUNDS}
 
 
-def comparison_columns(comparison: Comparison, calls: CallIndex) -> dict[str, Column]:
+def comparison_columns(comparison: ComparisonData, calls: CallIndex) -> dict[str, Column]:
     """One row for each pair, in the order of `comparison.pairs`."""
     pairs = comparison.pairs
     names = ("rank", *_OF_CALL, "role", "path", *_JUDGED)
@@ -60,12 +60,12 @@ def comparison_columns(comparison: Comparison, calls: CallIndex) -> dict[str, Co
     return columns | _epochs(comparison.reference, pairs.numbers("step")) | _grouped(calls)
 
 
-def _is_own(comparison: Comparison, name: str) -> bool:
+def _is_own(comparison: ComparisonData, name: str) -> bool:
     """Whether a column is a metric that was asked for by name."""
     return name in comparison.pairs and name not in _PLAIN and not name.endswith(("_reference", "_candidate"))
 
 
-def _epochs(run: Run, steps: Ints) -> dict[str, Column]:
+def _epochs(run: RunData, steps: Ints) -> dict[str, Column]:
     """The epoch of each row, and its step in that epoch, where the program counted several epochs."""
     known = run.info.settings.get("epochs")
     if not isinstance(known, list) or len(known) < 2 or not all(map(_is_epoch, known)):
@@ -81,7 +81,7 @@ def _is_epoch(said: object) -> bool:
     return all(type(number) is int and abs(number) <= FARTHEST for number in numbers)
 
 
-def _sequence(run: Run, ranks: Ints, calls: Ints) -> Ints:
+def _sequence(run: RunData, ranks: Ints, calls: Ints) -> Ints:
     """The number of each row's call in its run, −1 where it is not there."""
     found = np.full(len(calls), -1)
     for number, rank in run.ranks.items():
@@ -101,7 +101,7 @@ class RowLocations(NamedTuple):
     row: Ints
 
     @classmethod
-    def of(cls, run: Run) -> RowLocations:
+    def of(cls, run: RunData) -> RowLocations:
         """All tensors whose call is there, rank by rank, in the order of observation."""
         rows = {number: np.flatnonzero(rank.call_rows >= 0) for number, rank in run.ranks.items()}
         ranks = [np.full(len(found), number) for number, found in rows.items()]
@@ -109,7 +109,7 @@ class RowLocations(NamedTuple):
         return cls(np.concatenate(ranks or nothing), np.concatenate(list(rows.values()) or nothing))
 
 
-def run_columns(run: Run, places: RowLocations, calls: CallIndex) -> dict[str, Column]:
+def run_columns(run: RunData, places: RowLocations, calls: CallIndex) -> dict[str, Column]:
     """One row for each tensor of a run, with its statistics and how far it is from the end of its dtype."""
     ranks = [(rank, places.row[places.rank == number]) for number, rank in run.ranks.items()]
     columns: dict[str, Column] = {"rank": places.rank}

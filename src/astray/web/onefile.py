@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.report.atomic_files import atomic_file
 from astray.web.detail import detail_of, links_of, neighbour
 from astray.web.index import PageAssets, file_html, read_page
@@ -39,7 +39,7 @@ _SHORT = ~np.int64((1 << 29) - 1)
 """Keeps the leading 24 bits of a float64, as many as a float32 has: all that a table shows, half the size deflated."""
 
 
-def write_html(comparison: Comparison, file: Path, page: PageAssets | None = None, budget: int = BUDGET) -> Path:
+def write_html(comparison: ComparisonData, file: Path, page: PageAssets | None = None, budget: int = BUDGET) -> Path:
     """Write the file; gives its path. Raises UsageError when the page was not built."""
     built = page or read_page()
     view = ComparisonView(comparison)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from astray.comparison.blame.suspects import Suspect
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.comparison.divergence import Divergence, TensorPlace
 from astray.comparison.setup.setup_difference import SetupDifference
 from astray.comparison.setup.wording import subject_text
@@ -28,7 +28,7 @@ from astray.report.text import (
     why_bits_count,
     wrong_besides,
 )
-from astray.store import CheckpointRun, Table
+from astray.store import CheckpointData, Table
 from astray.web.views import CallKey, ComparisonView, ResultView, RunView
 from astray.web.wire import Document
 
@@ -50,7 +50,7 @@ def overview_of(view: ResultView) -> Document:
         return _of_run(view)
 
 
-def _of_comparison(comparison: Comparison) -> Document:
+def _of_comparison(comparison: ComparisonData) -> Document:
     first = comparison.first
     return {
         "agree": comparison.same,
@@ -65,7 +65,7 @@ def _of_comparison(comparison: Comparison) -> Document:
     }
 
 
-def _suspect(comparison: Comparison, one: Suspect) -> Document:
+def _suspect(comparison: ComparisonData, one: Suspect) -> Document:
     return {
         "row": row_of(comparison.pairs, one.place, one.rank),
         "sentence": suspect_line(one, comparison),
@@ -74,14 +74,14 @@ def _suspect(comparison: Comparison, one: Suspect) -> Document:
     }
 
 
-def _setting_row(comparison: Comparison, one: SetupDifference) -> int | None:
+def _setting_row(comparison: ComparisonData, one: SetupDifference) -> int | None:
     """The first row of the site that a setting is about."""
     sites = comparison.pairs.coded("site")
     rows = np.flatnonzero(sites.codes == sites.code(one.site))
     return int(rows[0]) if len(rows) else None
 
 
-def _setting(comparison: Comparison, one: SetupDifference) -> Document:
+def _setting(comparison: ComparisonData, one: SetupDifference) -> Document:
     return {
         "row": _setting_row(comparison, one),
         "sentence": with_ranks(one, comparison),
@@ -96,12 +96,12 @@ def _setting(comparison: Comparison, one: SetupDifference) -> Document:
     }
 
 
-def _setting_notes(comparison: Comparison) -> list[str]:
+def _setting_notes(comparison: ComparisonData) -> list[str]:
     rest = len(comparison.setup) - MOST_SETTINGS
     return [f"{rest:,} more settings differ; `astray compare … --setup` lists them."] if rest > 0 else []
 
 
-def _divergence(comparison: Comparison, first: Divergence) -> Document:
+def _divergence(comparison: ComparisonData, first: Divergence) -> Document:
     place, pairs = first.place, comparison.pairs
     row = row_of(pairs, first.seen if first.seen is not None and not place.role else place, first.rank)
     before = first.previous
@@ -192,7 +192,7 @@ def _of_run(view: RunView) -> Document:
     tensors = sum(len(rank.tensors) for rank in run.ranks.values())
     facts = [figures.counted(len(run.steps), "step"), figures.counted(len(run.ranks), "rank")]
     counts = {"alarms": len(alarms), "steps": len(run.steps), "ranks": len(run.ranks), "tensors": tensors}
-    if isinstance(run, CheckpointRun):
+    if isinstance(run, CheckpointData):
         sentence = f"A checkpoint of {figures.counted(tensors, 'tensor')}."
     elif alarms:
         sentence = _said(alarms[0])

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from astray.errors import RunError, UsageError
 from astray.formatting import figures
 from astray.report import checkpoints
-from astray.store import CheckpointRun, Run, open_run
+from astray.store import CheckpointData, RunData, open_run
 from astray.store.formats import formats
 from astray.store.safe_paths import entries
 from astray.web.views import ResultView
@@ -36,7 +36,7 @@ class RunList:
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
         self._paths: dict[str, Path] = {}
-        self._open: dict[str, Run] = {}
+        self._open: dict[str, RunData] = {}
         self._told: dict[str, Document] = {}
         self._lock = threading.RLock()
         self.given: list[str] = []  # those that were named, not found in a folder
@@ -64,16 +64,16 @@ class RunList:
             raise UsageError(f"There is no run {number!r:.40}; there are {len(self._paths)}.")
         return self._paths[number]
 
-    def open(self, number: str) -> Run:
-        """A run; opened when it is first needed."""
+    def open(self, number: str) -> RunData:
+        """A run; opened when it is first asked for."""
         path = self.path(number)
         with self._lock:
             if number not in self._open:
                 self._open[number] = open_run(path)
             return self._open[number]
 
-    def hold(self, number: str, run: Run) -> None:
-        """Keep a run that was opened elsewhere, so that its tables are not read again, and make its document."""
+    def hold(self, number: str, run: RunData) -> None:
+        """Keep a run that was opened elsewhere, so that its tables are not read again, and tell of it."""
         with self._lock:
             self._open[number] = run
         self.document(number)
@@ -150,7 +150,7 @@ def document(
     }
 
 
-def run_document(id: str, run: Run) -> Document:
+def run_document(id: str, run: RunData) -> Document:
     """A run that is open."""
     return {
         "id": id,
@@ -163,9 +163,9 @@ def run_document(id: str, run: Run) -> Document:
     }
 
 
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
+def _facts(run: RunData) -> Iterator[tuple[str, str]]:
     info = run.info
-    if isinstance(run, CheckpointRun):
+    if isinstance(run, CheckpointData):
         yield "checkpoint", checkpoints.described(run.checkpoint)
         return
     yield "recorded", f"{info.created} with {info.framework or 'no framework'}"

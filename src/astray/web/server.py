@@ -25,7 +25,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, PlainT
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.comparison.measure.metrics import METRICS
 from astray.comparison.select.pairs import Pairs
 from astray.comparison.verdict import Verdict
@@ -240,7 +240,7 @@ class ExportedFile:
 
     def __init__(
         self,
-        comparison: Comparison,
+        comparison: ComparisonData,
         kind: str,
         filter: str | None,
         sort: str | None,
@@ -268,7 +268,7 @@ class ExportedFile:
         self._folder.cleanup()
 
 
-def concluded(comparison: Comparison, pairs: Pairs, ordered: bool, metric: str = "error") -> Pairs:
+def concluded(comparison: ComparisonData, pairs: Pairs, ordered: bool, metric: str = "error") -> Pairs:
     """Of each site the worst row of these, in their order if they were `ordered`, else as the sites went wrong.
 
     metric: of rows with one verdict, by what they are the worst. Raises UsageError when there is no such column.

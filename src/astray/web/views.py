@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.comparison.verdict import AGREEING
 from astray.errors import AstrayError
 from astray.nonfinite.alarm import Alarm
+from astray.nonfinite.findings import alarms
 from astray.nonfinite.report import besides
-from astray.store import CheckpointRun, DictionaryColumn, RankRun, Run, Table
+from astray.store import CheckpointData, DictionaryColumn, RankRun, RunData, Table
 from astray.web.calls import CallIndex, calls_of_pairs, calls_of_rows
 from astray.web.columns import RowLocations, comparison_columns, run_columns
 from astray.web.wire import Column
@@ -51,7 +52,7 @@ class ResultView(ABC):
 
     kind: str
 
-    def __init__(self, runs: tuple[Run, ...]) -> None:
+    def __init__(self, runs: tuple[RunData, ...]) -> None:
         self.runs = runs
         self.lock = threading.RLock()
         self._homes: dict[tuple[int, int], Ints] = {}
@@ -111,7 +112,7 @@ class ComparisonView(ResultView):
 
     kind = "comparison"
 
-    def __init__(self, comparison: Comparison) -> None:
+    def __init__(self, comparison: ComparisonData) -> None:
         super().__init__((comparison.reference, comparison.candidate))
         self.comparison = comparison
         self.pairs: Table = comparison.pairs
@@ -138,7 +139,7 @@ class RunView(ResultView):
 
     kind = "run"
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunData) -> None:
         super().__init__((run,))
         self.run = run
 
@@ -167,11 +168,11 @@ class RunView(ResultView):
 
     @cached_property
     def findings(self) -> tuple[list[Alarm], list[str]]:
-        """Its alarms, and the notes about NaN and infinity."""
-        if isinstance(self.run, CheckpointRun):  # in which nothing was computed
+        """Its alarms, and what else there is to say about NaN and infinity."""
+        if isinstance(self.run, CheckpointData):  # in which nothing was computed
             return [], []
         try:
-            found = self.run.alarms()
+            found = alarms(self.run)
         except AstrayError as error:
             return [], [str(error)]
         return list(found), list(besides(found))

@@ -10,13 +10,14 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from astray.comparison.comparison import compare
 from astray.comparison.measure.evidence import Progress
 from astray.errors import AstrayError, UsageError
-from astray.foreign.hooktools import layout as hooktools
+from astray.store.formats import format_of
 from astray.web.detail import detail_of
 from astray.web.options import arguments_of
 from astray.web.overview import overview_of
@@ -138,7 +139,7 @@ class Workspace:
 
     def _compare(self, chosen: Sequence[str], arguments: dict[str, Any], progress: Progress) -> ComparisonView:
         reference, candidate = (self.shelf.path(number) for number in chosen)
-        if hooktools.recognises(reference) and hooktools.recognises(candidate):  # users of hooktools look at it first
+        if all(_is_of_hooktools(path) for path in (reference, candidate)):  # whose users look at it first
             metrics = arguments.get("metrics") or []
             arguments = arguments | {"metrics": [*metrics, *(["mean_abs"] if "mean_abs" not in metrics else [])]}
         view = ComparisonView(compare(reference, candidate, progress=progress, **arguments))
@@ -157,6 +158,11 @@ class Workspace:
         with self._lock:
             number = 1 if self._shown is None else self._shown.generation + 1
             self._shown = ShownView(view, asked, number)
+
+
+def _is_of_hooktools(path: Path) -> bool:
+    format = format_of(path)
+    return format is not None and format.name == "hooktools"
 
 
 def _shown(value: Any) -> str:

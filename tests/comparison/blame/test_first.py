@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import astray
+from astray import compare
 from astray.comparison.blame.first import _oddness
-from astray.comparison.comparison import compare
 from astray.comparison.verdict import Verdict
 from astray.store import DictionaryColumn, Table
 from block_models import train

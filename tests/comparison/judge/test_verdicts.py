@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import astray
-from astray.comparison.comparison import compare
+from astray import compare
 from block_models import train
 
 VALUES = np.random.default_rng(0).normal(size=256).astype(np.float32)

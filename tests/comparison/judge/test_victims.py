@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import astray
-from astray.comparison.comparison import compare
+from astray import compare
 from astray.report.json import document
 from block_models import scaled, train
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import astray
-from astray.store import Run
+from astray.results.run import Run
 from astray.web.detail import detail_of
 from astray.web.overview import overview_of
 from astray.web.views import ComparisonView, ResultView, RunView

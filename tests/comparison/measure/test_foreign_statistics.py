@@ -13,7 +13,7 @@ import astray
 from astray.comparison.measure import metrics
 from astray.foreign.dump_rows import DumpRank, DumpRows
 from astray.records import Statistics
-from astray.store import Run, RunInfo
+from astray.store import RunData, RunInfo
 
 OURS = Statistics(-1.0, 2.0, 0.5, 1.0, math.sqrt(1.25 * 64), 2.0, 3, 0, 0, 64)
 THEIRS = OURS._replace(std=None, zeros=-1, nan=-1, inf=-1)
@@ -21,17 +21,17 @@ THEIRS = OURS._replace(std=None, zeros=-1, nan=-1, inf=-1)
 
 def run(
     statistics: Statistics | None, *, prints: str = "astray", fingerprint: int | None = None, dtype: str = "float32"
-) -> Run:
+) -> RunData:
     """A run of one call, whose output this is."""
     rows = DumpRows()
     seq = rows.call("layer", "Linear")
     rows.tensor(seq, "output", "out", dtype, (8, 8), statistics=statistics, fingerprint=fingerprint)
     rank = DumpRank(0, rows.source())
     rank.fingerprints = prints
-    return Run(Path("run"), RunInfo(astray="", created=""), {0: rank})
+    return RunData(Path("run"), RunInfo(astray="", created=""), {0: rank})
 
 
-def verdict(reference: Run, candidate: Run) -> tuple[str, float]:
+def verdict(reference: RunData, candidate: RunData) -> tuple[str, float]:
     pairs = astray.compare(reference, candidate).pairs
     return pairs.row(0)["verdict"], pairs.row(0)["error"]
 

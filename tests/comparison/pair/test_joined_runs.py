@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from astray.comparison.comparison import compare
+from astray import compare
 from astray.comparison.pair.joined_rank import JoinedRank, encode
 from astray.comparison.pair.micro_groups import APART, NO_BATCH, JoinDimension, along
 from astray.comparison.verdict import SENTENCES, Reason

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import astray
+from astray import Comparison, compare
 from astray.cli import main
-from astray.comparison.comparison import Comparison, compare
 from astray.comparison.measure.custom_metrics import OwnMetrics
 from astray.comparison.pair.matching import Matching
 from astray.comparison.ranks import schedule

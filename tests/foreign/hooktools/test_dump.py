@@ -19,14 +19,14 @@ import torch
 from torch import nn
 
 import astray
-from astray.capture.recorder import Recorder
 from astray.errors import RunError, RunExists
 from astray.foreign import hooktools
 from astray.foreign.hooktools import translator
 from astray.foreign.hooktools.call_file import nest, place_of, role_of
 from astray.foreign.hooktools.layout import FileSeries, Label, Numbering
 from astray.foreign.live_writer import live_writer
-from astray.store import End, RankRun, Run, RunInfo, Table, open_run
+from astray.recorder import Recorder
+from astray.store import End, RankRun, RunData, RunInfo, Table, open_run
 from astray.store.convert import StepBatches, convert
 
 
@@ -81,7 +81,7 @@ def contents(log_dir: Path) -> dict[str, Any]:
     return {path.name: torch.load(path, weights_only=True) for path in sorted(log_dir.rglob("*.pt"))}
 
 
-def observed(run: Run, *phases: str) -> list[tuple[str, ...]]:
+def observed(run: RunData, *phases: str) -> list[tuple[str, ...]]:
     rank = run.ranks[0]
     calls = [rank.calls.row(row) for row in range(len(rank.calls))]
     rows = zip(rank.call_rows.tolist(), rank.tensors["role"].tolist(), rank.tensors["path"].tolist(), strict=True)

@@ -17,7 +17,7 @@ import astray
 from astray.errors import CompareError, RunError
 from astray.foreign.msprobe import open_dump, recognises
 from astray.foreign.msprobe.files import read_whole_pairs
-from astray.store import Run
+from astray.store import RunData
 from msprobe_cases import CASES, keyed
 
 
@@ -35,7 +35,7 @@ def edit(folder: Path, change: Any) -> None:
     path.write_text(json.dumps(said))
 
 
-def values_of(run: Run) -> list[Any]:
+def values_of(run: RunData) -> list[Any]:
     """Everything that can be asked of a run is asked."""
     for rank in run.ranks.values():
         assert len(rank.calls) == len([rank.calls.row(at) for at in range(len(rank.calls))])

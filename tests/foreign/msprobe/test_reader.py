@@ -13,7 +13,7 @@ import pytest
 
 import astray
 from astray.foreign.msprobe import open_dump, recognises
-from astray.store import Run
+from astray.store import RunData
 from msprobe_cases import CASES, keyed, record
 
 FORWARD = [
@@ -31,11 +31,11 @@ FORWARD = [
 
 
 @pytest.fixture(scope="module")
-def native(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def native(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     return record(tmp_path_factory.mktemp("native") / "run", level=["module", "function"], keep="tensors")
 
 
-def calls_of(run: Run, phase: str) -> list[tuple[Any, ...]]:
+def calls_of(run: RunData, phase: str) -> list[tuple[Any, ...]]:
     rows = [run.ranks[0].calls.row(at) for at in range(len(run.ranks[0].calls))]
     wanted = ("step", "micro", "site", "type", "call")
     return [tuple(row[name] for name in wanted) for row in rows if row["phase"] == phase and row["kind"] != "parameter"]
@@ -87,7 +87,7 @@ def test_statistics_are_those_of_the_dump() -> None:
     assert (row["std"], row["zeros"], row["nan"], row["inf"], row["fingerprint"]) == (None,) * 5
 
 
-def test_every_tensor_that_both_have_is_the_same(native: Run) -> None:
+def test_every_tensor_that_both_have_is_the_same(native: RunData) -> None:
     """By statistics, and the gradients of nodes that are no function's are never taken for an argument's."""
     diff = astray.compare(native, open_dump(CASES / "mix-statistics"))
     assert diff.first is None
@@ -103,7 +103,7 @@ def test_every_tensor_that_both_have_is_the_same(native: Run) -> None:
     }
 
 
-def test_tensors_are_measured_from_their_files(native: Run) -> None:
+def test_tensors_are_measured_from_their_files(native: RunData) -> None:
     run = open_dump(CASES / "L0-tensor")
     theirs, mine = keyed(run.ranks[0]), keyed(native.ranks[0])
     assert len(theirs) == 43
@@ -174,7 +174,7 @@ def test_functions_of_level_l1_are_paired_by_order(tmp_path: Path) -> None:
     assert diff.counts["identical"] + diff.counts["rounding"] >= 40
 
 
-def test_a_checksum_is_compared_with_its_like_alone(native: Run, tmp_path: Path) -> None:
+def test_a_checksum_is_compared_with_its_like_alone(native: RunData, tmp_path: Path) -> None:
     run = open_dump(CASES / "L1-md5")
     said = json.loads((CASES / "L1-md5/step0/proc7/dump.json").read_text())["data"]
     leaf = said["Functional.relu.0.forward"]["output"][0]

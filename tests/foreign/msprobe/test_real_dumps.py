@@ -16,7 +16,7 @@ import torch
 
 import astray
 from astray.foreign.msprobe import open_dump
-from astray.store import Run
+from astray.store import RunData
 from msprobe_cases import CASES, ENVIRONMENT, keyed, program, record, write
 
 pytestmark = [
@@ -57,12 +57,12 @@ def dumped(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="module")
-def native(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def native(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     return record(tmp_path_factory.mktemp("native") / "run", level=LEVELS["mix"], keep="tensors")
 
 
 @pytest.fixture(scope="module")
-def ours(native: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ours(native: RunData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ours") / "dump"
     write(native, path)
     return path
@@ -76,7 +76,7 @@ def msprobe(*arguments: object) -> str:
 
 @pytest.mark.parametrize("task", ["statistics", "tensor", "md5"])
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
-def test_its_dumps_open_and_agree(level: str, task: str, dumped: Callable[..., Path], native: Run) -> None:
+def test_its_dumps_open_and_agree(level: str, task: str, dumped: Callable[..., Path], native: RunData) -> None:
     asked = (level, "statistics", "md5") if task == "md5" else (level, task, "statistics")
     run = open_dump(dumped(*asked))
     assert run.problems == []
@@ -99,7 +99,7 @@ def test_its_dumps_open_and_agree(level: str, task: str, dumped: Callable[..., P
     assert len(theirs) == {"L0": 122, "mix": 323}[level]
 
 
-def test_a_fault_is_found_between_a_dump_and_a_run(dumped: Callable[..., Path], native: Run) -> None:
+def test_a_fault_is_found_between_a_dump_and_a_run(dumped: Callable[..., Path], native: RunData) -> None:
     diff = astray.compare(native, dumped("L0", "tensor", "statistics", "1.001"))
     assert diff.first is not None
     assert (diff.first.step, diff.first.site, diff.first.cause) == (0, "tail.0", "parameter")
@@ -131,7 +131,7 @@ def test_its_comparison_takes_our_dump(ours: Path, dumped: Callable[..., Path], 
 
 
 @pytest.mark.parametrize("task", ["statistics", "md5"])
-def test_its_comparison_takes_two_of_ours(task: str, native: Run, tmp_path: Path) -> None:
+def test_its_comparison_takes_two_of_ours(task: str, native: RunData, tmp_path: Path) -> None:
     faulty = record(tmp_path / "faulty", factor=2.0, level=LEVELS["mix"], keep="tensors")
     for name, run in (("good", native), ("bad", faulty)):
         write(run, tmp_path / name, task=task)

@@ -16,7 +16,7 @@ from astray.errors import RunExists, UsageError
 from astray.foreign.dump_rows import DumpRank, DumpRows
 from astray.foreign.msprobe import open_dump, translate
 from astray.records import Frame, Statistics
-from astray.store import Run, RunInfo
+from astray.store import RunData, RunInfo
 from astray.store.convert import StepBatches, convert
 from astray.store.formats import Translator
 from astray.store.run_info import End
@@ -26,7 +26,7 @@ LEVELS = ["module", "function"]
 
 
 @pytest.fixture(scope="module")
-def native(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def native(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     return record(tmp_path_factory.mktemp("native") / "run", level=LEVELS, keep="tensors")
 
 
@@ -42,7 +42,7 @@ def leaves(value: Any, path: str = "") -> dict[str, dict[str, Any]]:
     return {at: leaf for name, one in inner for at, leaf in leaves(one, f"{path}.{name}").items()}
 
 
-def test_a_round_trip_loses_what_it_says(native: Run, tmp_path: Path) -> None:
+def test_a_round_trip_loses_what_it_says(native: RunData, tmp_path: Path) -> None:
     done = convert(native, tmp_path / "dump", to="msprobe")
     before, after = keyed(native.ranks[0]), keyed(open_dump(tmp_path / "dump").ranks[0])
     missing = [key for key in before if key not in after]
@@ -59,11 +59,11 @@ def test_a_round_trip_loses_what_it_says(native: Run, tmp_path: Path) -> None:
         assert [row[name] for name in told] == [before[key][name] for name in told], key
 
 
-def test_a_round_trip_keeps_what_is_around_calls(native: Run, tmp_path: Path) -> None:
+def test_a_round_trip_keeps_what_is_around_calls(native: RunData, tmp_path: Path) -> None:
     write(native, tmp_path / "dump")
     back = open_dump(tmp_path / "dump")
 
-    def told(run: Run) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    def told(run: RunData) -> dict[tuple[Any, ...], tuple[Any, ...]]:
         rank = run.ranks[0]
         rows = {row["seq"]: row for row in map(rank.calls.row, range(len(rank.calls)))}
         found = {}
@@ -79,7 +79,7 @@ def test_a_round_trip_keeps_what_is_around_calls(native: Run, tmp_path: Path) ->
     assert told(back) == told(native)
 
 
-def test_names_are_those_that_msprobe_gives(native: Run, tmp_path: Path) -> None:
+def test_names_are_those_that_msprobe_gives(native: RunData, tmp_path: Path) -> None:
     """Against the real dump of the same program. It leaves out what only moves or makes numbers."""
     write(native, tmp_path / "dump")
     for step in (0, 1):
@@ -107,7 +107,7 @@ EXCEPTIONS = {
 """Where msprobe's numbers are of something else: of the last node of the graph that a function makes."""
 
 
-def test_numbers_are_those_that_msprobe_measures(native: Run, tmp_path: Path) -> None:
+def test_numbers_are_those_that_msprobe_measures(native: RunData, tmp_path: Path) -> None:
     write(native, tmp_path / "dump", task="statistics")
     theirs = read(CASES / "mix-statistics/step0/proc7/dump.json")["data"]
     mine = read(tmp_path / "dump/step0/rank/dump.json")["data"]
@@ -128,7 +128,7 @@ def test_numbers_are_those_that_msprobe_measures(native: Run, tmp_path: Path) ->
     assert compared > 80
 
 
-def test_tensors_are_files_that_torch_opens(native: Run, tmp_path: Path) -> None:
+def test_tensors_are_files_that_torch_opens(native: RunData, tmp_path: Path) -> None:
     write(native, tmp_path / "dump")
     folder = tmp_path / "dump/step0/rank"
     said = read(folder / "dump.json")
@@ -143,7 +143,7 @@ def test_tensors_are_files_that_torch_opens(native: Run, tmp_path: Path) -> None
     np.testing.assert_array_equal(loaded.numpy(), native.tensor(key))
 
 
-def test_the_same_bits_lie_on_the_disk_once(native: Run, tmp_path: Path) -> None:
+def test_the_same_bits_lie_on_the_disk_once(native: RunData, tmp_path: Path) -> None:
     write(native, tmp_path / "dump")
     files = sorted((tmp_path / "dump" / "step0").rglob("*.pt"))
     content: dict[int, set[bytes]] = {}
@@ -154,7 +154,7 @@ def test_the_same_bits_lie_on_the_disk_once(native: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kept", [0, 3000])
-def test_tensors_of_a_cut_dump_are_found_by_their_names(native: Run, tmp_path: Path, kept: int) -> None:
+def test_tensors_of_a_cut_dump_are_found_by_their_names(native: RunData, tmp_path: Path, kept: int) -> None:
     write(native, tmp_path / "dump")
     folder = tmp_path / "dump/step0/rank"
     whole = (folder / "dump.json").read_bytes()
@@ -169,7 +169,7 @@ def test_tensors_of_a_cut_dump_are_found_by_their_names(native: Run, tmp_path: P
     assert not run.complete
 
 
-def test_checksums_are_crc32_of_the_bytes(native: Run, tmp_path: Path) -> None:
+def test_checksums_are_crc32_of_the_bytes(native: RunData, tmp_path: Path) -> None:
     write(native, tmp_path / "dump", task="md5")
     said = read(tmp_path / "dump/step0/rank/dump.json")
     weight = said["data"]["Module.embed.Embedding.forward.0"]["parameters"]["weight"]
@@ -179,7 +179,7 @@ def test_checksums_are_crc32_of_the_bytes(native: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "dump/step0/rank/dump_tensor_data").exists()
 
 
-def test_structure_has_names_and_no_tensors(native: Run, tmp_path: Path) -> None:
+def test_structure_has_names_and_no_tensors(native: RunData, tmp_path: Path) -> None:
     write(native, tmp_path / "dump", task="structure")
     folder = tmp_path / "dump/step0/rank"
     assert (read(folder / "dump.json")["task"], read(folder / "dump.json")["data"]) == ("structure", {})
@@ -187,7 +187,7 @@ def test_structure_has_names_and_no_tensors(native: Run, tmp_path: Path) -> None
     assert len(open_dump(tmp_path / "dump").ranks[0].calls) > 100
 
 
-def overflowing(values: list[float]) -> Run:
+def overflowing(values: list[float]) -> RunData:
     """A run of one linear layer, with these outputs."""
     rows = DumpRows()
     seq = rows.call("fc", "Linear", stack=rows.stack([Frame("a.py", 3, "f", "fc(x)")]))
@@ -204,7 +204,7 @@ def overflowing(values: list[float]) -> Run:
     rows.tensor(
         seq, "output", "out", "float32", array.shape, statistics=Statistics(*measured, largest, *counts, bad, first)
     )
-    return Run(Path("run"), RunInfo(astray="1", created=""), {0: DumpRank(0, rows.source())})
+    return RunData(Path("run"), RunInfo(astray="1", created=""), {0: DumpRank(0, rows.source())})
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_what_was_saved_goes_to_debug_json(tmp_path: Path) -> None:
     assert {key: row["fingerprint"] for key, row in after.items() if key[2] == "custom"} == custom
 
 
-def test_files_are_whole_whenever_they_are_looked_at(native: Run, tmp_path: Path) -> None:
+def test_files_are_whole_whenever_they_are_looked_at(native: RunData, tmp_path: Path) -> None:
     """A step that comes in pieces, as from a running program."""
     translator: Translator = translate(tmp_path / "pieces", 0, native.info, overwrite=False)
     whole = StepBatches(native.ranks[0])
@@ -297,7 +297,7 @@ class _Some(astray.store.RankRun):
         return self._whole.values(int(self._rows[row]))
 
 
-def test_ranks_have_folders_of_their_own(native: Run, tmp_path: Path) -> None:
+def test_ranks_have_folders_of_their_own(native: RunData, tmp_path: Path) -> None:
     info = RunInfo(astray="1", created="", world_size=2)
     for rank in (0, 1):
         translator = translate(tmp_path / "dump", rank, info)

@@ -17,7 +17,7 @@ from astray.errors import RunError, RunExists
 from astray.foreign.saving_hook import Limit, SavingTranslator, open_dump, recognises, translate
 from astray.foreign.saving_hook.files import FOLDERS, FileName, Folder, compose, parse
 from astray.records import Key
-from astray.store import Run, RunInfo, RunWriter, open_run
+from astray.store import RunData, RunInfo, RunWriter, open_run
 from astray.store.convert import StepBatches
 from astray.store.run_info import End
 from small_models import same_bits
@@ -40,7 +40,7 @@ def gradient(index: int, name: str, micro: int = 0) -> str:
     return f"grad_idx_{index}_of_param_name_{name}_micro_step_{micro}.npy"
 
 
-def keys(run: Run, rank: int = 0) -> list[tuple[Any, ...]]:
+def keys(run: RunData, rank: int = 0) -> list[tuple[Any, ...]]:
     """Every tensor of a run by its key, in order, with its class."""
     one = run.ranks[rank]
     calls = [one.calls.row(row) for row in one.call_rows.tolist()]
@@ -269,7 +269,7 @@ class Branching(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def native(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def native(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     """Two steps, the first with gradient accumulation over two micro steps."""
     path = tmp_path_factory.mktemp("saving_hook") / "native"
     torch.manual_seed(0)
@@ -283,7 +283,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return open_run(path)
 
 
-def convert(run: Run, path: Path, overwrite: bool = False, **options: Any) -> SavingTranslator:
+def convert(run: RunData, path: Path, overwrite: bool = False, **options: Any) -> SavingTranslator:
     translator = translate(path, 0, run.info, overwrite=overwrite, **options)
     rows = StepBatches(run.ranks[0])
     for step in run.steps:
@@ -294,7 +294,7 @@ def convert(run: Run, path: Path, overwrite: bool = False, **options: Any) -> Sa
 
 
 @pytest.fixture(scope="module")
-def written(native: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SavingTranslator]:
+def written(native: RunData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SavingTranslator]:
     path = tmp_path_factory.mktemp("saving_hook") / "written"
     return path, convert(native, path)
 
@@ -329,7 +329,7 @@ def test_what_is_lost_is_counted(written: tuple[Path, SavingTranslator]) -> None
     assert not any("not known" in what or "not recorded" in what for what in lost)
 
 
-def test_it_reads_like_the_recording_it_was_made_of(native: Run, written: tuple[Path, SavingTranslator]) -> None:
+def test_it_reads_like_the_recording_it_was_made_of(native: RunData, written: tuple[Path, SavingTranslator]) -> None:
     run = open_run(written[0])
     assert run.problems == []
     of_dump = {Key(*key[:3], *key[4:]): at for at, key in enumerate(keys(run))}
@@ -344,7 +344,7 @@ def test_it_reads_like_the_recording_it_was_made_of(native: Run, written: tuple[
     assert comparison.first is None
 
 
-def test_steps_are_laid_end_to_end(native: Run, written: tuple[Path, SavingTranslator]) -> None:
+def test_steps_are_laid_end_to_end(native: RunData, written: tuple[Path, SavingTranslator]) -> None:
     run = open_run(written[0])
     later = native.tensor(Key(1, 0, "lstm", 0, "forward", "output", "out.1.0"))
     assert run.tensor(Key(0, 2, "lstm", 0, "forward", "output", "out.1.0")).tobytes() == later.tobytes()
@@ -352,7 +352,7 @@ def test_steps_are_laid_end_to_end(native: Run, written: tuple[Path, SavingTrans
 
 @pytest.mark.parametrize("pieces", [1, 7, 50])
 def test_rows_may_come_in_pieces(
-    native: Run, written: tuple[Path, SavingTranslator], tmp_path: Path, pieces: int
+    native: RunData, written: tuple[Path, SavingTranslator], tmp_path: Path, pieces: int
 ) -> None:
     """As from a running program, where a call's row may come long before those of its tensors."""
     translator = translate(tmp_path, 0, native.info, overwrite=False)
@@ -381,7 +381,7 @@ class _Piece:
         return self._whole.values(int(self._rows[row]))
 
 
-def test_limits(native: Run, tmp_path: Path) -> None:
+def test_limits(native: RunData, tmp_path: Path) -> None:
     limits: dict[Folder, Limit] = {"tensors": Limit(total=10), "grads": Limit(per_step=2)}
     translator = convert(native, tmp_path, limits=limits)
     count = {folder: len(list((tmp_path / folder / "rank_0").iterdir())) for folder in FOLDERS}
@@ -394,7 +394,7 @@ def test_limits(native: Run, tmp_path: Path) -> None:
     assert [key[1] for key in keys(run) if key[6] == "gradient"] == [0, 0, 1, 1, 2, 2]
 
 
-def test_an_older_dump_is_not_mixed_with(native: Run, tmp_path: Path) -> None:
+def test_an_older_dump_is_not_mixed_with(native: RunData, tmp_path: Path) -> None:
     convert(native, tmp_path)
     save(tmp_path, output(0, "old"), [1.0], rank=5)
     kept = tmp_path / "tensors" / "rank_0" / "notes.txt"
@@ -409,7 +409,7 @@ def test_an_older_dump_is_not_mixed_with(native: Run, tmp_path: Path) -> None:
     assert not list((tmp_path / "tensors" / "rank_5").iterdir())  # a rank that this recording does not have
 
 
-def test_a_place_that_cannot_be_written_to_is_said(native: Run, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_to_is_said(native: RunData, tmp_path: Path) -> None:
     (tmp_path / "tensors").write_text("a file")
     with pytest.raises(RunError, match="cannot be recorded into"):
         convert(native, tmp_path)

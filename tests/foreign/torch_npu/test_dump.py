@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 import astray
-from astray.capture.recorder import Recorder
 from astray.cli import main
 from astray.errors import RunError, RunExists
 from astray.foreign import torch_npu
@@ -24,6 +23,7 @@ from astray.foreign.live_writer import live_writer
 from astray.foreign.torch_npu import numbers
 from astray.foreign.torch_npu.lines import leading_block
 from astray.foreign.torch_npu.names import parse, site, stem, written_path
+from astray.recorder import Recorder
 from astray.records import Key
 from astray.store.convert import write_as
 from astray.store.run_info import RunInfo

@@ -17,7 +17,7 @@ import pytest
 import astray
 from astray.capture.settings import LEVELS
 from astray.stats import Strided, measure, merge_fingerprints
-from astray.store import Run
+from astray.store import RunData
 from integration.distributed.launching import HERE, torchrun
 
 ALL = "+".join(LEVELS)
@@ -65,7 +65,7 @@ def tensor_parallel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_all(tmp_path_factory.mktemp("tensor_parallel"), LEVELS, TENSOR_PARALLEL)
 
 
-def rows(run: Run, rank: int, **wanted: Any) -> list[Row]:
+def rows(run: RunData, rank: int, **wanted: Any) -> list[Row]:
     """The tensor rows of a rank with the columns of their calls, in the order they were observed."""
     one = run.ranks[rank]
     found = []
@@ -80,7 +80,7 @@ def key(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("step", "micro", "site", "type", "call", "phase", "role", "path"))
 
 
-def keys(run: Run, rank: int, **wanted: Any) -> list[tuple[Any, ...]]:
+def keys(run: RunData, rank: int, **wanted: Any) -> list[tuple[Any, ...]]:
     found = [key(row) for row in rows(run, rank, **wanted)]
     assert len(set(found)) == len(found)
     return sorted(found)
@@ -92,7 +92,7 @@ def whole_print(folder: Path, program: str, tensor: str) -> int | None:
         return measure(Strided.from_numpy(np.ascontiguousarray(saved[tensor])), statistics=False).fingerprint
 
 
-def merged(run: Run, **wanted: Any) -> Iterator[tuple[Row, int, set[str]]]:
+def merged(run: RunData, **wanted: Any) -> Iterator[tuple[Row, int, set[str]]]:
     """Each tensor of all ranks together: its row on rank 0, the sum of its distinct parts, and how it is placed."""
     everywhere: dict[tuple[Any, ...], list[Row]] = {}
     for rank in sorted(run.ranks):
@@ -382,7 +382,7 @@ def test_a_dimension_cut_by_tensor_parallelism_and_then_by_fsdp(tmp_path: Path) 
 class Talk:
     """What the program `collectives` said in its first forward pass: values of inputs and outputs, by name and call."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunData) -> None:
         self._said: dict[tuple[int, str, int, str], dict[str, Any]] = {}
         self.args: dict[tuple[str, int], Any] = {}
         for rank in (0, 1):

@@ -12,11 +12,11 @@ import astray
 from astray.errors import RunError
 from astray.records import Call, Tensor
 from astray.stats.kernels import Strided, measure
-from astray.store import Run, RunWriter, open_run
+from astray.store import RunData, RunWriter, open_run
 from astray.store.run_info import RunInfo
 
 
-def record(path: Path, noise: float = 0.0, part: str | None = None) -> Run:
+def record(path: Path, noise: float = 0.0, part: str | None = None) -> RunData:
     """Two steps of four layers; `noise` is added to what they give."""
     random = np.random.default_rng(0)
     with RunWriter(path, info=RunInfo.here(framework="torch")) as writer:
@@ -30,7 +30,7 @@ def record(path: Path, noise: float = 0.0, part: str | None = None) -> Run:
     return open_run(path)
 
 
-def flip(run: Run, row: int, bit: int = 6, byte: int = 43) -> None:
+def flip(run: RunData, row: int, bit: int = 6, byte: int = 43) -> None:
     """Flip a bit of a row's values: that of an exponent, unless another is said."""
     tensors = run.ranks[0].tensors
     file = run.path / "rank0" / "values-00000.safetensors"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from astray.errors import RunError
-from astray.store import Run, open_run
+from astray.store import RunData, open_run
 
 FILES = ("calls.arrows", "tensors.arrows", "stacks.jsonl", "setup.jsonl", "end.json", "values-00000.safetensors")
 
 
-def look_at(path: Path) -> Run:
+def look_at(path: Path) -> RunData:
     """Open a run and read all of it; values that cannot be read say why."""
     run = open_run(path)
     for rank in run.ranks.values():
@@ -28,7 +28,7 @@ def look_at(path: Path) -> Run:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_links_that_lead_out_are_not_followed(small_run: Run, tmp_path: Path, name: str) -> None:
+def test_links_that_lead_out_are_not_followed(small_run: RunData, tmp_path: Path, name: str) -> None:
     file = small_run.path / "rank0" / name
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -46,20 +46,20 @@ def test_links_that_lead_out_are_not_followed(small_run: Run, tmp_path: Path, na
         assert any("leads out of" in problem for problem in run.problems)
 
 
-def test_a_link_to_another_file_of_the_run_is_followed(small_run: Run) -> None:
+def test_a_link_to_another_file_of_the_run_is_followed(small_run: RunData) -> None:
     file = small_run.path / "rank0" / "calls.arrows"
     file.rename(small_run.path / "calls.arrows")
     file.symlink_to(small_run.path / "calls.arrows")
     assert len(look_at(small_run.path).ranks[0].calls) == 8
 
 
-def test_a_rank_that_is_elsewhere_is_missing(small_run: Run, tmp_path: Path) -> None:
+def test_a_rank_that_is_elsewhere_is_missing(small_run: RunData, tmp_path: Path) -> None:
     shutil.move(small_run.path / "rank0", tmp_path / "rank0")
     (small_run.path / "rank0").symlink_to(tmp_path / "rank0")
     assert look_at(small_run.path).ranks == {}
 
 
-def test_run_json_may_not_lead_out_either(small_run: Run, tmp_path: Path) -> None:
+def test_run_json_may_not_lead_out_either(small_run: RunData, tmp_path: Path) -> None:
     shutil.move(small_run.path / "run.json", tmp_path / "run.json")
     (small_run.path / "run.json").symlink_to(tmp_path / "run.json")
     with pytest.raises(RunError, match="leads out of"):
@@ -68,7 +68,7 @@ def test_run_json_may_not_lead_out_either(small_run: Run, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("what", ["fifo", "folder", "device"])
-def test_what_is_not_a_plain_file_is_not_waited_for(small_run: Run, name: str, what: str) -> None:
+def test_what_is_not_a_plain_file_is_not_waited_for(small_run: RunData, name: str, what: str) -> None:
     file = small_run.path / "rank0" / name
     file.unlink(missing_ok=True)
     if what == "fifo":
@@ -83,7 +83,7 @@ def test_what_is_not_a_plain_file_is_not_waited_for(small_run: Run, name: str, w
 
 
 @pytest.mark.parametrize("name", ["run.json", "rank0/end.json", "rank0/stacks.jsonl", "rank0/setup.jsonl"])
-def test_json_that_is_nested_without_end(small_run: Run, name: str) -> None:
+def test_json_that_is_nested_without_end(small_run: RunData, name: str) -> None:
     file = small_run.path / name
     key = b'"settings"' if name == "run.json" else b'"frames"'
     file.write_bytes(b'{"format": 4, "id": 0, ' + key + b": " + b"[" * 200_000 + b"]" * 200_000 + b"}\n")
@@ -98,13 +98,13 @@ def test_json_that_is_nested_without_end(small_run: Run, name: str) -> None:
     "line",
     [b'{"id": "0", "frames": []}', b'{"id": 0, "frames": [[1, 2, 3, 4]]}', b'{"id": 0, "frames": [["a"]]}', b"[]"],
 )
-def test_stacks_that_are_none(small_run: Run, line: bytes) -> None:
+def test_stacks_that_are_none(small_run: RunData, line: bytes) -> None:
     (small_run.path / "rank0" / "stacks.jsonl").write_bytes(line + b"\n")
     run = look_at(small_run.path)
     assert run.problems == [f"{small_run.path}/rank0/stacks.jsonl: 1 of 1 line cannot be read."]
 
 
-def test_files_that_are_too_large_are_not_read(small_run: Run) -> None:
+def test_files_that_are_too_large_are_not_read(small_run: RunData) -> None:
     for name in ("calls.arrows", "stacks.jsonl", "end.json"):
         os.truncate(small_run.path / "rank0" / name, 1 << 43 if name == "calls.arrows" else 1 << 33)  # sparse
     problems = look_at(small_run.path).problems
@@ -112,6 +112,6 @@ def test_files_that_are_too_large_are_not_read(small_run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["rank01", "rank99999999999999999999", "rank٣", "rank-1"])
-def test_folders_that_are_no_ranks(small_run: Run, name: str) -> None:
+def test_folders_that_are_no_ranks(small_run: RunData, name: str) -> None:
     shutil.copytree(small_run.path / "rank0", small_run.path / name)
     assert list(look_at(small_run.path).ranks) == [0]

@@ -11,7 +11,7 @@ import pytest
 
 from astray.errors import RunError
 from astray.records import Call, Frame, Tensor
-from astray.store import Run, RunInfo, RunWriter, open_run
+from astray.store import RunData, RunInfo, RunWriter, open_run
 
 ROWS = 60
 
@@ -113,7 +113,7 @@ def test_end_json(whole: Path) -> None:
 
 def test_stacks(whole: Path) -> None:
     for size in cuts(whole, "rank0/stacks.jsonl"):
-        run: Run = open_run(cut(whole, "rank0/stacks.jsonl", size))
+        run: RunData = open_run(cut(whole, "rank0/stacks.jsonl", size))
         found = [len(run.ranks[0].stack(seq)) for seq in range(ROWS)]
         assert found == sorted(found, reverse=True)  # those before the cut
     (whole / "rank0" / "stacks.jsonl").unlink()

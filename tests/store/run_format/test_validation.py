@@ -10,12 +10,12 @@ import pytest
 
 import astray
 from astray.cli import main
-from astray.store import Run, open_run
+from astray.store import RunData, open_run
 
 PARTS = {"calls": "calls.arrows", "tensors": "tensors.arrows"}
 
 
-def change(run: Run, table: str, **cells: dict[int, Any]) -> Run:
+def change(run: RunData, table: str, **cells: dict[int, Any]) -> RunData:
     """The same run with other cells in some rows of a table."""
     file = run.path / "rank0" / PARTS[table]
     with pa.ipc.open_stream(file.read_bytes()) as stream:
@@ -63,7 +63,7 @@ def change(run: Run, table: str, **cells: dict[int, Any]) -> Run:
         ("tensors", "dtype", None, "dtype nothing in place of what every row has"),
     ],
 )  # fmt: skip
-def test_a_row_that_was_never_recorded(small_run: Run, table: str, column: str, cell: Any, said: str) -> None:
+def test_a_row_that_was_never_recorded(small_run: RunData, table: str, column: str, cell: Any, said: str) -> None:
     run = change(small_run, table, **{column: {5: cell}})
     rank = run.ranks[0]
     assert len(getattr(rank, table)) == 7
@@ -74,13 +74,13 @@ def test_a_row_that_was_never_recorded(small_run: Run, table: str, column: str, 
     assert not run.complete
 
 
-def test_several_rows_are_told_once(small_run: Run) -> None:
+def test_several_rows_are_told_once(small_run: RunData) -> None:
     run = change(small_run, "tensors", shape={2: [-1], 4: [-2]}, std={4: -1.0, 6: -1.0})
     assert len(run.ranks[0].tensors) == 5
     assert "3 of 8 tensors say what was never recorded, and are left out. The first is row 2" in run.problems[0]
 
 
-def test_values_of_other_rows_are_still_theirs(small_run: Run) -> None:
+def test_values_of_other_rows_are_still_theirs(small_run: RunData) -> None:
     run = change(small_run, "tensors", role={0: "none"})
     for row, seq in enumerate(range(1, 8)):
         values = run.ranks[0].values(row)
@@ -88,7 +88,7 @@ def test_values_of_other_rows_are_still_theirs(small_run: Run) -> None:
         assert values.min() == values.max() == seq
 
 
-def test_a_run_of_nothing_but_such_rows(small_run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_nothing_but_such_rows(small_run: RunData, capsys: pytest.CaptureFixture[str]) -> None:
     run = change(small_run, "calls", phase=dict.fromkeys(range(8), "?"))
     assert len(run.ranks[0].calls) == 0
     for command in (["show"], ["show", "--alarms"], ["show", "--risk"], ["compare", str(run.path)]):
@@ -96,7 +96,7 @@ def test_a_run_of_nothing_but_such_rows(small_run: Run, capsys: pytest.CaptureFi
         assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_dtype_that_is_not_known_has_no_values(small_run: Run) -> None:
+def test_a_dtype_that_is_not_known_has_no_values(small_run: RunData) -> None:
     """A newer astray may know more of them, so that such a row is not damaged."""
     run = change(small_run, "tensors", dtype={3: "float4_e2m1fn_x2"})
     assert len(run.ranks[0].tensors) == 8
@@ -104,7 +104,7 @@ def test_a_dtype_that_is_not_known_has_no_values(small_run: Run) -> None:
         run.ranks[0].values(3)
 
 
-def test_numbers_that_are_far_apart_can_be_keys(small_run: Run) -> None:
+def test_numbers_that_are_far_apart_can_be_keys(small_run: RunData) -> None:
     run = change(small_run, "calls", step={0: 1 << 53, 1: 1 << 52}, micro={2: (1 << 31) - 1}, call={3: (1 << 31) - 1})
     assert run.problems == []
     assert astray.compare(run, run).first is None
@@ -125,7 +125,7 @@ def test_a_small_file_is_read_in_little_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_a_dtype_without_an_end_and_a_tensor_without_elements_are_sound(small_run: Run) -> None:
+def test_a_dtype_without_an_end_and_a_tensor_without_elements_are_sound(small_run: RunData) -> None:
     nothing = {name: {5: None} for name in ("min", "max", "mean", "std", "l2", "absmax")}
     run = change(small_run, "tensors", dtype={5: "float99"}, count={5: 0}, zeros={5: 0}, **nothing)
     assert len(run.ranks[0].tensors) == 8

@@ -24,7 +24,7 @@ from astray.store import (
     BufferedStep,
     FlightRecorder,
     RankRun,
-    Run,
+    RunData,
     RunInfo,
     RunWriter,
     Snapshot,
@@ -63,7 +63,7 @@ def as_lists(table: Table, **replaced: Any) -> dict[str, Any]:
     return {name: [row[name] for row in rows] for name in table.names} | replaced
 
 
-def rows_of(run: Run, steps: set[int]) -> tuple[dict[str, Any], dict[str, Any]]:
+def rows_of(run: RunData, steps: set[int]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Both tables at some steps, without where values lie."""
     rank = run.ranks[0]
     calls = np.isin(rank.calls.numbers("step"), list(steps))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from astray.store import Run, open_run
+from astray.store import RunData, open_run
 
 WAYS = ("as usual", "ahead", "watched")
 SIZES = (3, 1000, 0, 70_000, 16, 400_000)
@@ -34,7 +34,7 @@ def test_nothing_acknowledged_is_lost(
     check_files(tmp_path / "rank0")
 
 
-def check_rows(run: Run, acknowledged: int) -> None:
+def check_rows(run: RunData, acknowledged: int) -> None:
     rank = run.ranks[0]
     count = len(rank.tensors)
     assert count > acknowledged
@@ -50,7 +50,7 @@ def check_rows(run: Run, acknowledged: int) -> None:
         assert [frame.line for frame in rank.stack(number)] == [number]
 
 
-def check_report(run: Run) -> None:
+def check_report(run: RunData) -> None:
     assert not run.complete
     assert run.ranks[0].end is None
     assert any(text.endswith("the recording was stopped before it ended.") for text in run.problems)

@@ -18,14 +18,14 @@ from astray.comparison.verdict import AGREEING, BAD, Verdict
 from astray.graph import Graph, graph_of
 from astray.graph.keys import one_key
 from astray.records import ROOT
-from astray.store import RankRun, Run, Table
+from astray.store import RankRun, RunData, Table
 
 _OPEN, _AGREES, _WRONG = 0, 1, 2
 """What is known of a call by its results: not compared, agreeing, and not."""
 
 
-def find_equivalent_rows(pairs: Table, reference: Run, candidate: Run) -> Bools:
-    """Which pairs are of one run only, and on a detour to results that agree."""
+def find_equivalent_rows(pairs: Table, reference: RunData, candidate: RunData) -> Bools:
+    """Which pairs are of one run only, and on another way to results that agree."""
     found = np.zeros(len(pairs), np.bool_)
     sides = (("reference", reference, Verdict.ONLY_IN_REFERENCE), ("candidate", candidate, Verdict.ONLY_IN_CANDIDATE))
     verdict, rank = pairs.coded("verdict").codes, pairs.numbers("rank")

@@ -24,7 +24,7 @@ from astray.comparison.pair.matching import Matching
 from astray.comparison.rows import Ints
 from astray.comparison.verdict import BAD, Verdict
 from astray.errors import CompareError
-from astray.store import CheckpointRun, RankRun, Run, Table
+from astray.store import CheckpointData, RankRun, RunData, Table
 from astray.wording import counted
 
 MOST = 20
@@ -41,12 +41,12 @@ Rewording = Callable[[str], str]
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def pair_names(reference: Run, candidate: Run, matching: Matching) -> tuple[Matching, list[str]]:
+def pair_names(reference: RunData, candidate: RunData, matching: Matching) -> tuple[Matching, list[str]]:
     """The matching, with names paired that differ by wrappers alone; and what to say about it.
 
     Raises CompareError for a checkpoint and a run, and for options that only runs have.
     """
-    kinds = [isinstance(run, CheckpointRun) for run in (reference, candidate)]
+    kinds = [isinstance(run, CheckpointData) for run in (reference, candidate)]
     if not any(kinds):
         return matching, []
     if not all(kinds):
@@ -68,7 +68,7 @@ def pair_names(reference: Run, candidate: Run, matching: Matching) -> tuple[Matc
     return replace(matching, mapping=Mapping(sites=found.names)), [found.sentence]
 
 
-def _nothing_shared(reference: Run, left: list[str], candidate: Run, right: list[str]) -> str:
+def _nothing_shared(reference: RunData, left: list[str], candidate: RunData, right: list[str]) -> str:
     have = "; ".join(
         f"{run.path} has {counted(len(names), 'tensor')}, such as {names[len(names) // 2]}"
         for run, names in ((reference, left), (candidate, right))
@@ -79,7 +79,7 @@ def _nothing_shared(reference: Run, left: list[str], candidate: Run, right: list
     )
 
 
-def _names(run: Run) -> list[str]:
+def _names(run: RunData) -> list[str]:
     return [name for rank in run.ranks.values() for name in rank.calls.coded("site").values]
 
 

@@ -22,12 +22,12 @@ from astray.comparison.rows import Ints, RowReader, Rows, StringTable, Vocabular
 from astray.comparison.verdict import Reason
 from astray.graph.keys import one_key
 from astray.steps import StepSelection
-from astray.store import RankRun, Run, Table
+from astray.store import RankRun, RunData, Table
 from astray.wording import counted
 
 
-def join(reference: Run, candidate: Run, matching: Matching) -> tuple[Run, Run]:
-    """Both runs with the micro steps of each step joined. Nothing is read before it is needed."""
+def join(reference: RunData, candidate: RunData, matching: Matching) -> tuple[RunData, RunData]:
+    """Both runs with the micro steps of each step joined. Nothing is read before it is asked for."""
     ranks: tuple[dict[int, RankRun], dict[int, RankRun]] = ({}, {})
     for rank in sorted({*reference.ranks, *candidate.ranks}):
         both = join_ranks(reference.ranks.get(rank), candidate.ranks.get(rank), matching)
@@ -50,7 +50,7 @@ def join_ranks(
     return left, right
 
 
-def about_micro_steps(reference: Run, candidate: Run, matching: Matching, pairs: Table) -> list[str]:
+def about_micro_steps(reference: RunData, candidate: RunData, matching: Matching, pairs: Table) -> list[str]:
     """What a reader should know about the micro steps of both runs, a sentence each."""
     if matching.micro == "joined":
         return list(_about_joined(reference, candidate))
@@ -58,7 +58,7 @@ def about_micro_steps(reference: Run, candidate: Run, matching: Matching, pairs:
     return _suggestion(reference, candidate, matching) if lone else []
 
 
-def _about_joined(reference: Run, candidate: Run) -> Iterator[str]:
+def _about_joined(reference: RunData, candidate: RunData) -> Iterator[str]:
     one, other = _spread(reference), _spread(candidate)
     yield f"Micro steps were joined along the batch: the reference has {one} in a step, the candidate {other}."
     for side, run in (("reference", reference), ("candidate", candidate)):
@@ -69,7 +69,7 @@ def _about_joined(reference: Run, candidate: Run) -> Iterator[str]:
             )
 
 
-def _suggestion(reference: Run, candidate: Run, matching: Matching) -> list[str]:
+def _suggestion(reference: RunData, candidate: RunData, matching: Matching) -> list[str]:
     """A hint that micro steps could be joined: one run has more of them, and their sizes add up to the other's."""
     shared = sorted(set(reference.ranks) & set(candidate.ranks))
     if not shared or matching.by == "order":
@@ -138,8 +138,8 @@ def _without_added(rows: Rows, words: Vocabularies) -> Rows:
     return Rows(rows.run, rows.tensor[at], rows.call_row[at], columns)
 
 
-def _one_rank(run: Run) -> RankRun | None:
-    """The first rank, as it was recorded. All ranks have the same micro steps, so the others need not be read."""
+def _one_rank(run: RunData) -> RankRun | None:
+    """The first rank, as it was recorded. What one does all do, and the others need not be read to tell it."""
     first = run.ranks[min(run.ranks)] if run.ranks else None
     return first.recorded if isinstance(first, JoinedRank) else first
 
@@ -153,7 +153,7 @@ def _has_added(rank: RankRun | None) -> bool:
     return bool(np.any(of_parameter & (path.codes == path.code("added"))))
 
 
-def _spread(run: Run) -> str:
+def _spread(run: RunData) -> str:
     """How many micro steps the steps of a run have."""
     rank = _one_rank(run)
     found = [] if rank is None else micro_steps(rank.calls.numbers("step"), rank.calls.numbers("micro")).values()

@@ -21,7 +21,7 @@ from astray.comparison.pair.mapping import Mapping
 from astray.comparison.pair.sequence_alignment import CallStream, pair_streams
 from astray.errors import CompareError
 from astray.records import ROOT
-from astray.store import CheckpointRun, RankRun, Run
+from astray.store import CheckpointData, RankRun, RunData
 from astray.wording import printable
 
 
@@ -70,12 +70,12 @@ class Draft(NamedTuple):
         return "\n".join(lines)
 
 
-def draft(reference: Run, candidate: Run) -> Draft:
+def draft(reference: RunData, candidate: RunData) -> Draft:
     """Find out which module is which. Raises CompareError when a run has no modules."""
-    if isinstance(reference, CheckpointRun) != isinstance(candidate, CheckpointRun):
+    if isinstance(reference, CheckpointData) != isinstance(candidate, CheckpointData):
         raise CompareError("A checkpoint and a recording have no names to map: give two of a kind.")
     left, right = modules(reference), modules(candidate)
-    if isinstance(reference, CheckpointRun) and isinstance(candidate, CheckpointRun):
+    if isinstance(reference, CheckpointData) and isinstance(candidate, CheckpointData):
         found = pair_renamed(_tensors(reference), _tensors(candidate))
     else:
         first, second = pair_streams(*_streams(left, right))
@@ -89,12 +89,12 @@ def draft(reference: Run, candidate: Run) -> Draft:
     )
 
 
-def modules(run: Run) -> list[Module]:
+def modules(run: RunData) -> list[Module]:
     """The modules of a run's first step, in the order in which they were first called."""
     rank = run.ranks[min(run.ranks)] if run.ranks else None
     if rank is None or not len(rank.calls):
         raise CompareError(f"{run.path} holds no calls, so there is nothing to map.")
-    if isinstance(run, CheckpointRun):
+    if isinstance(run, CheckpointData):
         return [Module(tensor.name, "", (), tensor.shape, np.nan) for tensor in _tensors(run)]
     calls = rank.calls
     wanted = (calls.coded("kind").codes == calls.coded("kind").code("module")) & (
@@ -115,7 +115,7 @@ def modules(run: Run) -> list[Module]:
     return list(found.values())
 
 
-def _tensors(run: CheckpointRun) -> list[TensorSignature]:
+def _tensors(run: CheckpointData) -> list[TensorSignature]:
     """The tensors of a checkpoint, which has no modules. One of a single repeated value is like many others."""
     tensors, sites = run.ranks[0].tensors, run.ranks[0].calls["site"]
     telling = tensors.valid("fingerprint") & (tensors.numbers("min") < tensors.numbers("max"))

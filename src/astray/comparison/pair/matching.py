@@ -14,7 +14,7 @@ from astray.comparison.rows import RowReader
 from astray.comparison.select.filter import regular_expression
 from astray.errors import CompareError
 from astray.steps import StepSelection
-from astray.store import Run
+from astray.store import RunData
 from astray.wording import did_you_mean
 
 BY = ("auto", "key", "order")
@@ -101,7 +101,7 @@ class Matching:
             offset=offset,
         )
 
-    def ranks_of(self, reference: Run, candidate: Run) -> list[int]:
+    def ranks_of(self, reference: RunData, candidate: RunData) -> list[int]:
         """Those to compare. Raises CompareError when one that was asked for is in neither run."""
         there = sorted({*reference.ranks, *candidate.ranks})
         for rank in self.ranks or ():
@@ -116,8 +116,8 @@ class Matching:
         """With the mapping and the offset."""
         return RowReader(self.steps, self.sites, self.shapes != "loose", self.mapping, self.offset)
 
-    def check_mapping(self, candidate: Run) -> None:
-        """Raises CompareError if the mapping maps nothing. Reads no more ranks than it takes to find a mapped name."""
+    def check_mapping(self, candidate: RunData) -> None:
+        """Raises CompareError if the mapping maps nothing. Reads no more ranks than it takes to know."""
         if self.mapping == NOTHING or self.mapping.types:
             return
         sites: set[str] = set()

@@ -20,7 +20,7 @@ from astray.comparison.rows import Bools, Ints, Rows, StringTable, Vocabularies,
 from astray.errors import CompareError
 from astray.graph.keys import number_repeats, one_key
 from astray.steps import StepSelection
-from astray.store import Run, open_run
+from astray.store import RunData, open_run
 from astray.wording import counted, printable
 
 Groups = tuple[tuple[int, ...], ...]
@@ -53,7 +53,7 @@ class Replicas:
     rank does not hold what most hold.
     """
 
-    run: Run
+    run: RunData
     compared: int
     different: int
     first: Disagreement | None
@@ -72,11 +72,13 @@ class Replicas:
         return render(self)
 
 
-def compare_replicas(run: str | Run, *, steps: str | Sequence[int] | None = None, sites: str | None = None) -> Replicas:
-    """Compare the ranks of one run with each other. Raises CompareError when no two ranks have a tensor in common."""
+def compare_replicas(
+    run: str | RunData, *, steps: str | Sequence[int] | None = None, sites: str | None = None
+) -> Replicas:
+    """Compare the ranks of one run with each other. Raises CompareError when there is nothing that two ranks have."""
     from astray.comparison.pair.matching import Matching
 
-    opened = run if isinstance(run, Run) else open_run(run)
+    opened = run if isinstance(run, RunData) else open_run(run)
     if len(opened.ranks) < 2:
         raise CompareError(f"{opened.path} has one rank, {min(opened.ranks, default=0)}; replicas take two.")
     matching = Matching.check(steps=steps, sites=sites, by="key")
@@ -149,7 +151,7 @@ def _bits(rows: Rows) -> Ints:
     return np.asarray(rows.statistic("fingerprint", np.arange(len(rows))), np.uint64)
 
 
-def _judged(run: Run, found: _SharedRows, ranks: dict[int, Rows], vocabularies: Vocabularies) -> Replicas:
+def _judged(run: RunData, found: _SharedRows, ranks: dict[int, Rows], vocabularies: Vocabularies) -> Replicas:
     different = found.different()
     starts, ends = np.searchsorted(found.key, different), np.searchsorted(found.key, different, side="right")
     groups = [_groups(found, slice(*ends_of)) for ends_of in zip(starts.tolist(), ends.tolist(), strict=True)]

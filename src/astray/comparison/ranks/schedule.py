@@ -24,7 +24,7 @@ from astray.comparison.ranks.rank import JudgeOptions, RankComparison, RankSides
 from astray.comparison.ranks.worker import ComparisonJob, FailureMessage, ProgressMessage, RankTask, receive, send
 from astray.errors import CompareError, UsageError
 from astray.process import threads_asked
-from astray.store import Run
+from astray.store import RunData
 
 START = 0.5
 """Seconds to start processes and to send their results back: measured by `benchmarks/compare_ranks.py`."""
@@ -38,9 +38,9 @@ SECONDS_A_BYTE_OF_OWN = 1 / 1e8
 class ComparedRuns(NamedTuple):
     """What is compared; `noise` are further recordings of the reference."""
 
-    reference: Run
-    candidate: Run
-    noise: tuple[Run, ...] = ()
+    reference: RunData
+    candidate: RunData
+    noise: tuple[RunData, ...] = ()
 
     def sides(self, rank: int) -> RankSides:
         """One rank of each."""

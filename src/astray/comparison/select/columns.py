@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.store import DictionaryColumn, Run, Table
+from astray.store import DictionaryColumn, RunData, Table
 
 KEY = ("rank", "step", "micro", "phase", "recompute", "kind", "site", "type", "call", "role", "path")
 JUDGED = (
@@ -45,7 +45,7 @@ class Columns:
     (['rank', 'step', 'micro'], dtype('float64'))
     """
 
-    def __init__(self, reference: Run, candidate: Run, pairs: Table) -> None:
+    def __init__(self, reference: RunData, candidate: RunData, pairs: Table) -> None:
         self.pairs = pairs
         self._runs = dict(zip(SIDES, (reference, candidate), strict=True))
         self._statistics = {f"{name}_{side}": (name, side) for name in STATISTICS for side in SIDES}

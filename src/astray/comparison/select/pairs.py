@@ -1,7 +1,7 @@
 """The rows of a comparison that were asked for: filtered, sorted, and cut to the first few.
 
-Made by `Comparison.select` and `Comparison.table`; shown by `row_table`, or taken as Arrow and pandas tables. Only row
-numbers are kept, so that a view of millions of rows costs little until it is read.
+Made by `Comparison.select` and `Comparison.table`; shown by `row_table`. Only row numbers are kept, so that a view of
+millions of rows costs little until it is read.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Pairs:
         return render(self)
 
     def _repr_html_(self) -> str:
-        from astray.report.html import rows_as_html
+        from astray.comparison.select.row_table import rows_as_html
 
         return rows_as_html(self)
 

@@ -1,4 +1,4 @@
-"""Rows of a comparison as a table for a terminal: what `--filter`, `--sort` and `--top` show beneath the answer.
+"""Rows of a comparison as a table, for a terminal and for a notebook: what `--filter`, `--sort` and `--top` ask for.
 
 Shows the key, the verdict, the error and the surprise of each, and every column that the filter or the order names.
 """
@@ -6,6 +6,7 @@ Shows the key, the verdict, the error and the surprise of each, and every column
 from __future__ import annotations
 
 import textwrap
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ MOST = 25
 
 _WIDEST_TEXT = 140
 DIM, RED, YELLOW = "2", "31", "33"
+FONT = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px;line-height:1.4"
+"""The style of all that a notebook shows."""
 
 _WORDS = ("phase", "site", "tensor", "verdict", "form", "reason")
 _SHOWN = (
@@ -51,6 +54,28 @@ def render(pairs: Pairs, *, width: int = WIDTH, colour: bool = False, most: int 
     described = printable(shown.described)
     title = textwrap.wrap(described, min(width, _WIDEST_TEXT), break_long_words=False, break_on_hyphens=False)
     return "\n".join([*title, "", painted(head, DIM) if colour else head, *body])
+
+
+def rows_as_html(pairs: Pairs) -> str:
+    """Rows of a comparison as a table, and how many there are in all."""
+    shown = pairs.first(MOST)
+    return f'<div><div style="{FONT}">{escape(shown.described)}</div>{html_table(shown) if len(shown) else ""}</div>'
+
+
+def html_table(pairs: Pairs) -> str:
+    """The rows as a table of HTML; there is at least one."""
+    rows, words = cells(pairs), texts(pairs)
+
+    def line(tag: str, row: dict[str, str]) -> str:
+        sides = {name: "left" if name in words else "right" for name in row}
+        found = (
+            f'<{tag} style="text-align:{sides[name]};padding:1px 8px">{escape(text)}</{tag}>'
+            for name, text in row.items()
+        )
+        return f"<tr>{''.join(found)}</tr>"
+
+    lines = [line("th", {name: name for name in rows[0]}), *(line("td", row) for row in rows)]
+    return f'<table style="{FONT};border-collapse:collapse">{"".join(lines)}</table>'
 
 
 def cells(pairs: Pairs) -> list[dict[str, str]]:

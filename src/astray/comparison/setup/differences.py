@@ -21,12 +21,14 @@ from astray.comparison.setup.subjects import findings
 from astray.comparison.setup.timelines import read_timelines
 from astray.comparison.setup.wording import sentence_of, subject_of
 from astray.records import ROOT
-from astray.store import CheckpointRank, RankRun, Run
+from astray.store import CheckpointRank, RankRun, RunData
 
 __all__ = ["SetupDifference", "of_rank", "put_together", "setup_differences"]
 
 
-def setup_differences(reference: Run, candidate: Run, matching: Matching | None = None) -> tuple[SetupDifference, ...]:
+def setup_differences(
+    reference: RunData, candidate: RunData, matching: Matching | None = None
+) -> tuple[SetupDifference, ...]:
     """Everything that was set differently, those first that change results.
 
     >>> for difference in setup_differences(astray.open("runs/a"), astray.open("runs/b")):
@@ -64,8 +66,10 @@ def _shared_steps(reference: RankRun, candidate: RankRun, matching: Matching) ->
     return [step for step in reference.account.steps if step in theirs and step in matching.steps]
 
 
-def put_together(found: Iterable[SetupDifference], reference: Run, candidate: Run) -> tuple[SetupDifference, ...]:
-    """Those of all ranks, and of the runs as wholes where their ranks recorded none."""
+def put_together(
+    found: Iterable[SetupDifference], reference: RunData, candidate: RunData
+) -> tuple[SetupDifference, ...]:
+    """Those of all ranks, and of the runs as wholes where their ranks do not tell."""
     known = list(found)
     ranks = sorted(set(reference.ranks) & set(candidate.ranks))
     if ranks and not (reference.ranks[ranks[0]].setup and candidate.ranks[ranks[0]].setup):
@@ -73,8 +77,8 @@ def put_together(found: Iterable[SetupDifference], reference: Run, candidate: Ru
     return tuple(over_ranks(known))
 
 
-def _of_wholes(reference: Run, candidate: Run) -> Iterator[Finding]:
-    """What `run.json` has, for runs that have not recorded their setup."""
+def _of_wholes(reference: RunData, candidate: RunData) -> Iterator[Finding]:
+    """What `run.json` tells, for runs that have not recorded their setup."""
     left, right = reference.info, candidate.info
     if left.framework != right.framework:
         return

@@ -7,11 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from astray.cli import COULD_NOT
 from astray.errors import AstrayError, UsageError
 from astray.foreign.hooktools.comparer import Comparer
 from astray.foreign.hooktools.demo import DEMOS
-from astray.formatting.terminal import say, tell
+from astray.formatting.terminal import COULD_NOT, say, tell
 
 
 def main(argv: Sequence[str] | None = None) -> int:

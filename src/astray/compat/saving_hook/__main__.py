@@ -6,11 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from astray.cli import COULD_NOT
 from astray.errors import AstrayError
 from astray.foreign.saving_hook.checker import check, describe, plan
 from astray.foreign.saving_hook.files import RESULTS
-from astray.formatting.terminal import Progress, say, tell
+from astray.formatting.terminal import COULD_NOT, Progress, say, tell
 
 
 def main(argv: Sequence[str] | None = None) -> int:

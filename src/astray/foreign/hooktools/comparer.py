@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.comparison import Comparison, compare
+from astray.comparison.comparison import compare
 from astray.errors import CompareError, RunError
 from astray.foreign.hooktools.call_file import place_of
 from astray.foreign.hooktools.comparer_config import DIRECTORY, FILE, METRICS, ComparerConfig, Metric, column, own
@@ -22,7 +22,8 @@ from astray.foreign.hooktools.config_keys import Given
 from astray.foreign.hooktools.layout import CallFile, Label, Numbering, call_file, files_in, runs_in
 from astray.foreign.hooktools.reader import HooktoolsRank, open_files
 from astray.formatting.terminal import say
-from astray.store.run import Run
+from astray.results.comparison import Comparison
+from astray.store.run import RunData
 from astray.wording import counted, printable
 
 Bools = npt.NDArray[np.bool_]
@@ -101,7 +102,8 @@ class Comparer:
         """The same without a word. Raises CompareError when the dumps have nothing in common."""
         config = self._config
         first, second, number = self._runs()
-        diff = compare(first, second, by="order" if self._pairs_by_order else "key", metrics=own(config.metrics))
+        by = "order" if self._pairs_by_order else "key"
+        diff = Comparison.of(compare(first, second, by=by, metrics=own(config.metrics)))
         measured = {name: column(metric, diff.pairs) for name, metric in self._numbers()}
         rows = np.flatnonzero(self._is_asked_for(diff))
         beyond, error = self._beyond(measured, rows)
@@ -119,7 +121,7 @@ class Comparer:
     def _pairs_by_order(self) -> bool:
         return self._config.by_order or self._config.mode == FILE
 
-    def _runs(self) -> tuple[Run, Run, Numbering]:
+    def _runs(self) -> tuple[RunData, RunData, Numbering]:
         """The two sides, and how the steps of both are numbered."""
         sides = [self._files(paths) for paths in (self._config.first, self._config.second)]
         number = Numbering(file.label for side in sides for files in side.values() for file in files)
@@ -213,7 +215,7 @@ def _part(kind: str, phase: str, role: str, path: str) -> str:
     return "" if place is None else place.part
 
 
-def _file(run: Run, rank: int, call: int) -> Path | None:
+def _file(run: RunData, rank: int, call: int) -> Path | None:
     found = run.ranks.get(rank)
     return found.files[call] if isinstance(found, HooktoolsRank) and call >= 0 else None
 

@@ -25,7 +25,7 @@ from astray.foreign.hooktools.call_file import CLASSES, PARTS, role_of, unwrap
 from astray.foreign.hooktools.layout import INDEX, CallFile, Numbering, file_name, files_in, runs_in
 from astray.records import Kind, Role
 from astray.store import safe_paths as enclosure
-from astray.store.run import Run
+from astray.store.run import RunData
 from astray.store.run_info import RunInfo
 from astray.wording import counted
 
@@ -36,7 +36,7 @@ LATE: dict[str, Role | None] = {"forward": "output", "backward": "output", "grad
 """Of each phase, the role of the tensors that are seen when a call ends."""
 
 
-def open_dump(path: Path) -> Run:
+def open_dump(path: Path) -> RunData:
     """Open a log_dir, a run in it, or any folder inside of that.
 
     Raises RunError when no file in it can be read, or it holds several runs.
@@ -49,7 +49,7 @@ def open_dump(path: Path) -> Run:
 
 def open_files(
     path: Path, files: Mapping[int, Sequence[CallFile]], number: Numbering, problems: list[str] | None = None
-) -> Run:
+) -> RunData:
     """Some files of a dump as a run, its steps numbered as told. `path` is what the run is called, and no more."""
     opened = Files()
     ranks = {rank: _open_rank(rank, path, found, number, opened) for rank, found in files.items()}
@@ -57,7 +57,7 @@ def open_files(
     info = RunInfo(
         astray="", created=_modified(path), framework="torch", world_size=max(ranks, default=0) + 1, settings=settings
     )
-    return Run(path, info, dict(ranks), problems)
+    return RunData(path, info, dict(ranks), problems)
 
 
 class HooktoolsRank(DumpRank):

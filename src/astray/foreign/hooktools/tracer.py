@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astray.capture.adapters import adapter_for
-from astray.capture.recorder import Recorder
+from astray.capture.recorder import BaseRecorder
 from astray.errors import RecordError
 from astray.foreign.hooktools.config_keys import Given, Keys, expressions, folder_name, one_of, text, texts, truth
 from astray.foreign.hooktools.layout import FileSeries, Label
@@ -65,7 +65,7 @@ class Tracer:
         self._model = model
         self._label = Label()
         self._labels: list[Label] = []
-        self._recorder: Recorder | None = None
+        self._recorder: BaseRecorder | None = None
         self._intake: BackgroundWriter | None = None  # of the recorder
         self._told: set[tuple[str, str]] = set()
         self._series = FileSeries(self._config.log_dir, self._config.tracer_name, int(time.time()))
@@ -113,7 +113,7 @@ class Tracer:
         from torch import nn
 
         # A recorder that observes nothing: values are handed to it.
-        with Recorder(
+        with BaseRecorder(
             self._config.log_dir,
             nn.Identity(),
             writer=live_writer(self._make([self._label])),
@@ -132,14 +132,14 @@ class Tracer:
             self._recorder.step()
         self._label = label
 
-    def _start(self) -> Recorder:
+    def _start(self) -> BaseRecorder:
         config, open_writer = self._config, live_writer(self._make(self._labels))
 
         def remembering(path: Path, rank: int, **more: Any) -> BackgroundWriter:
             self._intake = open_writer(path, rank, **more)
             return self._intake
 
-        return Recorder.discovering(
+        return BaseRecorder.discovering(
             config.log_dir,
             adapter_for(self._model, others=not config.only_model),
             writer=remembering,
@@ -155,7 +155,7 @@ class Tracer:
         """Makes what writes rows as files of these epochs and steps."""
         return partial(translate, series=self._series, labels=lambda step: labels[min(step, len(labels) - 1)])
 
-    def _tell(self, recorder: Recorder, intake: BackgroundWriter | None) -> None:
+    def _tell(self, recorder: BaseRecorder, intake: BackgroundWriter | None) -> None:
         """Say what could not be traced, each thing once, and what was, if that was asked for."""
         summary = recorder.summary()
         if summary.startswith("nothing"):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.comparison.comparison import compare as compare_runs
 from astray.comparison.pair.matching import MatchingOptions
 from astray.errors import UsageError
@@ -27,7 +27,7 @@ from astray.foreign.msprobe.mapping import mapping_in, of_modules, renamed
 from astray.foreign.msprobe.table import Cell, Mode, MsprobeTable, header
 from astray.report.atomic_files import atomic_file
 from astray.report.xlsx import CREATED, SHEET_ROWS, cell_text, writer
-from astray.store import Run, open_run
+from astray.store import RunData, open_run
 from astray.store import Table as StoredTable
 from astray.store.run import RankRun
 from astray.wording import as_utf8, did_you_mean
@@ -144,7 +144,7 @@ def compare_distributed(
     return compare({"npu_path": npu_dump_dir, "bench_path": bench_dump_dir}, output_path, **options)
 
 
-def _inputs(given: Mapping[str, Any]) -> tuple[Run, Run]:
+def _inputs(given: Mapping[str, Any]) -> tuple[RunData, RunData]:
     if not isinstance(given, Mapping):
         raise UsageError(f"input_param is {given!r}. It is a dict with npu_path and bench_path.")
     for name in given:
@@ -169,7 +169,7 @@ def _write(table: MsprobeTable, stem: Path, now: str, xlsx: bool) -> list[Path]:
     return files
 
 
-def _beside(npu: Run, bench: Run) -> Run:
+def _beside(npu: RunData, bench: RunData) -> RunData:
     """Where each has one rank, these are compared, whatever their numbers."""
     if len(npu.ranks) == len(bench.ranks) == 1:
         (number,), (rank,) = bench.ranks, npu.ranks.values()
@@ -177,12 +177,12 @@ def _beside(npu: Run, bench: Run) -> Run:
     return npu
 
 
-def _stem(npu: Run) -> str:
+def _stem(npu: RunData) -> str:
     kinds = {kind for rank in npu.ranks.values() for kind in rank.calls.coded("kind").values}
     return "debug_compare_result" if kinds == {"custom"} else "compare_result"
 
 
-def mode_of(found: Comparison) -> Mode:
+def mode_of(found: ComparisonData) -> Mode:
     """What the dumps hold: values, checksums, or statistics."""
     runs = found.reference, found.candidate
     if all(_has(run, lambda tensors: tensors.numbers("blob_file") >= 0) for run in runs):
@@ -192,7 +192,7 @@ def mode_of(found: Comparison) -> Mode:
     return "md5" if checksums or not has_statistics else "summary"
 
 
-def _has(run: Run, what: Callable[[StoredTable], npt.NDArray[np.bool_]]) -> bool:
+def _has(run: RunData, what: Callable[[StoredTable], npt.NDArray[np.bool_]]) -> bool:
     return any(bool(what(rank.tensors).any()) for rank in run.ranks.values())
 
 

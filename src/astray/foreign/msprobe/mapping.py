@@ -18,7 +18,7 @@ from astray.comparison.pair.mapping import Mapping
 from astray.errors import CompareError, RecordError
 from astray.foreign.msprobe.run_names import Names
 from astray.records import Role
-from astray.store import DictionaryColumn, Run, Table
+from astray.store import DictionaryColumn, RunData, Table
 from astray.store.convert import RenamedRank
 from astray.store.run import RankRun
 
@@ -56,7 +56,7 @@ def of_modules(given: Any) -> Mapping | None:
     return Mapping(sites, types={cls: another for cls, another in types.items() if cls != another})
 
 
-def renamed(npu: Run, bench: Run, mapping: dict[str, str]) -> tuple[Run, Run]:
+def renamed(npu: RunData, bench: RunData, mapping: dict[str, str]) -> tuple[RunData, RunData]:
     """Both runs, with one key for what the mapping says is one: the name of the bench's entry."""
     used: set[str] = set()
     ranks = {

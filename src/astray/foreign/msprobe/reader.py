@@ -32,7 +32,7 @@ from astray.foreign.msprobe.identities import EntryFacts
 from astray.foreign.msprobe.names import parse
 from astray.foreign.msprobe.steps import StepReader
 from astray.foreign.msprobe.tensors import Tensors, form
-from astray.store.run import RankRun, RankSource, Run
+from astray.store.run import RankRun, RankSource, RunData
 from astray.store.run_info import RunInfo
 from astray.wording import counted
 
@@ -69,7 +69,7 @@ def _start(path: Path) -> bytes:
         return b""
 
 
-def open_dump(path: Path) -> Run:
+def open_dump(path: Path) -> RunData:
     """Open a dump: the folder that was given as `dump_path`, that of one of its steps or ranks, or a rank's dump.json.
 
     Raises RunError when there is nothing of a dump. What is cut or damaged is said in the run's problems.
@@ -82,7 +82,7 @@ def open_dump(path: Path) -> Run:
     ranks: dict[int, RankRun] = {}
     for rank in sorted({place.rank for place in found}):
         ranks[rank] = reader.rank(rank, [place for place in found if place.rank == rank])
-    return Run(path, reader.info(found, len(ranks)), ranks, problems)
+    return RunData(path, reader.info(found, len(ranks)), ranks, problems)
 
 
 class MsprobeRank(DumpRank):

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from astray.capture.adapters import adapter_for
-from astray.capture.recorder import Opens, Recorder
+from astray.capture.recorder import BaseRecorder, Opens
 from astray.capture.settings import RecordingOptions
 from astray.errors import RecordError
 from astray.foreign.live_writer import live_writer
@@ -52,7 +52,7 @@ class Session:
         self.configuration = configuration
         self._model = model
         self._overwrite = overwrite
-        self._recorder: Recorder | None = None
+        self._recorder: BaseRecorder | None = None
         self._passed = 0  # steps that were over before anything was to be recorded
         self._version = configuration.version
         self._over = False
@@ -164,7 +164,7 @@ class Session:
             )
         return None
 
-    def _open(self, model: Any, rank: int | None) -> Recorder:
+    def _open(self, model: Any, rank: int | None) -> BaseRecorder:
         """A recorder that runs. Without a model it finds the modules that functions are called in."""
         asked = self.configuration
         if model is None:
@@ -178,7 +178,7 @@ class Session:
         if rank is not None:  # which has been looked at already
             writer = _Ranked(writer, rank)
             settings["ranks"] = None
-        recorder = Recorder.discovering(
+        recorder = BaseRecorder.discovering(
             asked.dump_path, adapter, overwrite=self._overwrite, writer=writer, **settings
         ).start()
         if self._passed:

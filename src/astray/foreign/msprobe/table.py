@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from astray.comparison.comparison import Comparison
+from astray.comparison.comparison import ComparisonData
 from astray.comparison.verdict import AGREEING, BAD, LABELS
 from astray.foreign.msprobe.run_names import EntryName, Names
 from astray.foreign.msprobe.table_scalars import TENSOR, ArgumentPair, ScalarArguments
-from astray.store import Run
+from astray.store import RunData
 
 Mode = Literal["all", "summary", "md5"]
 Cell = str | float | int | bool
@@ -78,7 +78,7 @@ class MsprobeTable:
     npu, bench: the two runs under their own names, where a mapping gave them others.
     """
 
-    def __init__(self, comparison: Comparison, mode: Mode, npu: Run, bench: Run) -> None:
+    def __init__(self, comparison: ComparisonData, mode: Mode, npu: RunData, bench: RunData) -> None:
         self.comparison, self.mode = comparison, mode
         self._names = [{number: Names(rank) for number, rank in run.ranks.items()} for run in (npu, bench)]
         pairs = comparison.pairs
@@ -186,7 +186,7 @@ class MsprobeTable:
         elif waiting[0] == until:
             waiting.popleft()
 
-    def _run(self, which: int) -> Run:
+    def _run(self, which: int) -> RunData:
         return self.comparison.reference if which else self.comparison.candidate
 
     def _side(self, which: int, at: int) -> _TableSide | None:
@@ -306,12 +306,12 @@ class MsprobeTable:
         return str(found)
 
 
-def is_dump(run: Run) -> bool:
+def is_dump(run: RunData) -> bool:
     """Whether a run was read from files of msprobe, which have arguments as they were given."""
     return any(hasattr(rank, "entries") for rank in run.ranks.values())
 
 
-def _place(comparison: Comparison, divergence: Any) -> int:
+def _place(comparison: ComparisonData, divergence: Any) -> int:
     """The row of a divergence, −1 when it has none of its own."""
     pairs, place = comparison.pairs, divergence.place
     found = pairs.numbers("rank") == divergence.rank
@@ -324,7 +324,7 @@ def _place(comparison: Comparison, divergence: Any) -> int:
     return int(at[0]) if len(at) else -1
 
 
-def _listed(comparison: Comparison, name: str) -> list[Any]:
+def _listed(comparison: ComparisonData, name: str) -> list[Any]:
     """A column as objects, what is not known as None."""
     cells = comparison.columns[name]
     found = cells.column.tolist()

@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 from astray.capture.pytorch.calls.wrappers import Chain, can_be_called, chains, site_name, type_name
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.hooks import TransparentHook
-from astray.capture.recorder import Recorder
+from astray.capture.recorder import BaseRecorder
 from astray.capture.settings import RecordingOptions
 from astray.errors import RecordError
 from astray.foreign.live_writer import LiveWriter
@@ -137,7 +137,7 @@ class _FolderRecorder:
     def __init__(self, saving: _Saving, folder: Folder, limit: Limit, settings: RecordingOptions) -> None:
         self._folder: Folder = folder
         self._limit = limit
-        self._recorder = Recorder(saving.path, saving.model, overwrite=True, writer=self._open, **settings)
+        self._recorder = BaseRecorder(saving.path, saving.model, overwrite=True, writer=self._open, **settings)
         self._recorder.start()
 
     def _open(self, path: Path, rank: int, **options: Any) -> LiveWriter:

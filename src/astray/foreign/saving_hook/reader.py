@@ -1,4 +1,4 @@
-"""Opens a folder of the saving hook as a `Run`: outputs of leaf layers, and the gradients of parameters.
+"""Opens a folder of the saving hook as a run: outputs of leaf layers, and the gradients of parameters.
 
 Rows are put into the order of execution: micro step by micro step, first outputs and then gradients, by their index.
 Headers of files are read on opening, values when they are looked at.
@@ -17,7 +17,7 @@ from astray.foreign import array_files as npy
 from astray.foreign.dump_rows import DumpRank, DumpRows, ValueLocation
 from astray.foreign.saving_hook.files import FOLDERS, NAME, Folder, TensorFile, list_rank, rank_folders, rank_of
 from astray.records import Role
-from astray.store.run import RankRun, Run
+from astray.store.run import RankRun, RunData
 from astray.store.run_info import RunInfo
 
 
@@ -34,7 +34,7 @@ def recognises(path: Path) -> bool:
         return False
 
 
-def open_dump(path: Path) -> Run:
+def open_dump(path: Path) -> RunData:
     """Open the dump at `path`. What cannot be read is a sentence in `problems`; RunError says that nothing is there."""
     homes: dict[Folder, dict[int, Path]] = {}
     problems: list[str] = []
@@ -52,7 +52,7 @@ def open_dump(path: Path) -> Run:
     info = RunInfo(
         astray="", created=created.isoformat(timespec="seconds"), world_size=len(ranks), settings={"format": NAME}
     )
-    return Run(path, info, read, problems)
+    return RunData(path, info, read, problems)
 
 
 def _read_rank(rank: int, homes: dict[Folder, Path]) -> DumpRank:

@@ -24,7 +24,7 @@ from astray.foreign.torch_npu import arrays, lines
 from astray.foreign.torch_npu.calls import gather
 from astray.foreign.torch_npu.names import TorchNpuDump
 from astray.foreign.torch_npu.writer import translate
-from astray.store.run import RankRun, Run
+from astray.store.run import RankRun, RunData
 from astray.store.run_info import RunInfo
 from astray.store.safe_paths import entries
 
@@ -42,7 +42,7 @@ def recognises(path: Path) -> bool:
     return path.is_dir() and (arrays.recognises(path) or bool(_ranks_in(path)))
 
 
-def open_dump(path: Path) -> Run:
+def open_dump(path: Path) -> RunData:
     """The dump as a run. Raises RunError when nothing of it can be read."""
     if not path.exists():
         raise RunError(f"{path} does not exist.")
@@ -61,7 +61,7 @@ def open_dump(path: Path) -> Run:
         world_size=max(places) + 1,
         settings={"format": NAME, "level": ["function"], "modules": "not known", "steps": "not known: all are step 0"},
     )
-    return Run(path, info, ranks, problems)
+    return RunData(path, info, ranks, problems)
 
 
 def read(path: Path) -> TorchNpuDump:

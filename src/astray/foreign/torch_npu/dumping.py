@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from astray.capture.adapters import Adapter, adapter_for
-from astray.capture.recorder import Recorder
+from astray.capture.recorder import BaseRecorder
 from astray.errors import RunExists, UsageError
 from astray.foreign.live_writer import live_writer
 from astray.foreign.torch_npu import lines
@@ -48,7 +48,7 @@ class DumpRecorder:
         self._models: list[torch.nn.Module] = []
         self._sample = True
         self._schedule: Schedule = every_step
-        self._recorder: Recorder | None = None
+        self._recorder: BaseRecorder | None = None
         self._adapter: Adapter | None = None
         self._translator: TorchNpuTranslator | None = None
         self._form: DumpForm | None = None
@@ -106,7 +106,7 @@ class DumpRecorder:
         self._adapter = adapter_for(one, paced=True)
         if self._form is None:
             self._form = self._new_form(self._path)
-        self._recorder = Recorder.discovering(
+        self._recorder = BaseRecorder.discovering(
             self._path,
             self._adapter,
             writer=live_writer(self._translate, first_positions),

@@ -21,7 +21,7 @@ from astray.records import Blob, Frame, Setup
 from astray.safe_text import read_plain
 from astray.store import safe_paths as enclosure
 from astray.store.columns import Table
-from astray.store.run import RankRun, Run
+from astray.store.run import RankRun, RunData
 from astray.store.run_format.decoder import empty_table, read_table
 from astray.store.run_format.folder import END_FILE, RUN_FILE, SETUP_FILE, STACKS_FILE, is_rank, rank_folders
 from astray.store.run_format.schema import CALLS, TENSORS, Column
@@ -43,13 +43,13 @@ def recognises(path: Path) -> bool:
     return (path / RUN_FILE).exists() or any(is_rank(folder) for folder in rank_folders(path).values())
 
 
-def open_native(path: Path) -> Run:
+def open_native(path: Path) -> RunData:
     """Open the run at `path`."""
     info = _read_info(path)
     folders = rank_folders(path)
     sources = {rank: RunFormatRank(folder, path) for rank, folder in folders.items()}
     problems = _missing_ranks(path, info.world_size, set(folders)) + _of_another_launch(info, folders, sources)
-    return Run(path, info, {rank: RankRun(rank, source) for rank, source in sources.items()}, problems)
+    return RunData(path, info, {rank: RankRun(rank, source) for rank, source in sources.items()}, problems)
 
 
 def _of_another_launch(info: RunInfo, folders: dict[int, Path], sources: dict[int, RunFormatRank]) -> list[str]:

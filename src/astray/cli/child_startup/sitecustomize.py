@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from typing import Any
 
 
 def _step_aside() -> None:
@@ -27,7 +28,13 @@ def _reach() -> None:
         from astray.capture.children import reach
     except ImportError:  # another interpreter, which has no astray
         return
-    reach(os.environ)
+    reach(os.environ, _make_guard)
+
+
+def _make_guard(asked: Any) -> Any:
+    from astray.guarding.recording_guard import RecordingGuard
+
+    return RecordingGuard(asked)
 
 
 try:

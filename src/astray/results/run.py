@@ -1,0 +1,73 @@
+"""A run as users hold it: the data of `store`, and what is found by looking at one run alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from astray.store import CheckpointData, RankRun, RunData
+
+if TYPE_CHECKING:
+    from astray.headroom.risk import Risk
+    from astray.nonfinite.findings import Findings
+
+
+class Run(RunData):
+    """A recording: what ran, and for each rank its tables and values.
+
+    >>> run = astray.open("runs/a")
+    >>> run
+    <Run runs/a: torch, 20 steps, 1 rank, 3,480 calls, 9,120 tensors, complete>
+    >>> run.tensor(Key(0, 0, "layers.3.attn", 0, "forward", "output", "0")).shape
+    (8, 128, 512)
+    """
+
+    @staticmethod
+    def of(data: RunData) -> Run:
+        """The same run as users hold it. It shares everything with `data`: what one has read, the other has too."""
+        if isinstance(data, Run):
+            return data
+        kind = CheckpointRun if isinstance(data, CheckpointData) else Run
+        run = kind.__new__(kind)
+        vars(run).update(vars(data))
+        return run
+
+    def with_ranks(self, ranks: dict[int, RankRun]) -> Run:
+        """The same run with other ranks in place of its own."""
+        return Run.of(super().with_ranks(ranks))
+
+    def risk(
+        self,
+        *,
+        steps: str | Sequence[int] | None = None,
+        ranks: Sequence[int] | None = None,
+        what_if: str | Sequence[str] = (),
+    ) -> Risk:
+        """How close the numbers of the run come to overflow, to zero, and to no longer moving; the worst place first.
+
+        >>> run.risk(what_if="float16")
+        <Risk of runs/a: 1 non-finite, 2 overflow, 3 tight, 210 calm>
+
+        steps, ranks: look only at these: steps="0:10:2", ranks=[0, 3].
+        what_if: other dtypes to imagine the tensors in.
+        """
+        from astray.headroom.risk import risk  # loaded when it is wanted
+
+        return risk(self, steps=steps, ranks=ranks, what_if=what_if)
+
+    def alarms(self, *, rank: int | None = None, steps: str | int | Sequence[int] | None = None) -> Findings:
+        """Where NaN and infinity come from, and what they reached.
+
+        >>> found = run.alarms()
+        >>> found[0].origin.site, found[0].kind.word
+        ('h.2.attn/softmax', 'fully masked')
+
+        rank, steps: look only at these.
+        """
+        from astray.nonfinite.findings import alarms
+
+        return alarms(self, rank, steps)
+
+
+class CheckpointRun(Run, CheckpointData):
+    """A checkpoint that is read like a run. `checkpoint` has the tensors themselves."""
