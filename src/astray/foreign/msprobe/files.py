@@ -1,7 +1,7 @@
-"""What lies in the folders of a dump, and what its JSON files say, whole or cut in the middle.
+"""The folders of a dump, and what its JSON files say, whole or cut in the middle.
 
-msprobe writes NaN and Infinity as bare words, which JSON does not know and Python reads. A file that was being
-written when its program was killed is read as far as its entries are whole.
+msprobe writes NaN and Infinity as bare words, which are not JSON and which Python reads. A file that was being written
+when its program was killed is read as far as its entries are whole.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LINE = re.compile(r"File (?P<file>.+), line (?P<line>\d{1,9}), in (?P<function>
 _FRAMEWORK = ("/torch/nn/modules/", "/torch/nn/functional.py", "/torch/_tensor.py", "/torch/utils/", "/torch/autograd/")
 
 
-class Place(NamedTuple):
+class StepFolder(NamedTuple):
     """The folder of one step of one rank."""
 
     step: int
@@ -34,12 +34,12 @@ class Place(NamedTuple):
     folder: Path
 
 
-def places(path: Path) -> tuple[list[Place], list[str]]:
-    """Every step of every rank under a dump, under one of its steps, or this one; and what is odd about them."""
+def places(path: Path) -> tuple[list[StepFolder], list[str]]:
+    """Every step of every rank in a dump, in one of its steps, or the folder itself; and what is odd about them."""
     if _is_rank(path):
         step, rank = _STEP.fullmatch(path.resolve().parent.name), _RANK.fullmatch(path.resolve().name)
         number = int(rank[1]) if rank and rank[1] else 0
-        return [Place(int(step[1]) if step else 0, number, path)], []
+        return [StepFolder(int(step[1]) if step else 0, number, path)], []
     step = _STEP.fullmatch(path.resolve().name)
     found, odd = _ranks(path, int(step[1]) if step else 0)
     if found:
@@ -56,7 +56,7 @@ def _is_rank(folder: Path) -> bool:
     return any((folder / name).is_file() for name in FILES) or (folder / DATA).is_dir()
 
 
-def _ranks(folder: Path, step: int) -> tuple[list[Place], list[str]]:
+def _ranks(folder: Path, step: int) -> tuple[list[StepFolder], list[str]]:
     ranks, processes = [], []
     for one in entries(folder):
         match = _RANK.fullmatch(one.name)
@@ -65,10 +65,10 @@ def _ranks(folder: Path, step: int) -> tuple[list[Place], list[str]]:
         if match[2]:
             processes.append((int(match[2]), one))
         else:
-            ranks.append(Place(step, int(match[1] or 0), one))
+            ranks.append(StepFolder(step, int(match[1] or 0), one))
     taken = {place.rank for place in ranks}
     free = (number for number in range(len(ranks) + len(processes)) if number not in taken)
-    ranks += [Place(step, rank, one) for rank, (_, one) in zip(free, sorted(processes), strict=False)]
+    ranks += [StepFolder(step, rank, one) for rank, (_, one) in zip(free, sorted(processes), strict=False)]
     odd = [] if len(processes) < 2 else [
         f"{folder} has {len(processes)} folders of processes that do not say their rank; they are numbered by their "
         "process ids. Rename them to rank0, rank1, … if that is not right."
@@ -77,14 +77,14 @@ def _ranks(folder: Path, step: int) -> tuple[list[Place], list[str]]:
 
 
 class Document(NamedTuple):
-    """What a JSON file says, and whether it says all of it."""
+    """The content of a JSON file, and whether it is all there."""
 
     content: dict[str, Any]
     whole: bool
 
 
 def read_document(folder: Path, name: str) -> Document | None:
-    """A JSON file of a dump; None when it is not there. Raises RunError when nothing of it can be read."""
+    """A JSON file of a dump; None when there is none. Raises RunError when nothing of it can be read."""
     path = inside(folder, name)
     if not path.exists():
         return None
@@ -104,7 +104,7 @@ def read_document(folder: Path, name: str) -> Document | None:
 
 
 def read_construct(content: dict[str, Any]) -> tuple[dict[str, str | None], dict[str, int]]:
-    """Which entry lies in which, and the micro steps of those of which it is told."""
+    """The parent of each entry, and the micro step of those whose micro step is given."""
     parents: dict[str, str | None] = {}
     micros: dict[str, int] = {}
     for name, value in content.items():
@@ -119,7 +119,7 @@ def read_construct(content: dict[str, Any]) -> tuple[dict[str, str | None], dict
 
 
 def read_stacks(content: dict[str, Any]) -> dict[str, list[str]]:
-    """The lines of the stack of each entry, innermost first, in either of the two forms there have been."""
+    """The lines of the stack of each entry, innermost first, from either of the two forms of the file."""
     found: dict[str, list[str]] = {}
     for name, value in content.items():
         if not isinstance(value, list):
@@ -140,7 +140,7 @@ def frames(lines: list[str]) -> list[Frame]:
 
 
 def caller(lines: list[str]) -> tuple[str, ...] | None:
-    """What all calls in one call of an outermost module have in common: its forward, and where that was called from."""
+    """What all calls in one call of an outermost module share: its forward, and where that was called from."""
     calls = [number for number, line in enumerate(lines) if "nn/modules/module.py" in line and "_call_impl" in line]
     if not calls:
         return None
@@ -151,16 +151,14 @@ def caller(lines: list[str]) -> tuple[str, ...] | None:
     return (match["file"], match["function"], *lines[last + 1 :]) if match else None
 
 
-# -- cut json ----------------------------------------------------------------------------------------------------------
-# The whole pairs of a JSON document that was cut in the middle, as a killed program leaves it.
-
+# -- a JSON document that was cut in the middle, as a killed program leaves it -----------------------------------------
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
 
 
-class Pair(NamedTuple):
-    """A pair of an object. Where its value is cut, that is None, and `cut` is where it begins."""
+class JsonPair(NamedTuple):
+    """A pair of a JSON object. Where its value is cut, `value` is None, and `cut` is where it begins."""
 
     name: str
     value: Any
@@ -168,7 +166,7 @@ class Pair(NamedTuple):
 
 
 def read_whole_pairs(text: str, inner: str) -> dict[str, Any]:
-    """The pairs of a document that are whole; of the value of `inner`, if the cut is in it, its own whole pairs.
+    """The whole pairs of a document; where the cut is in the value of `inner`, also the whole pairs of that value.
 
     >>> read_whole_pairs('{"task": "tensor", "data": {"a": [1, 2], "b": [3, ', "data")
     {'task': 'tensor', 'data': {'a': [1, 2]}}
@@ -182,7 +180,7 @@ def read_whole_pairs(text: str, inner: str) -> dict[str, Any]:
     return found
 
 
-def _pairs(text: str, at: int) -> Iterator[Pair]:
+def _pairs(text: str, at: int) -> Iterator[JsonPair]:
     """The pairs of the object that begins here."""
     separator = "{"
     while text[at : at + 1] == separator:
@@ -192,12 +190,12 @@ def _pairs(text: str, at: int) -> Iterator[Pair]:
         try:
             value, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
-            yield Pair(name, None, at)
+            yield JsonPair(name, None, at)
             return
         if end == len(text) and text[end - 1] not in '}]"':  # a number may go on behind the cut
-            yield Pair(name, None, at)
+            yield JsonPair(name, None, at)
             return
-        yield Pair(name, value)
+        yield JsonPair(name, value)
         at, separator = _behind_space(text, end), ","
 
 
