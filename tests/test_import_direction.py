@@ -19,7 +19,7 @@ LAYERS = (  # in this order; names in one line do not import each other
     "device graph",
     "nonfinite capture",
     "guarding comparison",
-    "headroom state report",
+    "headroom state experiment report",
     "transformers",
     "foreign",
     "web compat",
