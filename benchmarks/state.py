@@ -34,7 +34,7 @@ def main() -> None:
     torch.manual_seed(0)
     with torch.device("cuda" if on_gpu else "cpu"):
         model = GPT(size)
-    state = astray.from_weight(model)
+    state = astray.state.from_weight(model)
     tensors = [state[name].detach() for name in state]
     nbytes = sum(tensor.nbytes for tensor in tensors)
     device = torch.cuda.get_device_name() if on_gpu else "no GPU"

@@ -22,7 +22,7 @@ LAYERS = (  # in this order; names in one line do not import each other
     "headroom report recorder",
     "web",
     "results",
-    "state transformers",
+    "state experiment transformers",
     "foreign",
     "compat",
     "cli",

@@ -86,7 +86,7 @@ def test_a_guard_dumps_where_it_began(folders: tuple[Path, Path]) -> None:
 def test_a_monitor_stays_where_it_began(folders: tuple[Path, Path]) -> None:
     home, away = folders
     model = torch.nn.Linear(3, 2)
-    with astray.Monitor(model, every=1, path="runs/m") as monitor:
+    with astray.state.Monitor(model, every=1, path="runs/m") as monitor:
         os.chdir(away)
         train(model)
         assert len(monitor.series("update").steps) == 2

@@ -7,8 +7,12 @@ its inputs were still right.
     astray.open("runs/a")                               a `Run`; a `Key` names one of its tensors
     astray.compare("runs/a", "runs/b")                  a `Comparison`; its `first` is a `Divergence`
     with astray.guard(model): ...                       NaN and infinity, named at their origin; `Tripped` is raised
-    astray.from_weight(model)                           a `StateDict`: weights, gradients … to compute with
-    astray.seed_all(), without_dropout(), elsewhere()   experiments: `astray help experiments`
+
+The rest is in three modules, which need no import of their own:
+
+    astray.state.from_weight(model)                     weights, gradients … to compute with: `astray help state`
+    astray.experiment.seed_all()                        one thing changed, and once more: `astray help experiments`
+    astray.errors.RunError                              what astray raises; `AstrayError` is the base of all
 
 Importing astray imports no framework, patches nothing, and loads the parts when they are first used.
 """
@@ -17,15 +21,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from astray.errors import AstrayError, CompareError, RecordError, RunError, RunExists
+from astray.errors import AstrayError
 from astray.records import Key
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from astray.capture.experiments import elsewhere, seed_all, without_dropout
+    from astray import errors as errors
+    from astray import experiment as experiment
+    from astray import state as state
     from astray.capture.settings import RecordingOptions
     from astray.comparison.divergence import Divergence
     from astray.comparison.pair.matching import MatchingOptions
@@ -34,99 +41,40 @@ if TYPE_CHECKING:
     from astray.guarding.options import Gradients
     from astray.guarding.recording_guard import GuardSetting
     from astray.guarding.step_monitor import Condition
-    from astray.guarding.trip import Trip, Tripped
+    from astray.guarding.trip import Tripped
     from astray.recorder import Recorder
     from astray.results.comparison import Comparison
     from astray.results.run import Run
-    from astray.state import (
-        StateDict,
-        cosine,
-        diff,
-        from_activation,
-        from_activation_grad,
-        from_grad,
-        from_optimizer_state,
-        from_state_dict,
-        from_together,
-        from_weight,
-        gradient_noise_scale,
-        load_state,
-        register_reduction,
-        trust_ratio,
-    )
-    from astray.state.monitor_package import Monitor
-    from astray.state.updates import check_updates
     from astray.store.convert import convert
 
 __all__ = [
     "AstrayError",
-    "CompareError",
     "Comparison",
     "Divergence",
     "Guard",
     "Key",
-    "Monitor",
-    "RecordError",
     "Recorder",
     "Run",
-    "RunError",
-    "RunExists",
-    "StateDict",
-    "Trip",
     "Tripped",
-    "check_updates",
     "compare",
     "convert",
-    "cosine",
-    "diff",
-    "elsewhere",
-    "from_activation",
-    "from_activation_grad",
-    "from_grad",
-    "from_optimizer_state",
-    "from_state_dict",
-    "from_together",
-    "from_weight",
-    "gradient_noise_scale",
     "guard",
-    "load_state",
     "open",
     "record",
-    "register_reduction",
-    "seed_all",
-    "trust_ratio",
-    "without_dropout",
 ]
 
 _HOMES = {
     "Comparison": "astray.results.comparison",
     "Divergence": "astray.comparison.divergence",
     "Guard": "astray.guarding.guard",
-    "Monitor": "astray.state.monitor_package",
     "Recorder": "astray.recorder",
     "Run": "astray.results.run",
-    "StateDict": "astray.state",
-    "Trip": "astray.guarding.trip",
     "Tripped": "astray.guarding.trip",
-    "check_updates": "astray.state.updates",
     "convert": "astray.store.convert",
-    "cosine": "astray.state",
-    "diff": "astray.state",
-    "elsewhere": "astray.capture.experiments",
-    "from_activation": "astray.state",
-    "from_activation_grad": "astray.state",
-    "from_grad": "astray.state",
-    "from_optimizer_state": "astray.state",
-    "from_state_dict": "astray.state",
-    "from_together": "astray.state",
-    "from_weight": "astray.state",
-    "gradient_noise_scale": "astray.state",
-    "load_state": "astray.state",
-    "register_reduction": "astray.state",
-    "seed_all": "astray.capture.experiments",
-    "trust_ratio": "astray.state",
-    "without_dropout": "astray.capture.experiments",
 }
+
+_GROUPS = {"errors": "errors.py", "experiment": "experiment.py", "state": "state/__init__.py"}
+"""Modules that are loaded when they are first used, as `astray.state`, and their files."""
 
 Path = str | os.PathLike[str]
 
@@ -271,6 +219,27 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("astray")
-    if name not in _HOMES:
-        raise AttributeError(f"astray has no {name!r}. It offers {', '.join(__all__)}.")
-    return getattr(import_module(_HOMES[name]), name)
+    if name in _GROUPS:
+        return import_module(f"astray.{name}")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if group := _group_of(name):
+        raise AttributeError(f"astray has no {name!r}. It is astray.{group}.{name}.")
+    groups = ", ".join(f"astray.{group}" for group in _GROUPS)
+    raise AttributeError(f"astray has no {name!r}. It offers {', '.join(__all__)}, and more in {groups}.")
+
+
+def _group_of(name: str) -> str | None:
+    """The group whose `__all__` has this name. Its source is searched: a name that is missing must import nothing,
+    least of all torch, and `from astray import stats` asks for the attribute before it imports the module."""
+    from pkgutil import get_data
+
+    for group, file in _GROUPS.items():
+        with suppress(OSError):  # installed without sources
+            if f'\n    "{name}",\n'.encode() in (get_data("astray", file) or b""):
+                return group
+    return None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_GROUPS})

@@ -15,6 +15,18 @@ Every message states the fact, the values, and the next step, and the command li
 
 from __future__ import annotations
 
+__all__ = [
+    "AstrayError",
+    "CheckpointError",
+    "CompareError",
+    "RecordError",
+    "RunError",
+    "RunExists",
+    "RunVersionError",
+    "StateError",
+    "UsageError",
+]
+
 
 class AstrayError(Exception):
     """The base of everything astray raises on purpose."""

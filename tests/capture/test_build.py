@@ -26,7 +26,7 @@ def run(program: str, *args: str, **environment: str) -> subprocess.CompletedPro
 
 def test_only_a_recording_builds(tmp_path: Path) -> None:
     program = """
-import sys, torch, astray, astray.state, astray.state.monitor_package, astray.cli
+import sys, torch, astray, astray.state, astray.experiment, astray.cli
 from astray.compat import hooktools, msprobe, nnstat, saving_hook, torch_npu
 assert not [name for name in sys.modules if name.startswith("astray.capture.pytorch.native")]
 """

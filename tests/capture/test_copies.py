@@ -36,7 +36,7 @@ WAYS: dict[str, Callable[[Path, nn.Module, Any], Any]] = {
     "record": lambda path, model, _: astray.record(path, model, optimizer="weight"),
     "record of ops": lambda path, model, _: astray.record(path, model, level=("module", "function", "op")),
     "guard": lambda path, model, _: astray.guard(model, on="warn", path=path),
-    "monitor": lambda path, model, optimizer: astray.Monitor(model, optimizer, every=1, path=path),
+    "monitor": lambda path, model, optimizer: astray.state.Monitor(model, optimizer, every=1, path=path),
 }
 
 

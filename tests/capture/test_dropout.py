@@ -1,4 +1,4 @@
-"""`astray.without_dropout`: nothing is dropped, no random number is drawn, and nothing is changed."""
+"""`astray.experiment.without_dropout`: nothing is dropped, no random number is drawn, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_dropout_is_the_identity_and_draws_nothing(name: str) -> None:
     torch.manual_seed(0)
     assert not torch.equal(FUNCTIONS[name](), X)  # else this shows nothing
     before = torch.get_rng_state()
-    with astray.without_dropout():
+    with astray.experiment.without_dropout():
         dropped = FUNCTIONS[name]()
     assert torch.equal(dropped, X)
     assert torch.equal(torch.get_rng_state(), before)
@@ -81,7 +81,7 @@ def test_a_layer_in_training_computes_what_it_does_without_its_dropout(name: str
     torch.manual_seed(0)
     layer, args = LAYERS[name]()
     before = torch.get_rng_state()
-    with astray.without_dropout():
+    with astray.experiment.without_dropout():
         found = first_tensor(layer(*args))
     assert torch.equal(torch.get_rng_state(), before)
     assert not torch.equal(first_tensor(layer(*args)), found)
@@ -100,34 +100,34 @@ def first_tensor(value: Any) -> torch.Tensor:
 
 
 def test_attention_by_position() -> None:
-    with astray.without_dropout():
+    with astray.experiment.without_dropout():
         assert torch.equal(attended(0.5), attended(0.0))
 
 
 def test_gradients_and_recomputation_are_without_dropout_too() -> None:
     x = X.clone().requires_grad_()
-    with astray.without_dropout():
+    with astray.experiment.without_dropout():
         checkpoint(lambda x: F.dropout(x * 2), x, use_reentrant=False).sum().backward()
     assert torch.equal(x.grad, torch.full_like(X, 2.0))
 
 
 def test_nothing_is_replaced() -> None:
     dropout, layer = F.dropout, nn.Dropout(0.5)
-    with astray.without_dropout():
+    with astray.experiment.without_dropout():
         assert F.dropout is dropout
         assert layer.training
         assert layer.p == 0.5
 
 
 def test_it_ends_with_the_block_also_after_an_exception() -> None:
-    with pytest.raises(ZeroDivisionError), astray.without_dropout():
+    with pytest.raises(ZeroDivisionError), astray.experiment.without_dropout():
         1 / 0  # noqa: B018
     assert torch._C._len_torch_function_stack() == 0
     assert not torch.equal(F.dropout(X), X)
 
 
 def test_it_decorates_a_function() -> None:
-    @astray.without_dropout()
+    @astray.experiment.without_dropout()
     def forward() -> torch.Tensor:
         return F.dropout(X)
 
@@ -141,6 +141,6 @@ def test_what_was_compiled_before_is_without_dropout_inside_and_with_it_after() 
         return F.dropout(x, 0.5)
 
     assert not torch.equal(forward(X), X)
-    with astray.without_dropout():
+    with astray.experiment.without_dropout():
         assert torch.equal(forward(X), X)
     assert not torch.equal(forward(X), X)

@@ -1,4 +1,4 @@
-"""`astray.elsewhere`: one module, or one function, in another dtype; everything around it as it was.
+"""`astray.experiment.elsewhere`: one module, or one function, in another dtype; everything around it as it was.
 
 There is one device here, so dtypes stand for devices, and `meta`, a device without numbers, for where things went.
 """
@@ -47,7 +47,7 @@ def test_the_module_computes_in_float64_and_its_result_comes_back_in_float32() -
     x = torch.randn(4, 300)
     exact = F.linear(x.tanh().double(), layer.weight.double(), layer.bias.double())
     plain = model(x)
-    with astray.elsewhere(model, "1", dtype="float64"):
+    with astray.experiment.elsewhere(model, "1", dtype="float64"):
         found = model(x)
     assert found.dtype == torch.float32
     assert torch.equal(found, exact.float())
@@ -59,7 +59,7 @@ def test_gradients_reach_the_original_parameters_and_inputs_as_if_computed_there
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 5))
     x = torch.randn(4, 300, requires_grad=True)
-    with astray.elsewhere(model, "1", dtype=torch.float64):
+    with astray.experiment.elsewhere(model, "1", dtype=torch.float64):
         model(x).square().sum().backward()
     assert model[1].weight.is_leaf
 
@@ -82,7 +82,7 @@ def test_every_model_runs_wholly_elsewhere_and_is_as_before_afterwards(kind: typ
     torch.manual_seed(3)
     expected = copy.deepcopy(model).double()(x.double())
     torch.manual_seed(3)
-    with astray.elsewhere(model, "<root>", dtype="float64"):
+    with astray.experiment.elsewhere(model, "<root>", dtype="float64"):
         found = model(x)
         found.sum().backward()
     assert torch.equal(found, expected.float())
@@ -107,7 +107,7 @@ def test_keywords_and_nested_arguments_and_results_go_and_come_back() -> None:
     inner = Watching(lambda bag, pair, *, mask, plain: {"y": bag.x * 2, "ids": bag.rest["ids"], "pair": pair})
     x, y = torch.ones(2), torch.full((2,), 5.0)
     bag = Bag(x, {"ids": ids, "marker": marker, "deep": [x, (x,)]})
-    with astray.elsewhere({"m": nn.Sequential(inner)}, "m.0", dtype="float64"):
+    with astray.experiment.elsewhere({"m": nn.Sequential(inner)}, "m.0", dtype="float64"):
         result = inner(bag, Pair(y, None), mask=y, plain=plain)
     (taken, pair), keywords = inner.seen
     assert (taken.x.dtype, pair.left.dtype, keywords["mask"].dtype) == (torch.float64,) * 3
@@ -127,8 +127,8 @@ def test_running_statistics_are_updated_in_the_original() -> None:
     model, twin = build(Noisy), build(Noisy)
     norm, x = model.norm, torch.randn(5, 6)
     buffers = dict(norm.named_buffers())
-    with astray.without_dropout():
-        with astray.elsewhere(model, "norm", dtype="float64"):
+    with astray.experiment.without_dropout():
+        with astray.experiment.elsewhere(model, "norm", dtype="float64"):
             model(x)
         twin(x)
     assert dict(norm.named_buffers()).keys() == buffers.keys()
@@ -141,7 +141,7 @@ def test_running_statistics_are_updated_in_the_original() -> None:
 
 def test_running_statistics_in_inference_mode() -> None:
     norm = nn.BatchNorm1d(3)
-    with torch.inference_mode(), astray.elsewhere(norm, "<root>", dtype="float64"):
+    with torch.inference_mode(), astray.experiment.elsewhere(norm, "<root>", dtype="float64"):
         norm(torch.randn(4, 3) + 5)
     assert norm.running_mean.min() > 0.3
 
@@ -160,7 +160,7 @@ def test_buffers_and_attributes_that_the_module_puts_in_place_come_home() -> Non
 
     model = Keeping()
     x, constant = torch.ones(2), model.constant
-    with astray.elsewhere(model, "<root>", dtype="float64"):
+    with astray.experiment.elsewhere(model, "<root>", dtype="float64"):
         model(x)
     assert model.mean.dtype == torch.float32
     assert model.mean.tolist() == [2, 2]
@@ -173,7 +173,7 @@ def test_what_a_module_writes_into_its_input_is_written_in_the_original() -> Non
     twin = copy.deepcopy(model)
     x = torch.randn(3, 4)
     h = model[0](x)
-    with astray.elsewhere(model, "1", dtype="float64"):
+    with astray.experiment.elsewhere(model, "1", dtype="float64"):
         y = model[1](h)
     assert y is h
     assert h.min() == 0
@@ -193,7 +193,7 @@ def test_a_shared_module_is_elsewhere_under_each_of_its_names_and_the_other_laye
                 seen.append(args[0].dtype)
             return function(*args, **(kwargs or {}))
 
-    with astray.elsewhere(model, "layer", dtype="float64"), Spy():
+    with astray.experiment.elsewhere(model, "layer", dtype="float64"), Spy():
         model(torch.randn(2, 6))
     assert seen == [torch.float64] * 3 + [torch.float32]
 
@@ -204,7 +204,7 @@ def test_recurrent_layers_which_keep_a_list_of_their_weights(kind: type[nn.RNNBa
     layer = kind(4, 4, 2)
     x = pack_padded_sequence(torch.randn(3, 2, 4), torch.tensor([3, 2]))
     expected, _ = copy.deepcopy(layer).double()(x.to(torch.float64))
-    with astray.elsewhere(layer, "<root>", dtype="float64"):
+    with astray.experiment.elsewhere(layer, "<root>", dtype="float64"):
         found, _ = layer(x)
         found.data.sum().backward()
     assert torch.equal(found.data, expected.data.float())
@@ -219,7 +219,7 @@ def test_weights_that_a_hook_computes_go_along() -> None:
         old = nn.utils.weight_norm(nn.Linear(3, 3))
     new = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
     for layer in (old, new):
-        with astray.elsewhere(layer, "<root>", dtype="float64"):
+        with astray.experiment.elsewhere(layer, "<root>", dtype="float64"):
             layer(torch.ones(1, 3)).sum().backward()
         assert all(p.grad is not None for p in layer.parameters())
 
@@ -245,11 +245,11 @@ def test_one_function_alone() -> None:
         return F.softmax((x @ x.T).double(), -1).float() @ x + torch.softmax(x.double(), 0).float()
 
     first = model.a(x)
-    with astray.elsewhere(model, "b", dtype="float64", function="softmax"):
+    with astray.experiment.elsewhere(model, "b", dtype="float64", function="softmax"):
         found = model(x)
     assert torch.equal(found, by_hand(first * 7))
     assert model.b.kinds == [torch.float32] * 3
-    with astray.elsewhere(model, ["a", "b"], dtype="float64", function=torch.matmul):  # which `@` calls too
+    with astray.experiment.elsewhere(model, ["a", "b"], dtype="float64", function=torch.matmul):  # which `@` calls too
         found = model.a(x)
     scores = (x.double() @ x.T.double()).float()
     assert torch.equal(found, (F.softmax(scores, -1).double() @ x.double()).float() + torch.softmax(x, 0))
@@ -258,11 +258,11 @@ def test_one_function_alone() -> None:
 def test_a_function_that_writes_where_it_is_told() -> None:
     target, x = torch.zeros(3), torch.tensor([1.0, -2.0, 3.0])
     model = Watching(lambda x, target: (torch.neg(x, out=target), x.relu_()))
-    with astray.elsewhere(model, "<root>", dtype="float64", function="neg"):
+    with astray.experiment.elsewhere(model, "<root>", dtype="float64", function="neg"):
         negated, _ = model(x.clone(), target)
     assert negated is target
     assert target.tolist() == [-1, 2, -3]
-    with astray.elsewhere(model, "<root>", dtype="float64", function="relu_"):
+    with astray.experiment.elsewhere(model, "<root>", dtype="float64", function="relu_"):
         _, positive = model(x, target)
     assert positive is x
     assert x.tolist() == [1, 0, 3]
@@ -271,7 +271,7 @@ def test_a_function_that_writes_where_it_is_told() -> None:
 def test_gradients_through_one_function() -> None:
     layer = nn.Linear(50, 50)
     x = torch.randn(3, 50)
-    with astray.elsewhere(layer, "<root>", dtype="float64", function="linear"):
+    with astray.experiment.elsewhere(layer, "<root>", dtype="float64", function="linear"):
         layer(x).sum().backward()
     assert torch.equal(layer.weight.grad, x.double().sum(0).float().expand(50, 50))
 
@@ -287,7 +287,7 @@ def test_gradients_through_one_function() -> None:
 )
 def test_sites_by_name_by_expression_and_several(site: Any, expected: list[str]) -> None:
     model = nn.Sequential(Residual(), Residual())
-    with astray.elsewhere(model, site, dtype="float64"):
+    with astray.experiment.elsewhere(model, site, dtype="float64"):
         covered = sorted(name for name, module in model.named_modules() if "forward" in module.__dict__)
         model(torch.randn(2, 6))
     assert covered == expected
@@ -296,7 +296,7 @@ def test_sites_by_name_by_expression_and_several(site: Any, expected: list[str])
 
 def test_another_device() -> None:
     model = nn.Sequential(nn.Linear(3, 4), Watching(lambda x: x.sum(1)), nn.ReLU())
-    with pytest.raises(NotImplementedError, match="meta"), astray.elsewhere(model, "1", device="meta"):
+    with pytest.raises(NotImplementedError, match="meta"), astray.experiment.elsewhere(model, "1", device="meta"):
         model(torch.ones(2, 3))  # nothing comes back from there, for there are no numbers
     ((taken,), _) = model[1].seen
     assert (taken.device.type, taken.dtype) == ("meta", torch.float32)
@@ -310,7 +310,7 @@ def test_autocast_does_not_undo_the_dtype() -> None:
     x = torch.randn(4, 64)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
-        with astray.elsewhere(layer, "<root>", dtype="float32"):
+        with astray.experiment.elsewhere(layer, "<root>", dtype="float32"):
             found = layer(x)
     assert torch.equal(found, layer(x))
 
@@ -325,7 +325,7 @@ def test_checkpointed_and_recorded_at_the_same_time(tmp_path: Any) -> None:
             return checkpoint(self.inner, x, use_reentrant=False)
 
     model = Net()
-    with astray.elsewhere(model, "inner.norm", dtype="float64"), astray.record(tmp_path / "run", model):
+    with astray.experiment.elsewhere(model, "inner.norm", dtype="float64"), astray.record(tmp_path / "run", model):
         model(torch.randn(2, 6)).sum().backward()
     run = astray.open(tmp_path / "run")
     assert {row["dtype"] for row in rows(run)} == {"float32"}  # what is around it sees only what it should
@@ -336,7 +336,7 @@ def test_checkpointed_and_recorded_at_the_same_time(tmp_path: Any) -> None:
 def test_everything_is_as_before_after_an_exception_inside_the_module() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), Watching(lambda x: x / None))
     weights = list(map(id, model.parameters()))
-    with pytest.raises(TypeError), astray.elsewhere(model, "<root>", dtype="float64"):
+    with pytest.raises(TypeError), astray.experiment.elsewhere(model, "<root>", dtype="float64"):
         model(torch.randn(4, 3))
     assert list(map(id, model.parameters())) == weights
     assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -349,7 +349,7 @@ def test_a_forward_of_the_modules_own_is_put_back() -> None:
     model = nn.Linear(2, 2)
     own = lambda x: x * 5  # noqa: E731
     model.forward = own
-    with astray.elsewhere(model, "<root>", dtype="float64"):
+    with astray.experiment.elsewhere(model, "<root>", dtype="float64"):
         assert model(torch.ones(1, 2)).tolist() == [[5, 5]]
     assert model.forward is own
 
@@ -357,7 +357,7 @@ def test_a_forward_of_the_modules_own_is_put_back() -> None:
 def test_a_model_copied_or_saved_meanwhile_takes_nothing_along() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     signature = inspect.signature(model[0].forward)
-    with astray.elsewhere(model, "0", dtype="float64"):
+    with astray.experiment.elsewhere(model, "0", dtype="float64"):
         assert inspect.signature(model[0].forward) == signature
         copied = copy.deepcopy(model)
         saved = io.BytesIO()
@@ -376,31 +376,34 @@ def test_what_was_compiled_before_goes_along_and_is_as_before_afterwards() -> No
     model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 5))
     x = torch.randn(4, 300)
     plain = model(x)
-    with astray.elsewhere(model, "0", dtype="float64"):
+    with astray.experiment.elsewhere(model, "0", dtype="float64"):
         moved = model(x)
     assert not torch.equal(moved, plain)
     compiled = torch.compile(model, backend="eager")
     assert torch.equal(compiled(x), plain)
     for function in (None, "linear"):
-        with astray.elsewhere(model, "0", dtype="float64", function=function):
+        with astray.experiment.elsewhere(model, "0", dtype="float64", function=function):
             assert torch.equal(compiled(x), moved)
         assert torch.equal(compiled(x), plain)
 
 
 def test_two_at_once_each_on_its_own_module() -> None:
     model = nn.Sequential(Watching(lambda x: x + 1), Watching(lambda x: x + 1))
-    with astray.elsewhere(model, "0", dtype="float64"), astray.elsewhere(model, "1", dtype="bfloat16"):
+    with (
+        astray.experiment.elsewhere(model, "0", dtype="float64"),
+        astray.experiment.elsewhere(model, "1", dtype="bfloat16"),
+    ):
         assert model(torch.zeros(1)).tolist() == [2]
     assert [layer.seen[0][0].dtype for layer in model] == [torch.float64, torch.bfloat16]
 
 
 def test_a_module_that_nobody_called_is_said() -> None:
     model, x = build(Attending), torch.randn(2, 6)
-    unused = astray.elsewhere(model, "attn.out_proj", dtype="float64")
+    unused = astray.experiment.elsewhere(model, "attn.out_proj", dtype="float64")
     with pytest.warns(UserWarning, match=r"nobody called attn\.out_proj inside") as caught, unused:
         model(x)
     assert caught[0].filename == __file__
-    unused = astray.elsewhere(model, "attn", dtype="float64", function="erf")
+    unused = astray.experiment.elsewhere(model, "attn", dtype="float64", function="erf")
     with pytest.warns(UserWarning, match="erf was never called in attn inside"), unused:
         model(x)
 
@@ -419,7 +422,10 @@ def test_a_module_that_nobody_called_is_said() -> None:
 )
 def test_what_cannot_be_is_answered_with_what_can(arguments: dict[str, Any], message: str) -> None:
     model = nn.Sequential(Residual())
-    with pytest.raises(UsageError, match=message), astray.elsewhere(model, **arguments):
+    with pytest.raises(UsageError, match=message), astray.experiment.elsewhere(model, **arguments):
         pass
-    with pytest.raises(UsageError, match=r"list is no torch\.nn\.Module"), astray.elsewhere([], "0", device="cpu"):
+    with (
+        pytest.raises(UsageError, match=r"list is no torch\.nn\.Module"),
+        astray.experiment.elsewhere([], "0", device="cpu"),
+    ):
         pass

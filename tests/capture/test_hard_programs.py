@@ -363,13 +363,13 @@ def test_a_buffer_whose_changes_cannot_be_told_is_recorded_each_time(tmp_path: P
 
 @pytest.mark.parametrize("models", [{0: nn.Linear(2, 2)}, {"a\nb": nn.Linear(2, 2)}, {"": nn.Linear(2, 2)}])
 def test_names_of_models_that_cannot_be_printed_are_refused(models: Any, tmp_path: Path) -> None:
-    with pytest.raises(astray.RecordError, match="A model is named"):
+    with pytest.raises(astray.errors.RecordError, match="A model is named"):
         astray.record(tmp_path / "run", models)
 
 
 def test_names_of_models_that_clash_are_refused_and_nothing_remains(tmp_path: Path) -> None:
     models = {"a": nn.Sequential(nn.Linear(2, 2)), "a.0": nn.Linear(2, 2)}
-    with pytest.raises(astray.RecordError, match=r"both be recorded as 'a\.0'"):
+    with pytest.raises(astray.errors.RecordError, match=r"both be recorded as 'a\.0'"):
         astray.record(tmp_path / "run", models)
     assert sum(map(hooks_of, models.values())) == 0
     assert not (tmp_path / "run").exists()

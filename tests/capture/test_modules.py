@@ -431,9 +431,9 @@ def test_bad_settings_are_answered_with_the_right_word(tmp_path: Path) -> None:
     ]:
         with pytest.raises(astray.AstrayError, match=said):
             astray.record(tmp_path / "run", model, **settings)
-    with pytest.raises(astray.RecordError, match="A list was given"):
+    with pytest.raises(astray.errors.RecordError, match="A list was given"):
         astray.record(tmp_path / "run", [model])
-    with pytest.raises(astray.RecordError, match="before start"):
+    with pytest.raises(astray.errors.RecordError, match="before start"):
         astray.Recorder(tmp_path / "run", model).step()
     assert not (tmp_path / "run").exists()
 
@@ -443,7 +443,7 @@ def test_an_existing_run_is_not_overwritten_unless_asked(tmp_path: Path) -> None
     for _ in range(2):
         with astray.record(tmp_path / "run", model, overwrite=True):
             model(torch.randn(2, 6))
-    with pytest.raises(astray.RunExists, match="overwrite=True"):
+    with pytest.raises(astray.errors.RunExists, match="overwrite=True"):
         astray.record(tmp_path / "run", model)
     assert hooks_of(model) == 0
 

@@ -284,7 +284,7 @@ def test_layers_that_are_replaced_are_found_by_what_they_are(tmp_path: Path, nam
 def test_a_monitor_sees_the_weights_of_an_odd_module(tmp_path: Path) -> None:
     model = Around(EqRaises)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with astray.Monitor(model, optimizer, every=1, path=tmp_path / "run"):
+    with astray.state.Monitor(model, optimizer, every=1, path=tmp_path / "run"):
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
     assert rows(open_run(tmp_path / "run"), site="odd.inner.weight")

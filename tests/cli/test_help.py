@@ -105,8 +105,9 @@ def test_what_a_user_reads_names_no_file_that_a_wheel_lacks() -> None:
     """Options, messages and the docstrings of public names; `astray help` has them all."""
     for name, command in parser().commands.items():
         assert "docs/" not in command.format_help(), name
-    for name in astray.__all__:
-        assert "docs/" not in (getattr(astray, name).__doc__ or ""), name
+    for module in (astray, astray.state, astray.experiment, astray.errors):
+        for name in module.__all__:
+            assert "docs/" not in (getattr(module, name).__doc__ or ""), name
     package = Path(astray.__file__).parent
     for file in package.rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))

@@ -311,7 +311,7 @@ def test_a_run_without_a_step_says_why(
     (here / "script.py").write_text(script)
     main(["run", "-o", "run", *options, "script.py"])
     assert capsys.readouterr().err.splitlines()[-1] == f"astray: nothing was recorded in run: {expected}"
-    with pytest.raises(astray.CompareError) as raised:
+    with pytest.raises(astray.errors.CompareError) as raised:
         astray.compare("run", "run")
     assert expected in str(raised.value) or "ValueError: no data" in str(raised.value)
 

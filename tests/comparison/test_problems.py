@@ -62,7 +62,9 @@ def test_with_no_tensor_in_common_it_is_the_advice() -> None:
     other = right.run
     other.info.settings = {"steps": "0:1", "phases": ["forward"]}
     left.info.settings = {"steps": "0:1", "phases": ["backward"]}
-    with pytest.raises(astray.CompareError, match="phases is backward in the reference and forward in the candidate"):
+    with pytest.raises(
+        astray.errors.CompareError, match="phases is backward in the reference and forward in the candidate"
+    ):
         astray.compare(left, other)
 
 

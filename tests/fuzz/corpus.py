@@ -107,7 +107,7 @@ def _recordings(home: Path) -> dict[str, tuple[str, str]]:
         torch.manual_seed(0)
         model = Net()
         optimizer = torch.optim.AdamW(model.parameters(), 0.1 * scale)
-        with astray.Monitor(model, optimizer, path=home / name):
+        with astray.state.Monitor(model, optimizer, path=home / name):
             for _ in range(3):
                 model(torch.ones(5, 4))["logits"].sum().backward()
                 optimizer.step()

@@ -237,14 +237,14 @@ def other_doors(scene: Scene) -> None:
 def state(scene: Scene) -> None:
     """A checkpoint as a state."""
     if isinstance(astray.open(scene.damaged), CheckpointRun):
-        found = astray.load_state(scene.damaged)
+        found = astray.state.load_state(scene.damaged)
         repr(found), str(found.abs_max())
 
 
 def state_of_two(scene: Scene) -> None:
     """Two checkpoints as states, reckoned with."""
     if isinstance(astray.open(scene.damaged), CheckpointRun):
-        found = astray.load_state(scene.damaged) - astray.load_state(scene.whole)
+        found = astray.state.load_state(scene.damaged) - astray.state.load_state(scene.whole)
         repr(found), str(found.abs_max()), str(found.describe(display=False))
         found.save(scene.out / "difference.safetensors")
 

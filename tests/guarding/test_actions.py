@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import astray
+from astray.guarding import Trip
 from guarding.training import Net, batch, guarded, hooks_of, loss_of, steps_in, train, tripped
 
 LEVELS = {
@@ -112,7 +113,7 @@ def test_two_origins_in_one_step_share_a_run(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_a_function_is_given_each_trip(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    told: list[astray.Trip] = []
+    told: list[Trip] = []
     guard = guarded(Net(bad=[1]), tmp_path / "guard", on=told.append)
     assert told == guard.trips
     assert [(trip.step, trip.path) for trip in told] == [(1, tmp_path / "guard" / "step1-non-finite")]
@@ -121,7 +122,7 @@ def test_a_function_is_given_each_trip(tmp_path: Path, caplog: pytest.LogCapture
 
 
 def test_what_the_function_raises_ends_the_program(tmp_path: Path) -> None:
-    def refuse(trip: astray.Trip) -> None:
+    def refuse(trip: Trip) -> None:
         raise LookupError(f"step {trip.step}")
 
     with pytest.raises(LookupError, match="step 1"):

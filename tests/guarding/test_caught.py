@@ -138,7 +138,8 @@ def test_with_all_tensors_kept_none_is_kept_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize("level", ["module", "function", "op"])
 def test_the_oracle_keeps_the_same(level: str, tmp_path: Path) -> None:
     script = (
-        "import sys, contextlib, astray, tensor_oracle\nfrom guard.training import Net, train\nmodel = Net(bad=[2])\n"
+        "import sys, contextlib, astray, tensor_oracle\nfrom guarding.training import Net, train\n"
+        "model = Net(bad=[2])\n"
         "by = tensor_oracle.using() if sys.argv[3] == 'oracle' else contextlib.nullcontext()\n"
         "try:\n    with by, astray.guard(model, path=sys.argv[1], level=sys.argv[2]):\n        train(model)\n"
         "except astray.Tripped as tripped:\n    print(tripped.trip.path)\n"

@@ -278,7 +278,7 @@ def test_a_single_update_that_a_scaler_skips_makes_nothing_more_to_read(tmp_path
 
 
 def test_what_cannot_be_read_is_refused() -> None:
-    with pytest.raises(astray.RecordError, match="It is 'parameters' or 'all'"):
+    with pytest.raises(astray.errors.RecordError, match="It is 'parameters' or 'all'"):
         astray.guard(Net(), gradients="some")  # type: ignore[arg-type]
-    with pytest.raises(astray.RecordError, match="exact=True looks at every tensor"):
+    with pytest.raises(astray.errors.RecordError, match="exact=True looks at every tensor"):
         astray.guard(Net(), gradients="parameters", exact=True)

@@ -42,7 +42,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("asked", "sentence"), REFUSED, ids=[str(asked) for asked, _ in REFUSED])
 def test_it_is_refused(asked: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     model = Net()
-    with pytest.raises(astray.RecordError) as refused:
+    with pytest.raises(astray.errors.RecordError) as refused:
         astray.Guard(model, path=tmp_path / "guard", **asked)
     assert str(refused.value) == sentence
     assert (hooks_of(model), list(tmp_path.iterdir())) == (0, [])
@@ -53,22 +53,22 @@ def test_a_folder_that_is_there_is_refused(tmp_path: Path) -> None:
     astray.Guard(Net(), path=tmp_path / "guard")  # an empty one will do
     (tmp_path / "guard" / "something").touch()
     with pytest.raises(
-        astray.RecordError, match=r"is there already\. Choose another path for what this guard may find"
+        astray.errors.RecordError, match=r"is there already\. Choose another path for what this guard may find"
     ):
         astray.guard(Net(), path=tmp_path / "guard")
-    with pytest.raises(astray.RecordError, match="is there already"):
+    with pytest.raises(astray.errors.RecordError, match="is there already"):
         astray.guard(Net(), path=tmp_path / "guard" / "something")
 
 
 def test_another_kind_of_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(astray.RecordError, match="A list was given, which cannot be recorded"):
+    with pytest.raises(astray.errors.RecordError, match="A list was given, which cannot be recorded"):
         astray.guard([nn.Linear(1, 1)], path=tmp_path / "guard")
-    with pytest.raises(astray.RecordError, match="'a' is a int, which cannot be recorded"):
+    with pytest.raises(astray.errors.RecordError, match="'a' is a int, which cannot be recorded"):
         astray.guard({"a": 3}, path=tmp_path / "guard")
 
 
 def test_a_setting_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(astray.RecordError, match=r"levels='module' is no setting\. Did you mean"):
+    with pytest.raises(astray.errors.RecordError, match=r"levels='module' is no setting\. Did you mean"):
         astray.guard(Net(), path=tmp_path / "guard", levels="module")  # type: ignore[call-arg]
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import astray
+from astray.guarding import Trip
 from astray.guarding.recording_guard import RecordingGuard
 from astray.store import FlightRecorder
 from guarding.training import Net, batch, hooks_of, loss_of, steps_in, train, tripped
@@ -62,7 +63,7 @@ def test_everything_up_to_the_trip_can_be_read_when_it_is_told(tmp_path: Path) -
     path = tmp_path / "run"
     seen: list[tuple[list[int], int, str | None]] = []
 
-    def look(trip: astray.Trip) -> None:
+    def look(trip: Trip) -> None:
         assert trip.path is not None
         run = astray.open(trip.path)
         seen.append((run.steps, run.alarms()[0].step, run.alarms()[0].origin.site))
@@ -247,7 +248,7 @@ def test_what_it_cannot_do_is_said_before_anything_is_touched(
     guard: Any, settings: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     model = Net()
-    with pytest.raises(astray.RecordError) as refused:
+    with pytest.raises(astray.errors.RecordError) as refused:
         astray.record(tmp_path / "run", model, guard=guard, **settings)
     assert str(refused.value) == sentence
     assert (hooks_of(model), list(tmp_path.iterdir())) == (0, [])

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import astray
+from astray.guarding import Trip
 from astray.guarding.guard import TerminationHandler
 from guarding.training import Net, batch, guarded, hooks_of, steps_in, train, tripped
 
@@ -66,9 +67,9 @@ def test_nan_in_the_step_that_an_exception_ends_is_what_is_told(
 def test_a_function_is_told_of_an_exception_and_cannot_replace_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[astray.Trip] = []
+    told: list[Trip] = []
 
-    def tell(trip: astray.Trip) -> None:
+    def tell(trip: Trip) -> None:
         told.append(trip)
         raise LookupError("mine")
 

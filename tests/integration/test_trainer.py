@@ -132,7 +132,7 @@ def test_a_second_training_ends_the_first_recording_and_gets_its_own(tmp_path: P
 
 
 def test_settings_are_those_of_record_and_wrong_ones_are_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(astray.RecordError, match="Did you mean 'stats'"):
+    with pytest.raises(astray.errors.RecordError, match="Did you mean 'stats'"):
         AstrayCallback(tmp_path / "run", keep="stat")
     callback = AstrayCallback(tmp_path / "run", keep="tensors", steps="1:3")
     make_trainer(tmp_path, callbacks=[callback]).train()
@@ -140,7 +140,7 @@ def test_settings_are_those_of_record_and_wrong_ones_are_refused_at_once(tmp_pat
     assert run.steps == [1, 2]
     assert run.values(0, 0) is not None
     again = make_trainer(tmp_path, callbacks=[AstrayCallback(tmp_path / "run")])
-    with pytest.raises(astray.RunExists):
+    with pytest.raises(astray.errors.RunExists):
         again.train()
     make_trainer(tmp_path, callbacks=[AstrayCallback(tmp_path / "run", overwrite=True)]).train()
     assert astray.open(tmp_path / "run").steps == [0, 1, 2, 3]

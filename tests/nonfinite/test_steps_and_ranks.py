@@ -153,7 +153,7 @@ def test_a_rank_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_without_statistics_says_that_nothing_can_be_seen(tmp_path: Path) -> None:
     run = record(tmp_path / "run", accidents.naive_softplus, "function", keep="fingerprint")
-    with pytest.raises(astray.RunError, match=r"run was recorded without statistics, .* with keep='stats'\.$"):
+    with pytest.raises(astray.errors.RunError, match=r"run was recorded without statistics, .* with keep='stats'\.$"):
         alarms(run)
 
 
@@ -166,7 +166,7 @@ def test_what_a_cut_run_does_not_show_is_not_called_fine(tmp_path: Path) -> None
     assert str(found).startswith("≈ No NaN or infinity is seen")
     table = tmp_path / "run" / "rank0" / "tensors.arrows"
     table.write_bytes(table.read_bytes()[:-9])
-    with pytest.raises(astray.RunError, match=r"run holds no tensors, .* has no end\.json"):
+    with pytest.raises(astray.errors.RunError, match=r"run holds no tensors, .* has no end\.json"):
         alarms(tmp_path / "run")
 
 

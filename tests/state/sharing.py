@@ -56,7 +56,7 @@ def check_reductions(rank: int) -> None:
             same(getattr(shared, name)(lw=lw), getattr(whole, name)(lw=lw), name)
     same(shared.norm(3, lw=True), whole.norm(3, lw=True), "norm3")
     same((2 * shared).norm(3), 2 * whole.norm(3), "norm3")
-    same(astray.trust_ratio(shared, whole), whole.ones().norm2(lw=True) / whole.ones().norm2(lw=True), "ratio")
+    same(astray.state.trust_ratio(shared, whole), whole.ones().norm2(lw=True) / whole.ones().norm2(lw=True), "ratio")
 
 
 def check_trained_model() -> None:
@@ -69,11 +69,11 @@ def check_trained_model() -> None:
     batch = torch.randn(4, 6)
     for each in (model, copy):
         optimizer = torch.optim.AdamW(each.parameters(), lr=0.1)
-        before = astray.from_weight(each, clone=True)
+        before = astray.state.from_weight(each, clone=True)
         each(batch).square().mean().backward()
         optimizer.step()
-        update = astray.from_weight(each) - before
-        _, grad, (average,) = astray.from_together(each, optimizer, ["exp_avg"])
+        update = astray.state.from_weight(each) - before
+        _, grad, (average,) = astray.state.from_together(each, optimizer, ["exp_avg"])
         if each is model:
             found = [update.norm2(lw=True), grad.norm2(), average.abs_max()]
     expected = [update.norm2(lw=True), grad.norm2(), average.abs_max()]

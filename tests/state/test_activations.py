@@ -55,7 +55,7 @@ NAMES = [
 def test_everything_that_modules_give_is_seen() -> None:
     model = Many()
     before = hooks_of(model)
-    with astray.from_activation(model) as acts:
+    with astray.state.from_activation(model) as acts:
         assert len(acts) == 0
         output = model(torch.ones(4, 1, 3))
         assert list(acts) == NAMES
@@ -73,7 +73,7 @@ def test_everything_that_modules_give_is_seen() -> None:
 
 def test_some_modules_only() -> None:
     model = Many()
-    acts = astray.from_activation(model, pattern="relu")
+    acts = astray.state.from_activation(model, pattern="relu")
     model(torch.ones(4, 1, 3))
     assert list(acts) == ["relu", "relu#1"]
     acts.remove()
@@ -82,7 +82,7 @@ def test_some_modules_only() -> None:
 
 def test_a_module_called_by_itself_is_seen_too() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    with astray.from_activation(model) as acts:
+    with astray.state.from_activation(model) as acts:
         model[0](torch.ones(1, 2))
         model[0](torch.ones(3, 2))
     assert list(acts) == ["0"]
@@ -92,7 +92,7 @@ def test_a_module_called_by_itself_is_seen_too() -> None:
 def test_gradients_come_in_the_order_of_the_forward_pass() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
-    with astray.from_activation_grad(model) as grads, astray.from_activation(model) as acts:
+    with astray.state.from_activation_grad(model) as grads, astray.state.from_activation(model) as acts:
         loss = model(torch.ones(4, 2)).square().sum()
         loss.backward()
     assert list(grads) == ["0", "1", "2", "<root>"]
@@ -104,7 +104,7 @@ def test_gradients_come_in_the_order_of_the_forward_pass() -> None:
 
 def test_gradients_after_removal_are_not_taken() -> None:
     model = nn.Linear(2, 1)
-    grads = astray.from_activation_grad(model)
+    grads = astray.state.from_activation_grad(model)
     loss = model(torch.ones(1, 2)).sum()
     grads.remove()
     loss.backward()
@@ -121,7 +121,7 @@ def test_what_checkpointing_runs_again_is_nothing_new() -> None:
             return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
 
     model = Checkpointed()
-    with astray.from_activation(model) as acts:
+    with astray.state.from_activation(model) as acts:
         loss = model(torch.ones(1, 2, requires_grad=True)).sum()
         seen = {name: value.data_ptr() for name, value in acts.items()}
         loss.backward()
@@ -134,7 +134,7 @@ def test_copies_are_not_changed_by_what_follows_in_place() -> None:
     with torch.no_grad():
         model[0].weight.fill_(-1.0)
         model[0].bias.zero_()
-    with astray.from_activation(model) as shared, astray.from_activation(model, clone=True) as copied:
+    with astray.state.from_activation(model) as shared, astray.state.from_activation(model, clone=True) as copied:
         model(torch.ones(1, 2))
     assert shared["0"].tolist() == [[0.0, 0.0]]
     assert copied["0"].tolist() == [[-2.0, -2.0]]
@@ -142,7 +142,7 @@ def test_copies_are_not_changed_by_what_follows_in_place() -> None:
 
 def test_a_forward_that_fails_leaves_it_usable() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(3, 3))
-    with astray.from_activation(model) as acts:
+    with astray.state.from_activation(model) as acts:
         with pytest.raises(RuntimeError):
             model(torch.ones(1, 2))
         assert list(acts) == ["0"]

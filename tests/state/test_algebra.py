@@ -170,7 +170,7 @@ def test_what_fails_for_a_parameter_names_it() -> None:
 
 def test_apply_and_its_form_in_place() -> None:
     model = nn.Linear(3, 2)
-    weight = astray.from_weight(model)
+    weight = astray.state.from_weight(model)
     doubled = weight.apply(lambda value: value * 2)
     before = weight.clone()
     assert doubled == before * 2
@@ -193,6 +193,6 @@ def test_equality_is_of_names_shapes_dtypes_and_bits() -> None:
 
 
 def test_no_gradient_is_recorded() -> None:
-    weight = astray.from_weight(nn.Linear(3, 2))
+    weight = astray.state.from_weight(nn.Linear(3, 2))
     for result in (weight * 2, torch.sqrt(weight.abs()), weight.clone(), weight):
         assert not any(value.requires_grad for value in result.values())

@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 
-import astray
+from astray import state
 from astray.compat import nnstat
 from astray.state import StateDict
 from state.models import GPT, DistributedDataParallel, ResNet
@@ -198,4 +198,4 @@ def test_trust_ratios_are_described(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_same_names_are_astrays_own() -> None:
     for name in ("from_weight", "from_grad", "from_optimizer_state", "from_together", "StateDict", "trust_ratio"):
-        assert getattr(nnstat, name) is getattr(astray, name)
+        assert getattr(nnstat, name) is getattr(state, name)

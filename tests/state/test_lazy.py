@@ -119,7 +119,7 @@ def test_saved_and_loaded(suffix: str, tmp_path: Path) -> None:
     state.save(path)
     assert path.stat().st_size < 10_000
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-    loaded = astray.load_state(path)
+    loaded = astray.state.load_state(path)
     assert loaded.lazy
     assert loaded.name == "step10"
     assert loaded == state
@@ -136,7 +136,7 @@ def test_a_checkpoint_is_measured_in_blocks_whatever_its_dtypes(tmp_path: Path) 
     dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64]
     state = StateDict({str(dtype): (3 * values).to(dtype) for dtype in dtypes} | {"empty": torch.empty(0, 3)})
     state.save(tmp_path / "a.pt")
-    loaded = astray.load_state(tmp_path / "a.pt")
+    loaded = astray.state.load_state(tmp_path / "a.pt")
     for key in ("norm1", "norm2", "abs_max", "numel"):
         assert getattr(loaded, key)(lw=True).state_dict() == pytest.approx(
             getattr(state, key)(lw=True).state_dict(), rel=1e-15, nan_ok=True
@@ -146,11 +146,11 @@ def test_a_checkpoint_is_measured_in_blocks_whatever_its_dtypes(tmp_path: Path) 
 def test_numbers_are_saved_and_loaded(tmp_path: Path) -> None:
     norms = StateDict(stored()).norm2(lw=True)
     norms.save(tmp_path / "norms.pt")
-    assert astray.load_state(tmp_path / "norms.pt", "norms") == norms
+    assert astray.state.load_state(tmp_path / "norms.pt", "norms") == norms
     with pytest.raises(StateError, match="'w0' is a number"):
         norms.save(tmp_path / "norms.safetensors")
     with pytest.raises(astray.AstrayError, match=r"nothing\.pt"):
-        astray.load_state(tmp_path / "nothing.pt")
+        astray.state.load_state(tmp_path / "nothing.pt")
 
 
 def test_a_dtype_that_safetensors_does_not_know_is_told(tmp_path: Path) -> None:
@@ -169,5 +169,5 @@ def test_a_failed_save_leaves_the_older_file(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="no such disk"):
         StateDict(Failing(a=torch.ones(1))).save(path)
-    assert astray.load_state(path) == {"a": 1.0}
+    assert astray.state.load_state(path) == {"a": 1.0}
     assert [file.name for file in tmp_path.iterdir()] == ["a.pt"]

@@ -9,20 +9,20 @@ import pytest
 
 PROGRAM = """
 import torch, astray
-from astray.state.measuring import Queue
+from astray.state.measuring import DeviceMeasurements
 
 def peak():  # not ru_maxrss: a new process begins with that of the one that has started it
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 
 torch.set_num_threads(1)
-state = astray.StateDict({"a": torch.ones(8000, 8000), "b": torch.ones(4000, 8000).bfloat16().t()})
-astray.StateDict({"warm": torch.ones(3)}).describe(lw=True, display=False)
+state = astray.state.StateDict({"a": torch.ones(8000, 8000), "b": torch.ones(4000, 8000).bfloat16().t()})
+astray.state.StateDict({"warm": torch.ones(3)}).describe(lw=True, display=False)
 before = peak()
 state.describe(lw=True, include_keys=["name", "std", "norm2", "norm3", "kurtosis"], display=False)
 state.describe(display=False)
-queue = Queue()
-queue.add("a", state["a"], ())
-queue.fetch()
+measurements = DeviceMeasurements()
+measurements.add("a", state["a"], ())
+measurements.fetch()
 print(peak() - before)
 """
 

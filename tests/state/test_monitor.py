@@ -49,7 +49,7 @@ def test_the_series_are_those_of_the_tensors(tmp_path: Path) -> None:
             norms["ratio", step] = norms["update", step] / held["weight"].norm().item()
             norms["exp_avg", step] = optimizer.state[model[2].weight]["exp_avg"].double().norm().item()
 
-    with astray.Monitor(model, optimizer, every=3, path=tmp_path / "run") as monitor:
+    with astray.state.Monitor(model, optimizer, every=3, path=tmp_path / "run") as monitor:
         train(model, optimizer, 8, seen)
     for what in ("gradient", "weight", "update", "exp_avg", "ratio"):
         found = monitor.series(what)
@@ -65,7 +65,7 @@ def test_the_series_are_those_of_the_tensors(tmp_path: Path) -> None:
 def test_it_can_be_read_while_it_runs(tmp_path: Path) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    monitor = astray.Monitor(model, every=2, path=tmp_path / "run")
+    monitor = astray.state.Monitor(model, every=2, path=tmp_path / "run")
     train(model, optimizer, 3)
     assert monitor.series().steps == [0, 2]
     train(model, optimizer, 2)
@@ -81,7 +81,7 @@ def test_two_trainings_compare(tmp_path: Path) -> None:
     for name, lr in (("a", 0.01), ("b", 0.01), ("c", 0.0101)):
         model = network()
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-        with astray.Monitor(model, every=2, path=tmp_path / name):
+        with astray.state.Monitor(model, every=2, path=tmp_path / name):
             train(model, optimizer, 3)
     assert astray.compare(tmp_path / "a", tmp_path / "b").first is None
     first = astray.compare(tmp_path / "a", tmp_path / "c").first
@@ -96,7 +96,7 @@ def test_tensorboard_has_the_same_numbers(tmp_path: Path) -> None:
 
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
-    with astray.Monitor(
+    with astray.state.Monitor(
         model, every=2, path=tmp_path / "run", tensorboard=tmp_path / "board", statistics=["l2", "max"]
     ) as monitor:
         train(model, optimizer, 5)
@@ -127,7 +127,7 @@ def test_anything_that_takes_scalars_will_do(tmp_path: Path) -> None:
 
     model, taker = network(), Taker()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with astray.Monitor(
+    with astray.state.Monitor(
         model, what=["update", "weight"], match="bias", path=tmp_path / "run", tensorboard=taker, statistics=["l2"]
     ):
         train(model, optimizer, 1)
@@ -141,7 +141,7 @@ def test_monitoring_changes_no_bit(tmp_path: Path) -> None:
     def weights(monitored: bool) -> list[torch.Tensor]:
         model = network()
         optimizer = torch.optim.AdamW(model.parameters())
-        monitor = astray.Monitor(model, every=2, path=tmp_path / "run") if monitored else None
+        monitor = astray.state.Monitor(model, every=2, path=tmp_path / "run") if monitored else None
         train(model, optimizer, 5)
         if monitor is not None:
             monitor.close()
@@ -154,7 +154,7 @@ def test_it_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = network()
-    with astray.Monitor(model, path=tmp_path / "run"):
+    with astray.state.Monitor(model, path=tmp_path / "run"):
         train(model, torch.optim.AdamW(model.parameters()), 2)
     assert capsys.readouterr() == ("", "")
     assert not caplog.records
@@ -164,19 +164,19 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     model = network()
     path = tmp_path / "run"
     with pytest.raises(UsageError, match="every=0: give the number of steps"):
-        astray.Monitor(model, every=0, path=path)
+        astray.state.Monitor(model, every=0, path=path)
     with pytest.raises(UsageError, match=r"what='wieght' is not known. Did you mean 'weight'\?"):
-        astray.Monitor(model, what=["wieght"], path=path)
+        astray.state.Monitor(model, what=["wieght"], path=path)
     with pytest.raises(UsageError, match="There is no statistic 'norm2'"):
-        astray.Monitor(model, statistics=["norm2"], path=path)
+        astray.state.Monitor(model, statistics=["norm2"], path=path)
     with pytest.raises(UsageError, match="This SGD trains none of the parameters of the model"):
-        astray.Monitor(model, torch.optim.SGD(network().parameters(), lr=0.1), path=path)
+        astray.state.Monitor(model, torch.optim.SGD(network().parameters(), lr=0.1), path=path)
     with pytest.raises(UsageError, match="A int takes no scalars"):
-        astray.Monitor(model, tensorboard=3, path=path)  # type: ignore[arg-type]
+        astray.state.Monitor(model, tensorboard=3, path=path)  # type: ignore[arg-type]
     assert not path.exists()
-    with astray.Monitor(model, path=path) as monitor:
+    with astray.state.Monitor(model, path=path) as monitor:
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
     with pytest.raises(UsageError, match=r"Nothing was recorded of 'exp_avg'. There are"):
         monitor.series("exp_avg")
-    with pytest.raises(astray.RunExists):
-        astray.Monitor(model, path=path)
+    with pytest.raises(astray.errors.RunExists):
+        astray.state.Monitor(model, path=path)

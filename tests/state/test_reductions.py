@@ -237,14 +237,14 @@ def test_numbers_are_reduced_like_tensors() -> None:
 
 def test_a_reduction_of_your_own() -> None:
     state = StateDict({"a": torch.tensor([0.0, 1.0]), "b": torch.tensor([0.0, 0.0, 2.0])})
-    astray.register_reduction("sparsity", lambda tensor: (tensor == 0).double().mean())
+    astray.state.register_reduction("sparsity", lambda tensor: (tensor == 0).double().mean())
     try:
         assert state.sparsity() == pytest.approx(0.6)
         assert state.sparsity(lw=True).state_dict() == pytest.approx({"a": 0.5, "b": 2 / 3})
         table = state.describe(lw=True, include_keys=["name", "sparsity", "norm2"], display=False)
         assert table["sparsity"] == pytest.approx([0.5, 2 / 3])
         assert table["norm2"] == [1.0, 2.0]
-        astray.register_reduction("sparsity", lambda tensor: tensor.no_such_thing())
+        astray.state.register_reduction("sparsity", lambda tensor: tensor.no_such_thing())
         with pytest.raises(StateError, match=r"'sparsity' failed for 'a'.*no_such_thing"):
             state.sparsity(lw=True)
     finally:
@@ -256,7 +256,7 @@ def test_a_reduction_of_your_own() -> None:
 @pytest.mark.parametrize("name", ["std", "clone", "describe", "not a word"])
 def test_a_reduction_takes_no_name_that_is_taken(name: str) -> None:
     with pytest.raises(ValueError, match="Choose another"):
-        astray.register_reduction(name, torch.sum)
+        astray.state.register_reduction(name, torch.sum)
 
 
 def test_what_cannot_be_read_is_named() -> None:

@@ -67,7 +67,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int = 3) ->
 def checked(make: Make, dtype: torch.dtype = torch.float32, count: int = 3) -> Updates:
     model = network(dtype)
     optimizer = make(model.parameters())
-    with astray.check_updates(optimizer, model) as watch:
+    with astray.state.check_updates(optimizer, model) as watch:
         for _ in steps(model, optimizer, count):
             pass
     return watch.updates
@@ -95,7 +95,7 @@ def test_a_parameter_without_all_of_its_update_is_found(name: str) -> None:
             weight.copy_(held + (weight - held) * factor)
 
         handle = optimizer.register_step_post_hook(spoil)
-        with astray.check_updates(optimizer, model) as watch:
+        with astray.state.check_updates(optimizer, model) as watch:
             for _ in steps(model, optimizer, 1):
                 pass
         handle.remove()
@@ -158,7 +158,7 @@ def test_a_state_spoilt_between_two_steps_shows_only_as_a_state() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for _ in steps(model, optimizer, 1):
         pass
-    with astray.check_updates(optimizer, model) as watch:
+    with astray.state.check_updates(optimizer, model) as watch:
 
         def spoil(*_: Any) -> None:
             optimizer.state[model[0].weight]["momentum_buffer"].mul_(2)
@@ -176,7 +176,7 @@ def test_updates_that_are_too_fine_are_counted() -> None:
     weight = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     weight.grad = torch.tensor([1e-4] * 4 + [0.1] * 3 + [0.0], dtype=torch.bfloat16)
-    with astray.check_updates(optimizer) as watch:
+    with astray.state.check_updates(optimizer) as watch:
         optimizer.step()
     (row,) = watch.updates
     assert (row.name, row.verdict, row.lost) == ("group0.0", "right", 0.5)
@@ -194,7 +194,7 @@ def test_a_parameter_without_gradient_must_not_move() -> None:
     model = network()
     model[1].weight.requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters())
-    with astray.check_updates(optimizer, model) as watch:
+    with astray.state.check_updates(optimizer, model) as watch:
         for _ in steps(model, optimizer, 1):
             pass
     (idle,) = [row for row in watch.updates if row.verdict == "idle"]
@@ -204,7 +204,7 @@ def test_a_parameter_without_gradient_must_not_move() -> None:
         model[1].weight.data[:3] += 1
 
     optimizer.register_step_post_hook(moves)
-    with astray.check_updates(optimizer, model) as watch:
+    with astray.state.check_updates(optimizer, model) as watch:
         for _ in steps(model, optimizer, 1):
             pass
     (row,) = watch.updates.wrong
@@ -218,7 +218,7 @@ def test_a_grad_scaler_may_scale_and_skip(fused: bool) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     x = torch.randn(16, 24)
-    with astray.check_updates(optimizer, model) as watch:
+    with astray.state.check_updates(optimizer, model) as watch:
         for step in range(3):
             optimizer.zero_grad()
             scaler.scale(model(x).pow(2).mean() * (float("inf") if step == 1 else 1.0)).backward()
@@ -242,7 +242,7 @@ def test_a_closure_makes_the_gradients() -> None:
         loss.backward()
         return float(loss.detach())
 
-    with astray.check_updates(optimizer, model) as watch:
+    with astray.state.check_updates(optimizer, model) as watch:
         optimizer.step(closure)
     assert [row.verdict for row in watch.updates] == ["right"] * 6
 
@@ -270,7 +270,7 @@ def test_a_rule_of_ones_own() -> None:
     model = network()
     optimizer = SignSGD(model.parameters())
     for rules in ({SignSGD: rule}, {"SignSGD": rule}):
-        with astray.check_updates(optimizer, model, rules=rules) as watch:
+        with astray.state.check_updates(optimizer, model, rules=rules) as watch:
             for _ in steps(model, optimizer, 1):
                 pass
         assert {row.verdict for row in watch.updates} == {"right"}
@@ -279,7 +279,7 @@ def test_a_rule_of_ones_own() -> None:
 def test_sparse_gradients_are_not_checked_and_it_is_said() -> None:
     table = nn.Embedding(5, 3, sparse=True)
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
-    with astray.check_updates(optimizer, table) as watch:
+    with astray.state.check_updates(optimizer, table) as watch:
         table(torch.tensor([1, 3])).sum().backward()
         optimizer.step()
     (row,) = watch.updates
@@ -289,7 +289,7 @@ def test_sparse_gradients_are_not_checked_and_it_is_said() -> None:
 def test_only_what_is_asked_for_is_looked_at() -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
-    with astray.check_updates(optimizer, model, pattern=r"3\.") as watch:
+    with astray.state.check_updates(optimizer, model, pattern=r"3\.") as watch:
         for _ in steps(model, optimizer, 1):
             pass
     assert sorted(row.name for row in watch.updates) == ["3.bias", "3.weight"]
@@ -302,12 +302,12 @@ def test_what_cannot_be_is_said() -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(UsageError, match=r"No parameter's name matches 'weight'.*try '\.\*weight'"):
-        astray.check_updates(optimizer, model, pattern="weight")
+        astray.state.check_updates(optimizer, model, pattern="weight")
     with pytest.raises(UsageError, match="'\\(' is no regular expression: missing"):
-        astray.check_updates(optimizer, model, pattern="(")
+        astray.state.check_updates(optimizer, model, pattern="(")
     with pytest.raises(UsageError, match="None of the 6 parameters of this AdamW belongs to this Linear"):
-        astray.check_updates(optimizer, nn.Linear(2, 2))
-    with astray.check_updates(optimizer, model) as watch:
+        astray.state.check_updates(optimizer, nn.Linear(2, 2))
+    with astray.state.check_updates(optimizer, model) as watch:
         pass
     assert str(watch.updates) == "No update was seen: no optimizer has stepped while it was watched."
 
@@ -317,7 +317,7 @@ def test_watching_changes_nothing() -> None:
         model = network()
         optimizer = torch.optim.AdamW(model.parameters())
         if watched:
-            astray.check_updates(optimizer, model)
+            astray.state.check_updates(optimizer, model)
         for _ in steps(model, optimizer):
             pass
         return [p.detach().clone() for p in model.parameters()]

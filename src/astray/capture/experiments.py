@@ -23,7 +23,7 @@ from astray.errors import UsageError
 def without_dropout() -> Iterator[None]:
     """Inside the block, every dropout is the identity, as in eval mode, and draws no random number.
 
-    >>> with astray.without_dropout():
+    >>> with astray.experiment.without_dropout():
     ...     loss = model(batch)
     ...     loss.backward()
 
@@ -49,10 +49,10 @@ def elsewhere(
 ) -> Iterator[None]:
     """Inside the block, one module runs on another device or in another dtype, within the same program.
 
-    >>> with astray.elsewhere(model, "h.2.attn", device="cpu"):
+    >>> with astray.experiment.elsewhere(model, "h.2.attn", device="cpu"):
     ...     loss = model(batch)        # h.2.attn on the CPU, the rest where it was
     ...     loss.backward()
-    >>> with astray.elsewhere(model, r"h\\..*\\.attn", dtype="float64", function="softmax"):
+    >>> with astray.experiment.elsewhere(model, r"h\\..*\\.attn", dtype="float64", function="softmax"):
     ...     loss = model(batch)        # the softmax of every attention in double precision
 
     Its inputs, parameters and buffers are taken there for the call, and its results brought back; gradients flow to
@@ -82,7 +82,7 @@ def seed_all(seed: int = 1234, deterministic: bool = False) -> None:
     Two programs can only be compared tensor by tensor when they draw the same numbers.
 
     >>> import torch, astray
-    >>> astray.seed_all(7)
+    >>> astray.experiment.seed_all(7)
     >>> torch.rand(2)
     tensor([0.5349, 0.1988])
 

@@ -51,7 +51,7 @@ ones_like = torch.ones_like
 
 
 ROOT = ""
-"""NNstat knows a model by the name that torch gives it, which is empty; `astray.from_activation` says `<root>`."""
+"""NNstat knows a model by the name that torch gives it, which is empty; `astray.state` says `<root>`."""
 
 
 def from_activation(

@@ -10,3 +10,9 @@ trip.py              what was found, and the error that says so
 actions.py           acts on a trip: stops the program, warns, or calls the user's function
 snapshots.py         writes the last steps as a run, into a folder that all ranks of the program share
 """
+
+from __future__ import annotations
+
+from astray.guarding.trip import Trip
+
+__all__ = ["Trip"]

@@ -1,27 +1,30 @@
 """The state of a model (weights, gradients, optimizer states, activations) as an algebra with statistics.
 
-    weight = astray.from_weight(model)
+    weight = astray.state.from_weight(model)
     before = weight.clone()
     ...
     (weight - before).describe(lw=True)
 
-state_dict.py        `StateDict`: the mapping of base.py with the methods of algebra.py, reductions.py and plots.py
-base.py              the mapping from names to values
-values.py            values that are loaded or computed when they are asked for; tensors in blocks of bounded size
-algebra.py           operators and functions of torch, one name at a time
-reductions.py        statistics: of all elements, of each parameter, of groups
-describe.py          the table of a state
-plots.py             histograms, distribution functions, heat maps, lines by layer
-naming.py            patterns, groups, the names that wrappers put in front; warnings that point at the user's line
-measuring.py         values → moments, on a CPU, on a device, over processes
-differences.py       two states beside each other: a table, the cosine, the noise scale of gradients
-ratios.py            the trust ratio
-sources.py           where states come from: models, optimizers, checkpoints, activations
-files.py             states on disk
-monitor.py           weights, gradients and updates every few steps, as a run
-monitor_package.py   re-exports `Monitor`
-updates/             was each weight updated as its optimizer says?
+state_dict.py   `StateDict`: the mapping of base.py with the methods of algebra.py, reductions.py and plots.py
+base.py         the mapping from names to values
+values.py       values that are loaded or computed when they are asked for; tensors in blocks of bounded size
+algebra.py      operators and functions of torch, one name at a time
+reductions.py   statistics: of all elements, of each parameter, of groups
+describe.py     the table of a state
+plots.py        histograms, distribution functions, heat maps, lines by layer
+naming.py       patterns, groups, the names that wrappers put in front; warnings that point at the user's line
+measuring.py    values → moments, on a CPU, on a device, over processes
+differences.py  two states beside each other: a table, the cosine, the noise scale of gradients
+ratios.py       the trust ratio
+sources.py      where states come from: models, optimizers, checkpoints, activations
+files.py        states on disk
+monitor.py      weights, gradients and updates every few steps, as a run
+updates/        was each weight updated as its optimizer says?
+
+`Monitor` and `check_updates` are loaded when they are first used: they need what records, which is built on first use.
 """
+
+from typing import TYPE_CHECKING
 
 from astray.state.describe import StatisticsTable
 from astray.state.differences import NoiseScale, cosine, diff, gradient_noise_scale
@@ -41,12 +44,18 @@ from astray.state.sources import (
 )
 from astray.state.state_dict import StateDict
 
+if TYPE_CHECKING:
+    from astray.state.monitor import Monitor
+    from astray.state.updates import check_updates
+
 __all__ = [
     "ActivationGradients",
     "Activations",
+    "Monitor",
     "NoiseScale",
     "StateDict",
     "StatisticsTable",
+    "check_updates",
     "cosine",
     "diff",
     "from_activation",
@@ -61,3 +70,17 @@ __all__ = [
     "register_reduction",
     "trust_ratio",
 ]
+
+_HOMES = {"Monitor": "astray.state.monitor", "check_updates": "astray.state.updates"}
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"astray.state has no {name!r}. It offers {', '.join(__all__)}.")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -27,7 +27,7 @@ from astray.stats import Strided, contrast
 def diff(one: StateDict, other: StateDict, pattern: Pattern | None = None, *, sort: bool = True) -> StatisticsTable:
     """A table of how far the second state is from the first, the parameters that differ most in front.
 
-    >>> print(astray.diff(before, after, pattern=".*attn.*"))
+    >>> print(astray.state.diff(before, after, pattern=".*attn.*"))
 
     `diff` is the L2 norm of the difference, `relative` that over the norm of the first, `max` its largest element, and
     `changed` the share of elements that are not equal. The sums are over the elements that are finite on both sides; a
@@ -61,9 +61,9 @@ def cosine(one: StateDict, other: StateDict, lw: bool = False, pattern: Pattern 
     Of the gradients of successive steps it tells whether training goes on in one direction (near 1), is lost in noise
     (near 0), or swings back and forth across a valley (below 0). NaN where one of the two is zero.
 
-    >>> before = astray.from_grad(model, clone=True)
+    >>> before = astray.state.from_grad(model, clone=True)
     ...
-    >>> astray.cosine(before, astray.from_grad(model))
+    >>> astray.state.cosine(before, astray.state.from_grad(model))
     """
     first, second = matching(one, pattern), matching(other, pattern)
     check_same(first, second, (one.name, other.name))
@@ -129,8 +129,8 @@ def gradient_noise_scale(gradients: Iterable[StateDict], batch: int, pattern: Pa
     ...     for part in parts:
     ...         model.zero_grad()
     ...         loss(model(part)).backward()
-    ...         yield astray.from_grad(model)
-    >>> astray.gradient_noise_scale(gradients(), batch=len(parts[0])).scale
+    ...         yield astray.state.from_grad(model)
+    >>> astray.state.gradient_noise_scale(gradients(), batch=len(parts[0])).scale
 
     Each is the mean gradient over its batch, taken at the same weights. Only a running sum is kept, in float64. More
     batches make the estimate better: its error shrinks as one over the root of their number.

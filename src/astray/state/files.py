@@ -57,8 +57,8 @@ def _compact(tensor: torch.Tensor) -> torch.Tensor:
 def load_state(path: str | os.PathLike[str], name: str | None = None) -> StateDict:
     """Read a state, or any checkpoint, tensor by tensor as it is needed.
 
-    >>> before = astray.load_state("step1000.pt")
-    >>> (astray.from_weight(model) - before).describe(lw=True)
+    >>> before = astray.state.load_state("step1000.pt")
+    >>> (astray.state.from_weight(model) - before).describe(lw=True)
 
     A file of `StateDict.save`, a `.pt` with a flat dict of tensors, safetensors, a folder of a distributed or Hugging
     Face checkpoint. `clone()` loads all of it.

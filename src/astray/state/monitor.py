@@ -39,7 +39,7 @@ STATISTICS = ("l2", "mean", "std", "absmax")
 class Monitor:
     """Records the weight, gradient, optimizer state and update of every parameter, every few steps, into a run.
 
-    >>> with astray.Monitor(model, optimizer, every=10, path="runs/a") as monitor:
+    >>> with astray.state.Monitor(model, optimizer, every=10, path="runs/a") as monitor:
     ...     train()
     >>> print(monitor.series("update", "l2"))
     >>> print(monitor.series("ratio"))

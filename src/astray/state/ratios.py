@@ -9,7 +9,7 @@ from astray.state.state_dict import StateDict
 def trust_ratio(update: StateDict, weight: StateDict, pattern: Pattern | None = None) -> StateDict:
     """|update| / |weight| of each parameter, by their L2 norms: a state of numbers.
 
-    >>> astray.trust_ratio(update, weight, pattern=".*mlp.*").describe(lw=True)
+    >>> astray.state.trust_ratio(update, weight, pattern=".*mlp.*").describe(lw=True)
 
     This is the reciprocal of what layer-wise adaptive optimizers call the trust ratio. Where a weight is 0 it is
     infinite, or NaN if nothing was to be updated either.

@@ -146,7 +146,7 @@ REDUCTIONS: dict[str, Reduction] = {name: Reduction(name, formula) for name, for
 def register_reduction(name: str, function: Callable[[torch.Tensor], Any]) -> None:
     """Add a statistic of your own: a method of every state, and a column of `describe`.
 
-    >>> astray.register_reduction("sparsity", lambda tensor: (tensor == 0).double().mean())
+    >>> astray.state.register_reduction("sparsity", lambda tensor: (tensor == 0).double().mean())
     >>> weight.sparsity(lw=True)
     >>> weight.describe(lw=True, include_keys=["name", "sparsity"])
 

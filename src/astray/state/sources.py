@@ -36,7 +36,7 @@ def from_state_dict(
 ) -> StateDict:
     """A state of any mapping from names to tensors, such as `model.state_dict()`: with the buffers.
 
-    >>> astray.from_state_dict(model.state_dict())
+    >>> astray.state.from_state_dict(model.state_dict())
 
     pattern: only names that this regular expression matches, from the first character on.
     clone: copy the values; otherwise they are shared, and follow what writes to them.
@@ -76,7 +76,7 @@ def from_weight(
 ) -> StateDict:
     """A model's parameters, without its buffers; one that is used under several names once.
 
-    >>> weight = astray.from_weight(model)
+    >>> weight = astray.state.from_weight(model)
     >>> before = weight.clone()
     >>> optimizer.step()
     >>> update = weight - before
@@ -101,7 +101,7 @@ def from_grad(
     """The gradients that a model's parameters have now: call it between `backward()` and `zero_grad()`.
 
     >>> loss.backward()
-    >>> grad = astray.from_grad(model, clone=True)
+    >>> grad = astray.state.from_grad(model, clone=True)
 
     Parameters without a gradient are left out, and a warning tells which, unless they are not trained. Zeros in their
     place would look like gradients that vanished.
@@ -128,7 +128,7 @@ def from_optimizer_state(
 ) -> StateDict:
     """What an optimizer keeps for each parameter under a key, by the parameter's name in the model.
 
-    >>> m = astray.from_optimizer_state(model, optimizer, "exp_avg")
+    >>> m = astray.state.from_optimizer_state(model, optimizer, "exp_avg")
 
     Parameters that the optimizer has no state for are left out.
     """
@@ -153,7 +153,7 @@ def from_together(
 ) -> tuple[StateDict, StateDict, list[StateDict]]:
     """Weights, gradients, and the optimizer's states of these keys, at once.
 
-    >>> weight, grad, (m, v) = astray.from_together(model, optimizer, ["exp_avg", "exp_avg_sq"])
+    >>> weight, grad, (m, v) = astray.state.from_together(model, optimizer, ["exp_avg", "exp_avg_sq"])
 
     After `zero_grad()` there are no gradients: then theirs is an empty state, and a warning says so.
     """
@@ -331,7 +331,7 @@ def from_activation(
 ) -> Activations:
     """A state of what the modules of a model give, filled by each forward pass until it is removed.
 
-    >>> with astray.from_activation(model) as acts:
+    >>> with astray.state.from_activation(model) as acts:
     ...     model(batch)
     >>> acts.describe(lw=True)
 
@@ -348,7 +348,7 @@ def from_activation_grad(
 ) -> ActivationGradients:
     """A state of the gradients of what `from_activation` sees, filled by each backward pass until it is removed.
 
-    >>> with astray.from_activation_grad(model) as grads:
+    >>> with astray.state.from_activation_grad(model) as grads:
     ...     loss(model(batch)).backward()
     >>> grads.norm2(lw=True)
     """

@@ -27,7 +27,7 @@ INDENT = " " * 8
 class StateDict(Algebra, Reductions, Plots):
     """Tensors, or numbers that describe them, by the names of a model's parameters.
 
-    >>> weight = astray.from_weight(model)
+    >>> weight = astray.state.from_weight(model)
     >>> before = weight.clone()
     >>> optimizer.step()
     >>> update = weight - before

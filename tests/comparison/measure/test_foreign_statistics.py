@@ -99,5 +99,5 @@ def test_checksums_of_other_tools_are_compared_among_themselves() -> None:
     assert verdict(ours, theirs)[0] == "identical"  # by statistics: 7 and 8 are no likes
     other = run(THEIRS._replace(max=9.0, absmax=9.0), fingerprint=7, prints="msprobe crc32")
     assert verdict(run(OURS, fingerprint=7), other)[0] == "diverged"
-    with pytest.raises(astray.CompareError, match="nothing"):
+    with pytest.raises(astray.errors.CompareError, match="nothing"):
         astray.compare(run(None, fingerprint=7), run(None, fingerprint=7, prints="msprobe crc32"))

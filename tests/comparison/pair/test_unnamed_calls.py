@@ -63,7 +63,7 @@ def test_a_fault_is_found_across_formats(runs: dict[str, Path]) -> None:
 
 def test_modules_and_functions_alone_have_nothing_in_common_and_that_is_said(runs: dict[str, Path]) -> None:
     said = "The reference tells of modules and the candidate of functions: record both with the same level."
-    with pytest.raises(astray.CompareError, match=said):
+    with pytest.raises(astray.errors.CompareError, match=said):
         astray.compare(runs["modules"], runs["functions.pkl"])
 
 
@@ -98,7 +98,7 @@ def test_names_count_where_both_or_neither_tell_modules_or_the_user_says_so(runs
     for one, other in (("functions", "both"), ("functions.pkl", "wrong.pkl"), ("modules", "functions.pkl")):
         try:
             notes = astray.compare(runs[one], runs[other]).problems
-        except astray.CompareError:
+        except astray.errors.CompareError:
             continue  # nothing in common, by names
         assert not any("by their order." in note for note in notes)
     diff = astray.compare(runs["functions"], runs["functions.pkl"], by="key")

@@ -98,7 +98,7 @@ def test_keys_that_mean_nothing_here_are_taken(tmp_path: Path) -> None:
         ({"task": "statistic"}, "task is 'statistic'. It is one of statistics, tensor, .*. Did you mean 'statistics'?"),
         ({"task": ["tensor"]}, r"task is \['tensor'\]. It is one of"),
         ({"task": "nan_check"}, "task is 'nan_check', which is not there. .* 'overflow_check' looks at the results"),
-        ({"task": "free_benchmark"}, "Use astray.elsewhere"),
+        ({"task": "free_benchmark"}, "Use astray.experiment.elsewhere"),
         ({"level": "L3"}, "level is 'L3'. It is one of L0, L1, mix, debug."),
         ({"level": "L2"}, r"kernels of an NPU. .* astray.record\(level='op'\)"),
         ({"dump_path": ""}, "dump_path is ''. Say in which folder"),

@@ -444,7 +444,7 @@ def test_a_path_is_for_one_model(model: nn.Module, tmp_path: Path, caplog: pytes
 
 def test_a_place_that_cannot_be_written_to_leaves_no_hook(model: nn.Module, tmp_path: Path) -> None:
     (tmp_path / "grads").write_text("a file")
-    with pytest.raises(astray.RunError, match="cannot be recorded into"):
+    with pytest.raises(astray.errors.RunError, match="cannot be recorded into"):
         register_saving_hook(model, tmp_path)
     assert hooks_of(model) == []
 

@@ -100,7 +100,7 @@ def test_a_dtype_that_is_not_known_has_no_values(small_run: RunData) -> None:
     """A newer astray may know more of them, so that such a row is not damaged."""
     run = change(small_run, "tensors", dtype={3: "float4_e2m1fn_x2"})
     assert len(run.ranks[0].tensors) == 8
-    with pytest.raises(astray.RunError, match="Row 3 of rank 0 is float4_e2m1fn_x2, a dtype whose values"):
+    with pytest.raises(astray.errors.RunError, match="Row 3 of rank 0 is float4_e2m1fn_x2, a dtype whose values"):
         run.ranks[0].values(3)
 
 

@@ -139,10 +139,11 @@ class PrecisionDebugger:
 
 
 def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False, is_enhanced: bool = False) -> None:
-    """Give every source of random numbers the same seed, as `astray.seed_all` does.
+    """Give every source of random numbers the same seed, as `astray.experiment.seed_all` does.
 
     mode: also ask torch for the same bits each time.
-    rm_dropout: no dropout drops anything from here on, on this thread. `astray.without_dropout` does it for a block.
+    rm_dropout: no dropout drops anything from here on, on this thread. `astray.experiment.without_dropout` does it for
+        a block.
     is_enhanced: not there. Record both programs instead, and compare: random numbers that differ are seen.
     """
     for name, given in (("mode", mode), ("rm_dropout", rm_dropout)):
@@ -170,6 +171,7 @@ def _remove_dropout() -> None:
     if inside:  # which would take ours away in the place of its own when it ends
         raise UsageError(
             "rm_dropout=True lasts until the program ends, and this is inside of a block of "
-            f"{type(inside[-1]).__name__}. Call seed_all before it, or use `with astray.without_dropout():` in it."
+            f"{type(inside[-1]).__name__}. Call seed_all before it, or use "
+            "`with astray.experiment.without_dropout():` in it."
         )
     WithoutDropout().__enter__()  # type: ignore[no-untyped-call]

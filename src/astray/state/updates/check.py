@@ -32,7 +32,7 @@ def check_updates(
 ) -> UpdateWatch:
     """Checks every step of an optimizer, from here to the end of the block, against its own formula in float64.
 
-    >>> with astray.check_updates(optimizer, model) as checked:
+    >>> with astray.state.check_updates(optimizer, model) as checked:
     ...     loss.backward()
     ...     optimizer.step()
     >>> print(checked.updates)

@@ -1,4 +1,4 @@
-"""No dropout, the same seed, the same bits: what `astray.without_dropout` and `astray.seed_all` do in torch.
+"""No dropout, the same seed, the same bits: `without_dropout` and `seed_all` of `astray.experiment`, in torch.
 
 Dropout is turned off without touching the model: a function mode passes every call that drops something on with dropout
 off, as in eval mode. No function is replaced, no module changed, and no random number drawn. The mode is not called

@@ -1,4 +1,4 @@
-"""Runs a module, or one function in it, on another device or in another dtype: what `astray.elsewhere` does in torch.
+"""Runs a module, or one function in it, on another device or in another dtype: `astray.experiment.elsewhere`, in torch.
 
 The module's `forward` is replaced by one that takes everything there, runs the real one, and brings its results back;
 `RoundTrip` does the moving. Replacing `forward` and nothing around it keeps all hooks, ours and others', outside: they
