@@ -113,7 +113,7 @@ def test_it_serves_until_it_is_interrupted(runs: tuple[str, str], tmp_path: Path
     for name in ("page.js", "page.css"):
         (tmp_path / name).write_text("")
     program = (
-        "import pathlib, sys; from astray.web import assets; index.STATIC = pathlib.Path(sys.argv[1]); "
+        "import pathlib, sys; from astray.web import index; index.STATIC = pathlib.Path(sys.argv[1]); "
         "from astray.cli import main; sys.exit(main(sys.argv[2:]))"
     )
     command = [sys.executable, "-c", program, str(tmp_path), "view", *runs, "--no-browser"]
