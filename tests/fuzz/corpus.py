@@ -121,7 +121,7 @@ def _recordings(home: Path) -> dict[str, tuple[str, str]]:
         written = guard.trips[0].path
         assert written is not None
         shutil.move(written, home / name)
-    shutil.copytree(HERE / "store" / "native" / "format3", home / "format3")
+    shutil.copytree(HERE / "store" / "run_format" / "format3", home / "format3")
     pairs = {name: (name, f"{name}-other") for name in NATIVE[:-1]}
     late = {name: (name, f"{name}-other") for name in ("monitor", "flight")}
     return pairs | {"format3": ("format3", "format3")} | late

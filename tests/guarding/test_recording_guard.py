@@ -290,7 +290,7 @@ def test_each_rank_tells_its_own(tmp_path: Path) -> None:
 def test_a_recorder_takes_the_same_words_as_record(tmp_path: Path) -> None:
     recorder = astray.Recorder(tmp_path / "run", Net(), guard={"on": "warn", "spike": 10})
     assert isinstance(recorder.guard, RecordingGuard)
-    with pytest.raises(astray.RecordError, match="A guard needs keep='stats'"):
+    with pytest.raises(astray.errors.RecordError, match="A guard needs keep='stats'"):
         astray.Recorder(tmp_path / "run", Net(), guard="raise", keep="fingerprint")
-    with pytest.raises(astray.RecordError, match="Leave out one"):
+    with pytest.raises(astray.errors.RecordError, match="Leave out one"):
         astray.Recorder(tmp_path / "run", Net(), guard="raise", writer=FlightRecorder)

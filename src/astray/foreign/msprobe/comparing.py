@@ -26,6 +26,7 @@ from astray.errors import UsageError
 from astray.foreign.msprobe.mapping import mapping_in, of_modules, renamed
 from astray.foreign.msprobe.table import Cell, Mode, MsprobeTable, header
 from astray.report.atomic_files import atomic_file
+from astray.report.text import render
 from astray.report.xlsx import CREATED, SHEET_ROWS, cell_text, writer
 from astray.store import RunData, open_run
 from astray.store import Table as StoredTable
@@ -120,7 +121,7 @@ def _compare(
     if auto_analyze:
         advice = Path(output_path) / f"advisor{suffix}_{now}.txt"
         with atomic_file(advice) as draft:
-            draft.write_bytes(as_utf8(f"{found}\n"))
+            draft.write_bytes(as_utf8(f"{render(found)}\n"))
         files.append(advice)
     return files
 
