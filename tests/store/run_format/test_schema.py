@@ -1,4 +1,4 @@
-"""docs/format.md says what the code does."""
+"""docs/reference/format.md says what the code does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from astray.store import End, RunInfo
 from astray.store.run_format.schema import CALLS, TENSORS, Column
 from astray.store.run_info import FORMAT
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "format.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "reference" / "format.md").read_text()
 
 
 def section(title: str) -> str:
