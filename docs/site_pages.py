@@ -1,7 +1,7 @@
 """Pages of the site that are made when it is built, and pages from outside of docs/; a hook of mkdocs (mkdocs.yml).
 
 Made are the command line, from the parsers of `astray.cli`, and the Python API, from signatures and docstrings. Files
-outside of docs/ (ARCHITECTURE.md, benchmarks/RESULTS.md, …) becomes pages, and links to it are turned to these. mkdocs
+outside of docs/ (ARCHITECTURE.md, benchmarks/RESULTS.md, …) become pages, and links to it are turned to these. mkdocs
 is imported only where mkdocs calls, so that tests can read this file without it.
 """
 

@@ -44,7 +44,8 @@ def test_every_page_is_laid_out(topic: str, colour: bool) -> None:
 def test_how_things_look() -> None:
     page = """# Title
 
-Some `code with blanks` and **bold words**, a [page](guard.md#x), [metrics.md](../reference/metrics.md), [RESULTS.md](../../benchmarks/RESULTS.md) and [there](https://x.org/a#b).
+Some `code with blanks` and **bold words**, a [page](guard.md#x), [metrics.md](../reference/metrics.md),
+[RESULTS.md](../../benchmarks/RESULTS.md) and [there](https://x.org/a#b).
 ![a picture](images/page.png)
 
 - one point
