@@ -8,6 +8,7 @@ is imported only where mkdocs calls, so that tests can read this file without it
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import importlib
 import inspect
@@ -160,10 +161,11 @@ def _signature(name: str, value: Any) -> str:
     parameters = [
         part.replace(annotation=_named(part.annotation)) for part in given.parameters.values() if part.name != "self"
     ]
-    line = f"{name}{given.replace(parameters=parameters, return_annotation=_named(given.return_annotation))}"
+    returned = given.empty if inspect.isclass(value) else given.return_annotation
+    line = f"{name}{given.replace(parameters=parameters, return_annotation=_named(returned))}"
     if len(line) > 96:
         inside = ",\n    ".join(str(part) for part in parameters)
-        arrow = "" if given.return_annotation is given.empty else f" -> {_named(given.return_annotation)}"
+        arrow = "" if returned is given.empty else f" -> {_named(returned)}"
         line = f"{name}(\n    {inside},\n){arrow}"
     return _fenced(line, "python")
 
@@ -193,12 +195,21 @@ def docstring(text: str) -> str:
         if not block.strip():
             continue
         if all(line.startswith("    ") or not line for line in lines):
-            blocks.append(_fenced(textwrap.dedent(block), "python"))
+            code = textwrap.dedent(block)
+            blocks.append(_fenced(code, "python" if _is_python(code) else "text"))
         elif lines[0].startswith(">>>"):
             blocks.append(_fenced(block, "pycon"))
         else:
             blocks.append(_entries(lines) if blocks else " ".join(map(_plain, lines)))
     return "\n\n".join(blocks)
+
+
+def _is_python(code: str) -> bool:
+    try:
+        ast.parse(code)
+    except SyntaxError:
+        return False
+    return True
 
 
 def _entries(lines: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The GPT of train_gpt.py as a port to another library might have it: other names, attention by hand, the MLP's GELU by tanh.
+"""The GPT of train_gpt.py as a port might have it: other names, attention by hand, and a GELU that is approximated.
 
 It starts from the same weights and sees the same batches, so that `astray compare` can tell what the port computes
 otherwise. With `--exact-gelu` it computes what the original does; with `--dtype bfloat16` it does so in bfloat16.

@@ -23,7 +23,7 @@ def section(title: str) -> str:
 @pytest.mark.parametrize(("title", "columns"), [("calls.arrows", CALLS), ("tensors.arrows", TENSORS)])
 def test_every_column_is_documented(title: str, columns: tuple[Column, ...]) -> None:
     lines = re.findall(r"^\| `(\w+)` \| (\S+) \| (yes)? ?\|", section(title), re.MULTILINE)
-    assert [(name, kind, bool(null)) for name, kind, null in lines] == [tuple(column) for column in columns]
+    assert [(name, kind.strip("`"), bool(null)) for name, kind, null in lines] == [tuple(column) for column in columns]
 
 
 @pytest.mark.parametrize(("title", "document"), [("run.json", RunInfo), ("end.json", End)])
