@@ -170,5 +170,5 @@ def test_a_wheel_has_the_pages_and_the_checkout_no_copy(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert done.stdout.startswith("Risk: before it happens\n=======================")
+    assert done.stdout.startswith("Overflow and underflow: risk before it happens\n=====")
     assert not (ROOT / "src" / "astray" / "docs").exists()
