@@ -132,25 +132,28 @@ def test_its_rooms_are_all_rooms() -> None:
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of a page's blocks of code that call astray."""
-    blocks = re.findall(r"^```\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
-    return [
-        re.sub(r"^torchrun .*? -m astray ", "astray ", line)
+    """What a page shows of the command line: lines of its blocks of code, and code within a line."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    lines = [line.removeprefix("$ ") for language, block in blocks if not language for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", prose(page))
+    lines = [
+        re.sub(r"^torchrun .*? -m astray | > \S+$", lambda cut: "" if ">" in cut[0] else "astray ", line)
         for line in lines
-        if re.match(r"(torchrun .*-m )?astray [a-z]+ ", line)
+    ]
+    return [
+        line for line in lines if re.match(r"astray [a-z]+ ", line) and not re.search(r"…|\[options\]|COMMAND", line)
     ]
 
 
-SHOWN = [ROOT / "README.md", DOCS / "start.md", *sorted((DOCS / "guides").glob("*.md"))]
+SHOWN = [page for page in [ROOT / "README.md", *PAGES] if commands(page)]
 
 
-@pytest.mark.parametrize("page", [page for page in SHOWN if commands(page)], ids=named)
+@pytest.mark.parametrize("page", SHOWN, ids=named)
 def test_commands_are_those_of_the_parser(page: Path) -> None:
     for command in commands(page):
         words = with_descending_sort(shlex.split(command, comments=True)[1:])
-        if "…" not in command and "[options]" not in command:
-            parser().parse_args(words)
+        parser().parse_args(words)
 
 
 def test_the_made_pages_have_what_they_are_made_of() -> None:
