@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,35 +14,9 @@ from typing import Any
 import pytest
 
 import astray
+from cli.scripts import TRAINING, command, run_script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-TRAINING = """
-import sys, torch
-from torch import nn
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(3):
-    loss = criterion(model(torch.randn(5, 4)), torch.tensor([0, 1, 0, 1, 0]))
-    optimizer.zero_grad(); loss.backward(); optimizer.step()
-    print(repr(loss.item()))
-"""
-
-
-def run_script(
-    folder: Path, script: str, *options: str, arguments: tuple[str, ...] = (), **environment: str
-) -> subprocess.CompletedProcess[str]:
-    path = folder / "script.py"
-    path.write_text(textwrap.dedent(script))
-    return command("run", "-o", str(folder / "run"), *options, str(path), *arguments, **environment)
-
-
-def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "astray", *words], capture_output=True, text=True, env={**os.environ, **environment}
-    )
 
 
 def calls(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
