@@ -1,7 +1,8 @@
-"""Parametrizes a test over a grid so that `make test` runs a selection that has every pair of values.
+"""Parametrizes a test over a grid of which `make test` runs a selection; the rest is marked slow.
 
 Most faults show with two of the parameters (this dtype in this layout, this size with this backend), so the selection
-has each value of each axis together with each value of every other. The rest of the grid is marked slow.
+has each value of each axis together with each value of every other. Where one test takes a process or a second, it has
+each value once.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ import pytest
 
 
 def grid(
-    ids: Mapping[str, Sequence[str]] | None = None, fixtures: Sequence[str] = (), **axes: Iterable[Any]
+    ids: Mapping[str, Sequence[str]] | None = None,
+    fixtures: Sequence[str] = (),
+    pairs: bool = True,
+    **axes: Iterable[Any],
 ) -> pytest.MarkDecorator:
-    """All combinations of the axes; those outside of the pairwise selection are slow.
+    """All combinations of the axes; those outside of the selection are slow.
 
     ids: names of the values of an axis, where `str` does not give them.
     fixtures: axes that are fixtures with parameters, such as `backend`.
+    pairs: select every pair of values; else each value once.
     """
     values = {name: list(given) for name, given in axes.items()}
     named = {name: list((ids or {}).get(name) or map(str, given)) for name, given in values.items()}
-    selected = set(pairwise([len(given) for given in values.values()]))
+    sizes = [len(given) for given in values.values()]
+    selected = set(pairwise(sizes) if pairs else diagonal(sizes))
     return pytest.mark.parametrize(
         tuple(values),
         [
@@ -36,6 +42,11 @@ def grid(
         ],
         indirect=list(fixtures),
     )
+
+
+def diagonal(sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Combinations of positions in which each position of each axis occurs."""
+    return [tuple(row % size for size in sizes) for row in range(max(sizes))]
 
 
 def pairwise(sizes: Sequence[int]) -> list[tuple[int, ...]]:

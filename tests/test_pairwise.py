@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pairwise import grid, missing_pairs, pairwise
+from pairwise import diagonal, grid, missing_pairs, pairwise
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,10 @@ def test_every_pair_of_values_is_selected(sizes: tuple[int, ...]) -> None:
 
 def test_a_pair_that_is_missing_is_seen() -> None:
     assert missing_pairs((2, 2), [(0, 0), (1, 1), (0, 1)]) == {(0, 1, 1, 0)}
+
+
+def test_each_value_once() -> None:
+    assert diagonal((3, 2)) == [(0, 0), (1, 1), (2, 0)]
 
 
 def test_the_rest_of_the_grid_is_slow() -> None:
