@@ -7,7 +7,7 @@
     trace.untrace()
 
 A `Tracer` is a `Recorder` that writes hooktools' files, a `Comparer` is `astray.compare` with hooktools' words.
-`astray help moving-from-hooktools` tells what is better, and what is different on purpose.
+`astray help hooktools` tells what is better, and what is different on purpose.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     debugger.start(model) … debugger.stop(); debugger.step()
     compare({"npu_path": "a/step0/rank/dump.json", "bench_path": "b/step0/rank/dump.json"}, "output")
 
-The files, names and columns are msprobe's; `astray help moving-from-msprobe` tells what differs, and why.
+The files, names and columns are msprobe's; `astray help msprobe` tells what differs, and why.
 """
 
 from __future__ import annotations

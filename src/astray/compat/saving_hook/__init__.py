@@ -5,7 +5,7 @@
 `foreign/saving_hook/hook.py` puts the hooks in place; `foreign/saving_hook/checker.py` is behind
 `python -m astray.compat.saving_hook --pathA A --pathB B`.
 
-`astray help moving-from-saving-hook` tells what behaves differently, and why.
+`astray help saving-hook` tells what behaves differently, and why.
 """
 
 from __future__ import annotations

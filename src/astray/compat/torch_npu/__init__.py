@@ -6,7 +6,7 @@
 In `foreign/torch_npu`, `dumping.py` has the recordings behind the hooks and the steps they dump, `overflow.py` the
 guard behind `wrap_checkoverflow_hook`. `tools.py` here compares two dumps.
 
-`astray help moving-from-torch-npu` tells what is different, and why.
+`astray help torch-npu` tells what is different, and why.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Comparer:
     >>> findings.worst[0].site
     'h.2.mlp.proj'
 
-    config: a YAML file, or a dict of what would stand in it; `astray help moving-from-hooktools` has every key.
+    config: a YAML file, or a dict of what would stand in it; `astray help hooktools` has every key.
     """
 
     def __init__(self, config: Given) -> None:

@@ -41,7 +41,7 @@ WITHOUT_EFFECT = (
     "log_dir", "comparer_name", "compare_nn_module", "compare_non_nn_module", "compare_both_file", "register_signal",
     "registersi_signal", "show_max_error_only",
 )  # fmt: skip
-"""Keys that people have in their files, and that change nothing here; docs/moving-from-hooktools.md says why."""
+"""Keys that people have in their files, and that change nothing here; docs/coming-from/hooktools.md says why."""
 
 
 @dataclass(frozen=True)

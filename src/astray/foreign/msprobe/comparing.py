@@ -1,6 +1,6 @@
 """msprobe's `compare`: two dumps, or any runs that astray opens, into msprobe's table as CSV or a workbook.
 
-It is `astray.compare` and a table of it; docs/moving-from-msprobe.md tells where the results differ.
+It is `astray.compare` and a table of it; docs/coming-from/msprobe.md tells where the results differ.
 """
 
 from __future__ import annotations
