@@ -20,7 +20,7 @@ import pytest
 import astray
 from astray import Comparison, compare
 from astray.cli import main
-from astray.comparison.measure.custom_metrics import OwnMetrics
+from astray.comparison.measure.custom_metrics import CustomMetrics
 from astray.comparison.pair.matching import Matching
 from astray.comparison.ranks import schedule
 from astray.comparison.ranks.rank import JudgeOptions
@@ -304,7 +304,7 @@ def test_a_worker_that_leaves(folder, started, monkeypatch, capsys):
 
 
 def test_what_a_worker_raises_is_raised_here(tmp_path, started):
-    job = job_of((tmp_path / "no", tmp_path / "no", ()), Matching(), JudgeOptions(OwnMetrics({})), None)
+    job = job_of((tmp_path / "no", tmp_path / "no", ()), Matching(), JudgeOptions(CustomMetrics({})), None)
     with pytest.raises(RunError, match=r"no does not exist") as caught:
         compare_in_processes(job, [0, 1], 2, RanksProgress(None, 2))
     assert "in open_run" in str(caught.value.__cause__)
