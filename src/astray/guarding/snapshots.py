@@ -70,11 +70,7 @@ class SnapshotFolder:
     """The folder with the runs of one guard. It is made at the first trip."""
 
     def __init__(self, path: str | os.PathLike[str] | None, rank: int, world_size: int) -> None:
-        self.folder = (
-            absolute(path)
-            if path is not None
-            else _unused(absolute(Path(DEFAULT_FOLDER, _name(world_size))), world_size)
-        )
+        self.folder = _unused(Path(DEFAULT_FOLDER, _name(world_size)), world_size) if path is None else absolute(path)
         self._is_distributed = world_size > 1
         self._joined: set[str] = set()  # the runs that this rank is part of
         if rank == 0 and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):

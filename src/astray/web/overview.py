@@ -14,19 +14,19 @@ from astray.comparison.setup.wording import subject_text
 from astray.comparison.verdict import AGREEING
 from astray.formatting import figures
 from astray.nonfinite.alarm import Alarm
-from astray.nonfinite.report import place_of, what_of
+from astray.nonfinite.report import location_of, non_finite_word
 from astray.records import Frame
 from astray.report.setup import with_ranks
 from astray.report.text import (
-    after,
     answer,
+    consequences,
     error_of,
     how_sure,
     notes_of,
     other_line,
+    reported_others,
     suspect_line,
     why_bits_count,
-    wrong_besides,
 )
 from astray.store import CheckpointData, Table
 from astray.web.views import CallKey, ComparisonView, ResultView, RunView
@@ -105,7 +105,7 @@ def _divergence(comparison: ComparisonData, first: Divergence) -> Document:
     place, pairs = first.place, comparison.pairs
     row = row_of(pairs, first.seen if first.seen is not None and not place.role else place, first.rank)
     before = first.previous
-    besides = comparison.others if comparison.of_checkpoints else wrong_besides(comparison)
+    besides = comparison.others if comparison.of_checkpoints else reported_others(comparison)
     also = [*comparison.firsts[1:], *besides]
     return {
         "row": row,
@@ -135,7 +135,7 @@ def _divergence(comparison: ComparisonData, first: Divergence) -> Document:
         ],
         "sentence": place.full + (f", on rank {first.rank}" if len(comparison.reference.ranks) > 1 else ""),
         "evidence": [{"text": text} for text in _evidence(first, comparison.exact)],
-        "after": f"After it, {after(first)}.",
+        "after": f"After it, {consequences(first)}.",
         "growth": [{"step": step, "error": error} for step, error in first.growth],
         "inside": [f"{site} ({kind})" if kind else site for site, kind in first.enclosing],
         "where": frame_of(first.frame),
@@ -206,7 +206,7 @@ def _of_run(view: RunView) -> Document:
 def _said(alarm: Alarm) -> str:
     """What came from where, and of which kind it is where that is known."""
     kind = "" if alarm.kind.word == "unknown" else f": {alarm.kind.word}"
-    return f"{what_of(alarm)} from {place_of(alarm)}{kind}."
+    return f"{non_finite_word(alarm)} from {location_of(alarm)}{kind}."
 
 
 def _alarm(alarm: Alarm, rows: dict[CallKey, int]) -> Document:

@@ -166,7 +166,7 @@ def run_document(id: str, run: RunData) -> Document:
 def _facts(run: RunData) -> Iterator[tuple[str, str]]:
     info = run.info
     if isinstance(run, CheckpointData):
-        yield "checkpoint", checkpoints.described(run.checkpoint)
+        yield "checkpoint", checkpoints.describe(run.checkpoint)
         return
     yield "recorded", f"{info.created} with {info.framework or 'no framework'}"
     if info.command:

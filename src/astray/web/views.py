@@ -19,7 +19,7 @@ from astray.comparison.verdict import AGREEING
 from astray.errors import AstrayError
 from astray.nonfinite.alarm import Alarm
 from astray.nonfinite.findings import alarms
-from astray.nonfinite.report import besides
+from astray.nonfinite.report import notes_of
 from astray.store import CheckpointData, DictionaryColumn, RankRun, RunData, Table
 from astray.web.calls import CallIndex, calls_of_pairs, calls_of_rows
 from astray.web.columns import RowLocations, comparison_columns, run_columns
@@ -175,7 +175,7 @@ class RunView(ResultView):
             found = alarms(self.run)
         except AstrayError as error:
             return [], [str(error)]
-        return list(found), list(besides(found))
+        return list(found), list(notes_of(found))
 
     def first_rows(self) -> dict[CallKey, int]:
         """The first row of each call."""

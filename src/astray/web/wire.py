@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.report.csv import word
+from astray.report.csv import cell_word
 from astray.store import DictionaryColumn
 
 Document = dict[str, Any]
@@ -59,7 +59,7 @@ def pack(columns: Mapping[str, Column]) -> bytes:
     arrays: list[npt.NDArray[Any]] = []
     offset = 0
     for name, column in columns.items():
-        words = [word(value) for value in column.values] if isinstance(column, DictionaryColumn) else None
+        words = [cell_word(value) for value in column.values] if isinstance(column, DictionaryColumn) else None
         numbers = column.codes if isinstance(column, DictionaryColumn) else column
         kind = _type_of(numbers)
         header["columns"].append({"name": name, "type": kind, "offset": offset, "words": words})
