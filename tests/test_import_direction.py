@@ -95,7 +95,7 @@ def test_only_the_server_needs_what_serves() -> None:
     serving = {"starlette", "uvicorn"}
     files = (SOURCE / "web").rglob("*.py")
     found = {file.stem for file in files if any(name.split(".")[0] in serving for _, name in imports(file))}
-    assert found == {"connections", "server", "safety"}
+    assert found == {"server", "safety"}
     others = (SOURCE / "cli").glob("*.py")
     assert not any("astray.web.server import" in file.read_text() for file in others)
 

@@ -286,7 +286,7 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
         (("--on", "print", "script.py"), "invalid choice: 'print'"),
         (("--remember", "0", "script.py"), "remember=0 is not a whole number of at least 1."),
         (("--remember", "few", "script.py"), "invalid"),
-        (("--spike", "1", "script.py"), "spike=1.0 is no factor"),
+        (("--spike", "1", "script.py"), "spike=1.0 is not a factor"),
         (("--config", "no.yaml", "script.py"), "There is no file no.yaml"),
     ]:
         done = subprocess.run(

@@ -89,7 +89,7 @@ def test_an_error_that_it_causes_is_shown_without_our_frames(
 
 REFUSED = [
     (["--guard", "--keep", "fingerprint"], "keep='fingerprint' counts no NaN and no infinities. A guard needs keep="),
-    (["--guard", "--spike", "0.5"], "spike=0.5 is no factor. It is a number above 1: 10 trips at ten times the usual."),
+    (["--guard", "--spike", "0.5"], "spike=0.5 is not a factor. It is a number above 1: 10 trips at ten times the"),
     (["--spike", "5"], "--spike 5 is for a guard. Give --guard, too."),
 ]
 

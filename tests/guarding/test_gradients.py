@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import astray
 from astray.capture.pytorch import adapter
 from astray.guarding.guard import CALL_GRADIENTS
-from astray.guarding.step_monitor import FROM_HERE_ON, SUSPICIOUS
+from astray.guarding.step_monitor import READS_ALL_GRADIENTS, SUSPICIOUS
 from capture.far_reader import FarReader
 from guarding.training import Halved, Net, batch, guard_program, guarded, hooks_of, train_scaled, tripped
 from nonfinite import accidents
@@ -93,7 +93,7 @@ def test_what_is_born_in_the_backward_is_bounded_first_and_named_when_it_happens
     assert [one.site for one in first.candidates] == BOUNDS
     assert "that of after.weight, which came before it, is finite" in first.kind.text
     assert guard.trips[0].headline == "NaN from step 2, backward, on the way to the gradient of inner.b.bias"
-    assert FROM_HERE_ON in guard.trips[0].text
+    assert READS_ALL_GRADIENTS in guard.trips[0].text
     assert (second.step, second.origin.site, second.origin.phase) == (5, "inner.root", "backward")
     assert second.candidates == ()
     assert backward_sites(guard.trips[0].path, 2) == set()
@@ -106,7 +106,7 @@ def test_a_dump_tells_the_same_and_what_was_not_read(tmp_path: Path) -> None:
         train(model, bad=(2,))
     trip = caught.value.trip
     assert trip.path is not None
-    assert FROM_HERE_ON not in trip.text
+    assert READS_ALL_GRADIENTS not in trip.text
     run = astray.open(trip.path)
     (alarm,) = run.alarms()
     assert trip.alarm is not None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from astray import compare
-from astray.report.atomic_files import atomic_file, check_place
+from astray.report.atomic_files import atomic_file, check_writable
 from pairwise import grid
 
 WRITERS = {"csv": "c", "xlsx": "d.xlsx", "json": "d.json", "junit": "j.xml"}
@@ -105,7 +105,7 @@ def test_a_place_that_is_none(diff, tmp_path, kind):
 def test_a_folder_that_must_not_be_written(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError):
-        check_place(tmp_path / "report.txt")
+        check_writable(tmp_path / "report.txt")
 
 
 PROGRAM = """

@@ -29,7 +29,7 @@ from astray.foreign.msprobe.table import Cell, Mode, MsprobeTable, header
 from astray.formatting.terminal import COULD_NOT, say, tell
 from astray.report.atomic_files import atomic_file
 from astray.report.text import render
-from astray.report.xlsx import CREATED, SHEET_ROWS, cell_text, writer
+from astray.report.xlsx import CREATED, SHEET_ROWS, cell_text, xlsxwriter_module
 from astray.store import RunData, open_run
 from astray.store import Table as StoredTable
 from astray.store.run import RankRun
@@ -220,7 +220,7 @@ def _text(cell: Cell) -> str:
 
 def write_xlsx(file: Path, header: Sequence[str], lines: Iterable[Sequence[Cell]]) -> Path:
     """Write a workbook; gives its path. What one sheet cannot hold goes on in the next."""
-    library = writer()
+    library = xlsxwriter_module()
     with atomic_file(file) as draft:
         options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
         book = library.Workbook(str(draft), options | {"tmpdir": str(draft.parent)})
