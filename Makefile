@@ -9,6 +9,8 @@ WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); ech
 PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal
 BENCHMARKS := $(filter-out benchmarks/gpt.py benchmarks/tables.py,$(wildcard benchmarks/*.py))
 
+unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of interpreters: without it each compiles astray again
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow docs browser check sanitize sanitize-threads format peers bench clean
 

@@ -36,12 +36,9 @@ if TYPE_CHECKING:
     from astray.capture.settings import RecordingOptions
     from astray.comparison.divergence import Divergence
     from astray.comparison.pair.matching import MatchingOptions
-    from astray.guarding.actions import On
     from astray.guarding.guard import Guard
-    from astray.guarding.options import Gradients
-    from astray.guarding.recording_guard import GuardSetting
-    from astray.guarding.step_monitor import Condition
-    from astray.guarding.trip import Tripped
+    from astray.guarding.options import Condition, Gradients, GuardSetting
+    from astray.guarding.trip import On, Tripped
     from astray.recorder import Recorder
     from astray.results.comparison import Comparison
     from astray.results.run import Run

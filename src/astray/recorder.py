@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from astray.capture.settings import RecordingOptions
-    from astray.guarding.recording_guard import GuardSetting, RecordingGuard
+    from astray.guarding.options import GuardSetting
+    from astray.guarding.recording_guard import RecordingGuard
 
 
 class Recorder(BaseRecorder):

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from astray.capture.adapters import adapter_for
 from astray.capture.recorder import BaseRecorder
 from astray.errors import RecordError
-from astray.foreign.hooktools.config_keys import Given, Keys, expressions, folder_name, one_of, text, texts, truth
-from astray.foreign.hooktools.layout import FileSeries, Label
+from astray.foreign.hooktools.config import Given, Keys, expressions, folder_name, one_of, text, texts, truth
+from astray.foreign.hooktools.files import FileSeries, Label
 from astray.foreign.hooktools.translator import STACKS, translate
 from astray.foreign.live_writer import live_writer
 from astray.log import logger

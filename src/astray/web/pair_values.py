@@ -1,7 +1,7 @@
-"""What the values of one pair show: histograms of both sides and of the difference, the worst elements, heat maps.
+"""The values of one pair in the page: histograms of both sides and of the difference, the worst elements, heat maps.
 
-Two passes over the blocks of both tensors: one for the range of the numbers, the worst and the maps, one for the
-histograms, which need the range. Of one run alone, the same of its numbers in place of the difference.
+Two passes over the blocks of both tensors: one for the range of the numbers, the worst elements and the maps, one for
+the histograms, which need the range. Of one run alone, its numbers take the role of the difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from astray.web.wire import Document
 Floats = npt.NDArray[np.float64]
 
 
-class ContrastDocument(NamedTuple):
+class ValueCharts(NamedTuple):
     """Parts of a detail; `heat` is None for a scalar or a sample."""
 
     histograms: Document | None
@@ -28,110 +28,119 @@ class ContrastDocument(NamedTuple):
     heat: Document | None
 
 
-def contrast(reference: Elements, candidate: Elements) -> ContrastDocument:
+def compare_values(reference: Elements, candidate: Elements) -> ValueCharts:
     """Two tensors of equally many elements. Raises RunError when their values cannot be read."""
     if reference.size != candidate.size:
         raise RunError(f"{reference.size:,} values cannot be laid beside {candidate.size:,}.")
-    extents, gaps, worst = (ValueRange(), ValueRange()), ValueRange(), WorstElements()
+    ranges, difference_range, worst = (ValueRange(), ValueRange()), ValueRange(), WorstElements()
     heat = HeatMap(reference.shape) if reference.kept.sampled < 0 else None
     begin = 0
-    for block, one, other in _both(reference, candidate):
-        gap = difference_of(one, other)
-        sizes = np.abs(gap)
-        for extent, numbers in zip((*extents, gaps), (one, other, gap), strict=True):
-            extent.add(numbers)
-        worst.add(begin, sizes, one, other)
+    for block, left, right in _block_pairs(reference, candidate):
+        difference = difference_of(left, right)
+        sizes = np.abs(difference)
+        for range_, numbers in zip((*ranges, difference_range), (left, right, difference), strict=True):
+            range_.add(numbers)
+        worst.add(begin, sizes, left, right)
         if heat is not None:
             heat.add(block, sizes)
         begin += block.size
-    told = [
-        {"index": reference.index(place), "a": one, "b": other,
-         "difference": difference_of(np.array([one]), np.array([other]))[0]}
-        for place, one, other in worst.found()
+    elements = [
+        {"index": reference.index(position), "a": left, "b": right,
+         "difference": difference_of(np.array([left]), np.array([right]))[0]}
+        for position, left, right in worst.elements()
     ]  # fmt: skip
-    return ContrastDocument(
-        _histograms(reference, candidate, extents, gaps),
-        told,
+    return ValueCharts(
+        _histograms(reference, candidate, ranges, difference_range),
+        elements,
         None if heat is None else heat.document(reference.complex),
     )
 
 
-def describe(values: Elements) -> ContrastDocument:
-    """One tensor alone: the largest elements in place of the worst, and a map of where it is large."""
-    extent, worst = ValueRange(), WorstElements()
+def describe_values(values: Elements) -> ValueCharts:
+    """One tensor alone: the largest elements instead of the worst, and a map of their sizes."""
+    range_, worst = ValueRange(), WorstElements()
     heat = HeatMap(values.shape) if values.kept.sampled < 0 else None
     plan = list(blocks(values.shape))
     begin = 0
     for block, numbers in zip(plan, values.walk([block.size for block in plan]), strict=True):
         sizes = np.abs(numbers)
         sizes[np.isnan(sizes)] = np.inf
-        extent.add(numbers)
+        range_.add(numbers)
         worst.add(begin, sizes, numbers)
         if heat is not None:
             heat.add(block, sizes)
         begin += block.size
-    told = [{"index": values.index(place), "a": one, "b": None, "difference": None} for place, one, _ in worst.found()]
-    return ContrastDocument(_histogram(values, extent), told, None if heat is None else heat.document(values.complex))
+    elements = [
+        {"index": values.index(position), "a": value, "b": None, "difference": None}
+        for position, value, _ in worst.elements()
+    ]
+    return ValueCharts(_histogram(values, range_), elements, None if heat is None else heat.document(values.complex))
 
 
 def difference_of(reference: Floats, candidate: Floats) -> Floats:
     """candidate − reference; 0 where both are the same NaN or infinity, inf or −inf where only one is not finite.
 
-    An infinite difference is how far a NaN is off, too: there is no number for it.
+    The difference of a NaN and a number is infinite, too.
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        found = candidate - reference
-    strange = ~np.isfinite(found)
-    if strange.any():
+        difference = candidate - reference
+    nonfinite = ~np.isfinite(difference)
+    if nonfinite.any():
         same = (reference == candidate) | (np.isnan(reference) & np.isnan(candidate))
-        found[strange & same] = 0.0
-        found[np.isnan(found)] = np.inf
-    return found
+        difference[nonfinite & same] = 0.0
+        difference[np.isnan(difference)] = np.inf
+    return difference
 
 
-def _both(reference: Elements, candidate: Elements) -> Iterator[tuple[Block, Floats, Floats]]:
+def _block_pairs(reference: Elements, candidate: Elements) -> Iterator[tuple[Block, Floats, Floats]]:
     plan = list(blocks(reference.shape))
     sizes = [block.size for block in plan]
     return zip(plan, reference.walk(sizes), candidate.walk(sizes), strict=True)
 
 
 def _histograms(
-    reference: Elements, candidate: Elements, extents: tuple[ValueRange, ValueRange], gaps: ValueRange
+    reference: Elements, candidate: Elements, ranges: tuple[ValueRange, ValueRange], difference_range: ValueRange
 ) -> Document | None:
-    if extents[0].empty and extents[1].empty:
+    if ranges[0].empty and ranges[1].empty:
         return None
-    whole = all(dtypes.find(side.dtype).kind in ("int", "bool") for side in (reference, candidate))
-    edges = edges_of(*extents[0].joined(extents[1]), whole)
+    integers = all(dtypes.find(side.dtype).kind in ("int", "bool") for side in (reference, candidate))
+    edges = edges_of(*ranges[0].joined(ranges[1]), integers)
     sides = Histogram(edges), Histogram(edges)
-    gap = None if gaps.empty else Histogram(edges_of(gaps.low, gaps.high, whole))
-    for _, one, other in _both(reference, candidate):
-        sides[0].add(one)
-        sides[1].add(other)
-        if gap is not None:
-            gap.add(difference_of(one, other))
+    differences = None
+    if not difference_range.empty:
+        differences = Histogram(edges_of(difference_range.low, difference_range.high, integers))
+    for _, left, right in _block_pairs(reference, candidate):
+        sides[0].add(left)
+        sides[1].add(right)
+        if differences is not None:
+            differences.add(difference_of(left, right))
     return {
         "edges": edges,
         "a": sides[0].counts,
         "b": sides[1].counts,
-        "difference": None if gap is None else gap.document(),
+        "difference": None if differences is None else differences.document(),
         "log": is_steep(*sides),
-        "nonfinite": {"a": extents[0].strange(), "b": extents[1].strange(), "difference": gaps.strange()},
+        "nonfinite": {
+            "a": ranges[0].nonfinite(),
+            "b": ranges[1].nonfinite(),
+            "difference": difference_range.nonfinite(),
+        },
     }
 
 
-def _histogram(values: Elements, extent: ValueRange) -> Document | None:
-    if extent.empty:
+def _histogram(values: Elements, range_: ValueRange) -> Document | None:
+    if range_.empty:
         return None
-    found = Histogram(edges_of(extent.low, extent.high, dtypes.find(values.dtype).kind in ("int", "bool")))
+    histogram = Histogram(edges_of(range_.low, range_.high, dtypes.find(values.dtype).kind in ("int", "bool")))
     for numbers in values.walk([block.size for block in blocks(values.shape)]):
-        found.add(numbers)
+        histogram.add(numbers)
     return {
-        "edges": found.edges,
-        "a": found.counts,
+        "edges": histogram.edges,
+        "a": histogram.counts,
         "b": None,
         "difference": None,
-        "log": is_steep(found),
-        "nonfinite": {"a": extent.strange(), "b": {}, "difference": {}},
+        "log": is_steep(histogram),
+        "nonfinite": {"a": range_.nonfinite(), "b": {}, "difference": {}},
     }
 
 
@@ -142,37 +151,37 @@ CELLS = 64
 
 
 class HeatMap:
-    """Where in a tensor the difference sits: its mean size over all axes but two, as maps of at most 64 × 64 cells.
+    """Where in a tensor the difference is: its mean size over all axes but two, as maps of at most 64 × 64 cells.
 
-    Which axis is the batch, the token, the head or the channel is not recorded, but the order is customary: so the
-    pairs shown are the last two axes, the first two, and those that cross heads or tokens with channels.
+    Which axis is the batch, the token, the head or the channel is not recorded, but their order is usual: so the pairs
+    shown are the last two axes, the first two, and those of heads or tokens with channels.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
-        self._views = [_View(shape, rows, columns) for rows, columns in pairs_of(shape)]
+        self._maps = [_Map(shape, rows, columns) for rows, columns in axis_pairs(shape)]
 
     def add(self, block: Block, sizes: Floats) -> None:
-        """Add the sizes of the elements of a block: not negative, inf where one side is not finite."""
+        """Adds the magnitudes of the differences in a block; inf where one side is not finite."""
         boxed = sizes.reshape(block.shape)
-        for view in self._views:
-            view.add(block, boxed)
+        for map_ in self._maps:
+            map_.add(block, boxed)
 
     def document(self, complex: bool) -> Document | None:
         """The maps; None where there is nothing to draw."""
-        if not self._views:
+        if not self._maps:
             return None
         names = [str(axis) for axis in range(len(self.shape))]
         if complex:
             names[-1] = "real, imaginary"
         axes = [{"name": name, "size": size} for name, size in zip(names, self.shape, strict=True)]
-        return {"axes": axes, "views": [view.document() for view in self._views]}
+        return {"axes": axes, "views": [map_.document() for map_ in self._maps]}
 
 
-def pairs_of(shape: tuple[int, ...]) -> list[tuple[int | None, int]]:
-    """Which axes are shown against each other, the most telling pair first; of a single one None and that one.
+def axis_pairs(shape: tuple[int, ...]) -> list[tuple[int | None, int]]:
+    """The pairs of axes that maps are drawn of, the most useful first; for a single axis None and that axis.
 
-    >>> pairs_of((8, 128, 512)), pairs_of((1, 7)), pairs_of((8, 12, 128, 64))
+    >>> axis_pairs((8, 128, 512)), axis_pairs((1, 7)), axis_pairs((8, 12, 128, 64))
     ([(1, 2), (0, 1), (0, 2)], [(None, 1)], [(2, 3), (0, 2), (1, 3), (0, 1)])
     """
     axes = [axis for axis, size in enumerate(shape) if size > 1]
@@ -186,8 +195,8 @@ def pairs_of(shape: tuple[int, ...]) -> list[tuple[int | None, int]]:
     return [pair for pair in dict.fromkeys(chosen) if pair[0] < pair[1]]
 
 
-class _View:
-    """One map: sums of sizes in cells, which are made of several rows and columns where there are more than 64."""
+class _Map:
+    """One map: sums of sizes in cells, each of several rows and columns where there are more than 64."""
 
     def __init__(self, shape: tuple[int, ...], rows: int | None, columns: int) -> None:
         self.axes = (rows, columns)
@@ -195,7 +204,7 @@ class _View:
         self.pooled = tuple(-(-size // CELLS) for size in self.sizes)
         self.cells = tuple(-(-size // fold) for size, fold in zip(self.sizes, self.pooled, strict=True))
         others = int(np.prod(shape, dtype=np.int64)) // (self.sizes[0] * self.sizes[1])
-        self._each = np.outer(*(self._widths(axis) for axis in (0, 1))) * float(others)
+        self._elements_per_cell = np.outer(*(self._widths(axis) for axis in (0, 1))) * float(others)
         self._sums = np.zeros(self.cells)
 
     def _widths(self, axis: int) -> Floats:
@@ -205,7 +214,7 @@ class _View:
 
     def add(self, block: Block, sizes: Floats) -> None:
         kept = [axis for axis in self.axes if axis is not None]
-        with np.errstate(over="ignore"):  # numbers near the largest: the cell is infinite
+        with np.errstate(over="ignore"):  # of numbers near the dtype's largest: the cell is infinite
             summed = sizes.sum(axis=tuple(axis for axis in range(sizes.ndim) if axis not in kept))
         if self.axes[0] is None:
             summed = summed[np.newaxis]
@@ -217,7 +226,7 @@ class _View:
 
     def document(self) -> Document:
         with np.errstate(divide="ignore"):
-            values: list[float] = np.log10(self._sums / self._each).reshape(-1).tolist()
+            values: list[float] = np.log10(self._sums / self._elements_per_cell).reshape(-1).tolist()
         return {
             "rows": self.axes[0],
             "columns": self.axes[1],
@@ -228,7 +237,7 @@ class _View:
 
 
 def _folded(sums: Floats, axis: int, begin: int, fold: int) -> Floats:
-    """The sums with so many rows or columns made one, counted from the beginning of the tensor."""
+    """The sums with each `fold` rows or columns added up, counted from the beginning of the tensor."""
     if fold == 1:
         return sums
     inside = np.arange(-(begin % fold), sums.shape[axis], fold)
@@ -240,11 +249,11 @@ def _folded(sums: Floats, axis: int, begin: int, fold: int) -> Floats:
 
 BINS = 64
 _STEEP = 100
-"""From here on between the fullest bin and the emptiest that is not empty, counts are best drawn on a log scale."""
+"""The ratio of the largest to the smallest count that is not 0, from which counts are drawn on a log scale."""
 
 
 _HALVES = 2.0**52
-"""Below this a float64 lies half-way between any two whole numbers. Above, bins are as wide as floats are apart."""
+"""Below this a float64 is half-way between any two whole numbers. Above, bins are as wide as the float spacing."""
 
 
 class ValueRange:
@@ -275,25 +284,25 @@ class ValueRange:
         """The range that holds both."""
         return min(self.low, other.low), max(self.high, other.high)
 
-    def strange(self) -> dict[str, int]:
+    def nonfinite(self) -> dict[str, int]:
         """How many were not finite, of each kind that occurs."""
         kinds = (("nan", self.nan), ("inf", self.above), ("-inf", self.below))
         return {name: count for name, count in kinds if count}
 
 
-def edges_of(low: float, high: float, whole: bool) -> Floats:
-    """The edges of the bins for numbers of this range; of a few whole numbers each has a bin of its own.
+def edges_of(low: float, high: float, integers: bool) -> Floats:
+    """The edges of the bins for numbers of this range; a few whole numbers have a bin each.
 
-    Bins are never narrower than the numbers are apart: tensors that differ in a last bit have such a range.
+    Bins are never narrower than the spacing of the numbers: tensors that differ in a last bit have such a range.
     """
-    if whole and high - low < BINS and max(abs(low), abs(high)) < _HALVES:
+    if integers and high - low < BINS and max(abs(low), abs(high)) < _HALVES:
         return np.arange(low, high + 2) - 0.5
     middle, half = low / 2 + high / 2, high / 2 - low / 2
     least = BINS * float(np.spacing(max(abs(low), abs(high)) / 2)) * 2
     half = max(half, least)
     largest = float(np.finfo(np.float64).max)
     edges = np.linspace(max(middle - half, -largest) / 2, min(middle + half, largest) / 2, BINS + 1) * 2
-    edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)  # which rounding may have brought inside
+    edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)  # which rounding may have moved inside
     return edges
 
 
@@ -308,16 +317,16 @@ class Histogram:
         self._scale = float(scale) if np.isfinite(scale) else 0.0  # 0 too where the range is beyond float64
 
     def add(self, numbers: Floats) -> None:
-        """Count those that are finite; all of them lie between the edges."""
+        """Counts the finite numbers; all of them are between the edges."""
         finite = np.isfinite(numbers)
         if not finite.all():
             numbers = numbers[finite]
         self.counts += np.bincount(self._bins(numbers), minlength=len(self.counts))
 
     def _bins(self, numbers: Floats) -> npt.NDArray[np.int64]:
-        """The bin of each number. The greatest lies on the last edge, and belongs to the last bin.
+        """The bin of each number. The greatest is on the last edge, and belongs to the last bin.
 
-        Bins are equally wide, so that dividing finds them, but for numbers beside an edge: those are corrected.
+        Bins are equally wide, so they are found by division; for numbers next to an edge the result is corrected.
         """
         last = len(self.counts) - 1
         if not self._scale:
@@ -334,7 +343,7 @@ class Histogram:
 
 def is_steep(*histograms: Histogram) -> bool:
     """Whether counts are so different that a linear scale would show one bar only."""
-    filled = [one.counts[one.counts > 0] for one in histograms]
+    filled = [histogram.counts[histogram.counts > 0] for histogram in histograms]
     return any(len(counts) and counts.max() >= _STEEP * counts.min() for counts in filled)
 
 
@@ -345,34 +354,34 @@ MOST = 20
 
 
 class WorstElements:
-    """The places with the greatest sizes, found block by block: of equal ones the first. Sizes of 0 are left out."""
+    """The elements with the largest differences, collected block by block: of equal ones the first. 0 is left out."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._sizes = np.empty(0)
-        self._places = np.empty(0, np.int64)
+        self._positions = np.empty(0, np.int64)
         self._values = np.empty((0, 2))
 
     def add(self, begin: int, sizes: Floats, *values: Floats) -> None:
-        """The sizes and the values of the elements from a place on."""
+        """Adds the sizes and the values of the elements from position `begin` on."""
         floor = self._sizes[-1] if len(self._sizes) == self._most else 0.0
         if not sizes.size or sizes.max() <= floor:
             return
-        found = np.flatnonzero(sizes > floor)
-        if len(found) > self._most:  # of those as large as the last, the first: a stable sort of few decides
-            least = np.partition(sizes[found], len(found) - self._most)[len(found) - self._most]
-            found = np.concatenate([found[sizes[found] > least], found[sizes[found] == least][: self._most]])
-            found.sort()
-        both = np.stack([one[found] for one in (values[0], values[-1])], axis=1)
-        self._sizes = np.concatenate([self._sizes, sizes[found]])
-        self._places = np.concatenate([self._places, found + begin])
+        at = np.flatnonzero(sizes > floor)
+        if len(at) > self._most:  # of those as large as the last, only the first: a stable sort of few decides below
+            least = np.partition(sizes[at], len(at) - self._most)[len(at) - self._most]
+            at = np.concatenate([at[sizes[at] > least], at[sizes[at] == least][: self._most]])
+            at.sort()
+        both = np.stack([side[at] for side in (values[0], values[-1])], axis=1)
+        self._sizes = np.concatenate([self._sizes, sizes[at]])
+        self._positions = np.concatenate([self._positions, at + begin])
         self._values = np.concatenate([self._values, both])
         order = np.argsort(-self._sizes, kind="stable")[: self._most]
-        self._sizes, self._places, self._values = self._sizes[order], self._places[order], self._values[order]
+        self._sizes, self._positions, self._values = self._sizes[order], self._positions[order], self._values[order]
 
-    def found(self) -> list[tuple[int, float, float]]:
-        """Place and both values of each, the worst first."""
+    def elements(self) -> list[tuple[int, float, float]]:
+        """Position and both values of each, the worst first."""
         return [
-            (int(place), float(one), float(other))
-            for place, (one, other) in zip(self._places.tolist(), self._values.tolist(), strict=True)
+            (int(position), float(left), float(right))
+            for position, (left, right) in zip(self._positions.tolist(), self._values.tolist(), strict=True)
         ]

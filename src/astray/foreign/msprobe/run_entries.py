@@ -1,13 +1,20 @@
-"""What msprobe calls the calls and tensors of a run: as its dump says, or else as its writer would name them."""
+"""The calls of a run as msprobe's entries: what it calls their tensors, and their arguments that are not tensors.
+
+Names are those of the dump that the run was read from, otherwise those that `entries.py` would write. Read by the table
+of a comparison and by the user's mapping of entries.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from astray.foreign.msprobe.entries import StepEntries
+from astray.foreign.msprobe.names import positional, short
 from astray.records import Frame
+from astray.safe_text import read_plain
 from astray.store import Table
 from astray.store.run import RankRun
 
@@ -86,3 +93,55 @@ def _listed(table: Table, name: str) -> list[Any]:
     """A column as objects, what is not there as None."""
     cells = table[name].tolist()
     return [cell if known else None for cell, known in zip(cells, table.valid(name).tolist(), strict=True)]
+
+
+TENSOR = "<tensor>"
+
+
+class ScalarArgument(NamedTuple):
+    """An argument of a call; `path` as in the names of msprobe, without what kind of argument it is."""
+
+    path: str
+    value: Any
+
+
+class ScalarArguments:
+    """The arguments of the calls of one rank, each list in its order, tensors among them as a mark."""
+
+    def __init__(self, rank: RankRun) -> None:
+        self._calls = rank.call_rows.tolist()
+        self._args = rank.calls.coded("args").tolist()
+        self._kinds, self._types, self._phases = (rank.calls.coded(name).tolist() for name in ("kind", "type", "phase"))
+
+    def of(self, row: int) -> tuple[ScalarArgument, ...]:
+        """Those of the call that a tensor belongs to; none of a backward."""
+        call = self._calls[row]
+        if self._phases[call] == "backward" or not self._args[call]:
+            return ()
+        return _read(self._args[call], short(self._types[call]) if self._kinds[call] == "function" else "")
+
+
+@lru_cache(1 << 14)
+def _read(text: str, function: str) -> tuple[ScalarArgument, ...]:
+    try:
+        said = read_plain(text)
+    except ValueError:
+        return ()
+    if not isinstance(said, dict):
+        return ()
+    args, kwargs = said.get("args"), said.get("kwargs")
+    found: list[ScalarArgument] = []
+    for place, one in enumerate(args if isinstance(args, list) else ()):
+        found += _leaves(one, str(place))
+    for word, one in (kwargs if isinstance(kwargs, dict) else {}).items():
+        path = positional(function, f"kwargs.{word}").removeprefix("kwargs.") if one == TENSOR else word
+        found += _leaves(one, path)
+    return tuple(found)
+
+
+def _leaves(value: Any, path: str) -> Iterator[ScalarArgument]:
+    if isinstance(value, dict | list):
+        for name, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(one, f"{path}.{name}")
+    elif value == TENSOR or not (isinstance(value, str) and value.startswith("<")):  # an object is nothing to msprobe
+        yield ScalarArgument(path, value)

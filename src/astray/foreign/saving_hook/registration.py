@@ -1,11 +1,6 @@
-"""For programs written for the saving hook: `from astray.compat.saving_hook import register_saving_hook`.
+"""`register_saving_hook` and `remove_saving_hook`: their arguments, checked and handed to `hook.py`.
 
-    model = register_saving_hook(model, path="./tmp_tensors", target_class_names=["Linear", "LayerNorm"])
-
-`foreign/saving_hook/hook.py` puts the hooks in place; `foreign/saving_hook/checker.py` is behind
-`python -m astray.compat.saving_hook --pathA A --pathB B`.
-
-`astray help saving-hook` tells what behaves differently, and why.
+Needs no torch of its own, so that a model of another framework is refused by a sentence and not by an ImportError.
 """
 
 from __future__ import annotations
@@ -17,9 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from astray.errors import RecordError
-from astray.foreign.saving_hook import Limit
-
-__all__ = ["register_hook", "register_saving_hook", "remove_saving_hook"]
+from astray.foreign.saving_hook.writer import Limit
 
 Model = TypeVar("Model")
 
