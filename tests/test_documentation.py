@@ -187,3 +187,15 @@ def test_every_topic_is_a_page() -> None:
         "Coming from",
         "Design",
     }
+
+
+def sources() -> str:
+    files = [file for file in PACKAGE.rglob("*") if file.suffix in {".py", ".h", ".c", ".cpp"}]
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+
+def test_every_class_that_the_design_names_exists() -> None:
+    words = set(re.findall(r"\w+", sources()))
+    for page in DESIGN:
+        for name in re.findall(r"`([A-Z]\w*[a-z]\w*(?:\.\w+)?)`", prose(page)):
+            assert {*name.split(".")} <= words, f"{named(page)}: {name}"
