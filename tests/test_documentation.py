@@ -12,6 +12,7 @@ import yaml
 from astray.cli import parser
 from astray.cli.compare import with_descending_sort
 from astray.cli.help import read_pages
+from astray.comparison.judge import thresholds
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -199,3 +200,11 @@ def test_every_class_that_the_design_names_exists() -> None:
     for page in DESIGN:
         for name in re.findall(r"`([A-Z]\w*[a-z]\w*(?:\.\w+)?)`", prose(page)):
             assert {*name.split(".")} <= words, f"{named(page)}: {name}"
+
+
+def test_the_factors_of_verdicts_are_those_of_the_code() -> None:
+    page = (DOCS / "decides" / "verdict.md").read_text(encoding="utf-8").split("noise run: factor")[1]
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|[^|]*\| ×(\d)[^|]*\| ([\d.]+) \|", page, re.MULTILINE)
+    assert {name: float(factor) for name, factor, _, _ in rows} == thresholds.SIBLING_GAIN
+    assert {name: float(factor) for name, _, factor, _ in rows} == thresholds.DRIFTED_GAIN
+    assert {name: float(factor) for name, _, _, factor in rows} == thresholds.NOISE_GAIN
