@@ -83,7 +83,7 @@ def module_paths(text: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("page", DESIGN, ids=named)
+@pytest.mark.parametrize("page", sorted({*DESIGN, *PAGES, ROOT / "README.md"}), ids=named)
 def test_every_module_that_is_named_exists(page: Path) -> None:
     homes = [PACKAGE, ROOT]
     if page.name == "ARCHITECTURE.md":  # its table of rooms names folders within them
