@@ -93,7 +93,7 @@ def record(
     ...         optimizer.step()
     ...         rec.step()
 
-    The settings are those of `Recorder`, which lists them; `astray help recording` explains each with examples. They
+    The settings are those of `Recorder`, which lists them; `astray help settings` explains each with examples. They
     may come from a YAML, JSON or TOML file too:
 
     >>> astray.record("runs/a", model, config="astray.yaml", level="function")

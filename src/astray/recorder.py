@@ -33,7 +33,7 @@ class Recorder(BaseRecorder):
         a function that is given the `Trip`; or a dict of "on", which is one of these, "spike" and "when".
     writer: what takes the rows; by default they are written into the run as they come.
 
-    What is recorded (`astray help recording` explains all settings with examples):
+    What is recorded (`astray help settings` explains all settings with examples):
 
     level: the calls that are observed, "module" (default), "function", "op", or several.
     keep: "stats" (default: statistics and fingerprint), "fingerprint", "sample", "tensors", or several.

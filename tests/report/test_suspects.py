@@ -21,7 +21,7 @@ from astray.web.overview import overview_of
 from astray.web.views import ComparisonView
 from astray.web.wire import encode
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "comparison.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs/reference/comparison.schema.json").read_text(encoding="utf-8"))
 GIVEN = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
 
 

@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
         help="record a script, unchanged",
         description="Runs a Python script as `python` would, and records the calls of its models. The outermost "
         "modules are found by themselves; a step ends at each optimizer.step(), of the first optimizer if there are "
-        "several. `astray help recording` explains every setting with examples.",
+        "several. `astray help settings` explains every setting with examples.",
         usage="astray run [-o RUN] [options] (SCRIPT | -m MODULE) [ARGUMENTS ...]",
     )
     parser.add_argument(

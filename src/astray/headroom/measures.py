@@ -1,7 +1,7 @@
 """The measures of each place, over all its observations: head-room, its growth, zeros, subnormal numbers, motion.
 
-From statistics alone. Places are in order of their first appearance; docs/risk.md explains every column. `lost` bounds
-and estimates the share below a magnitude, `growth` fits a line to head-room over steps.
+From statistics alone. Places are in order of their first appearance; docs/guides/risk.md explains every column.
+`lost` bounds and estimates the share below a magnitude, `growth` fits a line to head-room over steps.
 """
 
 from __future__ import annotations

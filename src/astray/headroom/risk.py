@@ -1,8 +1,8 @@
 """How close the numbers of a run come to trouble: for each place in the program, the worst over all steps and ranks.
 
 Reads the statistics of a run (no values) and returns a `Risk`, a table with the places in trouble first. `judge`
-decides what is trouble, `in_dtype` computes the same for another dtype; docs/risk.md has every column, with what is
-exact, what is a bound and what is an estimate.
+decides what is trouble, `in_dtype` computes the same for another dtype; docs/guides/risk.md has every column, with what
+is exact, what is a bound and what is an estimate.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Numbers have six significant digits, fingerprints are hexadecimal, and what is not known is an empty cell. Rows are
 written in pieces, so that a comparison of millions takes little memory. Texts that a spreadsheet would run as a formula
-get a quote before them. docs/reports.md explains every column.
+get a quote before them. docs/reference/reports.md explains every column.
 """
 
 from __future__ import annotations

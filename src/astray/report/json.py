@@ -24,7 +24,7 @@ The document is one object:
 
 A number that is not known is null; an infinite one is the string "inf" or "-inf". There is never a bare NaN, and the
 value of a bad element is the string "nan".
-docs/comparison.schema.json is the machine-readable schema, with every field.
+docs/reference/comparison.schema.json is the machine-readable schema, with every field.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def headroom(absmax: Any, dtype: Any) -> npt.NDArray[np.float64]:
 
 
 def states(columns: dict[str, Any]) -> DictionaryColumn[str]:
-    """The state of each tensor: whether it is finite, and how close to the end of its dtype, as docs/risk.md has it."""
+    """The state of each tensor: whether it is finite, and how close to the end of its dtype (docs/guides/risk.md)."""
     absmax, dtype, room = columns["absmax"], columns["dtype"], columns["headroom"]
     ends = [limits(name) for name in dtype.values]
     coarse = np.array([*(end is not None and end.coarse for end in ends), False])[dtype.codes]
