@@ -196,11 +196,11 @@ def calls_of_pairs(comparison: ComparisonData) -> CallIndex:
     """The calls of a comparison. Rows that only the candidate has, of a call in both runs, belong to that call."""
     pairs = comparison.pairs
     ranks, in_reference, in_candidate = (pairs.numbers(name) for name in ("rank", "call_reference", "call_candidate"))
-    runs = comparison.reference, comparison.candidate
+    reference, candidate = comparison.reference.ranks, comparison.candidate.ranks
     return _joined(
         len(pairs),
         (
-            (rank, rows, *_of_rank(*(run.ranks.get(rank) for run in runs), in_reference[rows], in_candidate[rows]))
+            (rank, rows, *_of_rank(reference.get(rank), candidate.get(rank), in_reference[rows], in_candidate[rows]))
             for rank, rows in _by_rank(ranks)
         ),
     )
