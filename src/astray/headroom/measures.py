@@ -32,32 +32,32 @@ class PlaceMeasures(NamedTuple):
     moving: WeightMotion
 
 
-def measure(seen: Observations) -> PlaceMeasures:
+def measure(observations: Observations) -> PlaceMeasures:
     """All columns of a table of risks except level and cause."""
-    values, at = seen.values(), seen.numbers
+    values, at = observations.values(), observations.numbers
     bad = at["nan"] + at["inf"] > 0
-    nonfinite = np.bincount(seen.place, weights=bad).astype(np.int64)
-    largest_row = _first_of_each(seen, -values.absmax)
-    row = np.where(nonfinite > 0, _first_of_each(seen, np.where(bad, at["step"], np.inf)), largest_row)
-    words = {name: seen.words[name].take(seen.first) for name in (*OF_CALL, *OF_TENSOR)}
+    nonfinite = np.bincount(observations.place, weights=bad).astype(np.int64)
+    largest_row = _first_of_each(observations, -values.absmax)
+    row = np.where(nonfinite > 0, _first_of_each(observations, np.where(bad, at["step"], np.inf)), largest_row)
+    words = {name: observations.words[name].take(observations.first) for name in (*OF_CALL, *OF_TENSOR)}
     dtype_limits = [limits(str(name)) for name in words["dtype"]]
     largest, tiny, eps = (
         np.array([getattr(each, name) for each in dtype_limits]) for name in ("largest", "tiny", "eps")
     )
     absmax = np.where(values.finite[largest_row] > 0, values.absmax[largest_row], np.nan)
-    small, moving = lost(seen, values, tiny[seen.place]), motion(seen)
+    small, moving = lost(observations, values, tiny[observations.place]), motion(observations)
     columns: dict[str, Any] = {
         **words,
         **{name: at[name][row] for name in ("rank", "step", "micro", "call")},
-        "observations": np.bincount(seen.place),
+        "observations": np.bincount(observations.place),
         "nonfinite": nonfinite,
         "nan": at["nan"][row],
         "inf": at["inf"][row],
         "absmax": absmax,
         "largest": largest,
         **_headroom(absmax, largest),
-        **_growth(seen, values.absmax, absmax, largest),
-        "zeros": _share_of_zeros(seen, values),
+        **_growth(observations, values.absmax, absmax, largest),
+        "zeros": _share_of_zeros(observations, values),
         **small.columns("subnormal"),
         "subnormal_step": at["step"][small.row],
         "half_ulp": eps / 2,
@@ -66,10 +66,10 @@ def measure(seen: Observations) -> PlaceMeasures:
     return PlaceMeasures(columns, values, row, largest_row, moving)
 
 
-def _first_of_each(seen: Observations, key: Floats) -> Ints:
+def _first_of_each(observations: Observations, key: Floats) -> Ints:
     """The row of each place with the smallest key; of several the one in the earliest step, then of the lowest rank."""
-    order = np.lexsort((np.arange(len(seen)), seen.numbers["step"], key, seen.place))
-    return order[np.searchsorted(seen.place[order], np.arange(len(seen.first)))]
+    order = np.lexsort((np.arange(len(observations)), observations.numbers["step"], key, observations.place))
+    return order[np.searchsorted(observations.place[order], np.arange(len(observations.first)))]
 
 
 def _headroom(absmax: Floats, largest: Floats) -> dict[str, Floats]:
@@ -81,10 +81,10 @@ def _headroom(absmax: Floats, largest: Floats) -> dict[str, Floats]:
     return {"headroom": factor, "headroom_bits": np.maximum(bits, 0.0)}
 
 
-def _growth(seen: Observations, absmax: Floats, worst: Floats, largest: Floats) -> dict[str, npt.NDArray[Any]]:
+def _growth(observations: Observations, absmax: Floats, worst: Floats, largest: Floats) -> dict[str, npt.NDArray[Any]]:
     """How many bits of head-room are lost in each step, and after how many more steps none would be left."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        fitted = growth(seen.place, seen.numbers["step"], np.log2(absmax), len(seen.first))
+        fitted = growth(observations.place, observations.numbers["step"], np.log2(absmax), len(observations.first))
         left = np.log2(largest) - np.log2(worst)
         soonest, latest = left / fitted.high, left / fitted.low
     horizon = HORIZON * fitted.span
@@ -98,10 +98,10 @@ def _growth(seen: Observations, absmax: Floats, worst: Floats, largest: Floats) 
     }
 
 
-def _share_of_zeros(seen: Observations, values: StatisticColumns) -> Floats:
+def _share_of_zeros(observations: Observations, values: StatisticColumns) -> Floats:
     """The share of zeros among all finite values of all observations, exact; NaN where none is finite."""
-    zeros = np.bincount(seen.place, weights=values.finite - values.nonzero)
-    finite = np.bincount(seen.place, weights=values.finite)
+    zeros = np.bincount(observations.place, weights=values.finite - values.nonzero)
+    finite = np.bincount(observations.place, weights=values.finite)
     return np.where(finite > 0, zeros / np.maximum(finite, 1), np.nan)
 
 
@@ -120,7 +120,7 @@ class ShareBelow(NamedTuple):
         return {f"{name}_least": self.bounds.least, f"{name}_most": self.bounds.most, f"{name}_normal": self.normal}
 
 
-def lost(seen: Observations, values: StatisticColumns, threshold: Floats | float) -> ShareBelow:
+def lost(observations: Observations, values: StatisticColumns, threshold: Floats | float) -> ShareBelow:
     """The share below a threshold (one for all, or one per row), in the row of each place where it is largest.
 
     The largest by its lower bound, then by the size of the threshold relative to the values.
@@ -129,8 +129,8 @@ def lost(seen: Observations, values: StatisticColumns, threshold: Floats | float
     bounds = below(values, thresholds)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         relative = np.nan_to_num(thresholds / values.l2 * np.sqrt(values.nonzero), posinf=0.0)
-    order = np.lexsort((-relative, -bounds.least, seen.place))
-    row = order[np.searchsorted(seen.place[order], np.arange(len(seen.first)))]
+    order = np.lexsort((-relative, -bounds.least, observations.place))
+    row = order[np.searchsorted(observations.place[order], np.arange(len(observations.first)))]
     chosen = ShareBounds(bounds.least[row], bounds.most[row])
     return ShareBelow(chosen, np.clip(normal_share(values.take(row), thresholds[row]), *chosen), row)
 

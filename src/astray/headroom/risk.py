@@ -94,34 +94,34 @@ def risk(
     if missing:
         raise UsageError(f"{run.path} has no rank {missing[0]}. It has {', '.join(map(str, run.ranks))}.")
     target_dtypes = targets(what_if)
-    seen = Observations(run, StepSelection.parse(steps), ranks)
-    if not len(seen):
+    observations = Observations(run, StepSelection.parse(steps), ranks)
+    if not len(observations):
         return Risk(
             run,
             Table({"risk": DictionaryColumn(np.zeros(0, np.int32), list(LEVELS))}),
-            seen.left_out,
+            observations.left_out,
             target_dtypes,
             {},
         )
-    measured = measure(seen)
+    measured = measure(observations)
     judged = judge(measured.columns)
     columns = {"risk": judged.level, "cause": judged.cause} | measured.columns
-    columns["tensor"] = _tensors(seen, measured.row, judged.level.codes)
-    converted = [in_dtype(seen, measured, target) for target in target_dtypes]
+    columns["tensor"] = _tensors(observations, measured.row, judged.level.codes)
+    converted = [in_dtype(observations, measured, target) for target in target_dtypes]
     for what_if_columns in converted:
         columns |= what_if_columns.columns()
     order = np.lexsort((judged.severity, judged.level.codes))
     scales = {each.limits.name: each.loss_scale for each in converted}
-    return Risk(run, Table(columns).take(order), seen.left_out, target_dtypes, scales)
+    return Risk(run, Table(columns).take(order), observations.left_out, target_dtypes, scales)
 
 
-def _tensors(seen: Observations, row: Ints, levels: npt.NDArray[np.int32]) -> Ints:
+def _tensors(observations: Observations, row: Ints, levels: npt.NDArray[np.int32]) -> Ints:
     """One number for all places whose worst tensor is the same: an output of one call is an input of another.
 
     The same tensor has the same value, in the same step of the same rank, with as many elements: a slice is another
     tensor. Places with different levels have different numbers.
     """
-    at = seen.numbers
+    at = observations.numbers
     identity = [*(at[name][row] for name in ("value", "rank", "step", "count")), levels]
     keys = np.stack([column.astype(np.int64) for column in identity])
     return np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
@@ -255,27 +255,27 @@ class WhatIf(NamedTuple):
         return {f"{name}_{self.limits.name}": column for name, column in columns.items()}
 
 
-def in_dtype(seen: Observations, measured: PlaceMeasures, target: DtypeLimits) -> WhatIf:
+def in_dtype(observations: Observations, measured: PlaceMeasures, target: DtypeLimits) -> WhatIf:
     """Every place of a run in the target dtype."""
     values, worst = measured.values, measured.largest_row
     largest = values.absmax[worst]
     with np.errstate(divide="ignore", over="ignore"):
         bits = np.where(largest > 0, np.log2(target.largest) - np.log2(largest), np.nan)
     vanishes = np.nextafter(target.vanishes, np.inf)
-    gradients = _gradients(seen) & (largest > 0)
+    gradients = _gradients(observations) & (largest > 0)
     loss_scale = float(power_of_two(target, largest[gradients].max(keepdims=True))[0]) if gradients.any() else np.nan
     # An 8-bit dtype is used with a scale for each tensor.
     scale = power_of_two(target, largest) if target.coarse else np.where(gradients, loss_scale, np.nan)
-    applied = np.nan_to_num(scale, nan=1.0)[seen.place]
+    applied = np.nan_to_num(scale, nan=1.0)[observations.place]
     return WhatIf(
         target,
         largest >= target.overflows,
         at_least(values.take(worst), target.overflows),
         bits,
-        lost(seen, values, vanishes),
-        lost(seen, values, target.tiny),
+        lost(observations, values, vanishes),
+        lost(observations, values, target.tiny),
         scale,
-        lost(seen, values, vanishes / applied),
+        lost(observations, values, vanishes / applied),
         *_unmoved(values, measured.moving, 2 * measured.columns["half_ulp"], target),
         loss_scale,
     )
@@ -314,7 +314,7 @@ def _unmoved(values: StatisticColumns, moving: WeightMotion, eps: Floats, target
     return np.where(known, least, np.nan), np.where(known, estimate, np.nan)
 
 
-def _gradients(seen: Observations) -> npt.NDArray[np.bool_]:
+def _gradients(observations: Observations) -> npt.NDArray[np.bool_]:
     """Which places hold gradients. Not those of operators of the backward pass, which take weights too."""
-    backward = seen.where(phase="backward") & ~seen.where(kind="op")
-    return backward[seen.first]
+    backward = observations.where(phase="backward") & ~observations.where(kind="op")
+    return backward[observations.first]
