@@ -20,7 +20,7 @@ from astray.capture.recorder import BaseRecorder
 from astray.guarding.exact import ExactFlightRecorder, ExactStop
 from astray.guarding.options import Condition, Gradients, check_guard, check_has_statistics
 from astray.guarding.snapshots import SnapshotFolder, SnapshotWriter
-from astray.guarding.step_monitor import StepMonitor
+from astray.guarding.step_monitor import STEP_TIMEOUT, StepMonitor
 from astray.guarding.trip import On, Trip, TripActions, Tripped
 from astray.log import logger
 from astray.process import rank_and_world_size
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from astray.capture.settings import RecordingOptions
 
 REMEMBER = 5
-STEP_TIMEOUT = 60.0  # seconds to wait until the recorder has looked at a step
 CALL_GRADIENTS = "the gradients that pass through calls"
 """What a guard leaves out while nothing is wrong, as the run's list of missed things names it."""
 

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astray.guarding.options import GuardSetting, check_has_statistics, check_recording_guard
-from astray.guarding.step_monitor import StepMonitor
+from astray.guarding.step_monitor import STEP_TIMEOUT, StepMonitor
 from astray.guarding.trip import Trip, TripActions, Tripped
 from astray.store import BackgroundWriter, RunWriter
 from astray.wording import counted
 
 if TYPE_CHECKING:
     from astray.capture.settings import Settings
-
-STEP_TIMEOUT = 60.0  # seconds to wait until the recorder has looked at a step
 
 
 class RecordingGuard:
