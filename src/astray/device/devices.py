@@ -6,7 +6,6 @@ The kind of ring is decided at the first tensor of a device: `CudaRing` with our
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -22,14 +21,12 @@ from astray.device.staging import HOST_BYTES, NotStagedError, Staging
 from astray.device.tickets import CAPTURED, SLOTS, Segment, Tickets
 from astray.device.unobserved import unobserved
 from astray.interrupts import interrupt_of, pass_interrupt
+from astray.log import logger
 from astray.stats import ShardPosition, Strided
 from astray.store import DeferredBytes
 
 if TYPE_CHECKING:
     from astray.device.cuda_ring import CudaRing
-
-
-logger = logging.getLogger("astray")
 
 
 class DeviceMeasurer:

@@ -10,7 +10,6 @@ process, since unloading would wait for the device.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import threading
@@ -20,8 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 
 from astray.interrupts import pass_interrupt
-
-logger = logging.getLogger("astray")
+from astray.log import logger
 
 LAUNCHED = 0
 """What `Kernel.launch` returns when the kernel is on its way."""

@@ -19,14 +19,13 @@ import numpy.typing as npt
 from astray.interrupts import pass_interrupt
 from astray.records import MissedTensor
 from astray.stats import sample_positions
-from astray.store.deferred import DeferredMeasurements
+from astray.store.deferred import DeferredMeasurements, TensorBytes
 from astray.store.formats import MakesTranslator, losses
 from astray.store.run import RankRun
-from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End, RunInfo, now
 from astray.store.writing.background_writer import QUEUE_BYTES, BackgroundWriter
 from astray.store.writing.buffer_pool import HeldValues
-from astray.store.writing.step_boundaries import StepSegment, StepSegments
+from astray.store.writing.record_queue import StepSegment, StepSegments
 from astray.store.writing.step_buffer import BufferedStep, RowBlock
 
 if TYPE_CHECKING:

@@ -1,20 +1,21 @@
-"""A screen of text: entries with labels, lines that fold at the width, colours where they are wanted.
+"""A screen of text: entries with labels, lines that fold at the width, tables, colours where they are wanted.
 
-Whatever is laid out is made printable first; the only escape sequences on a page are its own colours.
+Whatever is laid out is made printable first; the only escape sequences on a page are its own colours. Cells of a
+`TextTable` are cut in their middle, since a site's name says most at its end.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from astray.wording import printable
 
 WIDTH = 100
 MARGIN = 4
 LABEL = 13  # the widest label and two spaces
-_LEAST_CODE = 20  # characters of a line of code that are worth showing
+_MIN_CODE = 20  # characters of a line of code that are worth showing
 
 RED, GREEN, YELLOW, BOLD, DIM = "31;1", "32;1", "33;1", "1", "2"
 
@@ -79,7 +80,75 @@ class TextPage:
         """A place in a program, and beside it the line of code there; below it where that would be cut too short."""
         at, code = printable(at), printable(code)
         line = f"{' ' * MARGIN}{at}    "
-        if self.width - len(line) < min(_LEAST_CODE, len(code)):
+        if self.width - len(line) < min(_MIN_CODE, len(code)):
             self.line(line)
             line = " " * (MARGIN + LABEL)
         self.line(line + self.paint(self.clip(code, len(line)), BOLD))
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+Row = Mapping[str, str]
+Widths = Mapping[str, int]
+
+
+class TextTable:
+    """How the columns of a table are laid out.
+
+    words: columns of texts, which are aligned to the left; numbers are aligned to the right.
+    droppable: columns that are left out, the last first, when the others would have to be cut below `min_widths`.
+    min_widths: what columns shrink to before one is left out; those named first shrink first.
+    last_resort: narrower widths, once all `droppable` columns are left out.
+    """
+
+    def __init__(
+        self, words: Sequence[str], droppable: Sequence[str], min_widths: Widths, last_resort: Widths | None = None
+    ) -> None:
+        self._words = frozenset(words)
+        self._droppable = droppable
+        self._min_widths = (min_widths, last_resort or {})
+
+    def lines(self, rows: Sequence[Row], width: int, paint: Callable[[str, str], str] | None = None) -> list[str]:
+        """The head, then a line for each row. `paint` is given a column's name and its cell, and colours it."""
+        rows = [{name: printable(cell) for name, cell in row.items()} for row in rows]
+        widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+        widths = self._fitting({name: size for name, size in widths.items() if size}, width)
+        paint = paint or (lambda _, cell: cell)
+        lines = ["  ".join(self._cell(name, name, size) for name, size in widths.items()).rstrip()]
+        for row in rows:
+            cells = [paint(name, self._cell(name, row[name], size)) for name, size in widths.items()]
+            lines.append("  ".join(cells).rstrip())
+        return lines
+
+    def _fitting(self, widths: dict[str, int], width: int) -> dict[str, int]:
+        """The widths of the columns that fit into a line."""
+        min_widths = self._min_widths[0]
+        for name in reversed(self._droppable):
+            if _line_width({name: min(size, min_widths.get(name, size)) for name, size in widths.items()}) <= width:
+                break
+            widths.pop(name, None)
+        for min_widths in self._min_widths:
+            for name in (name for name in min_widths if name in widths):
+                excess = max(0, _line_width(widths) - width)
+                widths[name] = max(min(widths[name], min_widths[name]), widths[name] - excess)
+        return widths
+
+    def _cell(self, name: str, text: str, width: int) -> str:
+        text = cut(text, width)
+        return text.ljust(width) if name in self._words else text.rjust(width)
+
+
+def cut(text: str, width: int) -> str:
+    """A text with as much of its middle left out as must be.
+
+    >>> cut("transformer.h.2.mlp.proj", 15)
+    'transfo…lp.proj'
+    """
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def _line_width(widths: Widths) -> int:
+    return sum(widths.values()) + 2 * (len(widths) - 1)

@@ -1,4 +1,4 @@
-"""What reaches a writer after its row: bytes of a tensor (`DeferredBytes`) and measurements (`DeferredMeasurements`).
+"""What reaches a writer after its row: a tensor's bytes (`TensorBytes`, `DeferredBytes`), its `DeferredMeasurements`.
 
 A tensor may still be on its way from a device, or be so large that its first part has to be written before there is
 memory for the last. So the writer takes bytes in pieces, waits for each, and gives it back as soon as it is written.
@@ -9,12 +9,13 @@ statistics, and the writer's thread redeems it when the row is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from astray.records import Blob
 from astray.stats import Measurements
 
 PAGE = 4096
@@ -55,6 +56,53 @@ def cut(data: memoryview) -> Iterator[BytePiece]:
     """Bytes that are all in memory, in pieces for several threads."""
     for start in range(0, data.nbytes, PIECE_BYTES):
         yield BytePiece(data[start : start + PIECE_BYTES])
+
+
+class TensorBytes:
+    """The bytes of one tensor on their way to the disk. Rows that share a tensor share this object, and so its blob."""
+
+    __slots__ = ("blob", "data", "dtype", "name", "part", "sampled", "settled", "shape", "size", "source", "stale")
+
+    def __init__(
+        self,
+        data: memoryview | DeferredBytes,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        sampled: int | None = None,
+        part: str | None = None,
+    ) -> None:
+        self.data: memoryview | None = data if isinstance(data, memoryview) else None  # dropped once written
+        self.source: DeferredBytes | None = None if isinstance(data, memoryview) else data
+        self.size = data.nbytes
+        self.name = name
+        self.dtype = dtype
+        self.shape = shape
+        self.sampled = sampled
+        self.part = part
+        self.blob: Blob | None = None  # set once written
+        self.settled = False  # it is written, or never will be
+        self.stale = False  # when the tensor is observed again, its bytes have to be handed over again
+
+    @property
+    def held(self) -> int:
+        """The bytes of memory it takes in the queue."""
+        return self.size if self.source is None else self.source.held
+
+    def pieces(self) -> Iterator[BytePiece | None]:
+        """Its bytes, as `DeferredBytes.pieces` has them."""
+        if self.source is not None:
+            yield from self.source.pieces()
+        elif self.data is not None:
+            yield from cut(self.data)
+
+    def settle(self, blob: Blob | None) -> None:
+        """Set where it was written, or None if it was not, and free its bytes."""
+        self.blob, self.settled = blob, True
+        self.data = None
+        source, self.source = self.source, None
+        if source is not None:
+            source.release()
 
 
 class RedeemedTickets(NamedTuple):

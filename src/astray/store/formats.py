@@ -83,7 +83,7 @@ def _foreign(name: str) -> Any:
 
 
 def _write_native(path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> Translator:
-    from astray.store.writing.run_translator import RunTranslator
+    from astray.store.convert import RunTranslator  # which imports this module
 
     return RunTranslator(path, rank, info, overwrite=overwrite)
 

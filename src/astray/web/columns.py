@@ -17,7 +17,7 @@ from astray.comparison.select.columns import JUDGED, KEY
 from astray.headroom.dtype_limits import limits
 from astray.headroom.risk import room_of
 from astray.store import DictionaryColumn, RankRun, RunData
-from astray.store.statistics_checks import FARTHEST
+from astray.store.validation import FARTHEST
 from astray.web.calls import CallIndex
 from astray.web.wire import Column
 

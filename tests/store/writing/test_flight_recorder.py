@@ -338,7 +338,7 @@ class Tickets:
 def test_a_step_measured_by_a_device_rests_until_the_next_is_over(
     info: RunInfo, tensor: MakeTensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("astray.store.writing.step_boundaries.STEP_SECONDS", 3600.0)
+    monkeypatch.setattr("astray.store.writing.record_queue.STEP_SECONDS", 3600.0)
     late, seen = Tickets(), []
     with flying(info, late=late, on_step=lambda rows: seen.append(rows.step)) as flight:
         for step in range(2):

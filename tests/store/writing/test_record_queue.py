@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from astray.store.deferred import TensorBytes
 from astray.store.run_format.rows import Row, Rows
-from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.writing.rank_files import Stack
 from astray.store.writing.record_queue import RecordQueue
 

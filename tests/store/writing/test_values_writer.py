@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from astray.store.deferred import PAGE, BytePiece
+from astray.store.deferred import PAGE, BytePiece, TensorBytes
 from astray.store.run_format import disk_io as disk
 from astray.store.run_format.disk_io import DiskFile, WriteRequest, WriterThreads
-from astray.store.run_format.tensor_values import TensorBytes, TensorBytesReader, shard_name
+from astray.store.run_format.shard_file import TensorBytesReader, shard_name
 from astray.store.writing import values_writer
 from astray.store.writing.buffer_pool import BufferPool
 from astray.store.writing.values_writer import ValuesWriter, WriteModeChooser

@@ -21,9 +21,9 @@ from astray.errors import RunError
 from astray.stats.kernels import factorize
 from astray.store.columns import Column, DictionaryColumn, Table
 from astray.store.run_format import schema
-from astray.store.run_format.cells import AnyCells
 from astray.store.run_format.encoder import arrow_schema, in_batches
 from astray.store.run_format.ipc import BatchLocation, Bytes, Counts, IpcStream, JoinedBuffers, gather
+from astray.store.run_format.rows import AnyCells
 from astray.store.safe_paths import opened
 
 Mask = npt.NDArray[np.bool_] | None

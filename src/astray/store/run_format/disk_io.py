@@ -24,8 +24,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from astray.store.deferred import PAGE, BytePiece
-from astray.store.run_format.tensor_values import TensorBytes
+from astray.store.deferred import PAGE, BytePiece, TensorBytes
 
 Bytes = npt.NDArray[np.uint8]
 

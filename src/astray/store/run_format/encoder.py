@@ -21,10 +21,24 @@ from nanoarrow.ipc import StreamWriter
 
 from astray.records import Blob, Call, Statistics
 from astray.store.deferred import DeferredMeasurements
-from astray.store.run_format.cells import AnyCells, Buffer, Encoded, EncodedCells, ListCells, NullCells, numbers
 from astray.store.run_format.disk_io import write_all
 from astray.store.run_format.ipc import CONTINUES, RECORD_BATCH
-from astray.store.run_format.rows import FINGERPRINT, MEASURED, NOTE, PLACEMENT, TICKET, VALUE_NUMBER, Rows
+from astray.store.run_format.rows import (
+    FINGERPRINT,
+    MEASURED,
+    NOTE,
+    PLACEMENT,
+    TICKET,
+    VALUE_NUMBER,
+    AnyCells,
+    Buffer,
+    Encoded,
+    EncodedCells,
+    ListCells,
+    NullCells,
+    Rows,
+    numbers,
+)
 from astray.store.run_format.schema import TENSORS, Column
 
 OFFSET_LIMIT = 2**31 - 1

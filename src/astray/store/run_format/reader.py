@@ -25,9 +25,9 @@ from astray.store.run import RankRun, RunData
 from astray.store.run_format.decoder import empty_table, read_table
 from astray.store.run_format.folder import END_FILE, RUN_FILE, SETUP_FILE, STACKS_FILE, is_rank, rank_folders
 from astray.store.run_format.schema import CALLS, TENSORS, Column
-from astray.store.run_format.tensor_values import TensorBytesReader
-from astray.store.run_format.validation import matches_row, sound_calls, sound_tensors
+from astray.store.run_format.shard_file import TensorBytesReader
 from astray.store.run_info import FORMAT, End, RunInfo, read_json
+from astray.store.validation import matches_row, sound_calls, sound_tensors
 from astray.wording import counted
 
 MOST_MISSING = 3

@@ -1,4 +1,4 @@
-"""One safetensors file that is valid at every moment while it is being filled.
+"""One safetensors file of values: valid at every moment while it is being filled, and read back by offset.
 
 A shard is made at its full size without taking space on the disk (a sparse file), with a header padded by spaces.
 The last entry of the header, `__free`, stands for the bytes not used yet. Tensors are written in two steps: their bytes
@@ -7,21 +7,32 @@ opens the file before, between or after these, or after the program was killed, 
 Dropping `__free` and cutting the file where its data ends takes two steps that cannot be made one, so a full shard
 stays as it is until the recording is over.
 
-The header is for other tools. astray's reader goes by offset and length from the tensor's row.
+The header is for other tools. `TensorBytesReader` goes by offset and length from the tensor's row.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Collection, Sequence
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from astray.errors import RunError
+from astray.records import Blob
 from astray.stats.dtypes import DTYPES
 from astray.store.deferred import PAGE
 from astray.store.run_format.disk_io import DiskFile, write_all
+from astray.store.safe_paths import opened
+from astray.wording import counted
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
 
 ALIGNMENT = 64  # a cache line, and enough for every vector instruction
 LARGE = 64 << 10
@@ -50,6 +61,11 @@ KNOWN = {
     "F8_E5M2",
 }
 """Dtypes that every safetensors reader of the last years knows. One entry with another makes it refuse the file."""
+
+
+def shard_name(number: int) -> str:
+    """The name of a values file."""
+    return f"values-{number:05}.safetensors"
 
 
 class ShardSlot(NamedTuple):
@@ -182,3 +198,82 @@ def _quoted(name: str) -> str:
 
 def _write_text(file: int, text: bytes, offset: int) -> None:
     write_all(file, [memoryview(text)], offset)
+
+
+# -- read back ---------------------------------------------------------------------------------------------------------
+
+_LENGTH = 8  # bytes in which a safetensors file says how long its header is
+_END = np.iinfo(np.int64).max
+
+
+class TensorBytesReader:
+    """Gives the bytes of blobs, mapped from the files of one rank's folder."""
+
+    def __init__(self, folder: Path, home: Path | None = None) -> None:
+        self._folder = folder
+        self._home = home or folder  # no file may lead out of it
+        self._maps: dict[int, Bytes] = {}
+
+    def read(self, blob: Blob) -> Bytes:
+        """The bytes of a tensor, without copying them. Raises RunError when the file does not hold them."""
+        if blob.offset < 0 or blob.nbytes < 0:
+            raise RunError(f"A row says that its values are {blob.nbytes:,} bytes at {blob.offset:,}: it is damaged.")
+        data = self._map(blob.file)
+        if blob.offset + blob.nbytes > len(data):
+            raise RunError(
+                f"{self._path(blob.file)} ends after {len(data):,} bytes, before this tensor's values at "
+                f"{blob.offset:,}–{blob.offset + blob.nbytes:,}: the file was cut. Copy the run again."
+            )
+        return data[blob.offset : blob.offset + blob.nbytes]
+
+    def problems(self, files: Ints, offsets: Ints, sizes: Ints) -> list[str]:
+        """What is wrong with the files that rows refer to, without reading their values: a sentence for each.
+
+        The damage of single values is seen when they are read.
+        """
+        rows = np.flatnonzero((files >= 0) & (sizes > 0) & (offsets >= 0) & (offsets < _END - sizes))
+        found = []
+        numbers, which = np.unique(files[rows], return_inverse=True)
+        ends = np.zeros(len(numbers), np.int64)
+        np.maximum.at(ends, which, offsets[rows] + sizes[rows])
+        for number, end, count in zip(numbers.tolist(), ends.tolist(), np.bincount(which).tolist(), strict=True):
+            why = self._wrong(number, end)
+            if why is not None:
+                found.append(f"{self._path(number)} {why}. It has the values of {counted(count, 'tensor')}.")
+        return found
+
+    def _wrong(self, number: int, end: int) -> str | None:
+        """What is wrong with a file whose values reach up to `end`."""
+        try:
+            with opened(self._path(number), self._home) as file:
+                size = os.fstat(file.fileno()).st_size
+                header = int.from_bytes(file.read(_LENGTH), "little")
+        except FileNotFoundError:
+            return "is missing"
+        except RunError as error:
+            return f"is not read ({error})"
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
+        if size < end:
+            return f"is cut: it has {size:,} bytes, and values lie in it up to {end:,}"
+        if not 0 < header <= size - _LENGTH:
+            return "does not begin as a safetensors file does: it was overwritten"
+        return None
+
+    def _path(self, number: int) -> Path:
+        return self._folder / shard_name(number)
+
+    def _map(self, number: int) -> Bytes:
+        if number not in self._maps:
+            try:
+                with opened(self._path(number), self._home) as file:
+                    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except FileNotFoundError:
+                raise RunError(
+                    f"{self._path(number)} is missing, so these values cannot be read. Copy it from where the run was "
+                    "recorded; statistics and fingerprints can be read without it."
+                ) from None
+            except (OSError, ValueError) as error:  # an empty file cannot be mapped
+                raise RunError(f"{self._path(number)} cannot be read: {error}.") from None
+            self._maps[number] = np.frombuffer(mapped, np.uint8)
+        return self._maps[number]

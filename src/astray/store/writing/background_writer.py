@@ -24,25 +24,17 @@ from astray.part import Part
 from astray.process import WeakRegistry, absolute
 from astray.records import Call, Frame, MissedTensor, Setup, Tensor
 from astray.stats import sample_positions
-from astray.store.deferred import DeferredBytes, DeferredMeasurements
+from astray.store.deferred import DeferredBytes, DeferredMeasurements, TensorBytes
 from astray.store.run_format.rows import Row, Rows
-from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End, plain
-from astray.store.writing import record_queue as backlog
 from astray.store.writing.buffer_pool import Buffer, BufferPool
 from astray.store.writing.rank_files import Stack
-from astray.store.writing.record_queue import RecordQueue
+from astray.store.writing.record_queue import BATCH_ROWS, RecordQueue
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 QUEUE_BYTES = 256 << 20
-IDLE_SECONDS = 0.5  # the longest that rows wait
-STEP_SECONDS = 0.05  # the longest that rows of a step that is over wait
-"""But they do wait. A device's measurements come just when the program, which has waited for the device too, begins its
-next step: it would then wait for the interpreter, and the device for it. A little later the device has work enough. And
-a batch of rows for every step of a fast loop is too small."""
-HELD_SECONDS = 1.0  # the longest wait for measurements that the program should have sent for: it may be stuck
 
 _BLOB = Tensor._fields.index("blob")
 
@@ -155,7 +147,7 @@ class BackgroundWriter(ABC):
 
         None where each row has to go through `call_row` and `tensor_row`.
         """
-        return self._backlog.calls, self._backlog.tensors, backlog.BATCH_ROWS
+        return self._backlog.calls, self._backlog.tensors, BATCH_ROWS
 
     def crowded(self, lane: Rows) -> None:
         """Say that one of these holds a batch. Waits when it is too long."""

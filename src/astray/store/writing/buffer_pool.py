@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from astray.store.deferred import PAGE, BytePiece, cut
+from astray.store.deferred import PAGE, BytePiece, TensorBytes, cut
 from astray.store.run_format.shard_file import LARGE
-from astray.store.run_format.tensor_values import TensorBytes
 
 
 class BufferPool:

@@ -17,14 +17,12 @@ import msgspec
 from astray.interrupts import pass_interrupt
 from astray.process import absolute
 from astray.records import MissedTensor, Setup
-from astray.store.deferred import DeferredMeasurements
-from astray.store.run_format.tensor_values import TensorBytes
+from astray.store.deferred import DeferredMeasurements, TensorBytes
 from astray.store.run_info import End, Flight, RunInfo, now, plain
 from astray.store.writing.background_writer import QUEUE_BYTES, BackgroundWriter
 from astray.store.writing.buffer_pool import HeldValues
-from astray.store.writing.record_queue import WakeEvent
+from astray.store.writing.record_queue import StepSegment, StepSegments, WakeEvent
 from astray.store.writing.snapshot import Snapshot, SnapshotAccount, in_child, write_dump
-from astray.store.writing.step_boundaries import StepSegment, StepSegments
 from astray.store.writing.step_buffer import Attached, RowBlock
 from astray.store.writing.step_listener import Listener, StepListener
 from astray.wording import sized

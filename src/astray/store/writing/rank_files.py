@@ -21,13 +21,11 @@ import numpy as np
 from astray.interrupts import pass_interrupt
 from astray.process import largest_file, reason
 from astray.records import Blob, Frame, MissedTensor, Setup
-from astray.store.deferred import DeferredMeasurements
-from astray.store.run_format.cells import EncodedCells, numbers
+from astray.store.deferred import DeferredMeasurements, TensorBytes
 from astray.store.run_format.encoder import BatchFile, call_columns, tensor_columns
 from astray.store.run_format.folder import END_FILE, RANK_FILES, SETUP_FILE, STACKS_FILE
-from astray.store.run_format.rows import STEP, TICKET, VALUES, Rows, call_rows, tensor_rows
+from astray.store.run_format.rows import STEP, TICKET, VALUES, EncodedCells, Rows, call_rows, numbers, tensor_rows
 from astray.store.run_format.schema import CALLS, TENSORS
-from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End, now, sync, write_json
 from astray.store.writing.values_writer import SHARD_BYTES, ValuesWriter
 

@@ -16,19 +16,13 @@ import numpy.typing as npt
 
 from astray.errors import RunError
 from astray.records import Setup
-from astray.store.deferred import DeferredMeasurements
+from astray.store.deferred import DeferredMeasurements, TensorBytes
 from astray.store.run_format.folder import claim, recordable, release
-from astray.store.run_format.tensor_values import TensorBytes, TensorBytesReader
+from astray.store.run_format.shard_file import TensorBytesReader
 from astray.store.run_info import RunInfo
-from astray.store.writing import record_queue as backlog
-from astray.store.writing.background_writer import (
-    HELD_SECONDS,
-    IDLE_SECONDS,
-    QUEUE_BYTES,
-    STEP_SECONDS,
-    BackgroundWriter,
-)
+from astray.store.writing.background_writer import QUEUE_BYTES, BackgroundWriter
 from astray.store.writing.rank_files import RankFiles
+from astray.store.writing.record_queue import BATCH_ROWS, HELD_SECONDS, IDLE_SECONDS, STEP_SECONDS
 from astray.store.writing.step_listener import Listener, StepListener
 from astray.store.writing.values_writer import SHARD_BYTES
 from astray.store.writing.write_policy import Immediate, PerStep, WritePolicy
@@ -132,7 +126,7 @@ class RunWriter(BackgroundWriter):
             self._course.take(is_due or self._backlog.wants_rows_taken, closing)
             for group in self._backlog.take_values():
                 self._files.take_values(group)
-            if self._course.waiting_rows >= backlog.BATCH_ROWS:
+            if self._course.waiting_rows >= BATCH_ROWS:
                 self._write()
             self._backlog.make_room()
             if self._backlog.flushes or closing:

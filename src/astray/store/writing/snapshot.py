@@ -16,10 +16,10 @@ import numpy as np
 from astray.errors import RunError
 from astray.interrupts import pass_interrupt
 from astray.records import Blob, Call, MissedTensor, Setup
-from astray.store.run_format.cells import numbers
+from astray.store.deferred import TensorBytes
 from astray.store.run_format.folder import join, recordable
+from astray.store.run_format.rows import numbers
 from astray.store.run_format.schema import CALLS
-from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End, RunInfo
 from astray.store.writing.rank_files import RankFiles, Stack
 from astray.store.writing.record_queue import GROUP_BYTES

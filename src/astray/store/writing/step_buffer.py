@@ -18,13 +18,11 @@ import numpy.typing as npt
 
 from astray.records import Blob, Frame, MissedTensor
 from astray.store.columns import Table
-from astray.store.deferred import DeferredMeasurements
-from astray.store.run_format.cells import AnyCells, EncodedCells, ListCells, MaskedCells, numbers
+from astray.store.deferred import DeferredMeasurements, TensorBytes
 from astray.store.run_format.decoder import in_memory
 from astray.store.run_format.encoder import call_columns, tensor_columns
-from astray.store.run_format.rows import VALUES, Rows
+from astray.store.run_format.rows import VALUES, AnyCells, EncodedCells, ListCells, MaskedCells, Rows, numbers
 from astray.store.run_format.schema import CALLS, TENSORS, Column
-from astray.store.run_format.tensor_values import TensorBytes
 from astray.store.run_info import End
 from astray.store.writing.record_queue import QueuedRows
 from astray.wording import sized

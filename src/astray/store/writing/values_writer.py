@@ -17,10 +17,9 @@ from pathlib import Path
 
 from astray.process import largest_file
 from astray.records import Blob
-from astray.store.deferred import PAGE, PIECE_BYTES, BytePiece
+from astray.store.deferred import PAGE, PIECE_BYTES, BytePiece, TensorBytes
 from astray.store.run_format.disk_io import WriteRequest, WriterThreads
-from astray.store.run_format.shard_file import LARGE, ShardFile, ShardSlot
-from astray.store.run_format.tensor_values import TensorBytes, shard_name
+from astray.store.run_format.shard_file import LARGE, ShardFile, ShardSlot, shard_name
 
 SHARD_BYTES = 1 << 30
 HEADER_BYTES = 128 << 10, 4 << 20

@@ -12,8 +12,7 @@ from typing import Protocol
 from astray.records import Blob
 from astray.store.deferred import DeferredMeasurements
 from astray.store.writing.rank_files import RankFiles, Stack
-from astray.store.writing.record_queue import RecordQueue
-from astray.store.writing.step_boundaries import StepSegment, StepSegments
+from astray.store.writing.record_queue import RecordQueue, StepSegment, StepSegments
 from astray.store.writing.step_buffer import RowBlock
 from astray.store.writing.step_listener import StepListener
 

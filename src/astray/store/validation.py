@@ -1,29 +1,39 @@
-"""Checks what a damaged file says: rows that no recording writes, and kept values that are not those of their row.
+"""Drops what a damaged file holds: rows that no recording writes, and kept values that are not those of their row.
 
-`reader.py` passes both tables through here, so that no later stage has to ask whether a step is negative or a shape is
-one. Rows left out become a sentence with the first of them and what is wrong with it. Values may have been changed by a
-disk or a copy: `matches_row` sees one wrong bit by the fingerprint of the whole tensor; what was kept of a slice, a
-sample or a shard only has to lie within the row's statistics.
+`run_format/reader.py` passes both tables through here, so that no later stage has to check whether a step is negative
+or a shape is valid. Dropped rows become a sentence with the first of them and what is wrong with it. Values may have
+been changed by a disk or a copy: `matches_row` detects one wrong bit by the fingerprint of the whole tensor; values of
+a slice, a sample or a shard only have to lie within the row's statistics. `contradictions` also serves the readers of
+other tools' dumps (`foreign/dump_rows.py`): what is computed from damaged statistics are numbers that no tensor has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, get_args
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from astray.checkpoints.stored_tensor import MOST_DIMENSIONS, MOST_ELEMENTS, is_shape
 from astray.records import Phase, Role
-from astray.stats import dtypes
+from astray.stats import DTYPES, dtypes
 from astray.stats.kernels import Strided, measure
 from astray.store.columns import DictionaryColumn, Table
 from astray.store.run_format.schema import CALLS, TENSORS, Column
-from astray.store.statistics_checks import FARTHEST, Contradiction, any_of, contradictions
 from astray.wording import counted
 
 Bools = npt.NDArray[np.bool_]
+
+EXTREMES = ("min", "max", "absmax")  # of finite elements
+MAGNITUDES = ("std", "l2", "absmax")
+COUNTED = ("zeros", "nan", "inf")
+
+FARTHEST = 1 << 53
+"""Above any number of calls, steps, elements and values: counting one by one never gets so far. Exact in float64."""
+
+LOOSE = 2.0
+"""Statistics are off by roundings, those that other tools take in half precision by more, but not by this factor."""
 
 _STATISTICS = ("min", "max", "mean", "std", "l2", "absmax")
 _NUMBERED = ("seq", "step", "micro", "call")
@@ -132,3 +142,46 @@ def _has_room(known: dict[str, Any], values: npt.NDArray[Any]) -> bool:
         return False
     slack = _SLACK * max(abs(low), abs(high))
     return bool(low - slack <= found.min and found.max <= high + slack)
+
+
+# -- which statistics contradict each other ----------------------------------------------------------------------------
+
+
+class Contradiction(NamedTuple):
+    """Which rows break a rule, the column that shows it, and what should be there."""
+
+    rows: Bools
+    column: str
+    expected: str
+
+
+def contradictions(numbers: Callable[[str], npt.NDArray[Any]], dtype: DictionaryColumn[Any]) -> Iterator[Contradiction]:
+    """Rows of statistics that no tensor has. `numbers` gives a column; NaN, or −1 in a count, stands for unknown."""
+    count, special = numbers("count"), np.zeros(len(dtype), np.int64)
+    for name in COUNTED:  # an element is at most one of these
+        special += np.clip(numbers(name), 0, FARTHEST)
+        yield from any_of((count >= 0) & (special > count), name, "no more than there are elements")
+    for name in MAGNITUDES:
+        yield from any_of(numbers(name) < 0, name, "a magnitude")
+    for name in EXTREMES:
+        yield from any_of(np.isinf(numbers(name)), name, "a finite number")
+    yield from any_of(numbers("min") > numbers("max"), "min", "at most the largest element")
+    ends = [DTYPES[name].max if name in DTYPES else np.inf for name in dtype.values]
+    largest = np.array([*ends, np.inf])[dtype.codes]
+    with np.errstate(over="ignore", invalid="ignore"):  # twice a number near the largest is infinite, which allows any
+        for name in EXTREMES:
+            yield from any_of(np.abs(numbers(name)) > LOOSE * largest, name, "what its dtype can hold")
+        extreme, absmax = np.fmax(np.abs(numbers("min")), np.abs(numbers("max"))), numbers("absmax")
+        apart = (absmax > LOOSE * extreme) | (extreme > LOOSE * absmax)
+        yield from any_of(apart, "absmax", "the larger of its extremes")
+        reach = LOOSE * np.fmin(np.fmax(extreme, absmax), largest)  # the dtype's largest where no extreme is known
+        for name in ("mean", "std"):
+            yield from any_of(np.abs(numbers(name)) > reach, name, "no more than its largest element")
+        most = np.where(count >= 0, reach * np.sqrt(np.maximum(count, 0)), np.inf)
+        yield from any_of(numbers("l2") > most, "l2", "what so many elements add up to")
+
+
+def any_of(rows: Bools, column: str, expected: str) -> Iterator[Contradiction]:
+    """The contradiction of these rows; none where no row is set."""
+    if rows.any():
+        yield Contradiction(rows, column, expected)

@@ -12,7 +12,8 @@ from safetensors import safe_open
 
 from astray.errors import RunError
 from astray.records import Blob
-from astray.store.run_format.tensor_values import TensorBytes, TensorBytesReader, shard_name
+from astray.store.deferred import TensorBytes
+from astray.store.run_format.shard_file import TensorBytesReader, shard_name
 from astray.store.writing import values_writer as module
 from astray.store.writing.values_writer import ValuesWriter
 
