@@ -32,7 +32,7 @@ class Counting:
     def sync(self) -> None:
         raise AssertionError("nobody waits")
 
-    def step_over(self, step: int) -> None:
+    def end_step(self, step: int) -> None:
         self.seen.append(step)
 
     def close(self, end: End) -> None:

@@ -114,12 +114,12 @@ def test_a_small_file_is_read_in_little_memory(tmp_path: Path) -> None:
     """Asking a file for all that it may have takes that much memory, however little it has."""
     import tracemalloc
 
-    from astray.store import safe_paths as enclosure
+    from astray.store import safe_paths
 
     (tmp_path / "small.json").write_bytes(b"{}")
     tracemalloc.start()
     try:
-        assert enclosure.content(tmp_path / "small.json") == b"{}"
+        assert safe_paths.read_file(tmp_path / "small.json") == b"{}"
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

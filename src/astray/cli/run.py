@@ -140,9 +140,9 @@ def _refuse(options: argparse.Namespace) -> None:
     # something is there, and leave the other ranks, which may find what rank 0 has just made, to the recorder.
     folder = Path(options.output)
     if folder.exists() and rank_and_world_size(os.environ)[0] == 0 and (folder.is_file() or any(folder.iterdir())):
-        from astray.store.run_format.folder import refuse
+        from astray.store.run_format.folder import check_recordable
 
-        refuse(folder, 0, overwrite=options.force)
+        check_recordable(folder, 0, overwrite=options.force)
 
 
 class _ScriptRecording:

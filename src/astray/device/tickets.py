@@ -110,7 +110,7 @@ class Tickets:
         segment = self._segments[number] = Segment(number)
         return segment
 
-    def settle(self, own_thread: bool = False) -> None:
+    def start_fetch(self, own_thread: bool = False) -> None:
         """Sends for the measurements of all tickets given so far, without waiting."""
         if own_thread:
             relax()
@@ -131,7 +131,7 @@ class Tickets:
 
     def finish(self) -> None:
         """The same for the last time. What still cannot be sent for is lost."""
-        self.settle()
+        self.start_fetch()
         for ring in self._rings:
             ring.abandon(UNSENT)
 

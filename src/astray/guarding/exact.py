@@ -74,10 +74,10 @@ class ExactSink(FlightRecorder):
 
         The measurement has to be in the row from here on: redeemed tickets are not valid for long.
         """
-        if self._late is None:
+        if self._deferred is None:
             return row
-        self._late.settle()
-        found, counted, here, _ = self._late.redeem(np.array([row[_STATISTICS]]))
+        self._deferred.start_fetch()
+        found, counted, here, _ = self._deferred.redeem(np.array([row[_STATISTICS]]))
         if not here[0]:
             return row
         measured, fingerprint = found.at(0)

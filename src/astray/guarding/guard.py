@@ -242,8 +242,8 @@ class Guard:
         writer = self._writer
         if writer is None:
             return
-        over = self._step - writer.watch.is_late
-        writer.watch.wait_until_seen(over - 1, PATIENCE)
+        over = self._step - writer.listener.is_asynchronous
+        writer.listener.wait_until_shown(over - 1, PATIENCE)
         self._lookout.judge(over)
         self._choose_gradients()
         trips = self._lookout.take()

@@ -88,9 +88,9 @@ class RecordingGuard:
     def after_step(self, over: int) -> None:
         """`over` steps are over. Acts on what they show; where a device still works on the last, on those before."""
         self._over = over
-        if self._writer is not None and self._writer.watch is not None:
-            looked_at = over - self._writer.watch.is_late
-            self._writer.watch.wait_until_seen(looked_at - 1, PATIENCE)
+        if self._writer is not None and self._writer.listener is not None:
+            looked_at = over - self._writer.listener.is_asynchronous
+            self._writer.listener.wait_until_shown(looked_at - 1, PATIENCE)
             self._lookout.judge(looked_at)
             self._acting.act(self._lookout.take())
 

@@ -19,14 +19,14 @@ import msgspec
 from astray.errors import RunError
 from astray.records import MissedTensor
 from astray.safe_text import check_depth
-from astray.store import safe_paths as enclosure
+from astray.store import safe_paths
 
 FORMAT = 4
 """The format version this astray writes. docs/format.md has the history."""
 
 
 class Flight(msgspec.Struct, kw_only=True):
-    """Says that the run is a flight recording: held in memory, then written by the first rank that had a reason to."""
+    """Marks a flight recording: held in memory, then written when something triggered it on some rank."""
 
     why: str
     rank: int
@@ -59,9 +59,9 @@ class RunInfo(msgspec.Struct, kw_only=True):
         return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 
     def words(self, setting: str) -> list[str]:
-        """The words of a setting that is one or a list of them, such as `keep`. A run may hold anything there."""
-        said = self.settings.get(setting)
-        return [word for word in (said if isinstance(said, list) else [said]) if isinstance(word, str)]
+        """The words of a setting that is one or a list of them, such as `keep`. A run may hold any JSON there."""
+        value = self.settings.get(setting)
+        return [word for word in (value if isinstance(value, list) else [value]) if isinstance(word, str)]
 
     @classmethod
     def here(cls, **known: Any) -> RunInfo:
@@ -114,7 +114,7 @@ def now() -> str:
 
 
 def plain(text: str) -> str:
-    """The text with `?` for what UTF-8 cannot hold, such as the odd bytes of a file name."""
+    """The text with `?` for what UTF-8 cannot hold, such as stray bytes in a file name."""
     return text.encode(errors="replace").decode()
 
 
@@ -125,11 +125,11 @@ MOST_JSON = 64 << 20
 def read_json(path: Path, kind: type[Document], home: Path | None = None) -> Document:
     """Decode a JSON file that lies in `home`, or say in a sentence what is wrong with it."""
     try:
-        content = enclosure.content(path, home, MOST_JSON)
+        content = safe_paths.read_file(path, home, MOST_JSON)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
     try:
-        check_depth(content.decode(errors="replace"))  # settings may hold anything, and are walked and written out
+        check_depth(content.decode(errors="replace"))  # settings may be any JSON, and are walked and written out
     except ValueError as error:
         raise RunError(f"{path} does not hold what it should: {error}.") from None
     try:

@@ -29,28 +29,28 @@ EXTREMES = ("min", "max", "absmax")  # of finite elements
 MAGNITUDES = ("std", "l2", "absmax")
 COUNTED = ("zeros", "nan", "inf")
 
-FARTHEST = 1 << 53
+MOST_COUNTED = 1 << 53
 """Above any number of calls, steps, elements and values: counting one by one never gets so far. Exact in float64."""
 
-LOOSE = 2.0
+TOLERANCE_FACTOR = 2.0
 """Statistics are off by roundings, those that other tools take in half precision by more, but not by this factor."""
 
 _STATISTICS = ("min", "max", "mean", "std", "l2", "absmax")
 _NUMBERED = ("seq", "step", "micro", "call")
 _WORDS = {"phase": frozenset(get_args(Phase)), "role": frozenset(get_args(Role))}
 
-_SLACK = 1e-5
+_TOLERANCE = 1e-5
 """How far statistics that were measured on a device may be off, relative to the largest element."""
 
 
-def sound_calls(table: Table) -> tuple[Table, list[str]]:
+def valid_calls(table: Table) -> tuple[Table, list[str]]:
     """The calls that can have been recorded, and a sentence about the others."""
-    return _sound(table, "calls", [*_common(table, CALLS), *_repeated(table)])
+    return _without_invalid(table, "calls", [*_common(table, CALLS), *_repeated(table)])
 
 
-def sound_tensors(table: Table) -> tuple[Table, list[str]]:
+def valid_tensors(table: Table) -> tuple[Table, list[str]]:
     """The tensors that can have been recorded, and a sentence about the others."""
-    return _sound(table, "tensors", [*_common(table, TENSORS), *_measured(table)])
+    return _without_invalid(table, "tensors", [*_common(table, TENSORS), *_measured(table)])
 
 
 def matches_row(tensors: Table, row: int, values: npt.NDArray[Any]) -> bool:
@@ -58,12 +58,12 @@ def matches_row(tensors: Table, row: int, values: npt.NDArray[Any]) -> bool:
     is_whole = tensors["part"][row] is None and int(tensors.numbers("sampled")[row]) < 0
     if is_whole and tensors["placement"][row] is None and bool(tensors.valid("fingerprint")[row]):
         raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        found = measure(Strided.from_numpy(raw), statistics=False).fingerprint
-        return found == int(tensors.numbers("fingerprint")[row])
-    return _has_room(tensors.row(row), values)
+        fingerprint = measure(Strided.from_numpy(raw), statistics=False).fingerprint
+        return fingerprint == int(tensors.numbers("fingerprint")[row])
+    return _fits_statistics(tensors.row(row), values)
 
 
-def _sound(table: Table, name: str, broken: list[Contradiction]) -> tuple[Table, list[str]]:
+def _without_invalid(table: Table, name: str, broken: list[Contradiction]) -> tuple[Table, list[str]]:
     if not broken:
         return table, []
     bad = np.logical_or.reduce([wrong.rows for wrong in broken])
@@ -71,32 +71,34 @@ def _sound(table: Table, name: str, broken: list[Contradiction]) -> tuple[Table,
     first = next(wrong for wrong in broken if wrong.rows[row])
     cell = table.row(row)[first.column]
     count = int(bad.sum())
-    told = (
+    sentence = (
         f"{count:,} of {counted(len(table), name.removesuffix('s'))} {'says' if count == 1 else 'say'} what was never "
         f"recorded, and {'is' if count == 1 else 'are'} left out. The first is row {row}, with {first.column} "
-        f"{_shown(cell)} in place of {first.expected}."
+        f"{_cell_text(cell)} in place of {first.expected}."
     )
-    return table.take(~bad), [told]
+    return table.take(~bad), [sentence]
 
 
-def _shown(cell: Any) -> str:
+def _cell_text(cell: Any) -> str:
     text = "nothing" if cell is None else repr(list(cell)) if isinstance(cell, tuple) else repr(cell)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def _common(table: Table, columns: tuple[Column, ...]) -> Iterator[Contradiction]:
-    """Cells that are missing, words that are unknown, numbers that are negative or beyond `FARTHEST`."""
+    """Cells that are missing, words that are unknown, numbers that are negative or beyond `MOST_COUNTED`."""
     for column in columns:
         if not column.nullable:
-            yield from any_of(~table.valid(column.name), column.name, "what every row has")
+            yield from where(~table.valid(column.name), column.name, "what every row has")
         if column.type in ("int32", "int64"):
             numbers = table.numbers(column.name)
             least = 0 if column.name in _NUMBERED else -1  # −1 stands for null
-            yield from any_of((numbers < least) | (numbers > FARTHEST), column.name, "a number that something can have")
+            yield from where(
+                (numbers < least) | (numbers > MOST_COUNTED), column.name, "a number that something can have"
+            )
         elif column.name in _WORDS:
             known = _WORDS[column.name]
             unknown = _cells(table.coded(column.name), known.__contains__)
-            yield from any_of(unknown, column.name, f"one of {', '.join(sorted(known))}")
+            yield from where(unknown, column.name, f"one of {', '.join(sorted(known))}")
 
 
 def _repeated(table: Table) -> Iterator[Contradiction]:
@@ -105,15 +107,15 @@ def _repeated(table: Table) -> Iterator[Contradiction]:
     if len(seq) > 1 and not (np.diff(seq) > 0).all():
         again = np.ones(len(seq), np.bool_)
         again[np.unique(seq, return_index=True)[1]] = False
-        yield from any_of(again, "seq", "a number of its own")
+        yield from where(again, "seq", "a number of its own")
 
 
 def _measured(table: Table) -> Iterator[Contradiction]:
     """Shapes that no tensor has, and statistics that contradict each other."""
     for name in ("shape", "stride"):
-        yield from any_of(_cells(table.coded(name), is_shape if name == "shape" else _is_stride), name, f"a {name}")
+        yield from where(_cells(table.coded(name), is_shape if name == "shape" else _is_stride), name, f"a {name}")
     for name in _STATISTICS:  # an unknown statistic is null, never NaN
-        yield from any_of(table.valid(name) & np.isnan(table.numbers(name)), name, "a number")
+        yield from where(table.valid(name) & np.isnan(table.numbers(name)), name, "a number")
     yield from contradictions(table.numbers, table.coded("dtype"))
 
 
@@ -127,21 +129,21 @@ def _is_stride(steps: tuple[int, ...]) -> bool:
     return len(steps) <= MOST_DIMENSIONS and all(abs(step) <= MOST_ELEMENTS for step in steps)
 
 
-def _has_room(known: dict[str, Any], values: npt.NDArray[Any]) -> bool:
-    """Whether values can be some of those of the tensor with these statistics."""
+def _fits_statistics(known: dict[str, Any], values: npt.NDArray[Any]) -> bool:
+    """Whether values can be a part of a tensor with these statistics."""
     counts = [known[name] for name in ("count", "nan", "inf")]
     if known["dtype"] not in dtypes.DTYPES or any(count is None or count < 0 for count in counts):
         return True
-    found = measure(Strided.from_numpy(values, known["dtype"]), fingerprint=False).statistics
-    if found is None or found.nan > known["nan"] or found.inf > known["inf"]:
-        return found is None
-    if found.min is None or found.max is None:
+    kept = measure(Strided.from_numpy(values, known["dtype"]), fingerprint=False).statistics
+    if kept is None or kept.nan > known["nan"] or kept.inf > known["inf"]:
+        return kept is None
+    if kept.min is None or kept.max is None:
         return True
     low, high = known["min"], known["max"]
     if low is None or high is None:
         return False
-    slack = _SLACK * max(abs(low), abs(high))
-    return bool(low - slack <= found.min and found.max <= high + slack)
+    slack = _TOLERANCE * max(abs(low), abs(high))
+    return bool(low - slack <= kept.min and kept.max <= high + slack)
 
 
 # -- which statistics contradict each other ----------------------------------------------------------------------------
@@ -156,32 +158,34 @@ class Contradiction(NamedTuple):
 
 
 def contradictions(numbers: Callable[[str], npt.NDArray[Any]], dtype: DictionaryColumn[Any]) -> Iterator[Contradiction]:
-    """Rows of statistics that no tensor has. `numbers` gives a column; NaN, or −1 in a count, stands for unknown."""
+    """Rows of statistics that no tensor has. `numbers` returns a column; NaN, or −1 in a count, stands for unknown."""
     count, special = numbers("count"), np.zeros(len(dtype), np.int64)
     for name in COUNTED:  # an element is at most one of these
-        special += np.clip(numbers(name), 0, FARTHEST)
-        yield from any_of((count >= 0) & (special > count), name, "no more than there are elements")
+        special += np.clip(numbers(name), 0, MOST_COUNTED)
+        yield from where((count >= 0) & (special > count), name, "no more than there are elements")
     for name in MAGNITUDES:
-        yield from any_of(numbers(name) < 0, name, "a magnitude")
+        yield from where(numbers(name) < 0, name, "a magnitude")
     for name in EXTREMES:
-        yield from any_of(np.isinf(numbers(name)), name, "a finite number")
-    yield from any_of(numbers("min") > numbers("max"), "min", "at most the largest element")
+        yield from where(np.isinf(numbers(name)), name, "a finite number")
+    yield from where(numbers("min") > numbers("max"), "min", "at most the largest element")
     ends = [DTYPES[name].max if name in DTYPES else np.inf for name in dtype.values]
     largest = np.array([*ends, np.inf])[dtype.codes]
     with np.errstate(over="ignore", invalid="ignore"):  # twice a number near the largest is infinite, which allows any
         for name in EXTREMES:
-            yield from any_of(np.abs(numbers(name)) > LOOSE * largest, name, "what its dtype can hold")
+            yield from where(np.abs(numbers(name)) > TOLERANCE_FACTOR * largest, name, "what its dtype can hold")
         extreme, absmax = np.fmax(np.abs(numbers("min")), np.abs(numbers("max"))), numbers("absmax")
-        apart = (absmax > LOOSE * extreme) | (extreme > LOOSE * absmax)
-        yield from any_of(apart, "absmax", "the larger of its extremes")
-        reach = LOOSE * np.fmin(np.fmax(extreme, absmax), largest)  # the dtype's largest where no extreme is known
+        apart = (absmax > TOLERANCE_FACTOR * extreme) | (extreme > TOLERANCE_FACTOR * absmax)
+        yield from where(apart, "absmax", "the larger of its extremes")
+        reach = TOLERANCE_FACTOR * np.fmin(
+            np.fmax(extreme, absmax), largest
+        )  # the dtype's largest where no extreme is known
         for name in ("mean", "std"):
-            yield from any_of(np.abs(numbers(name)) > reach, name, "no more than its largest element")
+            yield from where(np.abs(numbers(name)) > reach, name, "no more than its largest element")
         most = np.where(count >= 0, reach * np.sqrt(np.maximum(count, 0)), np.inf)
-        yield from any_of(numbers("l2") > most, "l2", "what so many elements add up to")
+        yield from where(numbers("l2") > most, "l2", "what so many elements add up to")
 
 
-def any_of(rows: Bools, column: str, expected: str) -> Iterator[Contradiction]:
-    """The contradiction of these rows; none where no row is set."""
+def where(rows: Bools, column: str, expected: str) -> Iterator[Contradiction]:
+    """The contradiction of these rows; nothing where no row is set."""
     if rows.any():
         yield Contradiction(rows, column, expected)

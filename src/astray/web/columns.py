@@ -17,7 +17,7 @@ from astray.comparison.select.columns import JUDGED, KEY
 from astray.headroom.dtype_limits import limits
 from astray.headroom.risk import room_of
 from astray.store import DictionaryColumn, RankRun, RunData
-from astray.store.validation import FARTHEST
+from astray.store.validation import MOST_COUNTED
 from astray.web.calls import CallIndex
 from astray.web.wire import Column
 
@@ -78,7 +78,7 @@ def _epochs(run: RunData, steps: Ints) -> dict[str, Column]:
 def _is_epoch(said: object) -> bool:
     """Whether it is the triple that a dump's reader writes for an epoch; a run's own file may hold anything."""
     numbers = said if isinstance(said, list) and len(said) == 3 else [None]
-    return all(type(number) is int and abs(number) <= FARTHEST for number in numbers)
+    return all(type(number) is int and abs(number) <= MOST_COUNTED for number in numbers)
 
 
 def _sequence(run: RunData, ranks: Ints, calls: Ints) -> Ints:

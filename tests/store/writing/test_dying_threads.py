@@ -47,13 +47,13 @@ def within(action: Callable[[], Any]) -> Any:
 
 PLACES = [
     (WriterThreads, "_do"),
-    (WriterThreads, "_next"),
+    (WriterThreads, "_next_job"),
     (WriterThreads, "_work"),
     (disk, "_write"),
     (disk, "_fetch"),
     (disk._Bounce, "__init__"),
     (ShardBatch, "publish"),
-    (ShardBatch, "settle"),
+    (ShardBatch, "resolve"),
     (ValuesWriter, "collect"),
     (ValuesWriter, "_distribute"),
     (RankFiles, "close"),
@@ -106,8 +106,8 @@ def test_a_guard_does_not_wait_for_a_dead_recorder(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(RecordQueue, "drop", no_memory)
     recorder = FlightRecorder("never/written", info=RunInfo.here())
     recorder._thread.join()
-    assert not within(lambda: recorder.watch.wait_until_seen(3))
-    within(lambda: recorder._backlog.wait_for(lambda: False))
+    assert not within(lambda: recorder.listener.wait_until_shown(3))
+    within(lambda: recorder._queue.wait_for(lambda: False))
     within(recorder.close)
     assert recorder.failure is not None
 

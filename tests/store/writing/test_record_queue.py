@@ -87,7 +87,7 @@ def test_a_flush_is_answered_for_what_was_put_before_it() -> None:
     assert numbers(backlog.take().calls) == [1]
     later = backlog.put_flush()
     assert backlog.flushes
-    backlog.answer()
+    backlog.complete_flushes()
     assert (flush.is_set(), later.is_set(), backlog.flushes) == (True, False, False)
 
 
@@ -114,6 +114,6 @@ def test_what_is_dropped_lets_everybody_go() -> None:
     blocked.join(timeout=30)
     assert not blocked.is_alive()
     assert flush.is_set()
-    assert waiting.settled
-    assert late.settled
+    assert waiting.resolved
+    assert late.resolved
     assert tuple(map(len, backlog.take())) == (0, 0, 0)

@@ -67,9 +67,9 @@ def compare_ranks(
 
     found = compare_in_processes(job, ranks, count, told)
     for one in found:
-        for run, account in zip(runs[:2], one.accounts, strict=True):
-            if account is not None:
-                run.ranks[one.rank].account = account  # else the tables are read once more for it
+        for run, summary in zip(runs[:2], one.accounts, strict=True):
+            if summary is not None:
+                run.ranks[one.rank].summary = summary  # else the tables are read once more for it
     return found
 
 

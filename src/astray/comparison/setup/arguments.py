@@ -113,7 +113,7 @@ def _read(rank: RankRun, matching: Matching, steps: Sequence[int], mapped: bool)
     offset = matching.offset if mapped else 0
     ours = [name.startswith("astray/") for name in site.values]
     kept = (args.codes >= 0) & (kind.codes != kind.code("optimizer")) & ~np.array([*ours, True])[site.codes]
-    if len(steps) < len(rank.account.steps):
+    if len(steps) < len(rank.summary.steps):
         kept &= np.isin(calls.numbers("step") + offset, steps)
     rows = np.flatnonzero(kept)
     names = [matching.mapping.site(name) for name in site.values] if mapped else list(site.values)

@@ -26,7 +26,7 @@ from astray.log import logger
 from astray.process import absolute
 from astray.records import NOTHING, ROOT
 from astray.store import BackgroundWriter
-from astray.store.formats import MakesTranslator
+from astray.store.formats import TranslatorFactory
 from astray.wording import counted, did_you_mean
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Tracer:
             functions=config.functions or None,
         ).start()
 
-    def _make(self, labels: list[Label]) -> MakesTranslator:
+    def _make(self, labels: list[Label]) -> TranslatorFactory:
         """Makes what writes rows as files of these epochs and steps."""
         return partial(translate, series=self._series, labels=lambda step: labels[min(step, len(labels) - 1)])
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from astray.errors import RunError
 from astray.records import Frame
-from astray.store.safe_paths import entries, inside, text
+from astray.store.safe_paths import entries, inside, read_text_file
 
 DATA = "dump_tensor_data"
 FILES = ("dump.json", "construct.json", "stack.json", "debug.json")
@@ -88,7 +88,7 @@ def read_document(folder: Path, name: str) -> Document | None:
     path = inside(folder, name)
     if not path.exists():
         return None
-    raw = text(path)
+    raw = read_text_file(path)
     said = raw.decode("utf-8", "replace")
     try:
         found = json.loads(said)

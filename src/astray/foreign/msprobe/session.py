@@ -26,7 +26,7 @@ from astray.foreign.msprobe.configuration import Configuration
 from astray.foreign.msprobe.translator import Task
 from astray.log import logger
 from astray.store import BackgroundWriter, RunInfo
-from astray.store.formats import MakesTranslator
+from astray.store.formats import TranslatorFactory
 
 _TASKS: dict[str, Task] = {
     "statistics": "statistics",
@@ -209,7 +209,7 @@ def settings_of(asked: Configuration) -> RecordingOptions:
     )
 
 
-def _translator(asked: Configuration, wrapped: dict[str, str]) -> MakesTranslator:
+def _translator(asked: Configuration, wrapped: dict[str, str]) -> TranslatorFactory:
     return partial(
         translate,
         task="md5" if asked.md5 and asked.task == "statistics" else _TASKS[asked.task],

@@ -30,7 +30,7 @@ Encoded = tuple[int, tuple[Buffer, ...]]
 """How many nulls a column has, and its buffers in Arrow's order. One that is not needed is empty."""
 
 Row = tuple[Any, ...]
-Pair = tuple[str, bool]
+CellType = tuple[str, bool]
 """A column: its type, and whether it may be None."""
 
 
@@ -41,17 +41,17 @@ _ROW_BYTES = 1000
 class PythonRows:
     """The native `Rows`, in Python.
 
-    `cells` says what the items of a row are: one column each, or a list of the columns of a tuple. That item may be a
-    ticket instead, which has a column before those. When it is not `open`, rows are dropped.
+    `cells` describes the items of a row: one column each, or a list of the columns of a tuple. In place of that tuple
+    there may be a ticket, which has a column before those. When it is not `open`, rows are dropped.
     """
 
-    def __init__(self, cells: tuple[Pair | list[Pair], ...]) -> None:
+    def __init__(self, cells: tuple[CellType | list[CellType], ...]) -> None:
         self.open = True
         self._cells = cells
-        self._columns: list[tuple[int, int | None, Pair]] = []  # which item of a row, and which of the tuple in it
+        self._columns: list[tuple[int, int | None, CellType]] = []  # index of the item in a row, and in the tuple there
         for item, cell in enumerate(cells):
             if isinstance(cell, list):
-                self._columns += [(item, -1, ("int64", True)), *((item, i, pair) for i, pair in enumerate(cell))]
+                self._columns += [(item, -1, ("int64", True)), *((item, i, type) for i, type in enumerate(cell))]
             else:
                 self._columns.append((item, None, cell))
         self._rows: list[Row] = []
@@ -89,16 +89,16 @@ class PythonRows:
         None when strings or lists are longer together than `limit`.
         """
         item, _, (type, nullable) = self._columns[column]
-        found = self._values(column)[start:stop]
-        if not nullable and None in found:
+        cells = self._values(column)[start:stop]
+        if not nullable and None in cells:
             raise TypeError(f"Item {item} of a row is None, in a column without nulls.")
-        return encode(found, type, limit)
+        return encode(cells, type, limit)
 
     def tickets(self, column: int) -> tuple[bytes, bytes]:
         """The rows that have a ticket, and these tickets, as bytes of int64."""
-        found = self._values(column)
-        places = [place for place, ticket in enumerate(found) if ticket is not None]
-        return np.array(places, np.int64).tobytes(), np.array([found[place] for place in places], np.int64).tobytes()
+        cells = self._values(column)
+        rows = [row for row, ticket in enumerate(cells) if ticket is not None]
+        return np.array(rows, np.int64).tobytes(), np.array([cells[row] for row in rows], np.int64).tobytes()
 
     def cells(self, column: int) -> list[Any]:
         """The cells of a column of texts or objects."""
@@ -106,12 +106,12 @@ class PythonRows:
 
     def _values(self, column: int) -> list[Any]:
         item, within, _ = self._columns[column]
-        found: list[Any] = list(map(itemgetter(item), self._rows))
+        items: list[Any] = list(map(itemgetter(item), self._rows))
         if within is None:
-            return found
+            return items
         if within < 0:
-            return [cell if type(cell) is int else None for cell in found]
-        return [cell[within] if isinstance(cell, tuple) else None for cell in found]
+            return [item if type(item) is int else None for item in items]
+        return [item[within] if isinstance(item, tuple) else None for item in items]
 
 
 if TYPE_CHECKING:
@@ -122,17 +122,17 @@ else:
     except ImportError:  # installed where there was no compiler
         Rows = PythonRows
 
-_TYPES: dict[str, Pair] = {column.name: (column.type, column.nullable) for column in TENSORS}
-_MEASURED: list[Pair] = [_TYPES[name] for name in Statistics._fields]
+_TYPES: dict[str, CellType] = {column.name: (column.type, column.nullable) for column in TENSORS}
+_MEASURED: list[CellType] = [_TYPES[name] for name in Statistics._fields]
 _CALL = tuple((column.type, column.nullable) for column in CALLS)
-_FIELDS: dict[str, Pair | list[Pair]] = {**_TYPES, "statistics": _MEASURED, "blob": ("object", True)}
+_FIELDS: dict[str, CellType | list[CellType]] = {**_TYPES, "statistics": _MEASURED, "blob": ("object", True)}
 _TENSOR = tuple(_FIELDS[name] for name in Tensor._fields)
 
 STEP = Call._fields.index("step")
 TICKET = Tensor._fields.index("statistics")
 MEASURED = TICKET + 1
 FINGERPRINT, VALUES, PLACEMENT, NOTE, VALUE_NUMBER = range(MEASURED + len(_MEASURED), MEASURED + len(_MEASURED) + 5)
-"""Indices into a tensor's row, spread out: the ticket, the first of the statistics, and so on."""
+"""Indices into a tensor's flattened row: the ticket, the first of the statistics, and so on."""
 
 
 def call_rows() -> Rows:
@@ -148,8 +148,8 @@ def tensor_rows() -> Rows:
 # -- columns before they are written -----------------------------------------------------------------------------------
 
 
-class Encodes(Protocol):
-    """Rows whose columns can be encoded, as `Rows` can."""
+class EncodableRows(Protocol):
+    """Rows whose columns can be encoded, such as `Rows`."""
 
     def encode(self, column: int, start: int, stop: int, limit: int) -> Encoded | None:
         """The buffers of some rows of a column. None when strings or lists are longer together than `limit`."""
@@ -159,7 +159,7 @@ class Encodes(Protocol):
 class EncodedCells:
     """A column of some rows, from `start` to `stop`."""
 
-    rows: Encodes
+    rows: EncodableRows
     column: int
     start: int
     stop: int

@@ -18,7 +18,12 @@ SIZES = (3, 1000, 0, 70_000, 16, 400_000)
 
 def main(path: str, way: str) -> None:
     if way == "ahead":
-        WriteModeChooser.FIRST, WriteModeChooser.TRIAL, values_writer.LANE_BYTES, values_writer.BATCH_BYTES = (
+        (
+            WriteModeChooser.INITIAL_BYTES,
+            WriteModeChooser.PROBE_BYTES,
+            values_writer.SHARD_QUEUE_BYTES,
+            values_writer.BATCH_BYTES,
+        ) = (
             0,
             8 << 20,
             0,

@@ -57,7 +57,7 @@ def main(path: Path, way: str) -> None:
             record(flight, range(4, 8))
             dump("a child")
             assert not flight.flush()
-            assert not flight.watch.wait_until_seen(7)
+            assert not flight.listener.wait_until_shown(7)
             flight.close()
             sys.exit(0)
         assert os.waitpid(child, 0)[1] == 0

@@ -24,8 +24,8 @@ def main(path: str, limit: int, keep: bool, watched: bool) -> None:
         row = Tensor(seq, "output", "0", "int64", values.shape, (1,), "cpu", False, note="x" * 20_000)
         writer.tensor(row, values if keep else None)
         writer.step_done()
-        if writer.watch is not None:
-            writer.watch.wait_until_seen(seq)
+        if writer.listener is not None:
+            writer.listener.wait_until_shown(seq)
         if seq < 4:
             writer.flush()
     writer.flush()
