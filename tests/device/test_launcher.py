@@ -124,8 +124,8 @@ def test_a_thread_relaxes_though_nothing_has_been_loaded_yet(library: Path, tmp_
     shutil.copy(library, tmp_path / "libcuda.so.1")
     program = """if True:
         import ctypes
-        from astray.device.launcher import relax
-        relax()
+        from astray.device.launcher import relax_capture
+        relax_capture()
         print(ctypes.c_int.in_dll(ctypes.CDLL("libcuda.so.1"), "mode").value)
         """
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}

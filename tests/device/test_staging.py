@@ -28,28 +28,28 @@ class Delayed(SynchronousDevice):
         super().__init__(CPU)
         self.stream = "main"
         self.made: list[int] = []
-        self.is_capturing = False
+        self.captures = False
         self.failure: str | None = None
         self._happening = threading.Lock()
 
-    def capturing(self) -> bool:
-        return self.is_capturing
+    def is_capturing(self) -> bool:
+        return self.captures
 
     def current(self) -> str:
         return self.stream
 
-    def on_device(self, nbytes: int) -> Any:
+    def allocate_device(self, nbytes: int) -> Any:
         self.made.append(nbytes)
-        return super().on_device(nbytes)
+        return super().allocate_device(nbytes)
 
-    def on_host(self, nbytes: int) -> Any:
+    def allocate_host(self, nbytes: int) -> Any:
         self.made.append(nbytes)
-        return super().on_host(nbytes)
+        return super().allocate_host(nbytes)
 
     def fetch(self, host: Any, device: Any, after: Any) -> Any:
         return [(host, device)]
 
-    def follow(self, stream: Any, event: Any) -> None:
+    def wait_event(self, stream: Any, event: Any) -> None:
         self._happen(event)
 
     def wait(self, event: Any) -> None:
@@ -209,7 +209,7 @@ def test_small_tensors_share_a_copy() -> None:
 def test_a_graph_capture_is_left_alone() -> None:
     device = Delayed()
     staging = Staging(CPU, host_bytes=SMALL, operations=device)
-    device.is_capturing = True
+    device.captures = True
     with pytest.raises(NotStagedError, match="CUDA graph"):
         staging.take(torch.zeros(3))
     assert device.made == []
@@ -240,11 +240,11 @@ def test_a_failure_in_the_middle_of_a_tensor_ends_in_a_note(writer: RunWriter, t
     class Broken(Delayed):
         marks = 0
 
-        def mark(self, stream: Any, event: Any = None) -> Any:
+        def record_event(self, stream: Any, event: Any = None) -> Any:
             self.marks += 1
             if self.marks > 12:  # two for each new chunk, of which there are four
                 raise RuntimeError("out of memory")
-            return super().mark(stream, event)
+            return super().record_event(stream, event)
 
     staging = Staging(CPU, host_bytes=SMALL, device_bytes=SMALL, operations=Broken())
     record(writer, staging, torch.ones(1 << 22), 0)

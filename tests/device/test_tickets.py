@@ -1,4 +1,4 @@
-"""Tickets: given by rings, sent for in segments, redeemed by the writer; and rows that become statistics."""
+"""Tickets: handed out by measurers, fetched in segments, redeemed by the writer; and rows that become statistics."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_ticket_is_due_once_it_is_sent_for_and_can_be_redeemed_often() -> None
     assert devices.tickets.is_due(ticket)
     later = ticket_for(devices, tensor)
     assert not devices.tickets.is_due(later)
-    first, again = (devices.tickets.redeem(np.array([ticket, ticket])).found for _ in range(2))
+    first, again = (devices.tickets.redeem(np.array([ticket, ticket])).measurements for _ in range(2))
     assert np.array_equal(first.fingerprints, again.fingerprints)
     assert first.fingerprints[0] == first.fingerprints[1] == measure(strided(tensor)).fingerprint
 
@@ -70,7 +70,7 @@ def test_the_numbers_are_those_of_the_moment_of_measuring() -> None:
     ticket = ticket_for(devices, tensor)
     tensor.zero_()
     devices.tickets.start_fetch()
-    assert devices.tickets.redeem(np.array([ticket])).found.fingerprints[0] == expected
+    assert devices.tickets.redeem(np.array([ticket])).measurements.fingerprints[0] == expected
 
 
 def test_fingerprints_alone() -> None:
@@ -197,8 +197,8 @@ def test_tensors_measured_together_have_the_numbers_they_have_alone(dtype: torch
         assert together is not None
         devices.tickets.start_fetch()
         one, other = (devices.tickets.redeem(np.array(held)) for held in (alone, together))
-        assert other.here.all()
-        for ours, theirs in zip(other.found, one.found, strict=True):
+        assert other.available.all()
+        for ours, theirs in zip(other.measurements, one.measurements, strict=True):
             np.testing.assert_array_equal(ours, theirs)
     assert devices.measure_together(torch.device("cpu"), memories, True) is None
     devices.stop()

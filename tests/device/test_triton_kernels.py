@@ -312,7 +312,7 @@ def test_partial_rows_are_merged(machine: Machine) -> None:
         np.zeros((1, 0)),
         rng.normal(5.0, 1.0, (1, 100)),
     ]
-    results = found(machine.settle([partial_rows(values) for values in tensors]))
+    results = found(machine.merge_rows([partial_rows(values) for values in tensors]))
     for values, result in zip(tensors, results, strict=True):
         flat = np.ascontiguousarray(values.reshape(-1))
         place = Strided(address(flat), "float64", flat.shape, (1,))

@@ -68,7 +68,7 @@ class Kernel(Protocol):
         """What a number that `launch` returned means, in a few words."""
 
 
-def relax() -> None:
+def relax_capture() -> None:
     """Lets this thread wait for the device, from here on, without breaking a graph capture on another thread.
 
     For threads of our own: to a program's thread it would be no protection any more.

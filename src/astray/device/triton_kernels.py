@@ -1,4 +1,4 @@
-"""Statistics and fingerprint of a tensor on the GPU: `measure` leaves partial rows, `settle` merges them.
+"""Statistics and fingerprint of a tensor on the GPU: `measure` leaves partial rows, `merge_rows` merges them.
 
 `layout` says how memory is walked; `result_row` says what a row is. Each thread keeps its own sums over all it reads,
 about a pivot of its own (the mean of its first few elements): that keeps small spreads about large means right in
@@ -655,7 +655,7 @@ def _above(row, capacity, here, scale, ground):
 
 
 @triton.jit
-def settle(partials, capacity, table, results, room, BLOCK: tl.constexpr):
+def merge_rows(partials, capacity, table, results, room, BLOCK: tl.constexpr):
     """Merge the partial rows of slot `program` into row `program` of the results, which have room for `room` rows."""
     slot = tl.program_id(0).to(tl.int64)
     first = tl.load(table + 2 * slot)
@@ -757,9 +757,9 @@ def measure_many_source(variant: Variant) -> KernelSource:
     return KernelSource(measure_many, signature, variant.constants, variant.warps)
 
 
-SETTLE = KernelSource(
-    settle,
+MERGE_ROWS = KernelSource(
+    merge_rows,
     {"partials": "*i64", "capacity": "i64", "table": "*i64", "results": "*i64", "room": "i64"},
     {"BLOCK": 256},
 )
-"""Launched with as many programs as there are slots to settle."""
+"""Launched with as many programs as there are slots to merge."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from astray.device import layout, triton_kernels
-from astray.device.launcher import CAPTURING, Kernel, NoKernelsError, kernel, relax
+from astray.device.launcher import CAPTURING, Kernel, NoKernelsError, kernel, relax_capture
 from astray.device.result_row import WIDTH, Rows
 from astray.device.tickets import CAPTURED, SLOTS, Segment, Tickets
 from astray.device.unobserved import unobserved
@@ -28,9 +28,9 @@ from astray.stats import ShardPosition, Strided
 PARTIALS = 1 << 18
 """The most partial rows before results are sent for: 21 MB of device memory."""
 
-_PATIENCE = 0.5  # seconds after which results are sent for though the step is not over
-_MANY = 20_000  # ways to launch that are remembered
-_FEW = 32  # lists of tensors that are kept on the device
+_MAX_AGE_SECONDS = 0.5  # seconds after which results are sent for though the step is not over
+_MAX_LAUNCHES = 20_000  # ways to launch that are remembered
+_MAX_LISTS = 32  # lists of tensors that are kept on the device
 
 
 class _Launch(NamedTuple):
@@ -50,7 +50,7 @@ class _Listed(NamedTuple):
     words: torch.Tensor  # their list on the device
 
 
-class CudaRing:
+class CudaMeasurer:
     """The measurements of one device. Raises NoKernelsError when its kernels cannot run there."""
 
     def __init__(self, device: torch.device, tickets: Tickets) -> None:
@@ -60,7 +60,7 @@ class CudaRing:
         self._processors = torch.cuda.get_device_properties(device).multi_processor_count
         # Two numbers of 16 bits in one instruction: what the kernels use of it came with this generation of NVIDIA's.
         self._pairs = torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
-        self._settle = kernel(triton_kernels.SETTLE, self._index)
+        self._merge_rows = kernel(triton_kernels.MERGE_ROWS, self._index)
         with unobserved():
             self._partials, self._table, self._results = (
                 torch.empty(size, dtype=torch.int64, device=device)
@@ -99,7 +99,7 @@ class CudaRing:
             partials, capacity, table = self._into
             code = launch(programs, stream, address, partials, capacity, slots.used, table, slots.count, *arguments)
             if code:
-                return CAPTURED if code == CAPTURING else self._settle.explain(code)
+                return CAPTURED if code == CAPTURING else self._merge_rows.explain(code)
             return self._segment.ticket(slots.take(programs), statistics)
 
     def measure_together(self, memories: Sequence[Strided], statistics: bool) -> list[int] | None:
@@ -143,7 +143,7 @@ class CudaRing:
             return None
         with unobserved():
             words = torch.from_numpy(plan.words).to(self._device)
-        if len(self._lists) >= _FEW:
+        if len(self._lists) >= _MAX_LISTS:
             self._lists.clear()
         found = self._lists[key] = _Listed(list(memories), loaded, plan.programs, words)
         return found
@@ -154,7 +154,7 @@ class CudaRing:
         known = self._kernels.get(id(plan.source))
         if known is None:
             known = self._kernels[id(plan.source)] = kernel(plan.source, self._index)
-        if len(self._launches) > _MANY:  # shapes that are others in every call
+        if len(self._launches) > _MAX_LAUNCHES:  # shapes that are others in every call
             self._launches.clear()
         found = self._launches[key] = _Launch(known.launch, plan.programs, plan.arguments)
         return found
@@ -164,7 +164,7 @@ class CudaRing:
         count = self._slots.count
         if not count:
             self._opened = time.monotonic()
-        return count % 64 == 0 and time.monotonic() - self._opened > _PATIENCE
+        return count % 64 == 0 and time.monotonic() - self._opened > _MAX_AGE_SECONDS
 
     def _join(self, stream: int) -> bool:
         """A stream that has launched nothing since the last merging must not write over what is being merged.
@@ -227,11 +227,11 @@ class CudaRing:
             for other in others:
                 last.wait_stream(other)
             partials, capacity, table = self._into
-            code = self._settle.launch(
+            code = self._merge_rows.launch(
                 segment.count, last.cuda_stream, partials, capacity, table, self._results.data_ptr(), SLOTS
             )
             if code:
-                raise RuntimeError(self._settle.explain(code))
+                raise RuntimeError(self._merge_rows.explain(code))
             host = (
                 self._pinned.pop() if self._pinned else torch.empty(WIDTH * SLOTS, dtype=torch.int64, pin_memory=True)
             )
@@ -243,7 +243,7 @@ class CudaRing:
         count = segment.count
 
         def fetch() -> Rows:
-            relax()
+            relax_capture()
             arrived.synchronize()
             rows: Rows = host.numpy().reshape(WIDTH, SLOTS)[:, :count].copy()
             self._pinned.append(host)
