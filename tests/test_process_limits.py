@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from astray.errors import UsageError
-from astray.process import threads_asked
+from astray.process import configured_threads
 from astray.records import Call, Tensor
 from astray.stats.kernels import Strided, measure
 from astray.store import RunInfo, RunWriter, open_run
@@ -126,10 +126,10 @@ def test_a_wrong_number_of_threads(run: Path, given: str) -> None:
 def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     for given, threads in (("", None), ("0", None), (" 3 ", 3), ("9" * 5000, 999_999_999)):
         monkeypatch.setenv("ASTRAY_THREADS", given)
-        assert threads_asked() == threads
+        assert configured_threads() == threads
     monkeypatch.setenv("ASTRAY_THREADS", "two")
     with pytest.raises(UsageError, match="ASTRAY_THREADS='two'"):
-        threads_asked()
+        configured_threads()
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def _measure_together(
 ) -> np.ndarray:
     from astray.device import layout
 
-    plan = layout.many([(memory + start, count) for start, count in tensors], dtype, **more)
+    plan = layout.plan_many([(memory + start, count) for start, count in tensors], dtype, **more)
     buffers = Buffers.of(plan.programs, len(tensors), plan.words)
     places = address(buffers.partials), buffers.partials.shape[1], 1, address(buffers.table), 0, len(tensors)
     launches = [(plan.source, plan.programs, (address(plan.words), *places)), _settling(buffers, len(tensors))]

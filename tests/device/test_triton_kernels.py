@@ -365,4 +365,4 @@ def test_tensors_measured_together_have_the_rows_they_have_alone(
 def test_what_cannot_be_measured_together_is_refused() -> None:
     for address_, count in ((8, 4), (16, 0), (16, 2**33)):
         with pytest.raises(ValueError, match="not measured together"):
-            layout.many([(0, 4), (address_, count)], "float32")
+            layout.plan_many([(0, 4), (address_, count)], "float32")

@@ -40,7 +40,7 @@ def results(dtype: str, count: int) -> list[Any]:
                 views = [LAYOUTS[layout](a) for a in (one, other)]
                 tensors = [Strided.from_numpy(view, dtype) for view in views]
                 found += [kernels.measure(tensors[0]), kernels.contrast(*tensors)]
-                found += [str(kernels.slices_apart(*tensors, 1.0))]  # of complex numbers a part is NaN
+                found += [str(kernels.slice_errors(*tensors, 1.0))]  # of complex numbers a part is NaN
     return found
 
 
@@ -65,7 +65,7 @@ def test_threads_do_not_change_a_bit(native: Any, dtype: str) -> None:
         kernels.set_threads(threads)
         for a, b in ((one, other), (one.T, other.T)):
             tensors = Strided.from_numpy(a, dtype), Strided.from_numpy(b, dtype)
-            told = kernels.measure(tensors[0]), kernels.contrast(*tensors), kernels.slices_apart(*tensors, 1.0)
+            told = kernels.measure(tensors[0]), kernels.contrast(*tensors), kernels.slice_errors(*tensors, 1.0)
             found.append((*told, kernels.pack(tensors[0]).tobytes()))
     assert all(found[i] == found[i % 2] for i in range(len(found)))
 

@@ -25,7 +25,7 @@ from astray.guarding.step_monitor import Condition, StepMonitor
 from astray.guarding.trip import Trip, Tripped
 from astray.log import logger
 from astray.process import rank_and_world_size
-from astray.records import NOTHING, STOPPED
+from astray.records import ANY_CALL, STOPPED_BY_GUARD
 from astray.store import BackgroundWriter, FlightRecorder
 from astray.wording import counted
 
@@ -149,7 +149,7 @@ class Guard:
         Gives what is wrong: what the step shows that was not over, else the exception itself.
         """
         self._lookout.stopped = self._is_stopped
-        self._end(STOPPED if self._is_stopped else f"{type(error).__name__}: {error}")
+        self._end(STOPPED_BY_GUARD if self._is_stopped else f"{type(error).__name__}: {error}")
         trips = self._lookout.take()
         if self._is_stopped and not self.trips:
             trips = trips or [self._unexplained()]
@@ -178,7 +178,7 @@ class Guard:
         if self._writer is None:
             return f"ranks={self._recording.settings.ranks} leaves this one out"
         missed = self._writer.end.missed if self._writer.end is not None else []
-        return next((one.why for one in missed if one.what == NOTHING), "no call was recorded")
+        return next((one.why for one in missed if one.what == ANY_CALL), "no call was recorded")
 
     @property
     def summary(self) -> str:

@@ -21,7 +21,7 @@ from astray.errors import RunError
 from astray.formatting import figures
 from astray.graph import graph_of
 from astray.records import Frame, Statistics
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.web.contrasting import ContrastDocument, contrast, describe
 from astray.web.elements import Elements
 from astray.web.overview import frame_of
@@ -162,7 +162,7 @@ def _arguments(tensor: TensorRef) -> Any:
     if text is None:
         return None
     try:
-        return _shallow(read_plain(text), DEEPEST) if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+        return _shallow(parse_json(text), DEEPEST) if len(text) <= LONGEST else f"{text[:LONGEST]}…"
     except ValueError:
         return text
 

@@ -15,7 +15,7 @@ import numpy as np
 from astray.comparison.pair.matching import Matching
 from astray.comparison.rows import Ints
 from astray.comparison.setup.setup_difference import ABSENT, Finding
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.store import RankRun
 
 MOST_SITES = 500
@@ -157,7 +157,7 @@ def flattened(text: str, function: str = "") -> dict[str, Any]:
     {'0': '<tensor>', '1': [8], '2': 1e-05, 'dim': -1}
     """
     try:
-        arguments = read_plain(text)
+        arguments = parse_json(text)
     except ValueError:
         return {}
     if not isinstance(arguments, dict):

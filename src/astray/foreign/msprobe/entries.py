@@ -18,7 +18,7 @@ from astray.foreign.msprobe.leaves import Leaf, scalar
 from astray.foreign.msprobe.names import GRADIENTS, by_keyword, function_stem, module_stem, parse, positional, short
 from astray.foreign.msprobe.tensors import DEEPEST
 from astray.records import ROOT, Frame, SpelledFrame, Spelling
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.wording import numeral
 
 Row = dict[str, Any]
@@ -413,7 +413,7 @@ NO_ARGUMENTS = EntryArguments([], {})
 
 def _arguments(row: Row) -> EntryArguments:
     try:
-        said = read_plain(row["args"] or "{}")
+        said = parse_json(row["args"] or "{}")
     except ValueError:
         said = {}
     said = said if isinstance(said, dict) else {}

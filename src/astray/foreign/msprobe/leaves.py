@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.stats import DTYPES
 
 Leaf = dict[str, Any]
@@ -123,7 +123,7 @@ def _with_infinities(found: Leaf, signs: set[float]) -> Leaf:
 
 def _placement(text: str, lost: Counter[str]) -> Leaf:
     try:
-        told = read_plain(text)
+        told = parse_json(text)
         placements = [_PLACEMENT.fullmatch(one) for one in told["placements"]]
         found = [{"Shard": {"dim": int(one[2])}} if one[1] == "Shard" else
                  {one[1]: {"reduce_op": one[2]} if one[2] else {}} for one in placements if one]  # fmt: skip

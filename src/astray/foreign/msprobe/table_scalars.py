@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from astray.foreign.msprobe.names import positional, short
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.store.run import RankRun
 from astray.wording import as_utf8
 
@@ -49,7 +49,7 @@ class ScalarArguments:
 @lru_cache(1 << 14)
 def _read(text: str, function: str) -> tuple[ScalarArgument, ...]:
     try:
-        said = read_plain(text)
+        said = parse_json(text)
     except ValueError:
         return ()
     if not isinstance(said, dict):

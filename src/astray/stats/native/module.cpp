@@ -88,7 +88,7 @@ PyMethodDef kMethods[] = {
     {"moments", py_moments, METH_O, nullptr},
     {"powers", method(py_powers), METH_FASTCALL, nullptr},
     {"contrast", method(py_contrast), METH_FASTCALL, nullptr},
-    {"slices_apart", method(py_slices_apart), METH_FASTCALL, nullptr},
+    {"slice_errors", method(py_slice_errors), METH_FASTCALL, nullptr},
     {"pack", method(py_pack), METH_FASTCALL, nullptr},
     {"gather", method(py_gather), METH_FASTCALL, nullptr},
     {"factorize", method(py_factorize), METH_FASTCALL, nullptr},

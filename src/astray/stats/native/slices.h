@@ -75,7 +75,7 @@ struct Apart {
     int64_t index = -1;
 };
 
-Apart slices_apart(Pairing &pairing, const Slicing &slicing, double largest) {
+Apart slice_errors(Pairing &pairing, const Slicing &slicing, double largest) {
     const Isa &isa = *chosen_isa;
     KeepSubnormals subnormals;
     const auto reference = straighten(pairing.reference), candidate = straighten(pairing.candidate);
@@ -117,8 +117,8 @@ Apart slices_apart(Pairing &pairing, const Slicing &slicing, double largest) {
     return found;
 }
 
-// slices_apart(reference, candidate, largest) -> (value, dim, index, typical), or None where there are no slices.
-PyObject *py_slices_apart(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
+// slice_errors(reference, candidate, largest) -> (value, dim, index, typical), or None where there are no slices.
+PyObject *py_slice_errors(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
     Pairing pairing;
     bool complex;
     if (!expect(nargs, 3) ||
@@ -135,7 +135,7 @@ PyObject *py_slices_apart(PyObject *, PyObject *const *args, Py_ssize_t nargs) {
     Apart found;
     const Slicing slicing(layout, complex);
     if (slicing.total &&
-        !unlocked(layout.count * layout.size, [&] { found = slices_apart(pairing, slicing, largest); }))
+        !unlocked(layout.count * layout.size, [&] { found = slice_errors(pairing, slicing, largest); }))
         return nullptr;
     if (found.dim < 0) Py_RETURN_NONE;
     Fields fields(4);

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from astray.errors import RunError, RunVersionError
 from astray.records import Blob, Frame, Setup
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.store import safe_paths
 from astray.store.columns import Table
 from astray.store.run import RankRun, RunData
@@ -238,7 +238,7 @@ def _read_stack(line: bytes) -> tuple[int, list[Frame]] | None:
 def _read_setup(line: bytes) -> Setup | None:
     """A setting of the program; None where the line is damaged."""
     try:
-        entry = read_plain(line.decode())
+        entry = parse_json(line.decode())
         row = Setup(entry["step"], entry["subject"], entry["site"], entry["values"])
     except (ValueError, KeyError, TypeError):
         return None

@@ -29,10 +29,8 @@ Buffer = bytes | memoryview
 Encoded = tuple[int, tuple[Buffer, ...]]
 """How many nulls a column has, and its buffers in Arrow's order. One that is not needed is empty."""
 
-Row = tuple[Any, ...]
 CellType = tuple[str, bool]
 """A column: its type, and whether it may be None."""
-
 
 _ROW_BYTES = 1000
 """What a tensor's row takes: a tuple with three others in it, and about twenty numbers. A call's takes less."""
