@@ -86,10 +86,8 @@ def check_bounded(content: Any) -> None:
     stack, count = [content], 0
     while stack:
         value = stack.pop()
-        if isinstance(value, dict):
-            children = [*value, *value.values()]
-        else:
-            children = value if isinstance(value, list) else []
+        items = [*value, *value.values()] if isinstance(value, dict) else value
+        children = items if isinstance(items, list) else []
         count += len(children)
         if count > MOST_VALUES:
             raise ValueError(_TOO_MANY)

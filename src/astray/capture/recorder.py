@@ -44,7 +44,7 @@ class Opens(Protocol):
         info: RunInfo,
         overwrite: bool,
         queue_bytes: int,
-        late: DeferredMeasurements | None,
+        deferred: DeferredMeasurements | None,
     ) -> BackgroundWriter: ...
 
 

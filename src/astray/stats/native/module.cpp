@@ -10,7 +10,7 @@
 //   layout.h threads.h moments.h    walks over strided memory; chunks of it for threads; how blocks merge
 //   measure.h                       statistics of a tensor
 //   higher_moments.h any_power.h    those that add up, to the fourth moment; sums of powers (blocks by block_reader.h)
-//   contrast.h slices.h             the comparison of two (its blocks in contrasting.h); of their slices
+//   contrast.h slices.h             the comparison of two (its blocks in block_contrast.h); of their slices
 //   copying.h factorize.h           bytes of strided tensors; strings as numbers
 //   objects.h                       what all of them take from Python and give to it
 //
@@ -22,7 +22,7 @@
 
 #include "any_power.h"
 #include "contrast.h"
-#include "copying.h"
+#include "copy.h"
 #include "factorize.h"
 #include "higher_moments.h"
 #include "measure.h"
