@@ -1,6 +1,6 @@
 """The columns of the two tables, in the order of the files.
 
-docs/format.md describes the same for users; a test keeps the two equal. Changing anything here needs a new format
+docs/reference/format.md describes the same for users; a test keeps the two equal. Any change here needs a new format
 version. A column added later may be null, since older runs do not have it.
 
     1  first version
