@@ -145,9 +145,9 @@ def test_numbers_that_mean_nothing(run: Path, words: list[str], said: str, capsy
     from astray.cli import main
 
     assert main([str(run) if word == "RUN" else word for word in words]) == 2
-    told = capsys.readouterr()
-    assert said in told.err
-    assert told.out == ""
+    output = capsys.readouterr()
+    assert said in output.err
+    assert output.out == ""
 
 
 def test_too_little_memory_is_a_sentence(

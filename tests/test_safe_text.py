@@ -1,4 +1,4 @@
-"""JSON that nests without end, or has numbers without end, is refused where it is read."""
+"""JSON that nests too deep, or has huge numbers, is rejected where it is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`astray compare` of what is no run, or not a whole one: one sentence each, and the documented exit code."""
+"""`astray compare` of what is not a run, or not a whole one: one sentence each, and the documented exit code."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_no_run(home, capsys):
     (home / "other").mkdir()
     assert refused(capsys, "a", "other") == (
-        "other is no run: it is empty. Record one with astray.record or `astray run`."
+        "other is not a run: it is empty. Record one with astray.record or `astray run`."
     )
     (home / "other" / "notes.txt").touch()
     assert refused(capsys, "a", "other") == (
-        "other is no run: it holds notes.txt. Record one with astray.record or `astray run`."
+        "other is not a run: it holds notes.txt. Record one with astray.record or `astray run`."
     )
     assert refused(capsys, "nowhere", "b") == "nowhere does not exist. Runs in .: a, b, empty."
     assert refused(capsys, "a", "b/run.json") == (

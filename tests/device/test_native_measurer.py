@@ -215,7 +215,7 @@ def test_a_failed_launch_leaves_a_reason_and_no_slot(driver: Driver) -> None:
 
 
 @pytest.mark.usefixtures("one_stream")
-def test_nobody_sends_for_a_segment_during_a_launch(driver: Driver) -> None:
+def test_no_segment_is_sent_during_a_launch(driver: Driver) -> None:
     bench = Bench(Ring())
     first, *others = tensors(9)
     bench.see(first)

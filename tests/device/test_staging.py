@@ -255,7 +255,7 @@ def test_a_failure_in_the_middle_of_a_tensor_ends_in_a_note(writer: RunWriter, t
     assert [missed.why for missed in run.ranks[0].end.missed] == ["RuntimeError: out of memory"]
 
 
-def test_nobody_waits_for_a_writer_that_is_gone(writer: RunWriter) -> None:
+def test_nothing_waits_for_a_writer_that_is_gone(writer: RunWriter) -> None:
     device = Delayed()
     staging = Staging(CPU, host_bytes=SMALL, device_bytes=SMALL, operations=device)
     writer.close()
@@ -285,7 +285,7 @@ def test_threads_and_streams_take_at_once(writer: RunWriter, tmp_path: Path) -> 
 
 
 def test_large_tensors_of_several_threads_get_through_together(writer: RunWriter, tmp_path: Path) -> None:
-    """Each holds memory that another waits for, and somebody asks for everything to be written."""
+    """Each holds memory that another waits for, and a flush waits for everything to be written."""
     staging = Staging(CPU, host_bytes=SMALL, device_bytes=SMALL, operations=Delayed())
 
     def work(start: int) -> None:

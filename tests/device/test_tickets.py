@@ -152,7 +152,7 @@ def test_an_end_leaves_nothing_undue() -> None:
     assert Stuck.tickets.redeem(np.array([ticket])).lost == UNSENT
 
 
-def test_old_segments_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_segments_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT", 2)
     devices = DeviceMeasurer()
     (tensor,) = tensors(1)

@@ -1,4 +1,4 @@
-"""Opening what is a run, and saying what is not."""
+"""Runs are recognised and opened; other paths are explained."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def test_the_path_must_be_a_folder_that_holds_a_run(tmp_path: Path, small_run: R
         open_run(small_run.path / "run.json")
     with pytest.raises(RunError, match=r"it holds calls\.arrows, end\.json.* The folder above it is one: .*small\."):
         open_run(small_run.path / "rank0")
-    with pytest.raises(RunError, match=r"is no run: it holds small\. Runs inside it: small\."):
+    with pytest.raises(RunError, match=r"is not a run: it holds small\. Runs inside it: small\."):
         open_run(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match=r"is no run: it is empty\. Record one with"):
+    with pytest.raises(RunError, match=r"is not a run: it is empty\. Record one with"):
         open_run(tmp_path / "empty")
 
 

@@ -1,4 +1,4 @@
-"""A reader stays in the folder it was given; arrays of numpy's are read without running anything."""
+"""A reader stays in its folder; numpy arrays are read without executing anything."""
 
 from __future__ import annotations
 

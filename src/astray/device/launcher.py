@@ -135,7 +135,7 @@ def compile_for(source: KernelSource, target: Any) -> Any:
 
     function = source.function
     if not isinstance(function, triton.runtime.JITFunction):
-        raise TypeError(f"{function!r} is no kernel that can be compiled; is TRITON_INTERPRET set?")
+        raise TypeError(f"{function!r} is not a kernel that can be compiled; is TRITON_INTERPRET set?")
     names = function.arg_names
     if [name for name in names if name not in source.constants] != list(source.signature):
         raise ValueError(

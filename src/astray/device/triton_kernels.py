@@ -566,7 +566,7 @@ def _measure_part(
             right = bounded & ((width <= 0) | fine) if PIVOT else bounded
             attempt = tl.where(right, 4, attempt + 1)
             if attempt < 4:
-                # Infinities are left out from now on. Until they were, the extremes tell nothing.
+                # Infinities are left out from now on. Until then the extremes are not meaningful.
                 trusted = (tl.abs(row_low) < _INF) & (tl.abs(row_high) < _INF)
                 near = tl.where(trusted, _power(tl.maximum(tl.maximum(-row_low, row_high), 0.0)), 1.0)
                 if not DOUBLE:

@@ -2,5 +2,5 @@
 
 figures.py    numbers, with as many digits as a reader can use
 page.py       a screen of text: labelled entries, folded lines, tables, colours
-terminal.py   what commands know of the terminal: width, colours, a progress bar
+terminal.py   the terminal of a command: width, colours, a progress bar
 """

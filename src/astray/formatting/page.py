@@ -15,7 +15,7 @@ from astray.wording import printable
 WIDTH = 100
 MARGIN = 4
 LABEL = 13  # the widest label and two spaces
-_MIN_CODE = 20  # characters of a line of code that are worth showing
+_MIN_CODE = 20  # fewer characters of a line of code are not worth showing
 
 RED, GREEN, YELLOW, BOLD, DIM = "31;1", "32;1", "33;1", "1", "2"
 
@@ -29,14 +29,14 @@ def painted(text: str, code: str) -> str:
 
 
 def without_controls(line: str, colour: bool = False) -> str:
-    """A line of which everything is printable; with `colour`, the colours of reports are left in it."""
+    """A line with everything unprintable escaped; with `colour`, the colours of reports are kept."""
     if line.isprintable() or not colour:
         return printable(line)
     return "".join(part if _COLOUR.fullmatch(part) else printable(part) for part in _COLOUR.split(line))
 
 
 class TextPage:
-    """Lines of text, and how to lay them out. table_width: of tables, where it is not that of the texts."""
+    """Lines of text with a layout. table_width: of tables, where it differs from that of the texts."""
 
     def __init__(self, width: int, colour: bool, table_width: int | None = None) -> None:
         self.width = max(width, 60)
@@ -51,7 +51,7 @@ class TextPage:
         return painted(text, code) if self.colour else printable(text)
 
     def entry(self, label: str, texts: str | Iterable[str], margin: int = MARGIN) -> None:
-        """A label and beside it a text folded at the width; further texts below it."""
+        """A label with a text beside it, folded at the width; further texts below it."""
         for text in [texts] if isinstance(texts, str) else texts:
             indent = margin + LABEL
             for line in self.folded(text, self.width - indent) or [""]:
@@ -77,7 +77,7 @@ class TextPage:
         return "\n".join(self.lines).rstrip()
 
     def code(self, at: str, code: str) -> None:
-        """A place in a program, and beside it the line of code there; below it where that would be cut too short."""
+        """A location in a program, with the line of code beside it; below it where that would be cut too short."""
         at, code = printable(at), printable(code)
         line = f"{' ' * MARGIN}{at}    "
         if self.width - len(line) < min(_MIN_CODE, len(code)):
@@ -93,7 +93,7 @@ Widths = Mapping[str, int]
 
 
 class TextTable:
-    """How the columns of a table are laid out.
+    """The layout of a table's columns.
 
     words: columns of texts, which are aligned to the left; numbers are aligned to the right.
     droppable: columns that are left out, the last first, when the others would have to be cut below `min_widths`.
@@ -109,7 +109,7 @@ class TextTable:
         self._min_widths = (min_widths, last_resort or {})
 
     def lines(self, rows: Sequence[Row], width: int, paint: Callable[[str, str], str] | None = None) -> list[str]:
-        """The head, then a line for each row. `paint` is given a column's name and its cell, and colours it."""
+        """The head, then a line for each row. `paint` receives a column's name and a cell, and colours it."""
         rows = [{name: printable(cell) for name, cell in row.items()} for row in rows]
         widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
         widths = self._fitting({name: size for name, size in widths.items() if size}, width)
@@ -139,7 +139,7 @@ class TextTable:
 
 
 def cut(text: str, width: int) -> str:
-    """A text with as much of its middle left out as must be.
+    """A text with its middle left out where it is too long.
 
     >>> cut("transformer.h.2.mlp.proj", 15)
     'transfo…lp.proj'

@@ -33,7 +33,7 @@ class Strided(NamedTuple):
         """Describe a numpy array, which the caller must keep alive.
 
         `dtype` is needed where numpy lacks the type: bfloat16 held as uint16, 8-bit floats as uint8. Negative strides
-        are taken as they are. A view whose strides are no multiple of the element (a field of a structured array) or
+        are taken as they are. A view whose strides are not multiples of the element (a field of a structured array) or
         whose bytes are swapped cannot be described; copy it first.
         """
         name = dtype or array.dtype.name
@@ -41,7 +41,7 @@ class Strided(NamedTuple):
         if itemsize != array.itemsize or not array.dtype.isnative:
             raise ValueError(f"{array.dtype} elements cannot be read as {name}. Convert the array with astype first.")
         if any(step % itemsize for step in array.strides):
-            raise ValueError(f"Strides {array.strides} are no multiples of {itemsize} bytes. Copy the array first.")
+            raise ValueError(f"Strides {array.strides} are not multiples of {itemsize} bytes. Copy the array first.")
         stride = tuple(step // itemsize for step in array.strides)
         return cls(array.__array_interface__["data"][0], name, array.shape, stride)
 

@@ -58,7 +58,7 @@ def convert(
     steps: convert only these.
     """
     if to not in WRITABLE:
-        raise UsageError(f"{to!r} is no format that can be written. There are {', '.join(WRITABLE)}.")
+        raise UsageError(f"{to!r} is not a format that can be written. There are {', '.join(WRITABLE)}.")
     opened = run if isinstance(run, RunData) else open_run(run)
     return write_as(opened, target, to, WRITABLE[to], overwrite=overwrite, steps=steps, progress=progress)
 

@@ -125,7 +125,7 @@ def open_run(path: str | os.PathLike[str]) -> RunData:
         return open_as_run(folder)  # which says what is wrong with it
     names = sorted(entry.name for entry in folder.iterdir())
     contents = f"it holds {listing(names)}" if names else "it is empty"
-    raise RunError(f"{folder} is no run: {contents}. {_suggestion(folder)}")
+    raise RunError(f"{folder} is not a run: {contents}. {_suggestion(folder)}")
 
 
 def format_of(path: Path) -> Format | None:

@@ -212,7 +212,7 @@ class RankRun:
         try:
             shape = shape if part is None else Part.parse(part).shape_of(shape)
         except UsageError as error:
-            raise RunError(f"Row {row} of rank {self.rank} keeps a part that cannot be told: {error}") from None
+            raise RunError(f"Row {row} of rank {self.rank} keeps a part that cannot be read: {error}") from None
         sampled = int(self.tensors.numbers("sampled")[row])
         if sampled < 0:
             return shape

@@ -1,4 +1,4 @@
-"""Rows to a file and back; and the file in the eyes of pyarrow."""
+"""Rows to a file and back, and the file as pyarrow reads it."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_buffers_whose_sizes_count_their_padding(tmp_path: Path) -> None:
     assert calls_of(read.table) == calls_of(expected)
 
 
-def test_compressed_batches_are_told(tmp_path: Path) -> None:
+def test_compressed_batches_are_reported(tmp_path: Path) -> None:
     write(tmp_path / "calls", CALLS, of_calls(CALL_ROWS))
     batch = pyarrow.ipc.open_stream(tmp_path / "calls").read_all().combine_chunks().to_batches()[0]
     rewritten(tmp_path / "small", [batch], compression="zstd")

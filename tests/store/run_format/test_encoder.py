@@ -1,4 +1,4 @@
-"""Batches of rows whose measurements come by ticket, and files that are the same whichever code made them."""
+"""Batches of rows whose measurements come by ticket, and files that native code and Python write alike."""
 
 from __future__ import annotations
 

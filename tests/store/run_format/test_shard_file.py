@@ -1,4 +1,4 @@
-"""Safetensors files written as a stream, in the eyes of the safetensors library at every moment."""
+"""Safetensors files written as a stream: valid for the safetensors library at every moment."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_nothing_written_makes_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_and_cut_files_are_told(tmp_path: Path) -> None:
+def test_missing_and_cut_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"values-00003\.safetensors is missing.* can be read without it"):
         TensorBytesReader(tmp_path).read(Blob(3, 0, 4))
     (tmp_path / shard_name(0)).write_bytes(b"")

@@ -29,7 +29,7 @@ def record_step(writer: BackgroundWriter, step: int, *, values: bool = False, st
 
 
 class Tickets:
-    """Measurements that come late: what is behind a ticket is its number of NaNs. They are due once sent for."""
+    """Deferred measurements: a ticket's number is its count of NaNs. They are due once `start_fetch` was called."""
 
     def __init__(self) -> None:
         self.sent = self.given = 0

@@ -1,4 +1,4 @@
-"""A thread of ours that dies, such as for want of memory, leaves nobody waiting, and the run says what was lost."""
+"""A thread of ours that dies, such as for want of memory, leaves no caller waiting, and the run says what was lost."""
 
 from __future__ import annotations
 

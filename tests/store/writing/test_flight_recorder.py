@@ -1,4 +1,4 @@
-"""The flight recorder: what it holds and lets go, what it writes when it is told, and from where it may be told."""
+"""The flight recorder: what it holds and evicts, what `dump` writes, and from where it may be called."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_dump_is_the_end_of_an_ordinary_run(tmp_path: Path, info: RunInfo) -> 
     assert msgspec.structs.replace(run.info, flight=None) == info
 
 
-def test_it_goes_on_after_a_dump_and_can_be_told_again(tmp_path: Path, info: RunInfo) -> None:
+def test_it_goes_on_after_a_dump_and_can_dump_again(tmp_path: Path, info: RunInfo) -> None:
     with flying(info, remember=2) as flight:
         for step in range(3):
             record_step(flight, step, values=True)
@@ -278,7 +278,7 @@ def test_a_recorder_that_remembers_nothing_still_shows_each_step(tmp_path: Path,
     assert (dump.end.tensors, dump.end.missed) == (0, [])
 
 
-def test_what_is_left_at_the_end_is_looked_at(info: RunInfo, call: MakeCall) -> None:
+def test_what_is_left_at_the_end_is_shown(info: RunInfo, call: MakeCall) -> None:
     seen: list[tuple[int, bool]] = []
     with flying(info, on_step=lambda rows: seen.append((rows.step, rows.whole))) as flight:
         record_step(flight, 0)
@@ -297,7 +297,7 @@ def test_a_step_measured_by_a_device_rests_until_the_next_is_over(
             flight.step_done()
             assert not flight.listener.wait_until_shown(step, 0.05)
             assert flight.listener.wait_until_shown(step - 1, 60)
-        flight.flush()  # somebody asks for it
+        flight.flush()  # a flush forces it
         assert seen == [0, 1]
 
 
@@ -358,8 +358,8 @@ class Device:
     def _piece(self, data: memoryview) -> BytePiece:
         return BytePiece(data, lambda: self.calls.append("ready"), lambda: self.calls.append("release"))
 
-    def finish(self, told: Callable[[], None]) -> None:
-        told()
+    def finish(self, on_piece: Callable[[], None]) -> None:
+        on_piece()
 
     def release(self) -> None:
         self.calls.append("done")
@@ -463,7 +463,7 @@ def test_a_dump_is_possible_after_the_end(tmp_path: Path, info: RunInfo) -> None
     record_step(flight, 0)
     with pytest.raises(ValueError, match="NaN"), flight:
         raise ValueError("loss is NaN")
-    record_step(flight, 1)  # nobody takes it any more
+    record_step(flight, 1)  # nothing takes it any more
     assert flight.dump(tmp_path / "run", "an exception").failure is None
     run = open_run(tmp_path / "run")
     assert (run.steps, run.complete) == ([0], True)
@@ -539,7 +539,7 @@ def test_values_are_written_where_no_thread_can_be_started(
         ("SIGTERM", "SIGTERM", None),
     ],
 )
-def test_from_where_it_may_be_told(
+def test_from_where_it_may_be_called(
     tmp_path: Path, program: Callable[..., subprocess.Popen[str]], way: str, why: str, problem: str | None
 ) -> None:
     with program("flight.py", tmp_path / "run", way) as process:

@@ -1,4 +1,4 @@
-"""The writer from the program's side: what it promises to a program that goes on, waits, forks, fails or ends."""
+"""The writer from the program's side: its guarantees to a program that goes on, waits, forks, fails or ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""setup.jsonl: what a program was set to, on disk. Nothing acknowledged is lost, and a damaged file is a sentence."""
+"""setup.jsonl, the settings of a program: nothing acknowledged is lost, and damage is reported in a sentence."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     assert run.ranks[0].end.setup == 2
 
 
-def test_a_run_of_before_there_was_such_a_file_has_none_and_that_is_no_problem(tmp_path: Path) -> None:
+def test_a_run_older_than_this_file_has_none_and_that_is_not_a_problem(tmp_path: Path) -> None:
     run = open_run(write(tmp_path / "a", []))
     assert not (tmp_path / "a" / "rank0" / "setup.jsonl").exists()
     assert run.ranks[0].setup == []

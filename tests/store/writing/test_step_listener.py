@@ -1,4 +1,4 @@
-"""A writer that somebody watches: each step is shown before it is written, and the run is the same."""
+"""A writer with a listener: each step is shown before it is written, and the run is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How bytes get to the disk: by several threads, in both ways, from any memory, and what happens when they do not."""
+"""Writing bytes: by several threads, buffered and direct, from any memory; and failures of the disk."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_large_tensors_begin_on_a_page(tmp_path: Path) -> None:
     assert offsets == [0, 4096, 69_632, 73_728, 73_728 + 65_600]
 
 
-def test_the_memory_of_what_is_written_is_told(tmp_path: Path) -> None:
+def test_the_memory_of_written_values_is_reported(tmp_path: Path) -> None:
     writer = ValuesWriter(tmp_path)
     free: list[int] = []
     woken = threading.Event()
@@ -209,7 +209,7 @@ class Late:
         if self._failure:
             raise RuntimeError(self._failure)
 
-    def finish(self, told: Callable[[], None]) -> None: ...
+    def finish(self, on_piece: Callable[[], None]) -> None: ...
 
     def release(self) -> None:
         self.released += 1
@@ -271,7 +271,7 @@ def write_and_wait(writer: ValuesWriter, group: list[TensorBytes]) -> None:
 
 
 @pytest.mark.usefixtures("ahead")
-def test_what_a_full_disk_did_not_take_is_settled_without_a_blob(
+def test_what_a_full_disk_did_not_take_is_resolved_without_a_blob(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = ValuesWriter(tmp_path, threads=2)
@@ -296,7 +296,7 @@ def test_what_a_full_disk_did_not_take_is_settled_without_a_blob(
     check(tmp_path, [first], [bytes(pages(1 << 20))])
 
 
-def test_pace_goes_the_faster_way_and_looks_again() -> None:
+def test_the_faster_mode_is_chosen_and_both_are_measured_again() -> None:
     mode = WriteModeChooser()
     speed = {False: 1.0, True: 3.0}
     ways = []
@@ -313,7 +313,7 @@ def test_pace_goes_the_faster_way_and_looks_again() -> None:
     assert any(ways[2100:])  # it is tried once in a while
 
 
-def test_pace_never_goes_a_way_that_is_not_there() -> None:
+def test_a_mode_that_is_not_available_is_never_chosen() -> None:
     mode = WriteModeChooser()
     mode.disable_direct()
     assert not any(mode.choose(1 << 26) for _ in range(100))

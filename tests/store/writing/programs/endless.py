@@ -1,7 +1,7 @@
 """Records until it is killed, and says after each flush how far it came. Every value follows from its number.
 
 With `ahead` it behaves as if the disk were far behind: values are written directly, and into several files at once.
-With `watched` somebody looks at each step.
+With `watched` a listener is shown each step.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Records one call and ends in the way it is told."""
+"""Records one call and ends in the way of its argument."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Holds its steps in memory and ends, or goes on, in the way it is told."""
+"""Holds its steps in memory and ends, or goes on, in the way of its arguments."""
 
 import atexit
 import os
