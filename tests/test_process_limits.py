@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def record(path: Path, size: int = 64, factor: float = 1.0) -> Path:
-    with RunWriter(path, info=RunInfo.here(framework="torch", settings={"keep": ["stats", "tensors"]})) as writer:
+    with RunWriter(path, info=RunInfo.of_process(framework="torch", settings={"keep": ["stats", "tensors"]})) as writer:
         for seq in range(20):
             writer.call(Call(seq, seq // 4, 0, "module", f"h.{seq % 4}", "Linear", 0, "forward"))
             array = np.full((size, 16), seq * factor, np.float32)

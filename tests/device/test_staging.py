@@ -90,7 +90,7 @@ def row(seq: int, tensor: Any) -> Tensor:
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[RunWriter]:
-    with RunWriter(tmp_path / "run", info=RunInfo.here()) as writer:
+    with RunWriter(tmp_path / "run", info=RunInfo.of_process()) as writer:
         yield writer
 
 
@@ -363,7 +363,7 @@ def test_overwritten_and_freed_right_after(cuda: Any) -> None:
 @pytest.mark.gpu
 def test_rounds_without_growth(cuda: Any, tmp_path: Path) -> None:
     sizes = [16, 3000, 70_000, 1 << 20, 5 << 20, 40 << 20]
-    with RunWriter(tmp_path / "run", info=RunInfo.here()) as writer:
+    with RunWriter(tmp_path / "run", info=RunInfo.of_process()) as writer:
         staging = Staging(cuda, host_bytes=64 << 20, device_bytes=32 << 20, waited=writer.waited)
         kept = [torch.empty(size, dtype=torch.uint8, device=cuda) for size in sizes]
         used = []
@@ -383,7 +383,7 @@ def test_rounds_without_growth(cuda: Any, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_backward_threads_and_side_streams(cuda: Any, tmp_path: Path) -> None:
-    with RunWriter(tmp_path / "run", info=RunInfo.here()) as writer:
+    with RunWriter(tmp_path / "run", info=RunInfo.of_process()) as writer:
         staging = Staging(cuda, host_bytes=64 << 20, device_bytes=32 << 20)
         expected: dict[int, bytes] = {}
 
@@ -417,7 +417,7 @@ def test_backward_threads_and_side_streams(cuda: Any, tmp_path: Path) -> None:
 def test_a_capture_on_the_card_is_refused_and_not_broken(cuda: Any, tmp_path: Path) -> None:
     static = torch.zeros(1 << 20, device=cuda)
     static.add_(1)
-    with RunWriter(tmp_path / "run", info=RunInfo.here()) as writer:
+    with RunWriter(tmp_path / "run", info=RunInfo.of_process()) as writer:
         staging = Staging(cuda, host_bytes=64 << 20, device_bytes=32 << 20)
         for seq in range(40):  # still under way while the graph is captured
             record(writer, staging, torch.full((1 << 20,), float(seq), device=cuda), seq)

@@ -92,8 +92,8 @@ def test_a_missing_rank_is_a_problem_and_not_an_error(tmp_path: Path, info: RunI
 
 def test_a_rank_left_over_from_an_earlier_launch_is_a_problem(tmp_path: Path) -> None:
     for rank in (0, 1):
-        RunWriter(tmp_path / "run", rank=rank, info=RunInfo.here(world_size=2)).close()
-    later = RunInfo.here(world_size=2, created="2999-01-01T00:00:00+00:00")
+        RunWriter(tmp_path / "run", rank=rank, info=RunInfo.of_process(world_size=2)).close()
+    later = RunInfo.of_process(world_size=2, created="2999-01-01T00:00:00+00:00")
     RunWriter(tmp_path / "run", rank=0, info=later, overwrite=True).close()
     (problem,) = [problem for problem in open_run(tmp_path / "run").problems if "rank1" in problem]
     assert "is of an earlier launch" in problem

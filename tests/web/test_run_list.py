@@ -12,7 +12,7 @@ from astray.web.run_list import RunList
 
 
 def write(path: Path) -> Path:
-    with RunWriter(path, info=RunInfo.here()):
+    with RunWriter(path, info=RunInfo.of_process()):
         pass
     return path
 

@@ -152,7 +152,7 @@ class BaseRecorder:
         return self
 
     def _info(self, world_size: int) -> RunInfo:
-        return RunInfo.here(
+        return RunInfo.of_process(
             framework=self._adapter.framework,
             versions={**self._adapter.versions(), "astray kernels": stats.BACKEND},
             devices=self._adapter.devices(),

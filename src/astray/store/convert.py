@@ -174,7 +174,7 @@ class RunTranslator:
     """Writes one rank of a run of our own. It is a `Translator`. The format holds all that a reader returns."""
 
     def __init__(self, path: Path, rank: int, info: RunInfo, *, overwrite: bool) -> None:
-        process = RunInfo.here()
+        process = RunInfo.of_process()
         known = {"format": FORMAT, "astray": process.astray, "created": process.created, "command": process.command}
         self.lost: Counter[str] = Counter()
         self._writer = RunWriter(path, rank, info=msgspec.structs.replace(info, **known), overwrite=overwrite)

@@ -29,7 +29,7 @@ class BytePiece(NamedTuple):
     """Some of a tensor's bytes. Both functions are called in a thread that writes."""
 
     data: memoryview
-    ready: Callable[[], None] | None = None  # waits until the bytes are there; raises when they never will be
+    ready: Callable[[], None] | None = None  # waits until the bytes have arrived; raises when they never will
     release: Callable[[], None] | None = None  # the bytes are written or not needed any more: called once
 
 
@@ -40,7 +40,7 @@ class DeferredBytes(Protocol):
     held: int
 
     def pieces(self) -> Iterator[BytePiece | None]:
-        """The pieces, in order. None means that the next one is not there yet: try again later."""
+        """The pieces, in order. None means that the next one has not arrived yet: try again later."""
 
     def finish(self, on_piece: Callable[[], None]) -> None:
         """Makes the pieces for which there was no memory before. The program calls it once the writer has this object.

@@ -1,7 +1,7 @@
 """A recording, opened: what every later stage reads, whatever format it lies in. Users hold it as `results.run.Run`.
 
 A format gives a `RankSource` for each rank; everything above it is the same for all. Tables are read when they are
-first needed, and kept. What could not be read is a sentence in `problems`, and the rest is there.
+first needed, and kept. What could not be read is a sentence in `problems`, and the rest can be read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RankSource(Protocol):
         """The tensors in the order in which they were observed, and what is wrong with them."""
 
     def stack(self, id: int) -> list[Frame]:
-        """A Python stack, innermost frame first; empty when it is not there."""
+        """A Python stack, innermost frame first; empty when it is missing."""
 
     def values(self, tensors: Table, row: int) -> npt.NDArray[np.uint8] | None:
         """The bytes of a tensor, None when they were not kept. Raises RunError when they should be there."""
@@ -101,7 +101,7 @@ class RankRun:
 
     @property
     def problems(self) -> list[str]:
-        """What is not there or could not be read, a sentence each."""
+        """What is missing or could not be read, a sentence each."""
         return [*self._source.problems, *self._setup[1], *self._stack_problems, *self.summary.problems]
 
     @cached_property
@@ -116,7 +116,7 @@ class RankRun:
 
     @cached_property
     def call_rows(self) -> npt.NDArray[np.int64]:
-        """For each tensor, the row of its call in `calls`; −1 when that row is not there."""
+        """For each tensor, the row of its call in `calls`; −1 when that row is missing."""
         known, wanted = self.calls.numbers("seq"), self.tensors.numbers("seq")
         if not len(known):
             return np.full(len(wanted), -1, np.int64)
@@ -246,12 +246,12 @@ class RunData:
 
     @cached_property
     def problems(self) -> list[str]:
-        """What is not there or could not be read, a sentence each."""
+        """What is missing or could not be read, a sentence each."""
         return self._problems + [text for rank in self.ranks.values() for text in rank.problems]
 
     @property
     def complete(self) -> bool:
-        """Whether every rank is there, ended by itself, and could be read in full."""
+        """Whether every rank is present, ended by itself, and could be read in full."""
         present = sum(0 <= rank < self.info.world_size for rank in self.ranks)
         return present >= self.info.world_size and all(rank.complete for rank in self.ranks.values())
 

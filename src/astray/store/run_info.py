@@ -36,7 +36,7 @@ class Flight(msgspec.Struct, kw_only=True):
 
 
 class RunInfo(msgspec.Struct, kw_only=True):
-    """What ran, where, and with which settings. `RunInfo.here()` fills in what the process knows of itself."""
+    """What ran, where, and with which settings. `RunInfo.of_process()` fills in what the process knows of itself."""
 
     format: int = FORMAT
     astray: str  # version that wrote the run
@@ -64,10 +64,10 @@ class RunInfo(msgspec.Struct, kw_only=True):
         return [word for word in (value if isinstance(value, list) else [value]) if isinstance(word, str)]
 
     @classmethod
-    def here(cls, **known: Any) -> RunInfo:
+    def of_process(cls, **known: Any) -> RunInfo:
         """Describe this process; `known` adds or replaces fields.
 
-        >>> RunInfo.here(framework="torch", seed=0).command[0].endswith(".py")
+        >>> RunInfo.of_process(framework="torch", seed=0).command[0].endswith(".py")
         True
         """
         import importlib.metadata
@@ -143,7 +143,7 @@ def read_json(path: Path, kind: type[Document], home: Path | None = None) -> Doc
 
 
 def write_json(path: Path, document: msgspec.Struct, writer: str | None = None) -> None:
-    """Write a JSON file so that it is either there in full or not at all.
+    """Write a JSON file atomically: it exists in full or not at all.
 
     `writer` names this process in the draft's name, where processes of other machines may write the same file.
     """

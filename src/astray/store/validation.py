@@ -1,10 +1,11 @@
 """Drops what a damaged file holds: rows that no recording writes, and kept values that are not those of their row.
 
-`run_format/reader.py` passes both tables through here, so that no later stage has to check whether a step is negative
-or a shape is valid. Dropped rows become a sentence with the first of them and what is wrong with it. Values may have
-been changed by a disk or a copy: `matches_row` detects one wrong bit by the fingerprint of the whole tensor; values of
-a slice, a sample or a shard only have to lie within the row's statistics. `contradictions` also serves the readers of
-other tools' dumps (`foreign/dump_rows.py`): what is computed from damaged statistics are numbers that no tensor has.
+`run_format/reader.py` passes both tables through this module, so that no later stage has to check whether a step is
+negative or a shape is valid. Dropped rows become a sentence with the first of them and what is wrong with it. Values
+may have been changed by a disk or a copy: `matches_row` detects one wrong bit by the fingerprint of the whole tensor;
+values of a slice, a sample or a shard only have to lie within the row's statistics. `contradictions` also serves the
+readers of other tools' dumps (`foreign/dump_rows.py`): what is computed from damaged statistics are numbers that no
+tensor has.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def _fits_statistics(known: dict[str, Any], values: npt.NDArray[Any]) -> bool:
 
 
 class Contradiction(NamedTuple):
-    """Which rows break a rule, the column that shows it, and what should be there."""
+    """Which rows break a rule, the column that shows it, and what was expected."""
 
     rows: Bools
     column: str

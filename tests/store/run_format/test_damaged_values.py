@@ -19,7 +19,7 @@ from astray.store.run_info import RunInfo
 def record(path: Path, noise: float = 0.0, part: str | None = None) -> RunData:
     """Two steps of four layers; `noise` is added to what they give."""
     random = np.random.default_rng(0)
-    with RunWriter(path, info=RunInfo.here(framework="torch")) as writer:
+    with RunWriter(path, info=RunInfo.of_process(framework="torch")) as writer:
         for seq in range(8):
             writer.call(Call(seq, seq // 4, 0, "module", f"h.{seq % 4}", "Linear", 0, "forward"))
             array = random.normal(size=(16, 16)).astype(np.float32)

@@ -109,7 +109,7 @@ def test_a_guard_does_not_wait_for_a_dead_recorder(monkeypatch: pytest.MonkeyPat
     """Neither for a step to be looked at, nor for room."""
     monkeypatch.setattr(FlightRecorder, "_work", no_memory)
     monkeypatch.setattr(RecordQueue, "drop", no_memory)
-    recorder = FlightRecorder("never/written", info=RunInfo.here())
+    recorder = FlightRecorder("never/written", info=RunInfo.of_process())
     recorder._thread.join()
     assert not within(lambda: recorder.listener.wait_until_shown(3))
     within(lambda: recorder._queue.wait_for(lambda: False))

@@ -588,7 +588,7 @@ def test_killed_while_it_writes(tmp_path: Path, program: Callable[..., subproces
 
 
 def test_ranks_write_one_run_in_any_order(tmp_path: Path) -> None:
-    info = RunInfo.here(world_size=2)
+    info = RunInfo.of_process(world_size=2)
     one, zero = (FlightRecorder("unused", rank, info=info) for rank in (1, 0))
     for flight in (one, zero):
         record_step(flight, 0)
@@ -606,7 +606,7 @@ def test_ranks_write_one_run_in_any_order(tmp_path: Path) -> None:
 
 
 def test_ranks_write_one_run_at_the_same_moment(tmp_path: Path) -> None:
-    info = RunInfo.here(world_size=8)
+    info = RunInfo.of_process(world_size=8)
     flights = [FlightRecorder("unused", rank, info=info) for rank in range(8)]
     for flight in flights:
         record_step(flight, 0)

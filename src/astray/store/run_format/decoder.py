@@ -1,6 +1,6 @@
 """Arrow to tables: reads a table's file into columns, as far as it is whole.
 
-Strings and shapes become codes here: the bytes of a column are factorised as they are in the file, and only the few
+Strings and shapes become codes: the bytes of a column are factorised as they are in the file, and only the few
 distinct values become Python objects. A column that an older format version did not have is null in every row.
 """
 

@@ -153,7 +153,7 @@ class _FlatbufferTable:
         return self._at + offset if offset else None
 
     def has(self, number: int) -> bool:
-        """Whether a field is there."""
+        """Whether a field is set."""
         return self._field(number) is not None
 
     def uint8(self, number: int) -> int:

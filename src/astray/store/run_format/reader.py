@@ -33,7 +33,7 @@ from astray.wording import counted
 MOST_MISSING = 3
 BLOB = ("blob_file", "blob_offset", "blob_bytes")
 MOST_LINES = 1 << 30
-"""Bytes of a file of JSON lines beyond which astray did not write it: each distinct stack or setting is there once."""
+"""Bytes of a file of JSON lines beyond which astray did not write it: each distinct stack or setting occurs once."""
 
 NOT_ENDED = "it is still being recorded, or the recording was stopped before it ended"
 
@@ -120,7 +120,7 @@ class RunFormatRank:
         return table, [*problems, *self._values.problems(*(table.numbers(name) for name in BLOB))]
 
     def stack(self, id: int) -> list[Frame]:
-        """A Python stack; empty when it is not there."""
+        """A Python stack; empty when it is missing."""
         return self._stacks[0].get(id, [])
 
     def setup(self) -> tuple[list[Setup], list[str]]:

@@ -74,7 +74,7 @@ class Buffer:
         return cut(self.array.data)
 
     def finish(self, on_piece: Callable[[], None]) -> None:
-        """Nothing to do: all bytes are there."""
+        """Nothing to do: all bytes are in memory."""
 
     def release(self) -> None:
         memory, self._memory = self._memory, None
@@ -107,7 +107,7 @@ class ArrivingValues:
         return bool(self._partial)
 
     def begin(self, values: TensorBytes) -> None:
-        """Take the bytes of a tensor, as far as they are there. Once all are, `values.data` holds them."""
+        """Take the bytes of a tensor, as far as they have arrived. Once all have, `values.data` holds them."""
         self._advance(values, _gather(values), values.held)
 
     def collect(self) -> None:

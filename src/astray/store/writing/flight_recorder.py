@@ -37,7 +37,7 @@ MOST_SETUP = 10_000  # rows of settings, before older ones are merged
 class FlightRecorder(BackgroundWriter):
     """Holds the last steps of one rank in memory. Its methods may be called from any thread.
 
-    >>> flight = FlightRecorder("runs/a", info=RunInfo.here(), remember=3)
+    >>> flight = FlightRecorder("runs/a", info=RunInfo.of_process(), remember=3)
     >>> ...
     >>> flight.dump("runs/a-nan", "a NaN in step 12").failure is None
     True

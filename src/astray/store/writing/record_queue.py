@@ -142,7 +142,7 @@ class RecordQueue:
         return bool(self._taken_flushes)
 
     def take(self) -> QueuedRows:
-        """Take all rows that are there now, and the flushes that were put behind them."""
+        """Take all queued rows, and the flushes that were put after them."""
         self.take_flushes()
         return self.take_rows()
 
@@ -151,7 +151,7 @@ class RecordQueue:
         self._taken_flushes += _take(self._new_flushes)
 
     def take_rows(self) -> QueuedRows:
-        """Take all rows that are there now."""
+        """Take all queued rows."""
         tensors, calls, stacks = self.tensors.take(), self.calls.take(), _take(self.stacks)
         return QueuedRows(stacks, calls, tensors)
 
@@ -160,7 +160,7 @@ class RecordQueue:
         return _take(self.setup)
 
     def take_values(self) -> Iterator[list[TensorBytes]]:
-        """Take the values that are there now, among them those of the rows that were taken, a group at a time."""
+        """Take the queued values, among them those of the rows that were taken, a group at a time."""
         left, self._new_bytes = len(self._values), 0
         while left:
             size = count = 0
@@ -292,7 +292,7 @@ class StepSegments:
         return self._rows_done
 
     def cut(self, *, rows: bool, ends: bool = False, timeout: float = -1) -> bool:
-        """Take the values that are there, and with `rows` the rows, as a segment. Flushes are left in the queue.
+        """Take the queued values, and with `rows` the rows, as a segment. Flushes are left in the queue.
 
         False when another thread was cutting for longer than `timeout` seconds, as for `RecordQueue.make_room`.
         """

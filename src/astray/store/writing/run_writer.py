@@ -33,7 +33,7 @@ LISTENER_BYTES = 128 << 20  # what a step may take in memory until it is shown; 
 class RunWriter(BackgroundWriter):
     """Writes one rank of a run. Its methods may be called from any thread, and do nothing in a forked child.
 
-    >>> with RunWriter("runs/a", info=RunInfo.here()) as writer:
+    >>> with RunWriter("runs/a", info=RunInfo.of_process()) as writer:
     ...     writer.call(Call(0, 0, 0, "module", "fc", "Linear", 0, "forward"))
     ...     writer.tensor(Tensor(0, "output", "0", "float32", (2,), (1,), "cpu", False), np.ones(2, np.float32))
 

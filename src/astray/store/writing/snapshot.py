@@ -130,7 +130,7 @@ def _groups(values: Sequence[TensorBytes]) -> Iterator[list[TensorBytes]]:
 
 
 def _blobs(block: RowBlock, copies: dict[TensorBytes, TensorBytes]) -> tuple[list[Blob | None], int]:
-    """Where the values of each row are, and how many rows have none although they should."""
+    """The blob of each row, and how many rows have none although they should."""
     blobs: list[Blob | None] = []
     absent = 0
     for values in block.values:

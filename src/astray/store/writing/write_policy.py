@@ -31,10 +31,10 @@ class WritePolicy(Protocol):
         """Whether so few rows wait that the program may go on."""
 
     def take(self, rows: bool, closing: bool) -> None:
-        """Take the segments that were segment, and with `rows` all rows that are there."""
+        """Take the segments that were cut, and with `rows` all queued rows."""
 
     def write(self) -> None:
-        """Write every row taken so far, as far as its bytes and its measurements are there."""
+        """Write every row taken so far, as far as its bytes and its measurements have arrived."""
 
     def end(self) -> None:
         """Everything has been taken."""

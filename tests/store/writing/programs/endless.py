@@ -30,7 +30,7 @@ def main(path: str, way: str) -> None:
             1 << 20,
         )
     look = (lambda rows: None) if way == "watched" else None
-    writer = RunWriter(path, info=RunInfo.here(), shard_bytes=8 << 20, on_step=look)
+    writer = RunWriter(path, info=RunInfo.of_process(), shard_bytes=8 << 20, on_step=look)
     for seq in range(10**9):
         if seq % 50 == 0:
             writer.stack(seq, [Frame("train.py", seq, "step", "loss.backward()")])

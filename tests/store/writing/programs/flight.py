@@ -25,7 +25,7 @@ def record(flight: FlightRecorder, steps: range, size: int = 1000) -> None:
 
 
 def main(path: Path, way: str) -> None:
-    flight = FlightRecorder("unused", info=RunInfo.here(), remember=64)
+    flight = FlightRecorder("unused", info=RunInfo.of_process(), remember=64)
 
     def dump(why: str) -> None:
         print(flight.dump(path, why).failure)

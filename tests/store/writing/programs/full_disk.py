@@ -17,7 +17,7 @@ def main(path: str, limit: int, keep: bool, watched: bool) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     seen: list[int] = []
     look = (lambda rows: seen.append(rows.step)) if watched else None
-    writer = RunWriter(path, info=RunInfo.here(), queue_bytes=4 << 20, on_step=look)
+    writer = RunWriter(path, info=RunInfo.of_process(), queue_bytes=4 << 20, on_step=look)
     for seq in range(64):
         writer.call(Call(seq, seq, 0, "module", "fc", "Linear", 0, "forward"))
         values = np.full(seq * 2000 if limit else 1 << 17, seq, np.int64)
