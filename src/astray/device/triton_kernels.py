@@ -642,7 +642,8 @@ def measure_many(
         tl.store(table + 2 * (slot + tensor), first + start)
         tl.store(table + 2 * (slot + tensor) + 1, programs.to(tl.int64))
     _measure_part(address, count, count * 0, (count,), program, programs, partials, capacity, first + index, DTYPE,
-                  ITEM, UNIT, ROW, ALIGNED, DIMENSIONS, WIDE, STATISTICS, DOUBLE, PIVOT, PAIRS, THREADS, UNROLL)  # fmt: skip
+                  ITEM, UNIT, ROW, ALIGNED, DIMENSIONS, WIDE, STATISTICS, DOUBLE, PIVOT, PAIRS, THREADS,
+                  UNROLL)  # fmt: skip
 
 
 @triton.jit
