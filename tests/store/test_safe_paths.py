@@ -1,4 +1,4 @@
-"""A reader stays in the folder it was given; arrays of numpy's are read without running anything."""
+"""A reader stays in its folder; numpy arrays are read without executing anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from astray.errors import RunError
 from astray.foreign import array_files as npy
-from astray.store.safe_paths import entries, inside, text
+from astray.store.safe_paths import entries, inside, read_text_file
 
 
 def test_names_and_links_that_lead_out(tmp_path: Path) -> None:
@@ -33,12 +33,12 @@ def test_names_and_links_that_lead_out(tmp_path: Path) -> None:
 
 def test_only_plain_texts_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
-    assert text(tmp_path / "a.json") == b"{}"
+    assert read_text_file(tmp_path / "a.json") == b"{}"
     with pytest.raises(RunError, match="is not a plain file"):
-        text(tmp_path)
+        read_text_file(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RunError, match="is not a plain file"):
-        text(tmp_path / "pipe")
+        read_text_file(tmp_path / "pipe")
 
 
 ARRAYS = [

@@ -21,7 +21,7 @@ from astray.store.columns import Column, DictionaryColumn, Table
 from astray.store.measured_table import MEASURES, MeasuredTable
 from astray.store.run import RankRun
 from astray.store.run_info import End
-from astray.store.statistics_checks import contradictions
+from astray.store.validation import contradictions
 from astray.wording import counted
 
 Load = Callable[[], npt.NDArray[Any]]

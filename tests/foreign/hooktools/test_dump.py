@@ -183,7 +183,7 @@ def test_pieces_make_the_same_files_as_the_whole(both: tuple[Path, Path], tmp_pa
             writing.take(step, RankRun(0, Part(whole, calls, tensors)))
             writing.sync()
         writing.take(step, RankRun(0, Part(whole, slice(told, len(seqs)), slice(0, 0))))
-        writing.step_over(step)
+        writing.end_step(step)
     writing.close(End(complete=True))
     mine, expected = contents(tmp_path), contents(both[0])
     assert list(mine) == list(expected)

@@ -288,7 +288,7 @@ def convert(run: RunData, path: Path, overwrite: bool = False, **options: Any) -
     rows = StepBatches(run.ranks[0])
     for step in run.steps:
         translator.take(step, rows.of(step))
-        translator.step_over(step)
+        translator.end_step(step)
     translator.close(End(complete=True))
     return translator
 
@@ -360,7 +360,7 @@ def test_rows_may_come_in_pieces(
         whole = StepBatches(native.ranks[0]).of(step)
         for rows in np.array_split(np.arange(len(whole.tensors)), pieces):
             translator.take(step, _Piece(whole, rows))
-        translator.step_over(step)
+        translator.end_step(step)
     assert translator.lost == written[1].lost
     for folder in FOLDERS:
         homes = [path / folder / "rank_0" for path in (tmp_path, written[0])]

@@ -25,7 +25,7 @@ from astray.checkpoints.torch_objects import attributes
 from astray.errors import RunError
 from astray.foreign.array_files import Nest
 from astray.records import Role
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.store.safe_paths import entries
 from astray.wording import numeral
 
@@ -330,7 +330,7 @@ def nest(leaves: Mapping[str, Nest], depth: int = 0) -> Nest:
 def plain_leaves(args: str | None) -> dict[str, dict[str, Nest]]:
     """The arguments of a call that are no tensors, of `input` and of `kwargs`, by their paths."""
     try:
-        found = read_plain(args) if args else {}
+        found = parse_json(args) if args else {}
     except ValueError:
         return {}
     if not isinstance(found, dict):

@@ -33,7 +33,7 @@ from astray.foreign.hooktools.files import (
     unwrap,
 )
 from astray.records import Kind, Role
-from astray.store import safe_paths as enclosure
+from astray.store import safe_paths
 from astray.store.run import RunData
 from astray.store.run_info import RunInfo
 from astray.wording import counted
@@ -197,10 +197,10 @@ def _told(path: Path, damaged: list[tuple[CallFile, str]]) -> Iterator[str]:
 def _modules(path: Path) -> dict[str, str]:
     """The module of each file, from the JSON in the folder that was opened, if there is one."""
     found: dict[str, str] = {}
-    for entry in enclosure.entries(path) if path.is_dir() else ():
+    for entry in safe_paths.entries(path) if path.is_dir() else ():
         if entry.name.startswith(INDEX) and entry.suffix == ".json":
             try:
-                said = json.loads(enclosure.text(entry))
+                said = json.loads(safe_paths.read_text_file(entry))
             except (RunError, ValueError, RecursionError):
                 continue
             for module, paths in said.items() if isinstance(said, dict) else ():

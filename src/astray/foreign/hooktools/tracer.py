@@ -24,9 +24,9 @@ from astray.foreign.hooktools.translator import STACKS, translate
 from astray.foreign.live_writer import live_writer
 from astray.log import logger
 from astray.process import absolute
-from astray.records import NOTHING, ROOT
+from astray.records import ANY_CALL, ROOT
 from astray.store import BackgroundWriter
-from astray.store.formats import MakesTranslator
+from astray.store.formats import TranslatorFactory
 from astray.wording import counted, did_you_mean
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Tracer:
             functions=config.functions or None,
         ).start()
 
-    def _make(self, labels: list[Label]) -> MakesTranslator:
+    def _make(self, labels: list[Label]) -> TranslatorFactory:
         """Makes what writes rows as files of these epochs and steps."""
         return partial(translate, series=self._series, labels=lambda step: labels[min(step, len(labels) - 1)])
 
@@ -161,7 +161,7 @@ class Tracer:
         if summary.startswith("nothing"):
             logger.warning("%s", summary)
         for missed in intake.end.missed if intake is not None and intake.end is not None else ():
-            if missed.what not in (NOTHING, STACKS) and (missed.what, missed.why) not in self._told:
+            if missed.what not in (ANY_CALL, STACKS) and (missed.what, missed.why) not in self._told:
                 self._told.add((missed.what, missed.why))
                 logger.warning("%s: not traced %s times, because %s", missed.what, missed.count, missed.why)
         self._say(f"{self.folder} has {', '.join(f'{n:,} {phase}' for phase, n in self._series.counts.items())} files")

@@ -144,7 +144,7 @@ class HooktoolsTranslator:
         """Write the index: every call that has ended is in its file already."""
         self._series.write_index()
 
-    def step_over(self, step: int) -> None:  # noqa: ARG002 - as a Translator has it
+    def end_step(self, step: int) -> None:  # noqa: ARG002 - as a Translator has it
         """Write the calls that have not ended, or had no results, as they are."""
         for entry in list(self._entries.values()):
             if entry.path is None and entry.phase == "forward":
@@ -155,7 +155,7 @@ class HooktoolsTranslator:
 
     def close(self, end: End) -> None:  # noqa: ARG002
         """Write what is left."""
-        self.step_over(0)
+        self.end_step(0)
         self._series.ended(self._calls, self._micros)
         self._series.write_index()
 

@@ -29,7 +29,7 @@ from astray.foreign.msprobe.configuration import Configuration, EntryFilter
 from astray.foreign.msprobe.translator import Task
 from astray.log import logger
 from astray.store import BackgroundWriter, RunInfo
-from astray.store.formats import MakesTranslator
+from astray.store.formats import TranslatorFactory
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -378,7 +378,7 @@ def recording_options(configuration: Configuration) -> RecordingOptions:
     )
 
 
-def _translator(configuration: Configuration, wrapped: dict[str, str]) -> MakesTranslator:
+def _translator(configuration: Configuration, wrapped: dict[str, str]) -> TranslatorFactory:
     return partial(
         translate,
         task="md5" if configuration.md5 and configuration.task == "statistics" else _TASKS[configuration.task],

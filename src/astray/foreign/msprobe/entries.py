@@ -17,7 +17,7 @@ from astray.foreign.msprobe.arguments import NODE, OWN, arrangement, order_of
 from astray.foreign.msprobe.leaves import DEEPEST, Leaf, scalar
 from astray.foreign.msprobe.names import GRADIENTS, by_keyword, function_stem, module_stem, parse, positional, short
 from astray.records import ROOT, Frame, SpelledFrame, Spelling
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.wording import numeral
 
 Row = dict[str, Any]
@@ -412,7 +412,7 @@ NO_ARGUMENTS = EntryArguments([], {})
 
 def _arguments(row: Row) -> EntryArguments:
     try:
-        said = read_plain(row["args"] or "{}")
+        said = parse_json(row["args"] or "{}")
     except ValueError:
         said = {}
     said = said if isinstance(said, dict) else {}

@@ -23,7 +23,7 @@ from astray import checkpoints
 from astray.errors import RunError
 from astray.foreign import array_files as npy
 from astray.records import Frame
-from astray.store.safe_paths import entries, inside, text
+from astray.store.safe_paths import entries, inside, read_text_file
 from astray.wording import counted
 
 DATA = "dump_tensor_data"
@@ -97,7 +97,7 @@ def read_document(folder: Path, name: str) -> Document | None:
     path = inside(folder, name)
     if not path.exists():
         return None
-    raw = text(path)
+    raw = read_text_file(path)
     said = raw.decode("utf-8", "replace")
     try:
         found = json.loads(said)

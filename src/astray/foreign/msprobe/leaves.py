@@ -26,7 +26,7 @@ from astray.errors import RunError
 from astray.foreign.dump_rows import DumpRows, ValueLocation, shape_of
 from astray.foreign.msprobe.files import DATA, load
 from astray.records import Role, Statistics
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.stats import DTYPES
 from astray.store.safe_paths import inside, other_names, plain_files
 from astray.wording import counted
@@ -312,7 +312,7 @@ def _with_infinities(found: Leaf, signs: set[float]) -> Leaf:
 
 def _written_placement(text: str, lost: Counter[str]) -> Leaf:
     try:
-        told = read_plain(text)
+        told = parse_json(text)
         placements = [_PLACEMENT.fullmatch(one) for one in told["placements"]]
         found = [{"Shard": {"dim": int(one[2])}} if one[1] == "Shard" else
                  {one[1]: {"reduce_op": one[2]} if one[2] else {}} for one in placements if one]  # fmt: skip

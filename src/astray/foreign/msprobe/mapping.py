@@ -19,7 +19,7 @@ from astray.errors import CompareError, RecordError
 from astray.foreign.msprobe.run_entries import Names
 from astray.records import Role
 from astray.store import DictionaryColumn, RunData, Table
-from astray.store.convert import RenamedRank
+from astray.store.convert import RankView
 from astray.store.run import RankRun
 
 
@@ -91,8 +91,8 @@ def _renamed(rank: RankRun, like: RankRun, mapping: dict[str, str], used: set[st
             keys[0].tensors[row] = keys[1].tensors[other] = mapping[name.full], like.tensors["role"][other]
             used.add(name.full)
     return (
-        RankRun(rank.rank, RenamedRank(rank, *keys[0].given_to(rank))),
-        RankRun(like.rank, RenamedRank(like, *keys[1].given_to(like))),
+        RankRun(rank.rank, RankView(rank, *keys[0].given_to(rank))),
+        RankRun(like.rank, RankView(like, *keys[1].given_to(like))),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from astray.foreign.msprobe.entries import StepEntries
 from astray.foreign.msprobe.names import positional, short
 from astray.records import Frame
-from astray.safe_text import read_plain
+from astray.safe_text import parse_json
 from astray.store import Table
 from astray.store.run import RankRun
 
@@ -124,7 +124,7 @@ class ScalarArguments:
 @lru_cache(1 << 14)
 def _read(text: str, function: str) -> tuple[ScalarArgument, ...]:
     try:
-        said = read_plain(text)
+        said = parse_json(text)
     except ValueError:
         return ()
     if not isinstance(said, dict):

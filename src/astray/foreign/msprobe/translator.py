@@ -212,7 +212,7 @@ class MsprobeTranslator:
                 self._bring_up_to_date(step)
                 step.is_new = False
 
-    def step_over(self, step: int) -> None:
+    def end_step(self, step: int) -> None:
         """Write what is left of a step, and forget it."""
         self.sync()
         self._steps.pop(step, None)

@@ -27,7 +27,7 @@ from astray.foreign.saving_hook import Limit, SavingTranslator, translate
 from astray.foreign.saving_hook.files import Folder, list_rank
 from astray.foreign.saving_hook.writer import ACCUMULATED, AGAIN
 from astray.log import logger
-from astray.records import NOTHING, ROOT
+from astray.records import ANY_CALL, ROOT
 from astray.store.run_info import RunInfo
 from astray.wording import counted, did_you_mean
 
@@ -156,7 +156,7 @@ class _FolderRecorder:
         """Stop, and say what was not seen: the files have no place for it."""
         self._recorder.stop()
         for missed in self._writer.end.missed if self._writer.end is not None else ():
-            if missed.what in (ACCUMULATED, AGAIN, NOTHING) or missed.what.startswith("the dtype"):
+            if missed.what in (ACCUMULATED, AGAIN, ANY_CALL) or missed.what.startswith("the dtype"):
                 continue  # which is as it should be
             times = "" if missed.count == 1 else f", {missed.count:,} times"
             logger.warning("Not saved in %s: %s (%s)%s.", self._writer.path, missed.what, missed.why, times)

@@ -16,8 +16,8 @@ from astray.foreign import array_files as npy
 from astray.foreign.saving_hook.files import FileName, Folder, compose, is_draft, parse, rank_folders
 from astray.stats.dtypes import DTYPES
 from astray.store.columns import Table
-from astray.store.run import RankRun, known_to_numpy
-from astray.store.run_format.folder import recordable
+from astray.store.run import RankRun, to_numpy_dtype
+from astray.store.run_format.folder import recording_errors
 from astray.store.run_info import End, RunInfo
 from astray.store.safe_paths import MOST_NAME_BYTES
 from astray.wording import counted
@@ -48,7 +48,7 @@ def translate(
     them: then those of this form are removed, and nothing else is.
     """
     homes: dict[Folder, Path] = {folder: path / folder / f"rank_{rank}" for folder in limits}
-    with recordable(path):
+    with recording_errors(path):
         for folder, home in homes.items():
             _clear(home, folder, overwrite)
             if rank == 0 and overwrite and path.is_dir():
@@ -112,7 +112,7 @@ class SavingTranslator:
     def sync(self) -> None:
         """The files tell of everything."""
 
-    def step_over(self, step: int) -> None:
+    def end_step(self, step: int) -> None:
         """Nothing more of this step will come."""
 
     def close(self, end: End) -> None:
@@ -158,7 +158,7 @@ class SavingTranslator:
         if name is None:
             self.lost[f"a tensor whose file would have a name of more than {MOST_NAME_BYTES} bytes"] += 1
             return
-        known = known_to_numpy(values, dtype)
+        known = to_numpy_dtype(values, dtype)
         if known.dtype != values.dtype:
             self.lost[f"the dtype {dtype}, stored as {known.dtype}"] += 1
         npy.write_npy(self._homes[folder] / name, known)

@@ -81,7 +81,7 @@ class TorchNpuTranslator:
                 self._write(call)
             call.is_new = False
 
-    def step_over(self, step: int) -> None:  # noqa: ARG002 - as a Translator has it
+    def end_step(self, step: int) -> None:  # noqa: ARG002 - as a Translator has it
         self.write_all()
         self._call_rows.clear()
 
