@@ -53,7 +53,7 @@ def test_files_of_ours_are_known_again(tmp_path: Path, monkeypatch: pytest.Monke
         array = np.full((2, 2), number, np.float32)
         array_files.write_torch_file(tmp_path / f"{number}.pt", array_files.TorchTensor(array, "float32"))
     assert read_tensor(str(tmp_path / "0.pt")).tolist() == [[0, 0], [0, 0]]
-    monkeypatch.setattr(files, "_with_care", None)  # which is not needed any more
+    monkeypatch.setattr(files, "_read_checked", None)  # which is not needed any more
     assert [read_tensor(str(tmp_path / f"{number}.pt")).tolist()[0][0] for number in (1, 2)] == [1, 2]
 
 

@@ -383,13 +383,13 @@ def _translator(configuration: Configuration, wrapped: dict[str, str]) -> MakesT
         translate,
         task="md5" if configuration.md5 and configuration.task == "statistics" else _TASKS[configuration.task],
         level=configuration.level,
-        asked=(lambda: EntryFilter(configuration)) if EntryFilter.is_needed(configuration) else None,
+        make_selector=(lambda: EntryFilter(configuration)) if EntryFilter.is_needed(configuration) else None,
         with_values=partial(_contains_any, configuration.tensors) if configuration.tensors else None,
-        most=configuration.overflows,
+        most_overflows=configuration.overflows,
         extra_info=configuration.extra_info,
         rounded=True,
         wrapped=wrapped,
-        again=True,
+        replace_steps=True,
     )
 
 
