@@ -7,7 +7,7 @@
     trace.untrace()
 
 A `Tracer` is a `Recorder` that writes hooktools' files; a `Comparer` is `astray.compare` with hooktools' options and
-metrics. `astray help moving-from-hooktools` explains the differences.
+metrics. `astray help hooktools` explains the differences.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     debugger.start(model) … debugger.stop(); debugger.step()
     compare({"npu_path": "a/step0/rank/dump.json", "bench_path": "b/step0/rank/dump.json"}, "output")
 
-Files, names and columns are msprobe's; `astray help moving-from-msprobe` explains the differences.
+Files, names and columns are msprobe's; `astray help msprobe` explains the differences.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     model = register_saving_hook(model, path="./tmp_tensors", target_class_names=["Linear", "LayerNorm"])
 
-`python -m astray.compat.saving_hook --pathA A --pathB B` is its checker. `astray help moving-from-saving-hook` explains
+`python -m astray.compat.saving_hook --pathA A --pathB B` is its checker. `astray help saving-hook` explains
 the differences.
 """
 

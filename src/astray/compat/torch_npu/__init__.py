@@ -3,7 +3,7 @@
     from astray.compat.torch_npu import register_hook, seed_all, set_dump_path, wrap_acc_cmp_hook
     from astray.compat.torch_npu.tools import compare
 
-`astray help moving-from-torch-npu` explains the differences.
+`astray help torch-npu` explains the differences.
 """
 
 from __future__ import annotations

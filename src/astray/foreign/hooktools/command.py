@@ -87,7 +87,7 @@ def _demo(options: argparse.Namespace) -> None:
     if file.exists() and not options.force:
         raise UsageError(f"{file} is there already. Choose another name with -o, or overwrite it with --force.")
     file.write_text(DEMOS[options.of], encoding="utf-8")
-    say(f"Wrote {file}. Edit it; `astray help moving-from-hooktools` explains every key.")
+    say(f"Wrote {file}. Edit it; `astray help hooktools` explains every key.")
 
 
 def _compare(options: argparse.Namespace) -> None:

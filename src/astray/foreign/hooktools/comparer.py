@@ -91,7 +91,7 @@ class Comparer:
     >>> result.worst[0].site
     'h.2.mlp.proj'
 
-    config: a YAML file, or a dict with its content; `astray help moving-from-hooktools` has every key.
+    config: a YAML file, or a dict with its content; `astray help hooktools` has every key.
     """
 
     def __init__(self, config: Given) -> None:

@@ -213,7 +213,7 @@ WITHOUT_EFFECT = (
     "log_dir", "comparer_name", "compare_nn_module", "compare_non_nn_module", "compare_both_file", "register_signal",
     "registersi_signal", "show_max_error_only",
 )  # fmt: skip
-"""Keys of existing files that have no effect; docs/moving-from-hooktools.md says why."""
+"""Keys of existing files that have no effect; docs/coming-from/hooktools.md says why."""
 
 
 @dataclass(frozen=True)

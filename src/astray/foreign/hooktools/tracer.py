@@ -56,7 +56,7 @@ class Tracer:
     >>> model(batch).sum().backward()
     >>> trace.untrace()
 
-    config: a YAML file, or a dict with its content; `astray help moving-from-hooktools` has every key.
+    config: a YAML file, or a dict with its content; `astray help hooktools` has every key.
     """
 
     def __init__(self, config: Given, model: nn.Module) -> None:

@@ -1,6 +1,6 @@
 """msprobe's `compare`: two dumps, or any runs that astray opens, into msprobe's table as CSV or a workbook.
 
-It runs `astray.compare` and writes the table of its result; docs/moving-from-msprobe.md lists where results differ from
+It runs `astray.compare` and writes the table of its result; docs/coming-from/msprobe.md lists where results differ from
 msprobe's.
 """
 
@@ -30,7 +30,7 @@ from astray.foreign.msprobe.table import Cell, Mode, MsprobeTable, header
 from astray.formatting.terminal import COULD_NOT, say, tell
 from astray.report.atomic_files import atomic_file
 from astray.report.text import render
-from astray.report.xlsx import CREATED, SHEET_ROWS, cell_text, writer
+from astray.report.xlsx import CREATED, SHEET_ROWS, cell_text, xlsxwriter_module
 from astray.store import RunData, open_run
 from astray.store import Table as StoredTable
 from astray.store.run import RankRun
@@ -215,7 +215,7 @@ def _text(cell: Cell) -> str:
 
 def write_xlsx(file: Path, header: Sequence[str], lines: Iterable[Sequence[Cell]]) -> Path:
     """Write a workbook, and return its path. Rows beyond what a sheet can hold go to the next."""
-    library = writer()
+    library = xlsxwriter_module()
     with atomic_file(file) as draft:
         options = {"constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
         book = library.Workbook(str(draft), options | {"tmpdir": str(draft.parent)})

@@ -61,7 +61,7 @@ class PrecisionDebugger:
     ...     debugger.stop()
     ...     debugger.step()
 
-    config_path: a config.json. The other arguments win over it; `astray help moving-from-msprobe` has every key.
+    config_path: a config.json. The other arguments win over it; `astray help msprobe` has every key.
     model: a module or a list of modules, here or in `start`. Levels L0 and mix need one.
     step: which steps, such as [0, "4-6"]; [] for all.
     support_wrap_ops: your own list of functions, instead of editing the file inside of msprobe.

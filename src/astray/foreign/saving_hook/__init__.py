@@ -8,7 +8,7 @@ hook.py           the recordings behind them: one of outputs, one of gradients
 checker.py        two folders → a CSV for each rank; the command
 
 The format has micro steps, which count forwards from 0, but no steps: as a Run everything is in step 0.
-docs/moving-from-saving-hook.md describes it.
+docs/coming-from/saving-hook.md describes it.
 """
 
 from __future__ import annotations
