@@ -1,6 +1,6 @@
 """Dumps of hooktools, and of `astray.compat.hooktools`: one .pt file for each call and phase.
 
-files.py        where files lie, how files, epochs and steps are numbered, and what a file holds
+files.py        the paths of files, the numbers of files, epochs and steps, and the content of a file
 reader.py       a dump → a `Run`
 translator.py   the rows of a recording → files
 tracer.py       `Tracer`, and the YAML file it takes

@@ -25,7 +25,7 @@ from astray.store import Table
 from astray.wording import did_you_mean
 
 Given = str | os.PathLike[str] | Mapping[str, Any]
-"""A configuration: the path of a YAML file, or what would stand in it."""
+"""A configuration: the path of a YAML file, or a dict with its content."""
 
 T = TypeVar("T")
 D = TypeVar("D")

@@ -1,4 +1,4 @@
-"""The files of a dump: where they lie, how they are numbered, and what the file of a call holds.
+"""The files of a dump: their paths, their numbers, and the content of a call's file.
 
 `log_dir/{name}_{unixtime}/{forward,backward,gradient}/epoch{E}/step{S}/forward_000017.pt`: any folder of this path can
 be opened. Files are numbered through the whole run, in the order in which calls ended, by a `FileSeries` that several

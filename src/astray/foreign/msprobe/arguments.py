@@ -2,7 +2,7 @@
 
 A function that is written in Python passes its arguments on in its own way, some by position and all others by keyword,
 whether the caller passed them or not, and astray records them like that. msprobe records them as the caller passed
-them. A recording for msprobe's files knows how the call was written, and restores their positions.
+them. A recording for msprobe's files has how the call was written, and restores their positions.
 
 msprobe hooks the last autograd node of a function, and numbers the gradients that this node sends on. Where the
 function is a single node (`relu`, `add`, `layer_norm`) they are the gradients of its arguments. Where it is made of

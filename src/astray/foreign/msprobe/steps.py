@@ -6,7 +6,7 @@ An entry's inputs become rows before those of the entries inside of it, its outp
 counts the calls of a function through the step, astray counts those of a site in a micro step. The module around a
 function is in construct.json, at level mix. A function without one there was called by the outermost module, which
 msprobe
-leaves out, or by none: the stacks tell which. Where construct.json has no micro steps, `micro_steps` derives them from
+leaves out, or by none: the stacks show which. Where construct.json has no micro steps, `micro_steps` derives them from
 the order of forward and backward.
 """
 
