@@ -36,7 +36,7 @@ _OTHER_FORMATS = {
     b"version https://git-lfs": "a pointer of Git LFS and not the file itself. Fetch that with: git lfs pull",
     b"GGUF": "a GGUF file, which astray does not read. Convert it to safetensors",
     b"\x89HDF": "an HDF5 file, which astray does not read. Convert it to safetensors",
-    b"\x93NUMPY": "a numpy array and no checkpoint",
+    b"\x93NUMPY": "a numpy array, not a checkpoint",
     b"\x1f\x8b": "compressed by gzip. Unpack it first",
     b"\x28\xb5\x2f\xfd": "compressed by zstd. Unpack it first",
 }
@@ -133,7 +133,7 @@ def _describe(start: bytes, size: int) -> str:
     if not size:
         return "empty"
     known = next((format for magic, format in _OTHER_FORMATS.items() if start.startswith(magic)), None)
-    return known or "no checkpoint: it begins neither like safetensors nor like a file of torch.save"
+    return known or "not a checkpoint: it begins neither like safetensors nor like a file of torch.save"
 
 
 def _open_folder(folder: Path, files: Files) -> CheckpointContents:
@@ -231,12 +231,12 @@ def open_index(path: Path, files: Files, open_file: OpenFile) -> CheckpointConte
 def _weight_map(path: Path, files: Files) -> dict[str, str]:
     size = files.size(path)
     if size > MOST_INDEX_BYTES:
-        raise CheckpointError(f"{path} has {size:,} bytes, which is no index.")
+        raise CheckpointError(f"{path} has {size:,} bytes, which is not an index.")
     try:
         weight_map = json.loads(files.read(path, 0, size).decode())["weight_map"]
         pairs = dict(weight_map.items())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointError(f"{path} is no index: it has no whole weight_map. Copy it again.") from None
+        raise CheckpointError(f"{path} is not an index: it has no whole weight_map. Copy it again.") from None
     for name, shard in pairs.items():
         if not isinstance(shard, str) or not _is_plain(shard):
             shown = repr(shard) if isinstance(shard, str) else "no file"

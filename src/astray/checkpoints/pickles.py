@@ -181,7 +181,7 @@ class _Machine:
         elif isinstance(target, list):
             target.extend(values)
         else:
-            raise _Malformed("something is put into what is no container")
+            raise _Malformed("something is put into what is not a container")
 
     def _set(self, values: list[Any]) -> None:
         target = self._stack[-1]
@@ -193,7 +193,7 @@ class _Machine:
         elif isinstance(target, dict):
             target.update((_key(name), value) for name, value in pairs)
         else:
-            raise _Malformed("something is put into what is no container")
+            raise _Malformed("something is put into what is not a container")
 
     # -- objects -------------------------------------------------------------------------------------------------
 
@@ -234,11 +234,11 @@ def _key(value: Any, depth: int = 0) -> Any:
     """The value, checked to be hashable safely."""
     if isinstance(value, tuple | frozenset):
         if depth == DEEPEST_KEY or len(value) > LONGEST_KEY:
-            raise _Malformed("a key is no key")
+            raise _Malformed("a key is nested too deep or too long")
         for item in value:
             _key(item, depth + 1)
     elif isinstance(value, int) and abs(value) > LARGEST_KEY:
-        raise _Malformed("a key is a number without end")
+        raise _Malformed("a key is too large a number")
     return value
 
 

@@ -25,11 +25,11 @@ def open_safetensors(path: Path, files: Files) -> CheckpointContents:
     """The tensors of one file, in the order of their bytes."""
     size = files.size(path)
     if size < 8:
-        raise CheckpointError(f"{path} has {size} bytes, which is no safetensors file: it was cut. {_AGAIN}")
+        raise CheckpointError(f"{path} has {size} bytes, which is not a safetensors file: it was cut. {_AGAIN}")
     length = int.from_bytes(files.read(path, 0, 8), "little")
     if length > min(MOST_HEADER_BYTES, size - 8):
         raise CheckpointError(
-            f"{path} should have a header of {length:,} bytes, and has {size:,} bytes in all: it was cut, or is no "
+            f"{path} should have a header of {length:,} bytes, and has {size:,} bytes in all: it was cut, or is not a "
             f"safetensors file. {_AGAIN}"
         )
     header = _header(path, files.read(path, 8, length))
@@ -86,7 +86,7 @@ def _offsets(path: Path, name: str, entry: Any, room: int) -> tuple[int, int]:
 def _tensor(path: Path, name: str, entry: Any, nbytes: int) -> TensorSpec | Unread:
     dtype, shape = entry.get("dtype"), entry.get("shape")
     if not isinstance(shape, list) or not is_shape(shape):
-        raise CheckpointError(f"The header of {path} is damaged: {name!r} has a shape that is none. {_AGAIN}")
+        raise CheckpointError(f"The header of {path} is damaged: {name!r} has an impossible shape. {_AGAIN}")
     if not isinstance(dtype, str) or dtype not in _NAMES:
         kind = printable(dtype) if isinstance(dtype, str) else "something"
         return Unread(f"a tensor of {kind} and shape {shape}", "astray does not know this dtype", 1)

@@ -279,7 +279,7 @@ class Files:
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from None
         if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path} is no plain file, so it is not read.")
+            raise CheckpointError(f"{path} is not a plain file, so it is not read.")
         return status.st_size
 
     def read(self, path: Path, offset: int, nbytes: int) -> bytes:

@@ -77,14 +77,14 @@ def _header(path: Path) -> tuple[TensorSpec, np.dtype[Any], bool, int]:
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
     except Exception as error:  # noqa: BLE001 - numpy's parser raises anything for a damaged header
-        raise RunError(f"{path} is no array of numpy's: {_first_line(error)}.") from None
+        raise RunError(f"{path} is not a numpy array: {_first_line(error)}.") from None
     if dtype.hasobject:
         raise RunError(
             f"{path} holds Python objects, for which a pickle would have to be run. Save its arrays without them."
         )
     name = _NAMES.get(dtype.newbyteorder("<").str if dtype.byteorder == ">" else dtype.str)
     if name is None:
-        raise RunError(f"{path} holds {dtype}, which is no type of tensors.")
+        raise RunError(f"{path} holds {dtype}, which is not a type of tensors.")
     spec = TensorSpec(name, shape)
     needed = start + math.prod(shape) * dtype.itemsize
     if size < needed:
@@ -98,7 +98,7 @@ def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         raise ValueError(f"version {version} of the format is not known")
     shape, column_major, dtype = _HEADERS[version](file)
     if not is_shape(shape):
-        raise ValueError(f"the shape {shape} is none")
+        raise ValueError(f"the shape {shape} is impossible")
     return tuple(shape), column_major, dtype
 
 

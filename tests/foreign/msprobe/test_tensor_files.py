@@ -81,9 +81,9 @@ def test_damage_is_answered_for_in_the_words_of_care(tmp_path: Path) -> None:
         assert answer(partial(read_tensor, str(path))) == answer(partial(with_care, path)), number
 
 
-def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
-    with pytest.raises(AstrayError, match="no plain file"):
+    with pytest.raises(AstrayError, match="not a plain file"):
         read_tensor(str(tmp_path / "pipe.pt"))
     with pytest.raises(AstrayError):
         read_tensor(str(tmp_path / "nothing.pt"))

@@ -125,7 +125,7 @@ def expressions(value: Any) -> tuple[str, ...]:
         for pattern in patterns:
             re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{error.pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"{error.pattern!r} is not a regular expression: {error}") from None
     return patterns
 
 

@@ -269,7 +269,7 @@ def read_file(file: CallFile, opened: Files) -> DumpedCall:
         else:
             tensors.append((*place, full, stored))
     problems = [
-        f"Files such as {file.path} hold {printable(part)!r}, which is no part of a call, and is not read."
+        f"Files such as {file.path} hold {printable(part)!r}, which is not a part of a call, and is not read."
         for part in dict.fromkeys(unknown)
     ]
     for full, other in others.items():

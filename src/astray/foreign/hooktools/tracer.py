@@ -282,8 +282,8 @@ def _functions(names: tuple[str, ...]) -> tuple[str, ...]:
             if target is None:
                 known = did_you_mean(name, _all_functions())
                 raise RecordError(
-                    f"hacker_options.supported_apis has {name!r}, which is no function of torch.{known} Functions of "
-                    "others are made of torch's; to see what goes in and out of one, use astray.record and rec.save."
+                    f"hacker_options.supported_apis has {name!r}, which is not a function of torch.{known} Functions "
+                    "of others are made of torch's; to see what goes in and out of one, use astray.record and rec.save."
                 )
     return names
 

@@ -83,9 +83,9 @@ def compare(
     """
     for name, given in options.items():
         if name in _REFUSED and given:
-            raise UsageError(f"{name}={given!r} is not there. {_REFUSED[name]}")
+            raise UsageError(f"{name}={given!r} is not supported. {_REFUSED[name]}")
         if name not in _IDLE and name not in _REFUSED:
-            raise UsageError(f"{name}={given!r} is no option of compare.{did_you_mean(name, (*_IDLE, *_REFUSED))}")
+            raise UsageError(f"{name}={given!r} is not an option of compare.{did_you_mean(name, (*_IDLE, *_REFUSED))}")
     with garbage_collection_paused():
         return _compare(
             input_param, output_path, stack_mode, auto_analyze, fuzzy_match, xlsx, suffix, data_mapping, cell_mapping,

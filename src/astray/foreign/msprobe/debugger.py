@@ -166,7 +166,7 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False, is_
             raise UsageError(f"{name}={given!r} is not possible. It is True or False.")
     if is_enhanced:
         raise UsageError(
-            "is_enhanced=True is not there: random numbers are drawn as the program draws them. Leave it out."
+            "is_enhanced=True is not supported: random numbers are drawn as the program draws them. Leave it out."
         )
     seed_everything(seed, deterministic=mode)
     if rm_dropout:

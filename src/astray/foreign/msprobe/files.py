@@ -106,7 +106,7 @@ def read_document(folder: Path, name: str) -> Document | None:
         raise RunError(f"{path} is nested too deep, and is not read.") from None
     except ValueError as error:
         if document.lstrip()[:1] not in ("", "{"):
-            raise RunError(f"{path} is no JSON: {error}.") from None
+            raise RunError(f"{path} is not JSON: {error}.") from None
         return Document(read_whole_pairs(document, "data"), False)
     if not isinstance(content, dict):
         raise RunError(f"{path} holds a {type(content).__name__}, where msprobe writes an object. It is not read.")

@@ -79,7 +79,7 @@ def open_dump(path: Path) -> RunData:
     path = _folder(path)
     folders, problems = step_folders(path)
     if not folders:
-        raise RunError(f"{path} is no dump of msprobe: it has no step0/rank0 with a dump.json in it.")
+        raise RunError(f"{path} is not a dump of msprobe: it has no step0/rank0 with a dump.json in it.")
     reader = _DumpReader()
     ranks: dict[int, RankRun] = {}
     for rank in sorted({step.rank for step in folders}):

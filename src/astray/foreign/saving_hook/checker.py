@@ -76,7 +76,7 @@ def plan(a: Path, b: Path) -> tuple[list[RankFolders], list[str]]:
 
 def _ranks(path: Path, problems: list[str]) -> dict[Folder, dict[int, Path]]:
     if not path.is_dir():
-        raise RunError(f"{path} is no folder." if path.exists() else f"{path} does not exist.")
+        raise RunError(f"{path} is not a folder." if path.exists() else f"{path} does not exist.")
     ranks: dict[Folder, dict[int, Path]] = {}
     for folder in FOLDERS:
         ranks[folder], of_folder = rank_folders(path, folder)
@@ -148,7 +148,7 @@ def _compare(path_a: Path, path_b: Path) -> CheckerRow:
 def _read(path: Path, name: str, notes: list[str]) -> _CheckedSide | None:
     try:
         if not path.is_file():
-            raise RunError(f"{path} is no plain file.")
+            raise RunError(f"{path} is not a plain file.")
         values, dtype = npy.read(path), npy.describe(path).dtype
     except RunError as error:
         notes.append(str(error))

@@ -122,7 +122,7 @@ def rank_folders(path: Path, folder: Folder) -> tuple[dict[int, Path], list[str]
             ranks[rank] = entry
         elif entry.name != RESULTS:
             strange.append(entry.name)
-    sentence = f"{path / folder} holds what is no folder of a rank, and was not read: {listing(strange)}."
+    sentence = f"{path / folder} holds entries that are not folders of ranks, and were not read: {listing(strange)}."
     return dict(sorted(ranks.items())), [sentence] if strange else []
 
 

@@ -109,7 +109,7 @@ def _add_gradients(rows: DumpRows, files: list[TensorFile], with_gradient: set[s
 def _add_tensor(rows: DumpRows, seq: int, role: Role, path: str, file: Path) -> None:
     try:
         if not file.is_file():
-            raise RunError(f"{file} is no plain file.")
+            raise RunError(f"{file} is not a plain file.")
         spec = npy.describe(file)
     except RunError as error:  # the call stays, so that later calls keep their numbers
         rows.problem(str(error))
