@@ -90,7 +90,7 @@ def _open_rank(rank: int, path: Path, files: Sequence[CallFile], numbering: Numb
             continue
         steps.setdefault(numbering[file.label], []).append(call)
     for step, calls in sorted(steps.items()):
-        _StepRows(rows, step, opened, call_files).add(calls)
+        _StepBuilder(rows, step, opened, call_files).add(calls)
     if damaged and not steps:
         raise RunError(f"None of the {counted(len(damaged), 'file')} in {path} can be read. {damaged[0][1]}")
     for text in _describe_damaged(path, damaged):
@@ -101,7 +101,7 @@ def _open_rank(rank: int, path: Path, files: Sequence[CallFile], numbering: Numb
     return HooktoolsRank(rank, rows.source(complete=not damaged), call_files)
 
 
-class _StepRows:
+class _StepBuilder:
     """Adds the calls of a step to the rows, in the order in which their tensors were observed."""
 
     def __init__(self, rows: DumpRows, step: int, opened: Files, call_files: list[Path]) -> None:

@@ -112,7 +112,7 @@ def put(into: Any, parts: Sequence[str], leaf: Leaf) -> None:
         into = held
 
 
-class TensorReader:
+class LeafReader:
     """Adds the tensors of one step of one rank to its rows, and finds the files of their values."""
 
     def __init__(self, rows: DumpRows, folder: Path) -> None:

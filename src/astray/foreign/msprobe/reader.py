@@ -29,7 +29,7 @@ from astray.foreign.msprobe.files import (
     read_stacks,
     step_folders,
 )
-from astray.foreign.msprobe.leaves import TensorReader
+from astray.foreign.msprobe.leaves import LeafReader
 from astray.foreign.msprobe.names import parse
 from astray.foreign.msprobe.steps import EntryContext, StepReader
 from astray.store.run import RankRun, RankSource, RunData
@@ -129,7 +129,7 @@ class _DumpReader:
             self._header |= {
                 key: content[key] for key in ("task", "level", "framework") if isinstance(content.get(key), str)
             }
-        tensors = TensorReader(rows, folder)
+        tensors = LeafReader(rows, folder)
         reader = StepReader(rows, tensors, self._context(contents), step_folder.step)
         reader.read(_data(rows, folder / "dump.json", contents["dump.json"]))
         reader.read_saved(_data(rows, folder / "debug.json", contents["debug.json"]))

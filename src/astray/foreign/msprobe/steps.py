@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from astray.foreign.dump_rows import DumpRows
 from astray.foreign.msprobe.arguments import gradient_paths
 from astray.foreign.msprobe.files import frames, outermost_forward
-from astray.foreign.msprobe.leaves import DumpTensor, TensorReader, is_tensor, skeleton, walk
+from astray.foreign.msprobe.leaves import DumpTensor, LeafReader, is_tensor, skeleton, walk
 from astray.foreign.msprobe.names import Entry, by_keyword, parse
 from astray.records import ROOT, Phase, Role
 from astray.wording import counted, numeral
@@ -30,7 +30,7 @@ from astray.wording import counted, numeral
 class StepReader:
     """Adds the entries of a step to the rows."""
 
-    def __init__(self, rows: DumpRows, tensors: TensorReader, context: EntryContext, step: int) -> None:
+    def __init__(self, rows: DumpRows, tensors: LeafReader, context: EntryContext, step: int) -> None:
         self.entries: dict[int, str] = {}  # the name of each call's entry
         self._rows, self._tensors, self._context, self._step = rows, tensors, context, step
         self._identities = CallIdentifier(context)
