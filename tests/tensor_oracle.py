@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from astray.capture.adapters import SlowPath
 from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.tensor_reader import SlowPath
 
 
 class _Numbered(weakref.ref[Any]):

@@ -17,9 +17,9 @@ from torch import nn
 
 import astray
 import tensor_oracle
+from astray.capture.adapters import TensorIdentity, TensorReading
 from astray.capture.pytorch import adapter
 from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.tensor_reader import TensorIdentity, TensorReading
 from recorded_rows import different, rows
 from small_models import InPlace, Residual
 

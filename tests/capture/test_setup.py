@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 import astray
-from astray.capture.pytorch.setup import torch_flags as flags
+from astray.capture.pytorch import torch_flags as flags
 from astray.capture.setup_log import NOT_PLAIN, RESTLESS, SetupLog, environment, plain
 from astray.records import Setup
 
@@ -238,7 +238,7 @@ def test_the_native_hooks_and_those_in_python_tell_the_same(tmp_path: Path) -> N
 def test_reading_torchs_flags_starts_nothing_and_binds_nothing() -> None:
     script = (
         "import torch\n"
-        "from astray.capture.pytorch.setup import torch_flags as flags\n"
+        "from astray.capture.pytorch import torch_flags as flags\n"
         "flags.torch_flags(), flags.seeds(), flags.versions(), flags.devices(), flags.process(), flags.state()\n"
         "torch.set_num_interop_threads(3)\n"
         "torch.set_num_threads(1)\n"

@@ -21,9 +21,9 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import astray
+from astray.capture.adapters import TensorReading
 from astray.capture.pytorch.shards import add_up
 from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.tensor_reader import TensorReading
 from astray.stats import Strided, measure, merge_fingerprints
 
 

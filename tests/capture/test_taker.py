@@ -19,10 +19,10 @@ from torch import nn
 
 import astray
 import tensor_oracle
+from astray.capture.adapters import TensorIdentity
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import NAMES
 from astray.capture.settings import Settings
-from astray.capture.tensor_reader import TensorIdentity
 from astray.store.run_format import rows as store_rows
 from astray.store.run_format.rows import TICKET, PythonRows, tensor_rows
 from recorded_rows import different, rows

@@ -22,9 +22,9 @@ import pytest
 import torch
 from torch import nn
 
+from astray.capture.adapters import TensorIdentity
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import NAMES
-from astray.capture.tensor_reader import TensorIdentity
 from astray.device.cuda_ring import Slots
 from astray.device.tickets import CAPTURED, SLOTS, Tickets
 from astray.stats import Strided

@@ -1,7 +1,9 @@
-"""Chooses the adapter for what the user wants recorded.
+"""What the recorder needs of a framework: an `Adapter`, and its `TensorReader`. Chooses the adapter for a model.
 
 A framework is only touched when the user's program has imported it: a torch model cannot exist where torch is not
-loaded, so looking into `sys.modules` is enough.
+loaded, so looking into `sys.modules` is enough. Numbers of tensors are read in one of two ways. Memory that this
+process can reach is described, and measured here. What lies on a device is measured there, without waiting for it: the
+reader gives a ticket, and the measurement comes later.
 """
 
 from __future__ import annotations
@@ -12,12 +14,23 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from astray.capture.settings import Settings
-from astray.capture.tensor_reader import TensorReader
 from astray.errors import RecordError
 from astray.records import Spelling
 
 if TYPE_CHECKING:
     from astray.capture.engine import Engine  # which loads what is built for the framework
+
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from astray.capture.measurement_cache import CachedMeasurement, UnfilledMemory
+from astray.records import Role
+from astray.stats import ShardPosition, Strided
+from astray.store import BackgroundWriter, DeferredBytes, DeferredMeasurements
 
 
 class Adapter(Protocol):
@@ -94,3 +107,136 @@ def discovering_adapter(framework: str) -> Adapter:
     from astray.capture.pytorch.adapter import PyTorchAdapter
 
     return PyTorchAdapter(None)
+
+
+class TensorIdentity(NamedTuple):
+    """What a tensor is right now, as far as it can be told without reading its numbers.
+
+    `owner` is the living object that owns the memory; `key` changes whenever the numbers may have, and is the same for
+    two tensors that hold the same numbers in the same order. `address` is 0 where it takes more than that to read it.
+    `version` counts the writes to the memory that are known of.
+    """
+
+    owner: Any
+    key: Hashable
+    address: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    version: int = 0
+
+
+class TensorReading(NamedTuple):
+    """A tensor as its adapter sees it.
+
+    Its numbers are in `memory`, or are being measured under `ticket`. When they cannot be read there is neither, and
+    `note` says why.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    memory: Strided | None
+    owner: Any = None  # keeps `memory` alive, when that is a copy of the tensor
+    box: Strided | None = None  # the same memory, shaped as `shard` has it
+    shard: ShardPosition | None = None
+    placement: str | None = None
+    note: str | None = None
+    ticket: int | None = None
+
+
+class SlowPath(NamedTuple):
+    """What a `NativeObserver` leaves to Python: unusual tensors, and the first sight of values to keep."""
+
+    observe: Callable[[int, Role, str, Any], bool | None]
+    observe_unread: Callable[[int, Role, str, Any], bool | None]
+    written: Callable[[Any], None]
+    changed: Callable[[Any], None]
+    first: Callable[[Any, TensorIdentity, int, Role, str], CachedMeasurement]  # measures, and keeps values
+    unfilled: UnfilledMemory
+    writer: BackgroundWriter
+
+
+class NativeObserver(Protocol):
+    """An adapter's native code that observes tensors, one call each."""
+
+    @property
+    def observe(self) -> Callable[[int, Role, str, Any], bool | None]: ...
+
+    @property
+    def observe_unread(self) -> Callable[[int, Role, str, Any], bool | None]: ...
+
+    @property
+    def written(self) -> Callable[[Any], None]: ...
+
+    @property
+    def changed(self) -> Callable[[Any], None]: ...
+
+    def apply(self, on: bool, roles: frozenset[str], statistics: bool, values: bool, ops: bool, /) -> None:
+        """Records by these settings from now on. Unless it is `on`, every tensor goes the slow path."""
+
+    def catch(self, on: bool, /) -> None:
+        """Whether to say that a tensor holds NaN or infinities, where that is known at once."""
+
+    def forget(self, owner: Any, /) -> None:
+        """This memory was written to, so it is another value now."""
+
+    def of(self, owner: Any, version: int, /) -> int:
+        """Which value a memory is in a version of it; the next number at its first sight."""
+
+    def ahead(self, owner: Any, version: int, /) -> None:
+        """An op has written to this memory, and its version will say so when the op has returned."""
+
+    def clear(self) -> None:
+        """Uses no earlier measurement again."""
+
+    def renumber(self) -> None:
+        """The same, and every memory may be another value."""
+
+    def next_step(self) -> None:
+        """The same, because a step is over."""
+
+    def counted(self) -> int:
+        """How many rows it has made since it was last asked."""
+
+
+class TensorReader(Protocol):
+    """What the recorder asks of an adapter."""
+
+    def taker(self, odd: SlowPath) -> NativeObserver:
+        """Native code for this recording."""
+
+    @property
+    def late(self) -> DeferredMeasurements:
+        """Where the tickets of its readings are redeemed."""
+
+    def start(self, forget: Callable[[], None], waited: Callable[[float], None], queue_bytes: int) -> None:
+        """A recording starts.
+
+        `forget` is to be called whenever no ticket given so far should be used for new rows any more, `waited` with
+        the seconds that the program stood still because more than `queue_bytes` of values were on their way.
+        """
+
+    def stop(self) -> None:
+        """It is over, and everything has been written: gives all memory back."""
+
+    def identity(self, tensor: Any) -> TensorIdentity | None:
+        """None when it cannot be told whether the tensor has changed."""
+
+    def requires_grad(self, tensor: Any) -> bool: ...
+
+    def device(self, tensor: Any) -> str: ...
+
+    def owner(self, tensor: Any) -> Any:
+        """The object that owns its memory; None when there is none to name."""
+
+    def is_whole(self, tensor: Any) -> bool:
+        """Whether it is all of the memory that its owner has."""
+
+    def read(self, tensor: Any, identity: TensorIdentity | None, statistics: bool) -> TensorReading:
+        """`identity` is what this reader said of the tensor a moment ago."""
+
+    def fetch(self, tensor: Any, memory: Strided, positions: npt.NDArray[np.int64] | None) -> DeferredBytes | str:
+        """Brings bytes of a tensor here that has a ticket: those of `memory`, whose address counts from the tensor's
+        first byte, or of its elements at these positions. A text says why that cannot be done.
+        """

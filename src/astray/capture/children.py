@@ -200,7 +200,7 @@ def stand_down() -> None:
 
 
 def _await_call(word: Mapping[str, Any], make_guard: GuardFactory) -> None:
-    from astray.capture.pytorch.model_discovery import FirstCall
+    from astray.capture.pytorch.discovery import FirstCall
 
     FirstCall(lambda ranks: _begin(word, ranks, make_guard))
 

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from astray.capture.adapters import TensorReader
 from astray.capture.observer import Observer
 from astray.capture.pytorch.native.build import load
 from astray.capture.selection import RecordingSelection, Scope
 from astray.capture.settings import Settings
 from astray.capture.setup_log import SetupLog
 from astray.capture.stacks import Stacks
-from astray.capture.tensor_reader import TensorReader
 from astray.interrupts import interrupt_of
 from astray.log import logger
 from astray.process import WeakRegistry

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from astray.capture.tensor_reader import TensorReader
+from astray.capture.adapters import TensorReader
 from astray.records import Role, Statistics
 from astray.stats import Strided, measure, pack
 from astray.stats.dtypes import DTYPES

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from astray.capture.adapters import SlowPath, TensorIdentity, TensorReader, TensorReading
 from astray.capture.measurement_cache import CachedMeasurement, MeasurementCache, UnfilledMemory
 from astray.capture.nonfinite_values import Found, NonFiniteKeeper, is_bad
 from astray.capture.selection import Quota, RecordedBytes
 from astray.capture.settings import Settings
-from astray.capture.tensor_reader import SlowPath, TensorIdentity, TensorReader, TensorReading
 from astray.interrupts import pass_interrupt
 from astray.part import Part
 from astray.records import Role

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from astray.capture.config_file import settings_in
-from astray.capture.experiments import LARGEST
 from astray.capture.function_list import FunctionList
 from astray.errors import RecordError, UsageError
 from astray.part import Part
@@ -33,6 +32,9 @@ Check = Callable[[str, Any], Any]
 
 MOST = 1 << 62
 """The largest count or size: it is handed on to code that has 63 bits for it."""
+
+LARGEST_SEED = 2**32 - 1
+"""numpy's global generator takes no larger seed, and neither does Python's hash."""
 
 _UNITS: dict[str, int] = {
     "": 1, "b": 1,
@@ -109,8 +111,8 @@ def seed(name: str, given: Any) -> int | None:
     if isinstance(given, bool):
         return 0 if given else None
     number = _number(given)
-    if number is None or not 0 <= number <= LARGEST:
-        raise RecordError(f"{name}={given!r} is no seed. It is True, or a whole number from 0 to {LARGEST:,}.")
+    if number is None or not 0 <= number <= LARGEST_SEED:
+        raise RecordError(f"{name}={given!r} is no seed. It is True, or a whole number from 0 to {LARGEST_SEED:,}.")
     return number
 
 

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 import astray
+from astray.capture.adapters import TensorIdentity, TensorReading
 from astray.capture.pytorch import adapter
 from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.tensor_reader import TensorIdentity, TensorReading
 from astray.compat import torch_npu
 from astray.compat.torch_npu import (
     Overflow,

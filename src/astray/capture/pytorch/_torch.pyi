@@ -132,7 +132,7 @@ class ArrivingHook:
     def run(self, gradient: Any, /) -> None: ...
 
 class Taker:
-    """Observes the plain tensors of one recording. See `astray.capture.tensor_reader.NativeObserver` and
+    """Observes the plain tensors of one recording. See `astray.capture.adapters.NativeObserver` and
     `TorchReader.taker`.
 
     `examples` has a tensor of every dtype with the name of it, `devices` the names of devices, `rings` the rings of

@@ -1,13 +1,12 @@
 """The PyTorch side of a recording: versions, devices, and the hooks in and out of place.
 
-The recorder calls `PyTorchAdapter`, which puts the other modules of this package in place. Two small ones are here:
-`CudaGraphReplays`, and `SavedValues` for `rec.save`.
+The recorder calls `PyTorchAdapter`, which puts the other modules of this package in place. `SavedValues`, which records
+what a program passes to `rec.save`, is here too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import platform
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,27 +21,26 @@ from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from astray.capture.adapters import TensorReader
 from astray.capture.engine import Engine, Site
 from astray.capture.pytorch.calls.catalogue import Catalogue
 from astray.capture.pytorch.calls.collectives import PendingCollectives, unseen
 from astray.capture.pytorch.calls.functions import FunctionMode
-from astray.capture.pytorch.calls.losses import Losses
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.calls.ops import OpMode
 from astray.capture.pytorch.calls.sites import FunctionSites
 from astray.capture.pytorch.calls.spelling import spelling_of
 from astray.capture.pytorch.calls.wrappers import raw_names
+from astray.capture.pytorch.discovery import ModelDiscovery, StepDetector
 from astray.capture.pytorch.experiments.perturbation import PerturbedInputs
 from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients, Origins
-from astray.capture.pytorch.model_discovery import ModelDiscovery
 from astray.capture.pytorch.optimizer_steps import OptimizerCapture
-from astray.capture.pytorch.step_detection import StepDetector
+from astray.capture.pytorch.patches import CudaGraphReplays, LossLabels
 from astray.capture.pytorch.tensors import TorchReader
 from astray.capture.pytorch.torch_code import TORCH
 from astray.capture.settings import Settings
 from astray.capture.structure import Flattener, Objects
-from astray.capture.tensor_reader import TensorReader
 from astray.interrupts import pass_interrupt
 from astray.records import Spelling
 
@@ -112,7 +110,7 @@ class PyTorchAdapter:
         self._capture = ModuleCapture(engine, self._gradients, self._modes, self._origins)
         self._underway = PendingCollectives(engine)
         self._saved = SavedValues(engine, self._gradients)
-        self._losses = Losses(engine)
+        self._losses = LossLabels(engine)
         self._replays = CudaGraphReplays(engine)
         self._replays.start()
         self._engine = engine
@@ -210,37 +208,6 @@ class PyTorchAdapter:
         with contextlib.ExitStack() as stopping:
             for part in reversed(parts):
                 stopping.callback(part)
-
-
-class CudaGraphReplays:
-    """Counts replays of CUDA graphs as missed calls, and forgets what was measured before them, until `stop`.
-
-    A replay is not seen call by call, and writes to memory past every version counter: only what goes into it and
-    comes out of it can be recorded, by the modules around it. While the program captures a graph, nothing of ours is
-    put into it, and the rows of that time say so.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._original: Any = None
-
-    def start(self) -> None:
-        original = self._original = torch.cuda.CUDAGraph.replay
-        engine = self._engine
-
-        @functools.wraps(original)
-        def replay(graph: torch.cuda.CUDAGraph) -> None:
-            original(graph)
-            if engine.listening and engine.belongs_here():
-                engine.tensors.forget()  # its outputs hold other numbers now, at the same address and version
-                engine.missed("calls inside a CUDA graph", "a replay of it runs as a whole")
-
-        torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign, assignment]
-
-    def stop(self) -> None:
-        if self._original is not None:
-            torch.cuda.CUDAGraph.replay = self._original  # type: ignore[method-assign]
-            self._original = None
 
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}

@@ -36,7 +36,7 @@ from astray.capture.pytorch.parameter_update import (
     is_inner,
     observe_common_state,
 )
-from astray.capture.pytorch.setup.setup_capture import SetupCapture
+from astray.capture.pytorch.setup_capture import SetupCapture
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.structure import Flattener
 

@@ -16,9 +16,9 @@ import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from astray.capture.adapters import NativeObserver, SlowPath, TensorIdentity, TensorReading
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.shards import Location, arrived, is_awaited, is_distributed, locate, signature, wraps_others
-from astray.capture.tensor_reader import NativeObserver, SlowPath, TensorIdentity, TensorReading
 from astray.device.devices import DeviceMeasurer
 from astray.device.unobserved import unobserved
 from astray.interrupts import pass_interrupt

@@ -15,9 +15,9 @@ import os
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from astray.capture.experiments import seed_all
 from astray.compat.torch_npu.tools import compare
 from astray.errors import UsageError
+from astray.experiment import seed_all
 from astray.foreign.torch_npu.dumping import DumpRecorder, Schedule, dump_path, schedule, step_schedule
 from astray.foreign.torch_npu.overflow import Overflow, OverflowCheck
 from astray.process import absolute

@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
-from astray.capture.experiments import seed_all as seed_everything
 from astray.errors import RecordError, UsageError
+from astray.experiment import seed_all as seed_everything
 from astray.foreign.msprobe.configuration import Configuration
 from astray.foreign.msprobe.session import Session
 

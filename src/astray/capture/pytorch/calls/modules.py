@@ -22,7 +22,6 @@ from astray.capture.nonfinite_values import Found
 from astray.capture.pytorch.calls.call_capture import Tensors, flattener
 from astray.capture.pytorch.calls.catalogue import RUNNING
 from astray.capture.pytorch.calls.fast_paths import InferenceFastPaths
-from astray.capture.pytorch.calls.model_copies import HookFreeCopies
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.sites import Sites
 from astray.capture.pytorch.calls.wrappers import (
@@ -39,9 +38,9 @@ from astray.capture.pytorch.calls.wrappers import (
 from astray.capture.pytorch.calls.wrappers import state as state_of
 from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCode, never_compiled
 from astray.capture.pytorch.gradients import InputEdges, LiveGradients, Origins, ParameterCapture
-from astray.capture.pytorch.hooks import TransparentHook
+from astray.capture.pytorch.hooks import HookFreeCopies, TransparentHook
 from astray.capture.pytorch.native.build import load
-from astray.capture.pytorch.setup.setup_capture import SetupCapture
+from astray.capture.pytorch.setup_capture import SetupCapture
 from astray.capture.pytorch.shards import is_distributed
 from astray.capture.structure import DEEPEST_ATTRIBUTE, MOST_TENSORS, Objects
 from astray.interrupts import pass_interrupt

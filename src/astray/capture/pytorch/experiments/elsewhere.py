@@ -1,25 +1,29 @@
 """Runs a module, or one function in it, on another device or in another dtype: `astray.experiment.elsewhere`, in torch.
 
-The module's `forward` is replaced by one that takes everything there, runs the real one, and brings its results back;
-`RoundTrip` does the moving. Replacing `forward` and nothing around it keeps all hooks, ours and others', outside: they
-see the tensors of the program. For one function, a function mode is on while the module runs.
+The module's `forward` is replaced by one that moves every tensor there, runs the real one, and moves the results back.
+Replacing `forward` and nothing around it keeps all hooks, ours and others', outside: they see the tensors of the
+program. For one function, a function mode is on while the module runs. `RoundTrip` moves the tensors of one call;
+moving is differentiable, so gradients come back to where the tensors came from.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
-from astray.capture.pytorch.experiments.round_trip import RoundTrip
 from astray.errors import UsageError
 from astray.records import ROOT
 
@@ -195,3 +199,179 @@ def _tell_unused(covers: list[_Forward], function: str | None) -> None:
         "time runs without asking, and a function inside another of torch's is not seen.",
         stacklevel=6,  # through two context managers
     )
+
+
+class _Moved(NamedTuple):
+    """A tensor and its copy elsewhere, which may be itself. Held, so that their ids stay their own."""
+
+    original: torch.Tensor
+    copy: torch.Tensor
+    version: int | None
+
+
+class RoundTrip:
+    """The tensors of one call. Home is the device of the first tensor, in the dtype of the first floating-point one."""
+
+    def __init__(self, device: torch.device | None, dtype: torch.dtype | None) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._there: dict[int, _Moved] = {}  # by the id of the original
+        self._home: dict[int, torch.Tensor] = {}  # by the id of the copy, or of a result
+        self._results: list[torch.Tensor] = []  # held, for their ids
+        self._home_device: torch.device | None = None
+        self._home_dtype: torch.dtype | None = None
+
+    def there(self, values: Any) -> Any:
+        """The same arguments with their tensors elsewhere."""
+        return mapped(values, self._take)
+
+    def back(self, result: Any) -> Any:
+        """The same result at home, after what was written elsewhere."""
+        self._write_back()
+        return mapped(result, self._bring)
+
+    @contextmanager
+    def state(self, module: nn.Module) -> Iterator[None]:
+        """While the block runs, the parameters and buffers of a module, and of all in it, are elsewhere."""
+        weights = {part: part._flat_weights for part in module.modules() if isinstance(part, nn.RNNBase)}
+        for slots in _slots(module):
+            for name, tensor in _tensors(slots):
+                slots[name] = self._take(tensor)
+        for part, flat in weights.items():  # these keep a list of their parameters besides
+            part.__dict__["_flat_weights"] = [tensor if tensor is None else self._take(tensor) for tensor in flat]
+        try:
+            yield
+        finally:
+            for slots in _slots(module):
+                for name, tensor in _tensors(slots):
+                    slots[name] = self._bring(tensor)
+            for part, flat in weights.items():
+                part.__dict__["_flat_weights"] = flat
+            self._write_back()
+
+    def precision(self) -> Any:
+        """Autocast as it is at home; none where a dtype was asked for, since it would choose another."""
+        if self._home_device is None:
+            return nullcontext()
+        home, place = self._home_device.type, (self._device or self._home_device).type
+        if self._dtype is not None:
+            return torch.autocast(place, enabled=False)
+        if place == home or not torch.is_autocast_enabled(home):
+            return nullcontext()
+        return torch.autocast(place, dtype=torch.get_autocast_dtype(home))
+
+    def _take(self, tensor: torch.Tensor) -> torch.Tensor:
+        known = self._there.get(id(tensor))
+        if known is not None:
+            return known.copy
+        if self._home_device is None:
+            self._home_device = tensor.device
+        if self._home_dtype is None and tensor.is_floating_point():
+            self._home_dtype = tensor.dtype
+        moved = self._moved(tensor)
+        self._there[id(tensor)] = _Moved(tensor, moved, _version(moved))
+        self._home[id(moved)] = tensor
+        return moved
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return tensor.to(device=self._device or tensor.device, dtype=dtype)
+
+    def _bring(self, tensor: torch.Tensor) -> torch.Tensor:
+        known = self._home.get(id(tensor))
+        if known is not None:
+            return known
+        dtype = tensor.dtype
+        if dtype == self._dtype and self._home_dtype is not None:
+            dtype = self._home_dtype
+        device = tensor.device
+        if device == self._device and self._home_device is not None:
+            device = self._home_device
+        brought = tensor.to(device=device, dtype=dtype)
+        self._results.append(tensor)
+        self._home[id(tensor)] = brought  # the same result in two places stays one
+        return brought
+
+    def _write_back(self) -> None:
+        for key, (original, moved, version) in list(self._there.items()):
+            if moved is original or not self._was_written(original, moved, version):
+                continue
+            if original.requires_grad and original.is_leaf:  # a parameter; torch allows no other write to one
+                with torch.no_grad():
+                    original.copy_(moved)
+            else:
+                original.copy_(moved)
+            self._there[key] = _Moved(original, moved, _version(moved))
+
+    def _was_written(self, original: torch.Tensor, moved: torch.Tensor, version: int | None) -> bool:
+        if version is not None and (moved._version != version or moved.requires_grad):
+            return moved._version != version
+        # batch_norm writes its running statistics past the version counter, and inference tensors have none.
+        return not _same_numbers(moved, self._moved(original))
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if torch.equal(one, other):
+        return True
+    return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _slots(module: nn.Module) -> Iterator[dict[str, Any]]:
+    """Where the tensors of a module, and of all in it, are kept. Some keep them as plain attributes."""
+    for part in module.modules():
+        yield part._parameters
+        yield part._buffers
+        yield part.__dict__
+
+
+def _tensors(slots: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    return [(name, value) for name, value in slots.items() if isinstance(value, torch.Tensor)]
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure with its tensors changed; the very same object where nothing in it changes."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, PackedSequence):  # whose lengths stay on the CPU, wherever its data is
+        return value._replace(data=change(value.data), **_indices(value, change))
+    if isinstance(value, list | tuple):
+        items = [mapped(item, change) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        make = getattr(value, "_make", type(value))  # a named tuple takes its items one by one otherwise
+        return make(items)
+    if isinstance(value, dict | UserDict):
+        entries = {key: mapped(item, change) for key, item in value.items()}
+        return value if _same(entries, value) else _with_entries(value, entries)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        old = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        new = {name: mapped(item, change) for name, item in old.items()}
+        return value if _same(new, old) else _with_fields(value, new)
+    return value
+
+
+def _indices(value: PackedSequence, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+    named = {"sorted_indices": value.sorted_indices, "unsorted_indices": value.unsorted_indices}
+    return {name: change(tensor) for name, tensor in named.items() if tensor is not None}
+
+
+def _same(new: dict[Any, Any], old: Mapping[Any, Any]) -> bool:
+    return all(item is old[key] for key, item in new.items())
+
+
+def _with_entries(value: MutableMapping[Any, Any], entries: dict[Any, Any]) -> MutableMapping[Any, Any]:
+    changed = copy.copy(value)  # of its own class, which may have more than entries
+    for key, item in entries.items():
+        changed[key] = item
+    return changed
+
+
+def _with_fields(value: Any, fields: dict[str, Any]) -> Any:
+    changed = copy.copy(value)
+    for name, item in fields.items():
+        object.__setattr__(changed, name, item)  # a frozen one too
+    return changed

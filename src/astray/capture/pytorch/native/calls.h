@@ -50,7 +50,8 @@ public:
     // `recording` is false whenever a hook should cost nothing; `listening` stays true when only gradients and updates
     // are still taken. `is_here` is false in a forked child, such as a DataLoader's worker, which must not record.
     bool recording = false, listening = false, is_here = true, forward_ended = false, by_module = false, paused = false;
-    // Whether the gradients that pass through calls are read, or those of parameters alone. It may change between steps.
+    // Whether the gradients that pass through calls are read, or those of parameters alone. It may change between
+    // steps.
     bool reads_call_gradients = true;
 
     template <class Visit>
@@ -84,8 +85,8 @@ public:
 
     // A call starts. `frame` is the innermost frame of the call that the stack should start from.
     //
-    // What is inside it knows of it from now on. Its own row is written by `begin`, if it is `recorded`. `micro` is for when
-    // the caller knows the micro step better than the calls around. Without `row` it only encloses other calls.
+    // What is inside it knows of it from now on. Its own row is written by `begin`, if it is `recorded`. `micro` is for
+    // when the caller knows the micro step better than the calls around. Without `row` it only encloses other calls.
     Ref enter(PyObject *site, PyObject *frame, Phase phase = Phase::forward, bool recompute = false,
               std::optional<int64_t> micro = {}, bool row = true) {
         Ref outer;
@@ -135,7 +136,8 @@ public:
         if (scope) call_method(scope, names->left, call_in(call).place().name.get());
     }
 
-    // The same whether or not an error is set. An error in here is reported, and goes on only where it is the program's.
+    // The same whether or not an error is set. An error in here is reported, and goes on only where it is the
+    // program's.
     void leave_anyhow(PyObject *call) {
         SavedError before;
         attempt([&] { leave(call); }, "the end of ", call_in(call).place().name);
@@ -144,8 +146,8 @@ public:
 
     // Whether the gradients that come to a forward call should be seen, where gradients are on.
     //
-    // If none are read, only an outermost call's: what checkpointing runs again inside that, and what parameters are given,
-    // belongs to the micro step of the one through which the backward pass came last.
+    // If none are read, only an outermost call's: what checkpointing runs again inside that, and what parameters are
+    // given, belongs to the micro step of the one through which the backward pass came last.
     bool follows_gradients(const OpenCall &call) const {
         return !call.parent || (phases.has(Phase::backward) && reads_call_gradients);
     }

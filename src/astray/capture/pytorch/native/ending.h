@@ -1,8 +1,8 @@
 // `Ending(callback)`: calls something when it goes, and loses no exception on the way.
 //
-// Python drops what is raised in a `__del__`. A signal handler of the program may raise in any line of Python, so also in
-// one that runs because an object goes: then the callback is run again, to the end, and the exception is raised in the
-// program at its next instruction.
+// Python drops what is raised in a `__del__`. A signal handler of the program may raise in any line of Python, so also
+// in one that runs because an object goes: then the callback is run again, to the end, and the exception is raised in
+// the program at its next instruction.
 
 #pragma once
 

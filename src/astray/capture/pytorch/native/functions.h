@@ -34,7 +34,8 @@ struct TorchFacts {
 };
 inline TorchFacts *facts;
 
-// Sees the gradients of calls: natively, or by a Python object that has `watch` and takes what `edges` makes of the inputs.
+// Sees the gradients of calls: natively, or by a Python object that has `watch` and takes what `edges` makes of the
+// inputs.
 class Following {
 public:
     Ref gradients, edges;
@@ -57,8 +58,9 @@ public:
     }
 };
 
-// What a call is, as its callee says: all it does is to read its arguments and return its result, or to look at its first
-// argument in another way; neither when it is given `out`. Its result may be filled by a kernel that no counter knows of.
+// What a call is, as its callee says: all it does is to read its arguments and return its result, or to look at its
+// first argument in another way; neither when it is given `out`. Its result may be filled by a kernel that no counter
+// knows of.
 struct Nature {
     bool is_plain = false, is_view = false, makes_buffers = false;
 
@@ -303,9 +305,9 @@ private:
 
 // ---- the modes -----------------------------------------------------------------------------------------------------
 
-// What torch calls of a mode. The modes are classes of torch and Python: this is their other base, which answers for the
-// method that torch calls without a line of Python. Code that looks into the class, as dynamo does when it traces a mode,
-// finds that method written in Python.
+// What torch calls of a mode. The modes are classes of torch and Python: this is their other base, which answers for
+// the method that torch calls without a line of Python. Code that looks into the class, as dynamo does when it traces a
+// mode, finds that method written in Python.
 class Mode {
 public:
     Ref native;  // the method as torch gets it; empty where it is to get the one in Python

@@ -64,7 +64,8 @@ PyGetSetDef leaf_attributes[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-// use(add_up, apart, put_on_leaf, flags, callback): what is done in Python, and how to tell whether a compiler is at work
+// use(add_up, apart, put_on_leaf, flags, callback): what is done in Python, and how to tell whether a compiler is at
+// work
 PyObject *use(PyObject *, PyObject *args) {
     return to_python([&] {
         PyObject *add_up, *apart, *put_on_leaf, *flags, *callback;
@@ -76,7 +77,8 @@ PyObject *use(PyObject *, PyObject *args) {
     });
 }
 
-// equip(op, overriding): the type of plain operators, and what tells whether a class of tensors is asked about functions
+// equip(op, overriding): the type of plain operators, and what tells whether a class of tensors is asked about
+// functions
 PyObject *equip(PyObject *, PyObject *args) {
     return to_python([&] {
         PyObject *op, *overriding;

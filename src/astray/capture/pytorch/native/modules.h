@@ -1,5 +1,5 @@
-// Takes the calls of modules into a recording: what the hooks on them do. `ModuleCapture` in calls/modules.py puts these
-// in place, and does in Python what is out of the ordinary.
+// Takes the calls of modules into a recording: what the hooks on them do. `ModuleCapture` in calls/modules.py puts
+// these in place, and does in Python what is out of the ordinary.
 //
 // torch calls the hooks natively, but for where a compiler has to do with them; see compilers.h.
 

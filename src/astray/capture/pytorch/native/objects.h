@@ -1,7 +1,7 @@
 // Finds the tensors in the attributes of an object; `Objects` in capture/structure.py says which and why.
 //
-// No code of the object runs: attributes are read from its `__dict__` and its slots by the descriptors that Python itself
-// made for them, past every property and `__getattr__`, and containers by Python's own functions.
+// No code of the object runs: attributes are read from its `__dict__` and its slots by the descriptors that Python
+// itself made for them, past every property and `__getattr__`, and containers by Python's own functions.
 
 #pragma once
 

@@ -1,8 +1,8 @@
 // Tells in which module call the backward pass is: the one whose forward made the autograd node that runs now.
 //
-// Autograd numbers its nodes as they are made. Each module call notes the number at which it starts and ends, so a node's
-// number says between which of these marks it was born. Needed by the function and op levels, where the backward pass
-// makes calls of its own.
+// Autograd numbers its nodes as they are made. Each module call notes the number at which it starts and ends, so a
+// node's number says between which of these marks it was born. Needed by the function and op levels, where the backward
+// pass makes calls of its own.
 
 #pragma once
 

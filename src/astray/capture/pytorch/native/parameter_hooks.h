@@ -1,4 +1,5 @@
-// The hooks on a parameter: what a backward pass brings it, and what has accumulated. torch calls these as Python objects.
+// The hooks on a parameter: what a backward pass brings it, and what has accumulated. torch calls these as Python
+// objects.
 
 #pragma once
 

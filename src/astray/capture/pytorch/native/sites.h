@@ -82,8 +82,8 @@ struct Site {
 
 // A call that has started: what the calls inside it and its backward need to know of it.
 //
-// `recorded` says whether anything of it is wanted, `seq` is the number of its row, or −1. `anchor` is the number of the
-// innermost call that has a row, this one or one around it.
+// `recorded` says whether anything of it is wanted, `seq` is the number of its row, or −1. `anchor` is the number of
+// the innermost call that has a row, this one or one around it.
 struct OpenCall {
     Ref site, frame;
     Ref adapter;  // of the adapter, while the call runs

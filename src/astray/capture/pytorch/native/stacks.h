@@ -61,8 +61,8 @@ public:
 
     static constexpr int64_t kNotThere = -1;
 
-    // The id of the stack from `frame` outwards. `outer` is a frame further out, whose stack has an id; `kNotThere` when
-    // it is not out there: what it was running has ended without saying so.
+    // The id of the stack from `frame` outwards. `outer` is a frame further out, whose stack has an id; `kNotThere`
+    // when it is not out there: what it was running has ended without saying so.
     int64_t capture(PyObject *frame, PyObject *outer, std::optional<int64_t> outer_id) {
         c10::SmallVector<int64_t, 64> key = {outer_id.value_or(-1)};
         uint64_t hash = mixed(0xCBF29CE484222325u, key[0]);

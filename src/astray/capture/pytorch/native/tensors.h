@@ -175,7 +175,8 @@ class Taker {
     bool observe(const Row &row, const at::Tensor &tensor);
     // The same for one whose memory may not have been filled yet.
     bool observe_unread(const Row &row, PyObject *tensor);
-    // A call has written into this tensor, perhaps without its version counter knowing; `written`: it may be filled now.
+    // A call has written into this tensor, perhaps without its version counter knowing; `written`: it may be filled
+    // now.
     void changed(PyObject *tensor) { note_change(odd_changed, tensor, false, false); }
     void written(PyObject *tensor) { note_change(odd_written, tensor, PyDict_Size(unfilled) != 0, ops); }
 
@@ -443,9 +444,10 @@ inline void Memories::clear() {
 
 // ---- parameters and buffers: all of them together ------------------------------------------------------------------
 
-// They are the same tensors in every step, at the same places, so one launch measures them all when the first of them is
-// seen. It reads the others before their modules run; what changes until then has another version, and is measured again.
-// A program that changes its weights there, perhaps on a stream of its own, is found out by that, and they are left out.
+// They are the same tensors in every step, at the same places, so one launch measures them all when the first of them
+// is seen. It reads the others before their modules run; what changes until then has another version, and is measured
+// again. A program that changes its weights there, perhaps on a stream of its own, is found out by that, and they are
+// left out.
 
 inline void Regulars::note(const at::Tensor &tensor, bool again) {
     const auto [at, is_new] = known_.try_emplace(tensor.unsafeGetTensorImpl());

@@ -11,7 +11,8 @@ from __future__ import annotations
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_, itemgetter
 from typing import Any
 
@@ -20,10 +21,9 @@ from torch import nn
 from torch._C import DisableTorchFunction
 
 from astray.capture.engine import Engine, Site
+from astray.capture.pytorch import torch_flags as flags
 from astray.capture.pytorch.calls.wrappers import Chain, type_name
-from astray.capture.pytorch.setup import torch_flags as flags
-from astray.capture.pytorch.setup.clipping import NAME as WRITTEN
-from astray.capture.pytorch.setup.clipping import Clipping, singled_out
+from astray.capture.pytorch.patches import Clipping
 from astray.capture.pytorch.shards import is_distributed
 from astray.capture.setup_log import MOST_CHANGES, NOT_PLAIN, environment, plain
 from astray.records import ROOT
@@ -32,6 +32,8 @@ _NO_SETTINGS = frozenset({"params", "param_names"})
 _OF_SCALERS = ("_enabled", "_init_scale", "_growth_factor", "_backoff_factor", "_growth_interval")
 _TENSOR = torch.Tensor
 _WHAT = "what the program is set to"
+_WRITTEN_GRADIENTS = "written_gradients"
+"""The setting that lists the parameters of `_unusually_written`."""
 
 
 class SetupCapture:
@@ -104,11 +106,12 @@ class SetupCapture:
             if known is None:
                 known = self._groups[label, number] = _Group()
             site, parameters = f"{label}/param_groups.{number}", group["params"]
-            written = {name(one) for one in singled_out(parameters, self._writes)}
-            treated = self._clipping.of(parameters) | {WRITTEN: sorted(one for one in written if one is not None)}
-            changed, treatment = known.changed(group), known.treated(treated)
-            if changed or treatment:
-                told = _settings(group, changed) | treatment
+            written = {name(parameter) for parameter in _unusually_written(parameters, self._writes)}
+            treatment = self._clipping.of(parameters)
+            treatment[_WRITTEN_GRADIENTS] = sorted(each for each in written if each is not None)
+            changed, changed_treatment = known.changed(group), known.changed_treatment(treatment)
+            if changed or changed_treatment:
+                told = _settings(group, changed) | changed_treatment
                 if "params" in changed:
                     names = [name(tensor) or f"{site}.{at}" for at, tensor in enumerate(parameters)]
                     told = {"class": type(optimizer).__name__, **told, "parameters": names}
@@ -236,11 +239,11 @@ def _nothing(_: Any) -> tuple[Any, ...]:
 class _Group:
     """The settings of a parameter group when it was last looked at."""
 
-    __slots__ = ("_known", "_size", "_treated")
+    __slots__ = ("_known", "_size", "_treatment")
 
     def __init__(self) -> None:
         self._known: dict[str, Any] = {}
-        self._treated: dict[str, Any] = {}
+        self._treatment: dict[str, Any] = {}
         self._size = 0
 
     def changed(self, group: dict[str, Any]) -> list[str]:
@@ -255,10 +258,10 @@ class _Group:
             self._known, self._size = dict(group), size
         return names
 
-    def treated(self, now: dict[str, Any]) -> dict[str, Any]:
+    def changed_treatment(self, now: dict[str, Any]) -> dict[str, Any]:
         """What was done to its gradients before the step, if that is something else now."""
-        new = {name: value for name, value in now.items() if self._treated.get(name) != value}
-        self._treated = now
+        new = {name: value for name, value in now.items() if self._treatment.get(name) != value}
+        self._treatment = now
         return new
 
 
@@ -276,6 +279,22 @@ def _settings(group: dict[str, Any], names: list[str]) -> dict[str, Any]:
         if told is not NOT_PLAIN:
             found[name] = told
     return found
+
+
+def _unusually_written(
+    parameters: Sequence[torch.Tensor], writes: Callable[[torch.Tensor], int | None]
+) -> list[torch.Tensor]:
+    """Those of some parameters whose gradients were written to more or less often than most, or replaced.
+
+    Clipping and unscaling write to all of them alike; the others were written to by the program itself. Version
+    counters count the writes, so no gradient is read.
+    """
+    counted = [(parameter, writes(parameter)) for parameter in parameters]
+    counts = Counter(number for _, number in counted if number is not None)
+    if len(counts) < 2:
+        return []
+    usual = min(counts, key=lambda number: (-counts[number], number))
+    return [parameter for parameter, number in counted if number not in (None, usual)]
 
 
 # -- what a module is set to -------------------------------------------------------------------------------------------

@@ -1,16 +1,24 @@
-"""Finds the outermost modules of a program that knows nothing of astray, and with `StepDetector` its steps.
+"""Finds the models of a program that knows nothing of astray, and where its steps end.
 
-A module that is not attached yet is outermost when it is first called. The first one with parameters is the model,
-and its sites carry plain names; any other (a loss, a second network) is named by its class: `CrossEntropyLoss`, then
-`CrossEntropyLoss#2`. Trainers such as Lightning's call `training_step` of a model and never the model itself: what is
-called in there is named as a part of that model, `net.5`. `FirstCall` waits for the first call of a module in a child
-process, which may be a rank.
+`ModelDiscovery`: a module that is not attached yet is outermost when it is first called. The first one with parameters
+is the model, and its sites carry plain names; any other (a loss, a second network) is named by its class:
+`CrossEntropyLoss`, then `CrossEntropyLoss#2`. Trainers such as Lightning's call `training_step` of a model and never
+the model itself: what is called in there is named as a part of that model, `net.5`. `FirstCall` waits for the first
+call of a module in a child process, which may be a rank.
+
+`StepDetector`, which the adapter uses too: the first optimizer that steps sets the pace. Each of its steps ends a step,
+however many forwards came before it (gradient accumulation) or ran inside it (the closure of LBFGS). Where several
+optimizers take turns in one iteration, what runs after the first belongs to the next step, in every run alike. A
+program without an optimizer is one long step, and its forwards are micro steps; so is one whose optimizer is compiled,
+which runs without hooks.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from types import FrameType, MappingProxyType
@@ -18,8 +26,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
 
 from astray.capture.children import tell_of_fork
@@ -27,10 +37,13 @@ from astray.capture.engine import Engine
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.calls.wrappers import chains, has_parameters, type_name
 from astray.capture.pytorch.compiled.code import NoWarning, is_compiled_graph, never_compiled
-from astray.capture.pytorch.step_detection import StepDetector
+from astray.capture.pytorch.parameter_update import is_inner
+from astray.capture.pytorch.patches import PatchedFunction
+from astray.capture.pytorch.setup_capture import note_scaler
 from astray.interrupts import pass_interrupt
 from astray.log import logger
 from astray.process import rank_and_world_size
+from astray.records import SKIPPED_UPDATE
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 """Methods of a model that a trainer calls in place of the model."""
@@ -172,3 +185,99 @@ def _ranks() -> tuple[int, int] | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return rank_and_world_size(os.environ) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
+
+
+class StepDetector:
+    """Calls `end_step` as steps end, until `remove`.
+
+    A GradScaler that finds infinities skips the optimizer, and torch has no hook there, so its `step` is patched on the
+    class: an iteration whose update is skipped ends a step too. So is `scale`, after which gradients may overflow.
+    Scalers themselves are not changed.
+    """
+
+    def __init__(self, engine: Engine, end_step: Callable[[], None]) -> None:
+        self._engine = engine
+        self._end_step = end_step
+        self._leader: weakref.ref[Any] | None = None
+        self._local = threading.local()  # how many steps of any optimizer this thread has seen
+        self._handle = register_optimizer_step_post_hook(self._after_step)
+        self._covers = [PatchedFunction(GradScaler, "step", functools.partial(_covering_step, self))]
+        kinds: list[type] = [GradScaler, *GradScaler.__subclasses__()]
+        for kind in kinds:
+            if "scale" in vars(kind):
+                self._covers.append(PatchedFunction(kind, "scale", functools.partial(_covering_scale, self)))
+
+    def let_program_pace(self) -> None:
+        """The program says by itself where steps end."""
+        self._end_step = _nothing
+
+    def remove(self) -> None:
+        self._handle.remove()
+        for cover in self._covers:
+            cover.remove()
+        self._leader = None
+        self._end_step = _nothing
+
+    @property
+    def seen(self) -> int:
+        return getattr(self._local, "seen", 0)
+
+    @never_compiled
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if is_compiling():
+            return
+        self._local.seen = self.seen + 1
+        if not is_inner(sys._getframe(1), optimizer):
+            self.stepped(optimizer)
+
+    def scaled(self, scaler: GradScaler) -> None:
+        """A loss has been scaled."""
+        if self._engine.belongs_here():
+            self._engine.scaled = True
+            if self._engine.listening:
+                note_scaler(self._engine, scaler)
+
+    def skipped(self, optimizer: Any) -> None:
+        """An optimizer would have stepped, had not gradients overflowed."""
+        if self._engine.belongs_here() and self._engine.listening:
+            self._engine.note(SKIPPED_UPDATE, {"optimizer": type(optimizer).__name__})
+        self.stepped(optimizer)
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped, or would have."""
+        if not self._engine.belongs_here():
+            return
+        if self._leader is None or self._leader() is None:
+            self._leader = weakref.ref(optimizer)
+        if self._leader() is optimizer:
+            self._end_step()  # which guards itself
+
+
+def _covering_step(pace: StepDetector, scaler_step: Callable[..., Any]) -> Callable[..., Any]:
+    """`GradScaler.step`, which tells `pace` when no optimizer has stepped in it."""
+
+    @functools.wraps(scaler_step)
+    def step(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = pace.seen
+        result = scaler_step(self, optimizer, *args, **kwargs)
+        if pace.seen == before:
+            pace.skipped(getattr(optimizer, "optimizer", optimizer))  # one that wraps another is not the one that steps
+        return result
+
+    return step
+
+
+def _covering_scale(pace: StepDetector, scale: Callable[..., Any]) -> Callable[..., Any]:
+    """`GradScaler.scale`, which tells `pace` first."""
+
+    @functools.wraps(scale)
+    def covered(self: GradScaler, *args: Any, **kwargs: Any) -> Any:
+        if self.is_enabled():
+            pace.scaled(self)
+        return scale(self, *args, **kwargs)
+
+    return covered
+
+
+def _nothing() -> None:
+    """Ends no step."""
