@@ -127,7 +127,7 @@ class NodeGradients:
     @never_compiled
     def __call__(self, computed: tuple[torch.Tensor | None, ...], arrived: tuple[torch.Tensor | None, ...]) -> None:
         engine = self._engine
-        if is_compiling() or engine.paused or not engine.is_here:
+        if is_compiling() or engine.paused or not engine.in_own_process:
             return
         seq = None
         try:
@@ -270,7 +270,7 @@ class CallGradients:
 
     def guarded(self, action: Callable[..., None], *args: Any) -> None:
         """Runs one observation; whatever goes wrong in it stays out of the backward pass."""
-        if is_compiling() or self._engine.paused or not self._engine.is_here:
+        if is_compiling() or self._engine.paused or not self._engine.in_own_process:
             return
         try:
             with DisableTorchFunction():  # what is done here is no part of the program

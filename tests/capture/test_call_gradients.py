@@ -191,7 +191,7 @@ def test_a_failure_of_ours_is_said_and_an_interrupt_goes_on_its_way() -> None:
         def failed(self, what: str, error: Exception) -> None:
             failures.append((what, error))
 
-    class Taker:
+    class TensorObserver:
         def __init__(self, error: BaseException) -> None:
             self.error = error
 
@@ -200,7 +200,7 @@ def test_a_failure_of_ours_is_said_and_an_interrupt_goes_on_its_way() -> None:
 
     def go(error: BaseException, function: Callable[[Tensor], Tensor]) -> None:
         engine = Failing(SimpleNamespace(lanes=None), StackWalk(lambda _: True, lambda *_: 0))
-        engine._observe_by(Taker(error))
+        engine._set_observer(TensorObserver(error))
         call = engine.enter(Site("here", "Here", "", "custom"), None, row=False)
         x = torch.ones(2, requires_grad=True) * 1.0
         edges, live = InputEdges([("0", x)]), LiveGradients()

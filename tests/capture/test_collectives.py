@@ -18,10 +18,12 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 
 import astray
-from astray.capture.pytorch.calls.collectives import Collective, describe, describe_op, unseen
+from astray.capture.pytorch.calls.collectives import Collective, describe, describe_op, unseen_collectives
 from recorded_rows import rows
 
-pytestmark = pytest.mark.skipif(bool(unseen()), reason="this version of torch hides some collectives from modes")
+pytestmark = pytest.mark.skipif(
+    bool(unseen_collectives()), reason="this version of torch hides some collectives from modes"
+)
 
 
 class Talking(nn.Module):
@@ -66,7 +68,7 @@ def test_every_collective_that_tells_a_mode_is_known() -> None:
     }
     assert {"all_reduce", "broadcast", "all_to_all", "isend"} <= telling
     assert {name for name in telling if not isinstance(describe(getattr(dist, name)), Collective)} == set()
-    assert unseen() == []
+    assert unseen_collectives() == []
 
 
 def test_other_functions_are_no_collectives() -> None:

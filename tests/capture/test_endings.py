@@ -11,7 +11,7 @@ import pytest
 
 from astray.capture.pytorch.native.build import load
 
-Ending = load().Ending
+Finalizer = load().Finalizer
 
 
 class LimitError(Exception):
@@ -30,7 +30,7 @@ def _limited() -> Iterator[None]:
 
 def test_it_is_done_once() -> None:
     done: list[int] = []
-    ending = Ending(lambda: done.append(1))
+    ending = Finalizer(lambda: done.append(1))
     assert done == []
     del ending
     assert done == [1]
@@ -47,7 +47,7 @@ def test_what_a_signal_handler_raises_then_reaches_the_program() -> None:
         done.append("ended")
 
     def program() -> str:
-        ending: Any = Ending(callback)
+        ending: Any = Finalizer(callback)
         try:
             del ending
             for _ in range(1000):
@@ -64,7 +64,7 @@ def test_an_exception_under_way_goes_on() -> None:
     done: list[int] = []
 
     def program() -> None:
-        ending = Ending(lambda: done.append(1))
+        ending = Finalizer(lambda: done.append(1))
         assert ending is not None
         raise LimitError
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import astray
 from recorded_rows import outline, rows
-from tensor_oracle import PythonTaker
+from tensor_oracle import PythonObserver
 
 
 class Block(nn.Module):
@@ -360,12 +360,12 @@ def test_one_name_has_one_numbering(tmp_path: Path) -> None:
 def test_a_failure_of_ours_leaves_no_call_open(broken: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with astray.record(tmp_path / "run", nn.Linear(2, 2), level="function") as rec:
         engine = rec._engine
-        taker = PythonTaker(engine.tensors)
-        setattr(taker, broken, lambda *_: 1 / 0)
-        engine._observe_by(taker)
+        observer = PythonObserver(engine.tensors)
+        setattr(observer, broken, lambda *_: 1 / 0)
+        engine._set_observer(observer)
         x = torch.ones(2)
         x.add_(1.0)
-        engine._observe_by(engine.tensors.taker)
+        engine._set_observer(engine.tensors.native)
         torch.exp(x)
     run = astray.open(tmp_path / "run")
     assert {row["parent"] for row in rows(run, site="/exp")} == {None}

@@ -1,4 +1,4 @@
-"""Taking nested values apart."""
+"""FunctionCalls nested values apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native taker makes the rows that the oracle makes, on the host and on a card that is not there."""
+"""The native observer makes the rows that the oracle makes, on the host and on a card that is not there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from astray.store.run_format.rows import TICKET, PythonRows, tensor_rows
 from recorded_rows import different, rows
 from small_models import MODELS, build
 
-Taker = load().Taker
+TensorObserver = load().TensorObserver
 
 ROLES = frozenset({"input", "output"})
 
@@ -111,7 +111,7 @@ def test_models_on_a_card_have_the_rows_of_the_oracle(
 def test_a_recording_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 2)
     with astray.record(tmp_path / "native", model) as rec:
-        assert isinstance(rec._engine.tensors.observe.__self__, Taker)
+        assert isinstance(rec._engine.tensors.observe.__self__, TensorObserver)
     tensor_oracle.use(monkeypatch)
     with astray.record(tmp_path / "oracle", model) as rec:
         assert rec._engine.tensors.observe.__self__ is rec._engine.tensors
@@ -157,16 +157,19 @@ def test_nothing_of_a_recording_remains(tmp_path: Path) -> None:
     assert observer() is None
 
 
-# ---- one taker ------------------------------------------------------------------------------------------------------
+# ---- one observer
+# ------------------------------------------------------------------------------------------------------
 
 
 class Bench:
-    """A taker with a writer that only keeps the rows. What it hands over and first sights of memory are noted."""
+    """A observer with a writer that only keeps the rows. What goes to the slow path, and which memory is measured, is
+    noted.
+    """
 
     def __init__(self, ring: Any = None, lane: Any = None, batch: int = 1 << 20) -> None:
         self.rows: list[tuple[Any, ...]] = []  # given to the writer's own method, where there is no lane
         self.crowded: list[int] = []  # how many rows the lane had when it was said to be crowded
-        self.odd: list[tuple[Any, ...]] = []
+        self.slow: list[tuple[Any, ...]] = []
         self.firsts: list[TensorIdentity] = []
         self.unfilled: dict[int, Any] = {}
         self.failing = False
@@ -175,14 +178,14 @@ class Bench:
         rings = {} if ring is None else {torch.device("cpu"): ring}
         examples = [(torch.empty(0, dtype=dtype), name) for dtype, name in NAMES.items() if name != "complex32"]
 
-        def odd(*given: Any) -> None:
-            self.odd.append(given)
+        def slow(*given: Any) -> None:
+            self.slow.append(given)
 
-        self.taker = Taker(
+        self.observer = TensorObserver(
             examples, nn.Parameter, {}, rings, lambda index: 0xABC, None, None, TensorIdentity, self.unfilled,
-            self.writer, lane, batch, odd, odd, odd, odd, self.first,
+            self.writer, lane, batch, slow, slow, slow, slow, self.first,
         )  # fmt: skip
-        self.taker.apply(True, ROLES, True, False, False)
+        self.observer.apply(True, ROLES, True, False, False)
 
     def first(self, tensor: torch.Tensor, identity: TensorIdentity, seq: int, role: str, path: str) -> tuple[Any, ...]:
         if self.failing:
@@ -197,14 +200,14 @@ class Bench:
         """What the rows of these tensors have for statistics."""
         before = len(self.rows)
         for tensor in tensors:
-            self.taker.observe(7, "output", "0", tensor)
+            self.observer.observe(7, "output", "0", tensor)
         return [row[8] for row in self.rows[before:]]
 
 
 def test_a_row_is_made_of_plain_values() -> None:
     bench = Bench()
     x = torch.zeros(2, 3, requires_grad=True)
-    bench.taker.observe(7, "output", "y.0", x)
+    bench.observer.observe(7, "output", "y.0", x)
     identity = bench.firsts[0]
     assert (identity.address, identity.dtype, identity.owner) == (x.data_ptr(), "float32", x.untyped_storage())
     assert bench.rows == [(7, "output", "y.0", "float32", (2, 3), (3, 1), "cpu", True, 1, *[None] * 4, 0)]
@@ -218,14 +221,14 @@ def test_a_memory_is_measured_once_until_it_changes() -> None:
     assert bench.see(x.t(), x.t(), x[:2], x[2:], x.view(torch.int32)) == [2, 2, 3, 4, 5]
     x.add_(1)
     assert bench.see(x, x) == [6, 6]
-    for number, forget in enumerate([bench.taker.changed, bench.taker.written], 7):
+    for number, forget in enumerate([bench.observer.changed, bench.observer.written], 7):
         forget(x.view(-1)[3:])
         assert bench.see(x, x) == [number, number]
-    bench.taker.forget(x.untyped_storage())
+    bench.observer.forget(x.untyped_storage())
     assert bench.see(x, x) == [9, 9]
-    bench.taker.clear()
+    bench.observer.clear()
     assert bench.see(x, x) == [10, 10]
-    assert bench.odd == []
+    assert bench.slow == []
 
 
 def test_a_memory_that_took_the_place_of_another_is_another() -> None:
@@ -241,7 +244,7 @@ def test_thousands_of_dead_memories_are_let_go() -> None:
     alive = [torch.zeros(3) for _ in range(100)]
     first = bench.see(*alive)
     for _ in range(20_000):
-        bench.taker.observe(7, "output", "0", torch.zeros(3))
+        bench.observer.observe(7, "output", "0", torch.zeros(3))
     assert bench.see(*alive) == first
 
 
@@ -250,7 +253,7 @@ def test_thousands_of_layouts_do() -> None:
     x = torch.zeros(250, 250)
     for height in range(1, 201):
         for width in range(1, 201, 2):
-            bench.taker.observe(7, "output", "0", x[:height, :width])
+            bench.observer.observe(7, "output", "0", x[:height, :width])
     assert bench.rows[-1][4:6] == ((200, 199), (250, 1))
     assert len({row[8] for row in bench.rows}) == len(bench.firsts)
 
@@ -258,9 +261,9 @@ def test_thousands_of_layouts_do() -> None:
 def test_what_is_not_asked_for_leaves_nothing() -> None:
     bench = Bench()
     x = torch.zeros(3)
-    bench.taker.observe(-1, "output", "0", x)
-    bench.taker.observe(7, "gradient", "0", x)
-    assert bench.rows == bench.odd == []
+    bench.observer.observe(-1, "output", "0", x)
+    bench.observer.observe(7, "gradient", "0", x)
+    assert bench.rows == bench.slow == []
 
 
 def test_rows_go_to_the_lane_which_is_said_to_be_crowded_once_it_holds_a_batch() -> None:
@@ -300,30 +303,30 @@ def test_whatever_is_not_plain_is_handed_over() -> None:
     ]
     plain = torch.zeros(3)
     for tensor in [*given, plain]:
-        bench.taker.observe(7, "output", "0", tensor)
-    assert [call[3] for call in bench.odd] == given
+        bench.observer.observe(7, "output", "0", tensor)
+    assert [call[3] for call in bench.slow] == given
     assert len(bench.rows) == 1
-    bench.taker.apply(False, ROLES, True, False, False)
+    bench.observer.apply(False, ROLES, True, False, False)
     bench.see(plain)
-    assert bench.odd[-1] == (7, "output", "0", plain)
+    assert bench.slow[-1] == (7, "output", "0", plain)
 
 
 def test_memory_that_is_not_filled_yet() -> None:
     bench = Bench()
     x, other = torch.zeros(3), torch.zeros(3)
     bench.unfilled[id(x.untyped_storage())] = weakref.ref(x.untyped_storage())
-    bench.taker.observe_unread(7, "output", "0", other)
-    bench.taker.observe_unread(7, "output", "1", x)
+    bench.observer.observe_unread(7, "output", "0", other)
+    bench.observer.observe_unread(7, "output", "1", x)
     assert [row[2] for row in bench.rows] == ["0"]
-    assert bench.odd == [(7, "output", "1", x)]
-    bench.taker.observe(8, "input", "a", other)
-    bench.taker.observe_unread(8, "input", "b", x)  # which is about to be written over
-    assert bench.odd[1:] == [(8, "input", "b", x)]
+    assert bench.slow == [(7, "output", "1", x)]
+    bench.observer.observe(8, "input", "a", other)
+    bench.observer.observe_unread(8, "input", "b", x)  # which is about to be written over
+    assert bench.slow[1:] == [(8, "input", "b", x)]
     assert bench.unfilled
-    bench.taker.observe(9, "input", "a", x)  # so somebody has filled it
+    bench.observer.observe(9, "input", "a", x)  # so somebody has filled it
     assert bench.unfilled == {}
-    bench.taker.observe_unread(9, "output", "c", x)
-    bench.taker.observe_unread(9, "output", "d", other)
+    bench.observer.observe_unread(9, "output", "c", x)
+    bench.observer.observe_unread(9, "output", "d", other)
     assert [row[:3] for row in bench.rows[1:]] == [
         (8, "input", "a"),
         (9, "input", "a"),
@@ -335,19 +338,19 @@ def test_memory_that_is_not_filled_yet() -> None:
 def test_changes_that_may_concern_odd_tensors_are_handed_over() -> None:
     bench = Bench()
     x, sparse = torch.zeros(3), torch.zeros(3).to_sparse()
-    bench.taker.written(sparse)
-    bench.taker.changed(x)
-    assert bench.odd == [(sparse,)]
+    bench.observer.written(sparse)
+    bench.observer.changed(x)
+    assert bench.slow == [(sparse,)]
     bench.unfilled[id(x.untyped_storage())] = weakref.ref(x.untyped_storage())
-    bench.taker.written(x)  # perhaps it is filled now
-    bench.taker.changed(x)
-    assert bench.odd == [(sparse,), (x,)]
+    bench.observer.written(x)  # perhaps it is filled now
+    bench.observer.changed(x)
+    assert bench.slow == [(sparse,), (x,)]
     bench.see(sparse)
-    bench.taker.changed(x)
-    assert len(bench.odd) == 4
-    bench.taker.clear()
-    bench.taker.changed(x)
-    assert len(bench.odd) == 4
+    bench.observer.changed(x)
+    assert len(bench.slow) == 4
+    bench.observer.clear()
+    bench.observer.changed(x)
+    assert len(bench.slow) == 4
 
 
 def test_errors_come_out_and_leave_no_sighting() -> None:
@@ -357,9 +360,9 @@ def test_errors_come_out_and_leave_no_sighting() -> None:
         with pytest.raises(ZeroDivisionError):
             bench.see(x)
     with pytest.raises(TypeError):
-        bench.taker.observe("7", "output", "0", x)
+        bench.observer.observe("7", "output", "0", x)
     with pytest.raises(TypeError):
-        bench.taker.observe(7, "output", x)
+        bench.observer.observe(7, "output", x)
     assert bench.rows == []
 
 
@@ -369,10 +372,10 @@ def test_threads_may_observe_at_once() -> None:
 
     def work() -> None:
         for number in range(2000):
-            bench.taker.observe(7, "output", "0", shared[number % 50])
-            bench.taker.observe(7, "output", "0", torch.zeros(number % 7 + 1))
+            bench.observer.observe(7, "output", "0", shared[number % 50])
+            bench.observer.observe(7, "output", "0", torch.zeros(number % 7 + 1))
             if number % 100 == 0:
-                bench.taker.clear()
+                bench.observer.clear()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -380,5 +383,5 @@ def test_threads_may_observe_at_once() -> None:
     for thread in threads:
         thread.join()
     assert len(bench.rows) == 16_000
-    assert bench.taker.counted() == 16_000
-    assert bench.taker.counted() == 0
+    assert bench.observer.take_row_count() == 16_000
+    assert bench.observer.take_row_count() == 0

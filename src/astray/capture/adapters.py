@@ -59,45 +59,45 @@ class Adapter(Protocol):
     def apply(self, settings: Settings) -> None:
         """Observes at the levels these settings ask for."""
 
-    def listen(self) -> None:
-        """Puts in place what the engine wants to hear from now, and takes the rest away."""
+    def update_hooks(self) -> None:
+        """Puts the hooks in place that the engine needs from now on, and removes the others."""
 
     def next_step(self) -> None: ...
 
     def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:
         """Records a value of the program's own, and the gradients that arrive at its tensors."""
 
-    def meet(self, module: Any, args: Any, frame: FrameType) -> None:
-        """A module is called, from this frame of the framework's, that was about to be when the recording started."""
+    def module_called(self, module: Any, args: Any, frame: FrameType) -> None:
+        """A module is called, from this frame of the framework's; the recording was started in the middle of its call."""
 
-    def let_program_pace(self) -> None:
+    def let_program_end_steps(self) -> None:
         """The program says from now on where its steps end: `end_step` is not called any more."""
 
     def stop(self) -> None:
         """Removes every hook."""
 
 
-def adapter_for(model: Any, *, paced: bool = False, others: bool = False, spelled: bool = False) -> Adapter:
+def adapter_for(model: Any, *, detects_steps: bool = False, discovers: bool = False, spelled: bool = False) -> Adapter:
     """The adapter for a model, or for a dict of models by name.
 
-    paced: it finds out by itself where steps end. others: it also finds modules that are in none of these models.
+    detects_steps: it finds out by itself where steps end. discovers: it also finds modules outside of these models.
     spelled: functions are recorded as msprobe sees them: how they were called, and the gradients of their last node.
     """
     torch = sys.modules.get("torch")
-    is_alone = (torch is not None and isinstance(model, torch.nn.Module)) or not isinstance(model, Mapping)
-    models = {"": model} if is_alone else dict(model)
+    is_single = (torch is not None and isinstance(model, torch.nn.Module)) or not isinstance(model, Mapping)
+    models = {"": model} if is_single else dict(model)
     for name in models:
-        if not isinstance(name, str) or not name.isprintable() or (not name and not is_alone):
+        if not isinstance(name, str) or not name.isprintable() or (not name and not is_single):
             raise RecordError(f"A model is named {name!r}. Names of models are texts that can be printed.")
     if not models:
         raise RecordError("There is no model to record: the dict of models is empty.")
-    for name, one in models.items():
-        if torch is None or not isinstance(one, torch.nn.Module):
-            what = f"{name!r} is a {type(one).__name__}" if name else f"A {type(one).__name__} was given"
+    for name, module in models.items():
+        if torch is None or not isinstance(module, torch.nn.Module):
+            what = f"{name!r} is a {type(module).__name__}" if name else f"A {type(module).__name__} was given"
             raise RecordError(f"{what}, which cannot be recorded. Pass a torch.nn.Module, or a dict of them by name.")
     from astray.capture.pytorch.adapter import PyTorchAdapter
 
-    return PyTorchAdapter(models, paced=paced, others=others, spelled=spelled)
+    return PyTorchAdapter(models, detects_steps=detects_steps, discovers=discovers, spelled=spelled)
 
 
 def discovering_adapter(framework: str) -> Adapter:
@@ -152,7 +152,7 @@ class SlowPath(NamedTuple):
     observe_unread: Callable[[int, Role, str, Any], bool | None]
     written: Callable[[Any], None]
     changed: Callable[[Any], None]
-    first: Callable[[Any, TensorIdentity, int, Role, str], CachedMeasurement]  # measures, and keeps values
+    measure: Callable[[Any, TensorIdentity, int, Role, str], CachedMeasurement]  # measures, and keeps values
     unfilled: UnfilledMemory
     writer: BackgroundWriter
 
@@ -175,16 +175,16 @@ class NativeObserver(Protocol):
     def apply(self, on: bool, roles: frozenset[str], statistics: bool, values: bool, ops: bool, /) -> None:
         """Records by these settings from now on. Unless it is `on`, every tensor goes the slow path."""
 
-    def catch(self, on: bool, /) -> None:
+    def report_nonfinite(self, on: bool, /) -> None:
         """Whether to say that a tensor holds NaN or infinities, where that is known at once."""
 
     def forget(self, owner: Any, /) -> None:
         """This memory was written to, so it is another value now."""
 
-    def of(self, owner: Any, version: int, /) -> int:
+    def value_number(self, owner: Any, version: int, /) -> int:
         """Which value a memory is in a version of it; the next number at its first sight."""
 
-    def ahead(self, owner: Any, version: int, /) -> None:
+    def written_ahead(self, owner: Any, version: int, /) -> None:
         """An op has written to this memory, and its version will say so when the op has returned."""
 
     def clear(self) -> None:
@@ -196,14 +196,14 @@ class NativeObserver(Protocol):
     def next_step(self) -> None:
         """The same, because a step is over."""
 
-    def counted(self) -> int:
+    def take_row_count(self) -> int:
         """How many rows it has made since it was last asked."""
 
 
 class TensorReader(Protocol):
     """What the recorder asks of an adapter."""
 
-    def taker(self, odd: SlowPath) -> NativeObserver:
+    def native_observer(self, slow_path: SlowPath) -> NativeObserver:
         """Native code for this recording."""
 
     @property

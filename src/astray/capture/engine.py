@@ -57,7 +57,7 @@ class Engine(Calls):
     ) -> None:
         super().__init__(writer, Stacks(writer.stack, internal, spell).capture)
         self.tensors = Observer(writer, reader, settings)
-        self._observe_by(self.tensors.taker)
+        self._set_observer(self.tensors.native)
         self.setup = SetupLog(writer.setup)
         self.on_outermost: Callable[[str], None] | None = None  # called at each call of an outermost module
         self._passed_over: dict[str, None] = {}  # a few sites that the settings did not ask for
@@ -87,8 +87,8 @@ class Engine(Calls):
 
     def wants(self, site: Site) -> bool:
         """Whether the settings ask for calls of this site. Decided once for each site."""
-        if site.judge is not self._selection:
-            site.judge = self._selection
+        if site.decided_by is not self._selection:
+            site.decided_by = self._selection
             level = _LEVEL_OF.get(site.kind)
             of_level = level is None or level in self._levels
             if site in self.in_optimizers and site.kind in ("function", "op"):
@@ -117,7 +117,9 @@ class Engine(Calls):
 
     def _follows(self, call: OpenCall) -> bool:
         """Whether a call is taken after the end of the forward: only if it follows from what was before it."""
-        follows = call.site.kind == "optimizer" or (call.phase == "backward" and call.site.module in self._called)
+        follows = call.site.kind == "optimizer" or (
+            call.phase == "backward" and call.site.module in self._called_modules
+        )
         return self.listening and follows
 
     def note(self, site: str, what: dict[str, Any]) -> None:
@@ -129,7 +131,7 @@ class Engine(Calls):
     def _outermost(self, root: str, recompute: bool) -> int:
         """The micro step of an outermost call: each is one more, but a recomputation has that of its first forward."""
         if recompute:
-            return self._passing.get(root, self._micro.get(root, 0))
+            return self._backward_micro.get(root, self._micro.get(root, 0))
         if self.on_outermost is not None:
             self.on_outermost(root)
         micro = self.latest_micro = self._micro[root] = self._micro.get(root, -1) + 1
@@ -143,8 +145,8 @@ class Engine(Calls):
         self._end_interrupted()
         self._micro.clear()
         self.latest_micro = 0
-        self._passing.clear()
-        self._called.clear()
+        self._backward_micro.clear()
+        self._called_modules.clear()
         self.scaled = False
         self.tensors.next_step()
         if self._scope is not None:
@@ -210,10 +212,6 @@ class Engine(Calls):
         """Whether a module of this recording is running, on this thread. One that an exception has left stays open."""
         return not self._over and any(call.site.kind == "module" for call in self._open_calls())
 
-    def belongs_here(self) -> bool:
-        """False in a forked child, such as a DataLoader's worker, which must not record."""
-        return self.is_here
-
     def missed(self, what: str, why: str) -> None:
         """Something could not be observed. It is counted, and listed in the run."""
         self._writer.missed(what, why)
@@ -241,7 +239,7 @@ _engines: WeakRegistry[Engine] = WeakRegistry()
 
 def _leave_the_child_alone() -> None:
     for engine in _engines:
-        engine.is_here = False
+        engine.in_own_process = False
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks

@@ -39,7 +39,7 @@ class Observer:
     observe: Callable[[int, Role, str, Any], bool | None]
     """Records one tensor of a call as it is now: number of the call, role, path, tensor.
 
-    True when it is known by now to hold NaN or infinities, and a guard keeps such calls: then `gave_bad` is called.
+    True when it is known by now to hold NaN or infinities, and a guard keeps such calls: then `on_nonfinite` is called.
     """
 
     observe_unread: Callable[[int, Role, str, Any], bool | None]
@@ -61,26 +61,32 @@ class Observer:
         self._writer = writer
         self._sightings = MeasurementCache()
         self._unfilled = UnfilledMemory()
-        odd = SlowPath(
-            self._observe, self._observe_unread, self._written, self._changed, self._first, self._unfilled, writer
+        slow_path = SlowPath(
+            self._observe,
+            self._observe_unread,
+            self._written,
+            self._changed,
+            self._measure_first,
+            self._unfilled,
+            writer,
         )
-        self.taker = taker = reader.taker(odd)
-        self.observe, self.observe_unread = taker.observe, taker.observe_unread
-        self.written, self.changed = taker.written, taker.changed
+        self.native = native = reader.native_observer(slow_path)
+        self.observe, self.observe_unread = native.observe, native.observe_unread
+        self.written, self.changed = native.written, native.changed
         self._catcher = NonFiniteKeeper(writer, reader) if writer.catches else None
-        taker.catch(self._catcher is not None)
+        native.report_nonfinite(self._catcher is not None)
         reader.start(self._clear, writer.waited, settings.queue_bytes)
         self.apply(settings)
 
     @property
     def taken(self) -> RecordedBytes:
         """What was recorded so far."""
-        self.quota.count(self.taker.counted())
+        self.quota.count(self.native.take_row_count())
         return self.quota.taken
 
     def apply(self, settings: Settings) -> None:
         """Records by these settings from now on."""
-        self.quota.count(self.taker.counted())
+        self.quota.count(self.native.take_row_count())
         self.quota.change(settings)
         self._roles = settings.roles
         self._ops = "op" in settings.level
@@ -91,12 +97,12 @@ class Observer:
         self._part: Part | None = settings.slice
         self._clear()  # what was kept of a tensor may be other than what is to be kept now
         plain = not self.quota.is_limited and self._part is None
-        self.taker.apply(plain, self._roles, self._statistics, self._whole or self._sample, self._ops)
+        self.native.apply(plain, self._roles, self._statistics, self._whole or self._sample, self._ops)
 
     def _clear(self) -> None:
         """Forgets all measurements; the numbers of values stay."""
         self._sightings.clear()
-        self.taker.clear()
+        self.native.clear()
 
     def _observe(self, seq: int, role: Role, path: str, tensor: Any) -> bool | None:
         if seq == NOT_WRITTEN or role not in self._roles or not self.quota.row():
@@ -114,7 +120,7 @@ class Observer:
             if seen is None or (seen[_VALUES] is not None and seen[_VALUES].stale):
                 seen = self._measure(tensor, reader.read(tensor, identity, self._statistics), seq, role, path)
                 self._sightings.add(owner, key, seen)
-            number = self.taker.of(owner, version)
+            number = self.native.value_number(owner, version)
         else:
             reading = reader.read(tensor, None, self._statistics)
             dtype, shape, stride = reading.dtype, reading.shape, reading.stride
@@ -128,7 +134,7 @@ class Observer:
         )  # fmt: skip
         return True if self._catcher is not None and is_bad(statistics) else None
 
-    def gave_bad(self, seq: int, found: list[Found], args: str | None) -> None:
+    def on_nonfinite(self, seq: int, found: list[Found], args: str | None) -> None:
         """A call has given NaN or infinities. found: the tensors of it that are there. args: its arguments as text."""
         if self._catcher is None or self._whole or self._sample:  # all that is wanted of them is kept
             return
@@ -138,7 +144,9 @@ class Observer:
             pass_interrupt(error)
             self._writer.missed("the tensors of a call that gave NaN or infinity", f"{type(error).__name__}: {error}")
 
-    def _first(self, tensor: Any, identity: TensorIdentity, seq: int, role: Role, path: str) -> CachedMeasurement:
+    def _measure_first(
+        self, tensor: Any, identity: TensorIdentity, seq: int, role: Role, path: str
+    ) -> CachedMeasurement:
         """Measures a memory at its first sight, for native code."""
         return self._measure(tensor, self.reader.read(tensor, identity, self._statistics), seq, role, path)
 
@@ -212,7 +220,7 @@ class Observer:
             )  # fmt: skip
         return None
 
-    def made(self, tensor: Any) -> None:
+    def allocated(self, tensor: Any) -> None:
         """Memory was made that holds whatever lay there before."""
         owner = self.reader.owner(tensor)
         if owner is not None:
@@ -223,7 +231,7 @@ class Observer:
         if self._ops:
             identity = self.reader.identity(tensor)
             if identity is not None:
-                self.taker.ahead(identity.owner, identity.version)
+                self.native.written_ahead(identity.owner, identity.version)
         if self._unfilled and self.reader.is_whole(tensor):
             self._unfilled.discard(self.reader.owner(tensor))
 
@@ -231,18 +239,18 @@ class Observer:
         owner = self.reader.owner(tensor)
         if owner is not None:
             self._sightings.changed(owner)
-            self.taker.forget(owner)
+            self.native.forget(owner)
 
     def forget(self) -> None:
         """Much may have been written past version counters: gradients summed over ranks, weights through `.data`."""
         self.forgotten += 1
         self._sightings.clear()
-        self.taker.renumber()
+        self.native.renumber()
 
     def next_step(self) -> None:
         """The step is over."""
         self._sightings.clear()
-        self.taker.next_step()
+        self.native.next_step()
         self.quota.next_step()
         if self._catcher is not None:
             self._catcher.next_step()

@@ -94,7 +94,7 @@ class BaseRecorder:
         self.guard = guard
         # Paced, though the program says where steps end: a GradScaler's skips are to be known.
         self._adapter: Adapter = (
-            model.adapter if isinstance(model, _Chosen) else adapter_for(model, paced=self.guard is not None)
+            model.adapter if isinstance(model, _Chosen) else adapter_for(model, detects_steps=self.guard is not None)
         )
         self._finds_steps = isinstance(model, _Chosen)
         self._overwrite = overwrite
@@ -144,7 +144,7 @@ class BaseRecorder:
         try:
             self._adapter.start(self._engine, self.step)
             if self.guard is not None and not self._finds_steps:
-                self._adapter.let_program_pace()
+                self._adapter.let_program_end_steps()
         except BaseException:  # an interrupt too must leave no hook and no empty run; it goes on its way below
             self.stop()
             self._writer.discard()
@@ -169,7 +169,7 @@ class BaseRecorder:
     def step(self) -> None:
         """Ends a step. Call it once an iteration, after the optimizer."""
         engine = self._running("step")
-        if engine is None or not engine.belongs_here():
+        if engine is None or not engine.in_own_process:
             return
         with self._guarding(engine, "the end of a step"):
             self._adapter.next_step()
@@ -179,7 +179,7 @@ class BaseRecorder:
                 self._tell_forecast(engine)
         with self._guarding(engine, "a change of the settings"):
             self._follow_the_file(engine)
-            self._adapter.listen()
+            self._adapter.update_hooks()
         self._tell_failure()
         if self.guard is not None:
             self.guard.after_step(engine.step)
@@ -193,21 +193,21 @@ class BaseRecorder:
         gradient: also record the gradients that arrive at its tensors in the backward pass.
         """
         engine = self._running("save")
-        if engine is not None and engine.recording and engine.belongs_here():
+        if engine is not None and engine.recording and engine.in_own_process:
             with self._guarding(engine, f"the value saved as {name!r}"):
                 self._adapter.save(str(name), value, gradient, sys._getframe(1))
 
-    def meet(self, module: Any, args: Any, frame: FrameType) -> None:
+    def module_called(self, module: Any, args: Any, frame: FrameType) -> None:
         """The recording was started in the middle of this call of a module, to which it belongs."""
         engine = self._engine
-        if engine is not None and engine.belongs_here():
+        if engine is not None and engine.in_own_process:
             with self._guarding(engine, "the first call of a module"):
-                self._adapter.meet(module, args, frame)
+                self._adapter.module_called(module, args, frame)
 
     def forward_end(self) -> None:
         """Records only what has run so far in this step, and the backward of that. The next step is recorded again."""
         engine = self._running("forward_end")
-        if engine is not None and engine.belongs_here():
+        if engine is not None and engine.in_own_process:
             engine.end_forward()
 
     def pause(self) -> AbstractContextManager[None]:
@@ -227,10 +227,10 @@ class BaseRecorder:
 
     def _pause(self, paused: bool) -> None:
         engine = self._running("pause" if paused else "resume")
-        if engine is not None and engine.belongs_here():
+        if engine is not None and engine.in_own_process:
             engine.pause(paused)
             with self._guarding(engine, "a pause"):
-                self._adapter.listen()
+                self._adapter.update_hooks()
 
     def flush(self) -> None:
         """Waits until everything recorded so far is in the files, where not even `kill -9` takes it away."""
@@ -255,7 +255,7 @@ class BaseRecorder:
     def _close(self, ended: str, nothing: str | None = None) -> bool:
         """Closes the run. Whether it was open."""
         engine, writer = self._engine, self._writer
-        if engine is None or writer is None or not engine.belongs_here():
+        if engine is None or writer is None or not engine.in_own_process:
             return False
         self._engine = None
         with contextlib.ExitStack() as closing:  # a signal handler may raise in the middle of any of these

@@ -141,7 +141,7 @@ class Objects:
     def __init__(
         self, is_tensor: Callable[[Any], bool] | None = None, epoch: Callable[[], object] | None = None
     ) -> None:
-        self._native = load().Objects(is_tensor, epoch, DEEPEST_ATTRIBUTE, MOST_TENSORS, _MOST_THINGS)
+        self._native = load().ObjectWalk(is_tensor, epoch, DEEPEST_ATTRIBUTE, MOST_TENSORS, _MOST_THINGS)
 
     def tensors(self, value: Any, path: str) -> tuple[list[tuple[str, Any]], bool]:
         """The tensors of an object that are to be recorded now, with their paths, and whether there may be more.

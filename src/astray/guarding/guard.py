@@ -90,7 +90,9 @@ class Guard:
         self._exact = exact
         self._remember = remember
         self._max_memory = max_memory
-        self._adapter = model if isinstance(model, ChosenAdapter) else ChosenAdapter(adapter_for(model, paced=True))
+        self._adapter = (
+            model if isinstance(model, ChosenAdapter) else ChosenAdapter(adapter_for(model, detects_steps=True))
+        )
         self.rank, world_size = self._adapter.it.rank_and_world_size() or rank_and_world_size(os.environ)
         if world_size > 1 and settings.get("optimizer") is None:
             settings["optimizer"] = "gradient"  # summed over ranks: what another one has made shows here first
@@ -124,7 +126,7 @@ class Guard:
     def step(self) -> None:
         """Ends a step. From the first call on, steps end here alone."""
         first, self._program_paces = not self._program_paces, True
-        self._adapter.it.let_program_pace()
+        self._adapter.it.let_program_end_steps()
         if not (first and self._recording.has_just_ended):  # by an optimizer, a moment ago
             self._recording.step()
 
@@ -338,7 +340,7 @@ class GuardRecorder(BaseRecorder):
                 engine.missed(CALL_GRADIENTS, "a guard reads those of parameters alone while nothing is wrong")
 
     def step(self) -> None:
-        if self._engine is not None and not self._engine.belongs_here():
+        if self._engine is not None and not self._engine.in_own_process:
             return
         super().step()
         self.count += 1

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from astray.capture.adapters import TensorReader
 from astray.capture.engine import Engine, Site
 from astray.capture.pytorch.calls.catalogue import Catalogue
-from astray.capture.pytorch.calls.collectives import PendingCollectives, unseen
+from astray.capture.pytorch.calls.collectives import PendingCollectives, unseen_collectives
 from astray.capture.pytorch.calls.functions import FunctionMode
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.modules import ModuleCapture
@@ -48,8 +48,8 @@ from astray.records import Spelling
 class PyTorchAdapter:
     """Records PyTorch models. Without models, it finds those of the program by itself, and where its steps end.
 
-    `paced`: it finds out where steps end though models are given. `others`: it also finds modules in none of them.
-    `spelled`: it records how functions were called, and the gradients of their last nodes.
+    `detects_steps`: it finds out where steps end though models are given. `discovers`: it also finds modules in none of
+    them. `spelled`: it records how functions were called, and the gradients of their last nodes.
     """
 
     framework = "torch"
@@ -59,20 +59,20 @@ class PyTorchAdapter:
         self,
         models: Mapping[str, nn.Module] | None,
         *,
-        paced: bool = False,
-        others: bool = False,
+        detects_steps: bool = False,
+        discovers: bool = False,
         spelled: bool = False,
     ) -> None:
         self.reader: TensorReader = TorchReader()
         self._models = models
-        self._capture: ModuleCapture | None = None
+        self._modules: ModuleCapture | None = None
         self._discovery: ModelDiscovery | None = None
-        self._paced = paced
-        self._others = others
+        self._detects_steps = detects_steps
+        self._discovers = discovers
         self.spell: Callable[[FrameType], Spelling | None] | None = spelling_of if spelled else None
-        self._pace: StepDetector | None = None
-        self._perturbed: PerturbedInputs | None = None
-        self._unseen_told = False
+        self._step_detector: StepDetector | None = None
+        self._perturbation: PerturbedInputs | None = None
+        self._unseen_noted = False
 
     def versions(self) -> dict[str, str]:
         versions = {"torch": torch.__version__, "numpy": numpy.__version__}
@@ -105,36 +105,36 @@ class PyTorchAdapter:
         self._gradients = LiveGradients()
         self._last_nodes = LastNodes(self._gradients)
         self._origins = Origins()
-        self._places = FunctionSites(engine, self._origins)
+        self._function_sites = FunctionSites(engine, self._origins)
         self._modes = Modes()
-        self._capture = ModuleCapture(engine, self._gradients, self._modes, self._origins)
-        self._underway = PendingCollectives(engine)
+        self._modules = ModuleCapture(engine, self._gradients, self._modes, self._origins)
+        self._pending = PendingCollectives(engine)
         self._saved = SavedValues(engine, self._gradients)
-        self._losses = LossLabels(engine)
-        self._replays = CudaGraphReplays(engine)
-        self._replays.start()
+        self._loss_labels = LossLabels(engine)
+        self._graph_replays = CudaGraphReplays(engine)
+        self._graph_replays.start()
         self._engine = engine
         # Before `ModelDiscovery`, which ends the step in a hook of the same kind: hooks are called in their order.
         everything = self._models is None
         self._optimizers = OptimizerCapture(
-            engine, self._capture.parameters, self._modes, self._capture.setup, everything=everything
+            engine, self._modules.parameters, self._modes, self._modules.setup, everything=everything
         )
         seed = engine.settings.perturb
         if (
             seed is not None
         ):  # before `ModelDiscovery` too, which records the first call of a model with what it is given
-            self._perturbed = PerturbedInputs(engine, self._capture, seed, everything=everything)
+            self._perturbation = PerturbedInputs(engine, self._modules, seed, everything=everything)
         if self._models is None:
-            self._discovery = ModelDiscovery(engine, self._capture, end_step, self.listen)
+            self._discovery = ModelDiscovery(engine, self._modules, end_step, self.update_hooks)
         else:
             for label, model in self._models.items():
-                self._capture.attach(model, label)
-            self._pace = StepDetector(engine, end_step) if self._paced else None
-            if self._others:
-                self._discovery = ModelDiscovery(engine, self._capture, end_step, self.listen, self._models)
-                self._discovery.let_program_pace()
-        self._capture.setup.start(seeded=not everything)
-        engine.on_outermost = self._capture.setup.outermost
+                self._modules.attach(model, label)
+            self._step_detector = StepDetector(engine, end_step) if self._detects_steps else None
+            if self._discovers:
+                self._discovery = ModelDiscovery(engine, self._modules, end_step, self.update_hooks, self._models)
+                self._discovery.let_program_end_steps()
+        self._modules.setup.start(seeded=not everything)
+        engine.on_outermost = self._modules.setup.outermost
         self.apply(engine.settings)
 
     def apply(self, settings: Settings) -> None:
@@ -143,38 +143,38 @@ class PyTorchAdapter:
         if "function" in settings.level:
             catalogue = Catalogue(settings.functions)
             gradients = self._gradients if self.spell is None else self._last_nodes
-            modes.append(FunctionMode(self._engine, gradients, self._places, catalogue, self._underway))
+            modes.append(FunctionMode(self._engine, gradients, self._function_sites, catalogue, self._pending))
         if "op" in settings.level:
-            modes.append(OpMode(self._engine, self._places, settings.functions))
+            modes.append(OpMode(self._engine, self._function_sites, settings.functions))
         self._origins.wanted = bool(modes)
         self._modes.use(modes)
-        self.listen()
+        self.update_hooks()
 
-    def listen(self) -> None:
+    def update_hooks(self) -> None:
         """Puts everything in place that the engine wants to hear from now, and takes the rest away."""
-        under_way = self._discovery is None or self._discovery.has_found
-        self._modes.switch(self._engine.listening and under_way)
-        if self._capture is not None:
-            self._capture.listen(self._engine.listening)
+        has_begun = self._discovery is None or self._discovery.has_found
+        self._modes.switch(self._engine.listening and has_begun)
+        if self._modules is not None:
+            self._modules.set_listening(self._engine.listening)
 
     def next_step(self) -> None:
         """Ends the step: gradients that are still being summed are written as they are."""
         self._gradients.finish()
         self._last_nodes.finish()
-        self._underway.look()
+        self._pending.poll()
         self._note_unseen()
         self._origins.clear()
-        if self._perturbed is not None:
-            self._perturbed.next_step()
-        if self._capture is not None:
-            self._capture.next_step()
+        if self._perturbation is not None:
+            self._perturbation.next_step()
+        if self._modules is not None:
+            self._modules.next_step()
 
     def _note_unseen(self) -> None:
         """Says once, when there are several processes, which collectives torch makes without calling a mode."""
-        if self._unseen_told or "function" not in self._engine.settings.level or self.rank_and_world_size() is None:
+        if self._unseen_noted or "function" not in self._engine.settings.level or self.rank_and_world_size() is None:
             return
-        self._unseen_told = True
-        for name in unseen():
+        self._unseen_noted = True
+        for name in unseen_collectives():
             why = "this version of torch makes them without telling a mode"
             self._engine.missed(f"calls of torch.distributed.{name}", why)
 
@@ -182,28 +182,33 @@ class PyTorchAdapter:
         with DisableTorchFunction(), torch._C._DisableTorchDispatch():  # what is done here is not part of the program
             self._saved.save(name, value, gradient, frame)
 
-    def meet(self, module: Any, args: Any, frame: FrameType) -> None:
+    def module_called(self, module: Any, args: Any, frame: FrameType) -> None:
         if self._discovery is not None:
-            self._discovery.meet(module, args, frame)
+            self._discovery.module_called(module, args, frame)
 
-    def let_program_pace(self) -> None:
+    def let_program_end_steps(self) -> None:
         """From now on the program says where steps end."""
-        for pace in (self._discovery, self._pace):
-            if pace is not None:
-                pace.let_program_pace()
+        for detector in (self._discovery, self._step_detector):
+            if detector is not None:
+                detector.let_program_end_steps()
 
     def stop(self) -> None:
         """Takes everything off again, each part even if a signal handler raises while another is."""
         parts: list[Callable[[], object]] = []
         if self._discovery is not None:
             parts.append(self._discovery.remove)
-        if self._pace is not None:
-            parts.append(self._pace.remove)
-        if self._perturbed is not None:
-            parts.append(self._perturbed.remove)
-        if self._capture is not None:
-            parts += [self._replays.stop, self._losses.remove, self._optimizers.remove, partial(self._modes.use, [])]
-            parts += [self._underway.finish, self._note_unseen, self._capture.detach, self._capture.setup.stop]
+        if self._step_detector is not None:
+            parts.append(self._step_detector.remove)
+        if self._perturbation is not None:
+            parts.append(self._perturbation.remove)
+        if self._modules is not None:
+            parts += [
+                self._graph_replays.stop,
+                self._loss_labels.remove,
+                self._optimizers.remove,
+                partial(self._modes.use, []),
+            ]
+            parts += [self._pending.finish, self._note_unseen, self._modules.detach, self._modules.setup.stop]
             parts += [self._gradients.finish, self._gradients.remove, self._last_nodes.remove]
         with contextlib.ExitStack() as stopping:
             for part in reversed(parts):

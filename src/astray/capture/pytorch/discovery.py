@@ -78,8 +78,8 @@ class ModelDiscovery:
         """Whether the program has called a module yet."""
         return bool(self._roots)
 
-    def let_program_pace(self) -> None:
-        self._pace.let_program_pace()
+    def let_program_end_steps(self) -> None:
+        self._pace.let_program_end_steps()
 
     def remove(self) -> None:
         self._handle.remove()
@@ -89,11 +89,11 @@ class ModelDiscovery:
     @never_compiled
     def _before_any_module(self, module: nn.Module, args: Any) -> None:
         if not is_compiling():
-            self.meet(module, args, sys._getframe(1))
+            self.module_called(module, args, sys._getframe(1))
 
-    def meet(self, module: nn.Module, args: Any, frame: FrameType) -> None:
+    def module_called(self, module: nn.Module, args: Any, frame: FrameType) -> None:
         """A module is called, from this frame of torch's."""
-        if not self._engine.belongs_here():
+        if not self._engine.in_own_process:
             if get_worker_info() is None:
                 tell_of_fork()
             return
@@ -110,7 +110,7 @@ class ModelDiscovery:
             if self._engine.recording:
                 # torch has collected the hooks of this call already, so the new one has to be called by hand. A global
                 # hook is not given the keyword arguments: they are read from the frame of torch's that calls it.
-                self._capture.enter_first(module, args, frame.f_locals.get("kwargs") or {}, frame)
+                self._capture.enter_running_call(module, args, frame.f_locals.get("kwargs") or {}, frame)
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             self._engine.failed(f"the first call of {type(module).__name__}", error)
 
@@ -174,7 +174,7 @@ class FirstCall:
         try:
             recorder = self._begin(_ranks())
             if recorder is not None:
-                recorder.meet(module, args, frame)
+                recorder.module_called(module, args, frame)
         except Exception as error:  # noqa: BLE001 - the program must not fail because we did
             pass_interrupt(error)
             logger.warning("This process is not recorded (%s: %s).", type(error).__name__, error)
@@ -207,7 +207,7 @@ class StepDetector:
             if "scale" in vars(kind):
                 self._covers.append(PatchedFunction(kind, "scale", functools.partial(_covering_scale, self)))
 
-    def let_program_pace(self) -> None:
+    def let_program_end_steps(self) -> None:
         """The program says by itself where steps end."""
         self._end_step = _nothing
 
@@ -232,20 +232,20 @@ class StepDetector:
 
     def scaled(self, scaler: GradScaler) -> None:
         """A loss has been scaled."""
-        if self._engine.belongs_here():
+        if self._engine.in_own_process:
             self._engine.scaled = True
             if self._engine.listening:
                 note_scaler(self._engine, scaler)
 
     def skipped(self, optimizer: Any) -> None:
         """An optimizer would have stepped, had not gradients overflowed."""
-        if self._engine.belongs_here() and self._engine.listening:
+        if self._engine.in_own_process and self._engine.listening:
             self._engine.note(SKIPPED_UPDATE, {"optimizer": type(optimizer).__name__})
         self.stepped(optimizer)
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped, or would have."""
-        if not self._engine.belongs_here():
+        if not self._engine.in_own_process:
             return
         if self._leader is None or self._leader() is None:
             self._leader = weakref.ref(optimizer)

@@ -67,7 +67,7 @@ class LastNodes:
         self._live = live
         self._hooks: list[tuple[Any, int]] = []  # a weak reference to the dict that a hook is in, and its key there
         self._crowded = _ENOUGH
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
 
     def watch(self, engine: Engine, call: OpenCall, edges: InputEdges, outputs: Tensors) -> None:
         """Records the gradients of a call that has returned `outputs`, unless it made only leaves or set items."""
@@ -77,7 +77,7 @@ class LastNodes:
         if node is not None and outputs[0][1].requires_grad:
             arrives = {tensor.output_nr: path for path, tensor in reversed(outputs) if tensor.grad_fn is node}
             handle = node.register_hook(_LastNode(engine, call, arrives))
-            with self._changing:
+            with self._lock:
                 self._hooks.append((handle.hooks_dict_ref, handle.id))
             if len(self._hooks) > self._crowded:  # a program that never ends a step
                 self.finish()
@@ -86,12 +86,12 @@ class LastNodes:
 
     def finish(self) -> None:
         """Keeps only what belongs to a graph that is still there."""
-        with self._changing:
+        with self._lock:
             self._hooks = [one for one in self._hooks if one[0]() is not None]
 
     def remove(self) -> None:
         """Takes every hook off the graphs."""
-        with self._changing:
+        with self._lock:
             hooks, self._hooks = self._hooks, []
         for reference, key in hooks:
             placed = reference()
@@ -110,7 +110,7 @@ class _LastNode:
     @never_compiled
     def __call__(self, computed: tuple[torch.Tensor | None, ...], arrived: tuple[torch.Tensor | None, ...]) -> None:
         engine = self._engine
-        if is_compiling() or engine.paused or not engine.is_here:
+        if is_compiling() or engine.paused or not engine.in_own_process:
             return
         try:
             with DisableTorchFunction():  # what is done here is not part of the program
@@ -182,7 +182,7 @@ class ParameterCapture:
             return None
         return known.accumulated.writes(gradient)
 
-    def listen(self, on: bool) -> None:
+    def set_listening(self, on: bool) -> None:
         """Puts the hooks in place, or takes them off for steps that are not recorded."""
         self._listening = on
         if on:
@@ -194,7 +194,7 @@ class ParameterCapture:
             watched.take()
 
     def remove(self) -> None:
-        self.listen(False)
+        self.set_listening(False)
         self._watched.clear()
 
 
@@ -262,9 +262,9 @@ def _prepare() -> None:
     """
     callback = getattr(dynamo, "get_eval_frame_callback", None)
     flags = vars(torch.compiler) if hasattr(torch.compiler, "_is_compiling_flag") else None
-    _torch.use(add_up, _call_node_hook, _put_on_leaf, flags, callback)
+    _torch.set_callbacks(add_up, _call_node_hook, _put_on_leaf, flags, callback)
     for hook in (LeafHook, AccumulatedHook, ArrivingHook):
-        _torch.shown_as(hook, _call_tensor_hook)
+        _torch.set_python_call(hook, _call_tensor_hook)
         setattr(hook, "__reduce__", TransparentHook.__reduce__)  # noqa: B010 - the types know of no such attribute
         setattr(hook, "__torch_unserializable__", TransparentHook.__torch_unserializable__)  # noqa: B010
 

@@ -103,7 +103,7 @@ class OptimizerCapture:
         engine = self._engine
         engine.tensors.forget()  # weights will change, those of distributed tensors without a trace
         self._note_setup(optimizer)
-        if is_compiling() or not (engine.settings.optimizer or self._is_a_place()) or not engine.belongs_here():
+        if is_compiling() or not (engine.settings.optimizer or self._is_a_place()) or not engine.in_own_process:
             return None
         try:
             with DisableTorchFunction(), torch.no_grad():  # what is done here is not part of the program
@@ -141,7 +141,7 @@ class OptimizerCapture:
     @never_compiled
     def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._engine.tensors.forget()
-        if is_compiling() or not self._engine.belongs_here():
+        if is_compiling() or not self._engine.in_own_process:
             return
         self._come_back()
         if not self._under_way:
@@ -278,7 +278,7 @@ class OptimizerCapture:
     def _note_setup(self, optimizer: Any) -> None:
         """Notes what an optimizer is set to, in steps that are recorded."""
         engine = self._engine
-        if is_compiling() or not engine.listening or not engine.belongs_here():
+        if is_compiling() or not engine.listening or not engine.in_own_process:
             return
         try:
             if self._everything or self._has_known_parameters(optimizer):
@@ -306,7 +306,7 @@ class OptimizerCapture:
         step.call = engine.enter(self._site(label, kind), frame, phase="update", micro=0, row=bool(step.wanted))
         if step.frame is None:
             step.call.frame = None
-        step.call.inside = step.gradients_come  # what a closure calls is the program's, and not the optimizer's
+        step.call.runs_inner = step.gradients_come  # what a closure calls is the program's, and not the optimizer's
         if self._is_a_place():
             engine.tensors.forget()  # gradients were summed over ranks, perhaps, which no version counter tells
         if not step.wanted:
@@ -364,7 +364,7 @@ class _ModesOff(tuple[Any, ...]):
 
     def __init__(self, capture: OptimizerCapture, step: _OptimizerStep, _args: Any, _kwargs: Any) -> None:
         # Not in `__del__`, which would lose what a signal handler of the program raises.
-        self._ending = load().Ending(lambda: capture.step_ended(step))
+        self._ending = load().Finalizer(lambda: capture.step_ended(step))
         capture.suspend(step)
 
 

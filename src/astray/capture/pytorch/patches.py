@@ -61,7 +61,7 @@ class CudaGraphReplays:
         @functools.wraps(original)
         def replay(graph: torch.cuda.CUDAGraph) -> None:
             original(graph)
-            if engine.listening and engine.belongs_here():
+            if engine.listening and engine.in_own_process:
                 engine.tensors.forget()  # its outputs hold other numbers now, at the same address and version
                 engine.missed("calls inside a CUDA graph", "a replay of it runs as a whole")
 
@@ -111,7 +111,7 @@ class Clipping:
         """The gradients of one or several parameters are about to be clipped."""
         engine = self._engine
         try:
-            if engine.listening and engine.belongs_here():
+            if engine.listening and engine.in_own_process:
                 is_number = isinstance(limit, (int, float))
                 several = [parameters] if isinstance(parameters, torch.Tensor) else parameters
                 self._limits[name] = float(limit) if is_number else "<a tensor>", set(map(id, several))
@@ -180,7 +180,7 @@ class LossLabels:
     def record(self, name: str, labels: Any, frame: FrameType | None) -> None:
         """A loss is about to be computed with these labels. `frame` calls it."""
         engine = self._engine
-        if not engine.recording or not engine.belongs_here() or "function" in engine.settings.level:
+        if not engine.recording or not engine.in_own_process or "function" in engine.settings.level:
             return
         if not isinstance(labels, torch.Tensor) or labels.is_floating_point() or engine.is_in_a_module:
             return

@@ -48,15 +48,15 @@ class TorchReader:
         self._devices: dict[torch.device, str] = {}
         self._elsewhere = DeviceMeasurer()
 
-    def taker(self, odd: SlowPath) -> NativeObserver:
+    def native_observer(self, slow_path: SlowPath) -> NativeObserver:
         with unobserved():
             examples = [
                 (torch.empty(0, dtype=dtype, device="cpu"), name)
                 for dtype, name in NAMES.items()
                 if dtype is not torch.complex32  # torch warns about making one
             ]
-        _, lane, batch = odd.writer.lanes or (None, None, 0)
-        found: NativeObserver = load().Taker(
+        _, lane, batch = slow_path.writer.lanes or (None, None, 0)
+        observer: NativeObserver = load().TensorObserver(
             examples,
             torch.nn.Parameter,
             self._devices,
@@ -65,17 +65,17 @@ class TorchReader:
             self._elsewhere.measure_together,
             kernels.measuring if type(self) is TorchReader else None,
             TensorIdentity,
-            odd.unfilled.by_owner,
-            odd.writer,
+            slow_path.unfilled.by_owner,
+            slow_path.writer,
             lane,
             batch,
-            odd.observe,
-            odd.observe_unread,
-            odd.written,
-            odd.changed,
-            odd.first,
+            slow_path.observe,
+            slow_path.observe_unread,
+            slow_path.written,
+            slow_path.changed,
+            slow_path.measure,
         )
-        return found
+        return observer
 
     def identity(self, tensor: torch.Tensor) -> TensorIdentity | None:
         if type(tensor) not in PLAIN:  # a subclass may hide what it does

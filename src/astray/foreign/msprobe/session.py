@@ -168,7 +168,7 @@ class Session:
         """A recorder that runs. Without a model it finds the modules that functions are called in."""
         asked = self.configuration
         if model is None:
-            adapter = adapter_for(_nothing(), others=asked.level != "debug", spelled=True)
+            adapter = adapter_for(_nothing(), discovers=asked.level != "debug", spelled=True)
         else:
             adapter = adapter_for(model, spelled=True)
         if not self._overwrite and next(asked.dump_path.glob("step*/rank*"), None) is not None:

@@ -103,7 +103,7 @@ class DumpRecorder:
         if self._path is None or not self._models:
             return
         one = self._models[0] if len(self._models) == 1 else {str(i): model for i, model in enumerate(self._models)}
-        self._adapter = adapter_for(one, paced=True)
+        self._adapter = adapter_for(one, detects_steps=True)
         if self._form is None:
             self._form = self._new_form(self._path)
         self._recorder = BaseRecorder.discovering(
@@ -148,7 +148,7 @@ class DumpRecorder:
         """A step is over, and this is the number of the next."""
         if self._recorder is None or self._adapter is None:
             return
-        self._adapter.let_program_pace()
+        self._adapter.let_program_end_steps()
         self._recorder.step()
         self._follow(number)
 

@@ -23,7 +23,7 @@ from astray.capture.pytorch.torch_code import is_machinery
 from astray.capture.structure import Flattener, Objects
 
 Tensors = list[tuple[str, torch.Tensor]]
-Take = Callable[..., Tensors | None]
+OutputRecorder = Callable[..., Tensors | None]
 
 _SPELLED: dict[type, Callable[[Any], str]] = {torch.Size: str} | {
     kind: lambda value: f"<torch.{type(value).__name__} {value}>"
@@ -36,12 +36,12 @@ Mode: Any = load().Mode
 """The other base of the modes: torch gets their method from it, without a line of Python."""
 
 
-def _equip() -> None:
+def _set_torch_types() -> None:
     """Gives the native part the class of operators that only call `_op`, if torch has one, and `is_overriding`."""
-    load().equip(OpOverload if OpOverload.__call__.__code__.co_names == ("_op",) else None, is_overriding)
+    load().set_torch_types(OpOverload if OpOverload.__call__.__code__.co_names == ("_op",) else None, is_overriding)
 
 
-_equip()
+_set_torch_types()
 
 
 def flattener(
@@ -86,13 +86,21 @@ class CallCapture:
     """Takes the calls of functions or ops into a recording; their gradients too when `gradients` is given."""
 
     def __init__(
-        self, engine: Engine, places: FunctionSites, gradients: LiveGradients | LastNodes | None = None
+        self, engine: Engine, sites: FunctionSites, gradients: LiveGradients | LastNodes | None = None
     ) -> None:
         self._engine = engine
-        self._places = places
+        self._sites = sites
         self.flat = flattener(spelled=isinstance(gradients, LastNodes))
-        self.native = load().Taking(
-            engine, self, places, places.outside, self.flat.native, gradients, InputEdges, is_machinery, places.origins
+        self.native = load().FunctionCalls(
+            engine,
+            self,
+            sites,
+            sites.outside_modules,
+            self.flat.native,
+            gradients,
+            InputEdges,
+            is_machinery,
+            sites.origins,
         )
 
     def begin(
@@ -109,16 +117,16 @@ class CallCapture:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,
-        take: Take | None = None,
+        record_outputs: OutputRecorder | None = None,
     ) -> Tensors | None:
         """A call has returned. Its results are taken by `take`, if one is given.
 
         Returns what was taken; None when the settings do not ask for it.
         """
-        taken: Tensors | None = self.native.end(call, callee, args, kwargs, result, take)
+        taken: Tensors | None = self.native.end(call, callee, args, kwargs, result, record_outputs)
         return taken
 
-    def gave_bad(
+    def on_nonfinite(
         self, call: OpenCall, callee: CalledFunction, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Tensors
     ) -> None:
         """A call has given NaN or infinities, which a guard keeps: its tensors are still there."""
@@ -126,22 +134,22 @@ class CallCapture:
         inputs, skeleton = self.flat.arguments(args, kwargs) if plain else callee.inputs(self.flat, args, kwargs)
         found: list[Found] = [("input", *one) for one in inputs]
         found += [("output", *one) for one in outputs]
-        self._engine.tensors.gave_bad(call.seq, found, skeleton)
+        self._engine.tensors.on_nonfinite(call.seq, found, skeleton)
 
-    def abandon(self, call: OpenCall, error: BaseException) -> None:
+    def call_raised(self, call: OpenCall, error: BaseException) -> None:
         """A call has raised. Checkpointing ends a recomputation by an exception of its own, which is not reported."""
         if call.recorded and not call.recompute:
             self._engine.missed(f"the output of {call.site.name}", f"it raised {type(error).__name__}")
-        call.adapter = None
+        call.input_edges = None
         self._engine.leave(call)
 
-    def made(self, result: Any, frame: FrameType | None) -> None:
+    def allocated(self, result: Any, frame: FrameType | None) -> None:
         """Memory was made that is not filled yet. That of torch's machinery is filled unseen, and is not noted."""
         if self.native.is_machinery(frame):
             return
         try:
             with DisableTorchFunction():
                 for _, tensor in self.flat.result(result):
-                    self._engine.tensors.made(tensor)
+                    self._engine.tensors.allocated(tensor)
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             self._engine.failed("memory that is not filled yet", error)

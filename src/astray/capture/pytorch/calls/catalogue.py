@@ -16,7 +16,7 @@ from astray.capture.pytorch.calls.collectives import Collective, FunctionalColle
 from astray.capture.structure import Flattener
 from astray.records import Kind
 
-_TELLING = frozenset(
+_QUERIES = frozenset(
     """
     size dim ndimension stride storage_offset numel nelement element_size itemsize nbytes is_contiguous
     is_floating_point is_complex is_signed is_nonzero is_same_size is_set_to is_shared is_pinned is_inference
@@ -50,12 +50,12 @@ _VIEWS = frozenset(
 )
 """What they return is memory of their first argument, or may be. They do not read it."""
 
-_BUFFERS = frozenset(
+_BUFFER_MAKERS = frozenset(
     {"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
 )
 """What they return is often filled by a kernel that no version counter knows of."""
 
-RUNNING = ("running_mean", "running_var")
+RUNNING_STATISTICS = ("running_mean", "running_var")
 """The arguments of a normalisation that its kernel writes to without their version counters knowing."""
 
 _NORMALISATIONS = {
@@ -64,15 +64,15 @@ _NORMALISATIONS = {
 }  # fmt: skip
 """Functions with such arguments, and the place of the first."""
 
-NOT_MATHS = frozenset({"prim", "prims", "profiler"})
+NOT_COMPUTING = frozenset({"prim", "prims", "profiler"})
 """Namespaces of ops that compute nothing."""
 
 _WRITTEN_TOO = {"_amp_foreach_non_finite_check_and_unscale_": 1, "_amp_update_scale_": 1}
 """Functions that write to another argument besides the first: its place."""
 
-_FIRST = ("input", "tensor", "self")  # what torch calls the first argument, when it is given by name
+_FIRST_ARGUMENT = ("input", "tensor", "self")  # what torch calls the first argument, when it is given by name
 
-_HOMES = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torch.Tensor": torch.Tensor}
+_NAMESPACES = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torch.Tensor": torch.Tensor}
 
 
 class UnfilledFunction:
@@ -129,7 +129,10 @@ class Function:
         """The tensors a call writes into."""
         written = self._overwritten(args, kwargs)
         if self.running is not None:
-            given = [*args[self.running : self.running + len(RUNNING)], *(kwargs.get(name) for name in RUNNING)]
+            given = [
+                *args[self.running : self.running + len(RUNNING_STATISTICS)],
+                *(kwargs.get(name) for name in RUNNING_STATISTICS),
+            ]
             written += [one for one in given if isinstance(one, torch.Tensor)]
         return written
 
@@ -138,7 +141,7 @@ class Function:
         written: list[torch.Tensor] = []
         if not self.in_place and "out" not in kwargs:
             return written
-        first = args[0] if args else next((kwargs[name] for name in _FIRST if name in kwargs), None)
+        first = args[0] if args else next((kwargs[name] for name in _FIRST_ARGUMENT if name in kwargs), None)
         second = _WRITTEN_TOO.get(self.name)
         also = None if second is None or second >= len(args) else args[second]
         for value in (first if self.in_place else None, also, kwargs.get("out")):
@@ -149,24 +152,24 @@ class Function:
         return written
 
 
-_MAKER = UnfilledFunction()
+_UNFILLED_FUNCTION = UnfilledFunction()
 
 
 def is_buffer_maker(name: str) -> bool:
     """Whether the result of a function should be read again when it is next seen."""
-    return name in _BUFFERS
+    return name in _BUFFER_MAKERS
 
 
 class Catalogue:
     """Finds the function behind what torch calls; None for what is not to be recorded."""
 
-    def __init__(self, listed: FunctionList | None) -> None:
-        self._listed = listed
+    def __init__(self, function_list: FunctionList | None) -> None:
+        self._function_list = function_list
 
     def find(self, func: Any) -> Function | Collective | FunctionalCollective | UnfilledFunction | None:
         collective = describe(func)
         if collective is not None:
-            wanted = self._listed is None or self._listed.wants("distributed", collective.name, True)
+            wanted = self._function_list is None or self._function_list.wants("distributed", collective.name, True)
             return collective if wanted else None
         raw = getattr(func, "__name__", None)
         if raw is None or raw in ("__get__", "__set__", "__delete__"):
@@ -175,13 +178,13 @@ class Catalogue:
         category, name = place(full)
         if category == "aten":
             return None  # called by hand, or by what a compiler made: the op level sees it
-        if full.startswith("torch.ops.") and full.split(".")[2] in NOT_MATHS:
+        if full.startswith("torch.ops.") and full.split(".")[2] in NOT_COMPUTING:
             return None
         last = name.rpartition(".")[2]
-        by_default = last not in _TELLING and last not in _UNFILLED
-        if by_default if self._listed is None else self._listed.wants(category, name, by_default):
+        by_default = last not in _QUERIES and last not in _UNFILLED
+        if by_default if self._function_list is None else self._function_list.wants(category, name, by_default):
             return Function(short_name(full), full)
-        return _MAKER if last in _UNFILLED else None
+        return _UNFILLED_FUNCTION if last in _UNFILLED else None
 
 
 def full_name(func: Any) -> str:
@@ -193,7 +196,7 @@ def full_name(func: Any) -> str:
     if found is None:
         found = f"{getattr(func, '__module__', None) or 'torch'}.{own}"
     home, _, name = found.rpartition(".")
-    if name != own and getattr(_HOMES.get(home), own, None) is func:
+    if name != own and getattr(_NAMESPACES.get(home), own, None) is func:
         found = f"{home}.{own}"  # torch.mm is torch.spmm too; its own name is the one people know
     return found.replace("torch.functional.", "torch.").replace("torch._C._VariableFunctions.", "torch.")
 

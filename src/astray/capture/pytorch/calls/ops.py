@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from astray.capture.engine import Engine
 from astray.capture.function_list import FunctionList
 from astray.capture.pytorch.calls.call_capture import CallCapture, Mode
-from astray.capture.pytorch.calls.catalogue import NOT_MATHS, RUNNING, UnfilledFunction, is_buffer_maker
+from astray.capture.pytorch.calls.catalogue import NOT_COMPUTING, RUNNING_STATISTICS, UnfilledFunction, is_buffer_maker
 from astray.capture.pytorch.calls.collectives import FunctionalCollective, describe_op
 from astray.capture.pytorch.calls.sites import FunctionSites
 from astray.capture.pytorch.compiled.code import never_compiled
@@ -24,7 +24,7 @@ from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.structure import Flattener
 from astray.records import Kind
 
-_SILENT = frozenset(
+_NOT_COMPUTING = frozenset(
     """
     aten.detach aten.alias aten.set_ aten.is_pinned aten._local_scalar_dense aten.lift_fresh aten.is_same_size
     aten.record_stream aten._has_compatible_shallow_copy_type
@@ -63,7 +63,9 @@ class Op:
         self.is_view = bool(arguments and arguments[0].alias_info and not arguments[0].alias_info.is_write)
         self.writes = [(i, one.name) for i, one in written]
         self.fills = tuple(f"kwargs.{one.name}" for _, one in written if one.kwarg_only)
-        silent = [(i, one.name) for i, one in enumerate(arguments) if not one.alias_info and one.name in RUNNING]
+        silent = [
+            (i, one.name) for i, one in enumerate(arguments) if not one.alias_info and one.name in RUNNING_STATISTICS
+        ]
         self.moves = [] if self.name.endswith("backward") else silent
         self.returns = bool(op._schema.returns)
         self.workspace = _WORKSPACES.get(self.name)
@@ -83,7 +85,7 @@ class Op:
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> list[tuple[str, torch.Tensor]]:
         """The tensors a call gives, or has changed when it returns nothing."""
-        found = flat.result(result if self.returns else _given(self.writes, args, kwargs))
+        found = flat.result(result if self.returns else _arguments(self.writes, args, kwargs))
         return [one for one in found if one[0] != self.workspace] if self.workspace else found
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -100,28 +102,28 @@ class Op:
         self, which: list[tuple[int, str]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
-        for one in _given(which, args, kwargs) if which else ():
+        for one in _arguments(which, args, kwargs) if which else ():
             found += [one] if isinstance(one, torch.Tensor) else one or []
         return found
 
 
-def _given(which: list[tuple[int, str]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _arguments(which: list[tuple[int, str]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     return [args[i] if i < len(args) else kwargs.get(name) for i, name in which]
 
 
 class OpMode(Mode, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
     """Records every operation, for as long as it is on torch's stack of modes."""
 
-    def __init__(self, engine: Engine, places: FunctionSites, listed: FunctionList | None) -> None:
+    def __init__(self, engine: Engine, sites: FunctionSites, function_list: FunctionList | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._engine = engine
-        self._places = places
-        self._listed = listed
-        self._taking = CallCapture(engine, places)
-        places.sees_ops = True
+        self._sites = sites
+        self._function_list = function_list
+        self._calls = CallCapture(engine, sites)
+        sites.sees_ops = True
         # By their ids, since torch hashes an operator in Python; each is held, so that its id stays its own.
         self._known: dict[int, tuple[OpOverload[..., Any], Op | FunctionalCollective | UnfilledFunction | None]] = {}
-        self.attach("__torch_dispatch__", True, self._taking.native, self._known, Op, None)
+        self.attach("__torch_dispatch__", True, self._calls.native, self._known, Op, None)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -137,46 +139,46 @@ class OpMode(Mode, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
         self, func: OpOverload[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Torch calls a native method instead, unless a compiler traces or watches what runs."""
-        return self._take(func, args, kwargs)
+        return self._dispatch(func, args, kwargs)
 
     def _run(
         self, func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> Any:
         """Runs an op that the native method leaves to Python, or that is new. `frame` is the one that calls it."""
         if not self._engine.listening:
-            return self._places.run(func, args, kwargs)
+            return self._sites.run(func, args, kwargs)
         known = self._known.get(id(func))
         if known is None:
             known = self._known[id(func)] = (func, self._find(func))
         op = known[1]
         if op is None or isinstance(op, UnfilledFunction):
-            result = self._places.run(func, args, kwargs)
+            result = self._sites.run(func, args, kwargs)
             if op is not None:
-                self._taking.made(result, frame)
+                self._calls.allocated(result, frame)
             return result
-        call = self._taking.begin(op, args, kwargs, frame)
+        call = self._calls.begin(op, args, kwargs, frame)
         if call is None:
-            return self._places.run(func, args, kwargs)
+            return self._sites.run(func, args, kwargs)
         try:
-            result = self._places.run(func, args, kwargs)
+            result = self._sites.run(func, args, kwargs)
         except BaseException as error:
-            self._taking.abandon(call, error)
+            self._calls.call_raised(call, error)
             raise
-        self._taking.end(call, op, args, kwargs, result)
+        self._calls.end(call, op, args, kwargs, result)
         return result
 
     def _find(self, func: OpOverload[..., Any]) -> Op | FunctionalCollective | UnfilledFunction | None:
         collective = describe_op(func)
         if collective is not None:
-            wanted = self._listed is None or self._listed.wants("distributed", collective.name, True)
+            wanted = self._function_list is None or self._function_list.wants("distributed", collective.name, True)
             if wanted and collective.unread:
                 self._engine.missed(f"the output of {collective.type}", collective.unread)
             return collective if wanted else None
         op = Op(func)
         namespace, _, name = op.name.partition(".")
-        wanted = op.name not in _SILENT and op.name not in _UNFILLED and namespace not in NOT_MATHS
-        if self._listed is not None and namespace == "aten":
-            wanted = self._listed.wants(namespace, name, wanted)
+        wanted = op.name not in _NOT_COMPUTING and op.name not in _UNFILLED and namespace not in NOT_COMPUTING
+        if self._function_list is not None and namespace == "aten":
+            wanted = self._function_list.wants(namespace, name, wanted)
         if wanted:
             return op
         return UnfilledFunction() if op.name in _UNFILLED else None

@@ -31,7 +31,7 @@ class Sites:
         self._left_out = left_out
         self._roots: dict[str, weakref.ref[nn.Module]] = {}
         self._of: IdentityMap[nn.Module, Site] = IdentityMap()
-        self._holders: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary()
+        self._modules: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary()
         self._by_name: dict[str, Site] = {}
 
     def of(self, module: nn.Module) -> Site | None:
@@ -40,30 +40,30 @@ class Sites:
 
     def named(self, name: str) -> tuple[Site, nn.Module] | None:
         """The site of that name with its module; None when there is none, or no longer."""
-        site, module = self._by_name.get(name), self._holders.get(name)
+        site, module = self._by_name.get(name), self._modules.get(name)
         return None if site is None or module is None else (site, module)
 
     def add(self, root: nn.Module, label: str) -> list[Chain]:
         """Gives sites to a model. Returns those of its modules that had none."""
         self._roots[label] = weakref.ref(root)
-        return self._settle([(label, chain) for chain in chains(root)])
+        return self._assign([(label, chain) for chain in chains(root)])
 
     def renew(self) -> tuple[list[nn.Module], list[Chain]]:
         """Goes through all models again. Returns the modules that have left their place, and those that came."""
         now = self._walk()
         there = {id(module) for _, chain in now for module in chain.modules}
-        left = [module for module in self._of if id(module) not in there]
+        removed = [module for module in self._of if id(module) not in there]
         names: dict[int, str] = {}
         for label, chain in now:
             name = names.setdefault(id(chain.inner), site_name(label, chain.name))
             site = self._of.get(chain.inner)
             if site is not None and site.name != name:
-                left += chain.modules
-        for module in left:
+                removed += chain.modules
+        for module in removed:
             site = self._of.pop(module, None)
-            if site is not None and self._holders.get(site.name) is module:
-                del self._holders[site.name]
-        return left, self._settle(now)
+            if site is not None and self._modules.get(site.name) is module:
+                del self._modules[site.name]
+        return removed, self._assign(now)
 
     def chains(self) -> list[Chain]:
         """All modules of all models as they are now."""
@@ -77,8 +77,8 @@ class Sites:
         roots = [(label, reference()) for label, reference in self._roots.items()]
         return [(label, chain) for label, root in roots if root is not None for chain in chains(root, seen)]
 
-    def _settle(self, found: list[tuple[str, Chain]]) -> list[Chain]:
-        settled = []
+    def _assign(self, found: list[tuple[str, Chain]]) -> list[Chain]:
+        assigned = []
         for label, chain in found:
             if all(module in self._of for module in chain.modules):
                 continue
@@ -92,18 +92,18 @@ class Sites:
                 continue
             for module in chain.modules:
                 self._of[module] = site
-            settled.append(chain)
-        return settled
+            assigned.append(chain)
+        return assigned
 
     def _claim(self, name: str, module: nn.Module, label: str) -> Site:
-        if name in self._holders:
+        if name in self._modules:
             raise RecordError(f"Two modules would both be recorded as {name!r}. Give the models other names.")
-        self._holders[name] = module
+        self._modules[name] = module
         site = self._by_name.get(name)
         if site is None:
             site = self._by_name[name] = Site(name, type_name(module), label)
         else:
-            site.type, site.root, site.judge = type_name(module), label, None
+            site.type, site.root, site.decided_by = type_name(module), label, None
         return site
 
 
@@ -132,7 +132,7 @@ class FunctionSites:
     def __init__(self, engine: Engine, origins: Origins) -> None:
         self._engine = engine
         self.origins = origins
-        self.outside: dict[CallName, Site] = {}  # of what is called outside of every module
+        self.outside_modules: dict[CallName, Site] = {}  # of what is called outside of every module
         self._local = threading.local()
         self.sees_functions = self.sees_ops = False  # with both, one call must not become two
         self._all.add(self)
@@ -158,17 +158,19 @@ class FunctionSites:
         self._local.op = None
         return True
 
-    def _site(self, outer: OpenCall | None, callee: CallName) -> Site:
-        known = self.outside if outer is None else outer.site.inside
+    def _make_site(self, outer: OpenCall | None, callee: CallName) -> Site:
+        known = self.outside_modules if outer is None else outer.site.inner_sites
         site = known.get(callee)
         if site is None:
             module, root = ("", "") if outer is None else (outer.site.module, outer.site.root)
             site = known[callee] = Site(f"{module}/{callee.name}", callee.type, root, callee.kind, module)
-            if outer is not None and outer.site.kind == "optimizer" and not outer.inside:  # no closure of the program's
+            if (
+                outer is not None and outer.site.kind == "optimizer" and not outer.runs_inner
+            ):  # no closure of the program's
                 self._engine.in_optimizers.add(site)
         return site
 
-    def _is_elsewhere(self) -> bool:
+    def _is_in_other_recording(self) -> bool:
         """Whether another recording has a module open here, so that what it does is not ours to record."""
         return any(other._engine.is_in_a_module for other in self._all if other is not self)
 

@@ -227,25 +227,25 @@ class DoubleCallFilter:
     def before_wrapper(self, site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._engine.recording:
             self._enter(site, module, args, kwargs, sys._getframe(2))
-            self.opened(site)
+            self.wrapper_entered(site)
 
-    def opened(self, site: Site) -> None:
+    def wrapper_entered(self, site: Site) -> None:
         """The call of a wrapper has just been recorded."""
         call = self._engine.innermost(site)
         if call is not None:
-            call.inside = False
+            call.runs_inner = False
 
     def before_inner(self, site: Site, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = self._engine.innermost(site)
-        if call is not None and call.inside is False:
-            call.inside = True  # should it call itself from there, that is a call of its own
+        if call is not None and call.runs_inner is False:
+            call.runs_inner = True  # should it call itself from there, that is a call of its own
         elif self._engine.recording:
             self._enter(site, module, args, kwargs, sys._getframe(2))
 
     def after_inner(self, site: Site, result: Any) -> None:
         call = self._engine.innermost(site)
-        if call is not None and call.inside:
-            call.inside = False
+        if call is not None and call.runs_inner:
+            call.runs_inner = False
         else:
             self._leave(site, result)
 
@@ -269,22 +269,22 @@ class GatheredParameters:
     FSDP keeps only a shard of each parameter, and for the time of a call puts the whole parameter in its place: always
     the same tensor, whose memory it frees and fills again past the version counter.
 
-    `put_hooks` and `take_hooks` are for a module that was sharded while it had hooks already; `filled` is called for
+    `add_hooks` and `remove_hooks` are for a module that was sharded while it had hooks already; `filled` is called for
     each parameter that was gathered for the first time, or from a shard that has changed since the last time.
     """
 
     def __init__(
         self,
         engine: Engine,
-        put_hooks: Callable[[nn.Module], None],
-        take_hooks: Callable[[nn.Module], None],
+        add_hooks: Callable[[nn.Module], None],
+        remove_hooks: Callable[[nn.Module], None],
         filled: Callable[[GatheredParameter], None],
     ) -> None:
         self._engine = engine
-        self._put_hooks = put_hooks
-        self._take_hooks = take_hooks
+        self._add_hooks = add_hooks
+        self._remove_hooks = remove_hooks
         self._filled = filled
-        self._whole: set[type[nn.Module]] = set()  # classes whose modules are not sharded
+        self._unsharded_types: set[type[nn.Module]] = set()  # classes whose modules are not sharded
         self._met: IdentitySet[nn.Module] = IdentitySet()
         self._sources: dict[int, tuple[weakref.ref[nn.Parameter], Source]] = {}
 
@@ -304,15 +304,15 @@ class GatheredParameters:
     def check(self, module: nn.Module) -> None:
         """A module is called, and FSDP's own hooks have run."""
         kind = type(module)
-        if kind in self._whole:
+        if kind in self._unsharded_types:
             return
         if not is_sharded(module):
-            self._whole.add(kind)  # `fully_shard` gives a module another class
+            self._unsharded_types.add(kind)  # `fully_shard` gives a module another class
             return
         if module not in self._met:
             self._met.add(module)
-            self._take_hooks(module)  # to come after those of FSDP, which changes the result in one
-            self._put_hooks(module)
+            self._remove_hooks(module)  # to come after those of FSDP, which changes the result in one
+            self._add_hooks(module)
         try:
             for gathered in _gathered(module):
                 self._look_at(gathered)

@@ -171,7 +171,7 @@ class CompiledCode:
                     _set_guard_hook(there)
                 cls._others = None
 
-    def knows(self, module: nn.Module) -> None:
+    def add_module(self, module: nn.Module) -> None:
         """The calls of this module are seen, though perhaps not those inside it."""
         code, site = getattr(forward_of(type(module)), "__code__", None), self._site(module)
         if code is not None and site is not None:
@@ -191,7 +191,7 @@ class CompiledCode:
     def entered(self, caller: FrameType) -> None:
         """Compiled code is about to run, called from this frame."""
         engine = self._engine
-        if not engine.recording or not engine.belongs_here():
+        if not engine.recording or not engine.in_own_process:
             return
         engine.tensors.forget()  # it may write to memory that it has used before, past every version counter
         self._ran = True

@@ -87,8 +87,8 @@ class Taps:
             engine.missed("compiled code as it is without astray", why)
         site, module = found
         outer = engine.innermost(site)
-        if outer is not None and outer.inside is False:  # its wrapper's call, which is recorded already
-            outer.inside = True
+        if outer is not None and outer.runs_inner is False:  # its wrapper's call, which is recorded already
+            outer.runs_inner = True
             return
         around = engine.enclosing
         frame = None if around is None else around.frame  # it has none of its own: the graph runs as a whole
@@ -103,8 +103,8 @@ class Taps:
         call = None if found is None else engine.innermost(found[0])
         if call is None:
             return NO_CALL
-        if call.inside:
-            call.inside = False
+        if call.runs_inner:
+            call.runs_inner = False
             return NO_CALL
         if call.recorded and call.seq != NOT_WRITTEN:
             self._observe(call.seq, "output", outputs)
@@ -135,7 +135,7 @@ class Taps:
 
     def guarded(self, action: Callable[..., Any], *args: Any) -> Any:
         """Runs one observation, and keeps its exceptions out of the compiled code."""
-        if not self._engine.belongs_here():
+        if not self._engine.in_own_process:
             return None
         try:
             with DisableTorchFunction(), _DisableTorchDispatch():  # what is done here is not part of the program

@@ -103,7 +103,7 @@ class PerturbedInputs:
             return None
 
     def _watches(self, module: nn.Module) -> bool:
-        if _get_tracing_state() is not None or not self._engine.belongs_here():
+        if _get_tracing_state() is not None or not self._engine.in_own_process:
             return False
         return self._everything or self._capture.site(module) is not None
 

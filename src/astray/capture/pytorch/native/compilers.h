@@ -17,7 +17,7 @@ struct Compilers {
     Ref call = interned("__call__");
 
     // Whether none is at work here, neither tracing nor waiting for functions to compile.
-    bool are_away() const {
+    bool are_idle() const {
         if (!flags || PyDict_GetItem(flags, flag) != Py_False) return false;
         return astray::call(callback).get() == Py_None;
     }
@@ -31,23 +31,23 @@ struct TensorHook {
     static PyObject *call(PyObject *self, PyObject *args, PyObject *kwargs) {
         return to_python([&] {
             const Ref alive = Ref::shared(self);  // what it does may take it off
-            if (kwargs || PyTuple_Size(args) != 1 || !compilers->are_away())
+            if (kwargs || PyTuple_Size(args) != 1 || !compilers->are_idle())
                 return Ref::made(PyObject_Call(attribute(self, compilers->call), args, kwargs));
             return run(Box<Hook>::in(self), PyTuple_GetItem(args, 0));
         });
     }
-    static PyObject *run_it(PyObject *self, PyObject *given) {
+    static PyObject *py_run(PyObject *self, PyObject *given) {
         return to_python([&] {
             const Ref alive = Ref::shared(self);
             return run(Box<Hook>::in(self), given);
         });
     }
-    static inline PyMethodDef method = {"run", run_it, METH_O, nullptr};
+    static inline PyMethodDef method = {"run", py_run, METH_O, nullptr};
 };
 
-// shown_as(type, function): has `function` found by the name `__call__`. Setting it as an attribute would have the
-// interpreter call it too; that is what is done should this Python do so in any case.
-inline PyObject *shown_as(PyObject *, PyObject *args) {
+// set_python_call(type, function): has `function` found by the name `__call__`. Setting it as an attribute would have
+// the interpreter call it too; that is what is done should this Python do so in any case.
+inline PyObject *set_python_call(PyObject *, PyObject *args) {
     return to_python([&] {
         PyObject *object, *function;
         if (!PyArg_ParseTuple(args, "O!O", &PyType_Type, &object, &function)) throw PythonError();

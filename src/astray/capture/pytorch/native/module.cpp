@@ -2,7 +2,7 @@
 //
 // One file to compile, for torch's headers take most of the time.
 
-#include "ending.h"
+#include "finalizer.h"
 #include "modules.h"
 #include "objects.h"
 #include "parameter_hooks.h"
@@ -64,37 +64,37 @@ PyGetSetDef leaf_attributes[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-// use(add_up, apart, put_on_leaf, flags, callback): what is done in Python, and how to tell whether a compiler is at
-// work
-PyObject *use(PyObject *, PyObject *args) {
+// set_callbacks(add_up, run_uncompiled, put_on_leaf, flags, callback): what is done in Python, and how to tell whether
+// a compiler is at work
+PyObject *set_callbacks(PyObject *, PyObject *args) {
     return to_python([&] {
-        PyObject *add_up, *apart, *put_on_leaf, *flags, *callback;
-        if (!PyArg_ParseTuple(args, "OOOOO", &add_up, &apart, &put_on_leaf, &flags, &callback)) throw PythonError();
-        *helpers = {Ref::shared(add_up), Ref::shared(apart), Ref::shared(put_on_leaf)};
+        PyObject *add_up, *run_uncompiled, *put_on_leaf, *flags, *callback;
+        if (!PyArg_ParseTuple(args, "OOOOO", &add_up, &run_uncompiled, &put_on_leaf, &flags, &callback)) throw PythonError();
+        *callbacks = {Ref::shared(add_up), Ref::shared(run_uncompiled), Ref::shared(put_on_leaf)};
         compilers->flags = PyDict_Check(flags) && callback != Py_None ? Ref::shared(flags) : Ref();
         compilers->callback = Ref::shared(callback);
         return none();
     });
 }
 
-// equip(op, overriding): the type of plain operators, and what tells whether a class of tensors is asked about
-// functions
-PyObject *equip(PyObject *, PyObject *args) {
+// set_torch_types(op, overriding): the type of plain operators, and what tells whether a class of tensors is asked
+// about functions
+PyObject *set_torch_types(PyObject *, PyObject *args) {
     return to_python([&] {
         PyObject *op, *overriding;
         if (!PyArg_ParseTuple(args, "OO", &op, &overriding)) throw PythonError();
-        *facts = {Ref::shared(op), Ref::shared(overriding)};
+        *torch_types = {Ref::shared(op), Ref::shared(overriding)};
         return none();
     });
 }
 
 // living(): of how many calls the gradients are still waited for, or lie in a graph that has outlived its recording
-PyObject *living(PyObject *, PyObject *) { return PyLong_FromLong(Watched::living); }
+PyObject *living(PyObject *, PyObject *) { return PyLong_FromLong(PendingGradients::live_count); }
 
 PyMethodDef functions[] = {
-    {"use", use, METH_VARARGS, nullptr},
-    {"equip", equip, METH_VARARGS, nullptr},
-    {"shown_as", shown_as, METH_VARARGS, nullptr},
+    {"set_callbacks", set_callbacks, METH_VARARGS, nullptr},
+    {"set_torch_types", set_torch_types, METH_VARARGS, nullptr},
+    {"set_python_call", set_python_call, METH_VARARGS, nullptr},
     {"living", living, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -105,9 +105,9 @@ PyModuleDef definition = {
 
 Ref make_module() {
     names = new Names;
-    helpers = new Helpers;
+    callbacks = new PythonCallbacks;
     compilers = new Compilers;
-    facts = new TorchFacts;
+    torch_types = new TorchTypes;
     Ref module = Ref::made(PyModule_Create(&definition));
     Box<InputEdges>::add_to(module, "astray.capture.pytorch._torch.InputEdges", {slot(Py_tp_new, make_edges)});
     Box<LiveGradients>::add_to(module, "astray.capture.pytorch._torch.LiveGradients",
@@ -121,8 +121,8 @@ Ref make_module() {
     Box<ArrivingHook>::add_to(module, "astray.capture.pytorch._torch.ArrivingHook",
                               {slot(Py_tp_new, ArrivingHook::make), slot(Py_tp_call, OnArrival::call),
                                slot(Py_tp_methods, arriving_methods)});
-    for (const auto add : {add_taker, add_sites, add_stacks, add_structures, add_objects, add_origins, add_calls, add_functions,
-                           add_modules, add_endings})
+    for (const auto add : {add_tensor_observer, add_sites, add_stacks, add_structures, add_objects, add_origins, add_calls, add_functions,
+                           add_modules, add_finalizer})
         add(module);
     return module;
 }

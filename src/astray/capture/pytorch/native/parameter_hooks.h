@@ -33,7 +33,7 @@ struct AccumulatedHook {
             const Ref what = Ref::made(PyUnicode_FromFormat("the gradient of %U", Object<Site>::in(self.site).name.get()));
             call_method(self.engine, names->missed, what.get(), why.get());
         } else {
-            self.see(before, names->grad, gradient);
+            self.record(before, names->grad, gradient);
             self.gradient = gradient.unsafeGetTensorImpl();
             self.version = version_of(gradient);
         }
@@ -41,13 +41,13 @@ struct AccumulatedHook {
     }
 
     // Records a gradient of the event `number`, or of a new one where there is none; gives back its number.
-    std::optional<int64_t> see(std::optional<int64_t> number, PyObject *path, const at::Tensor &seen) {
+    std::optional<int64_t> record(std::optional<int64_t> number, PyObject *path, const at::Tensor &seen) {
         const Ref to = engine, of = site;
         Calls &calls = Calls::of(to);
-        if (!calls.listening || !calls.is_here) return number;
+        if (!calls.listening || !calls.in_own_process) return number;
         const auto observe = [&] {
             if (!number) number = calls.event(of, Phase::backward);
-            const OutOfSight out_of_sight;
+            const TorchFunctionOff torch_function_off;
             calls.tensors.observe({*number, Role::gradient, path}, seen);
         };
         calls.attempt(observe, "the gradient of ", Object<Site>::in(of).name);
@@ -94,7 +94,7 @@ struct ArrivingHook {
         accumulated.seq.reset();  // of one that a signal handler's exception has cut short
         const Ref parameter = call(self.parameter);
         if (gradient != Py_None && parameter.get() != Py_None && AccumulatedHook::grad_of(parameter).defined())
-            accumulated.seq = accumulated.see({}, names->added, THPVariable_Unpack(gradient));
+            accumulated.seq = accumulated.record({}, names->added, THPVariable_Unpack(gradient));
         return none();
     }
 };

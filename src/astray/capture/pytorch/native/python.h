@@ -27,22 +27,22 @@ Ref call_method(PyObject *object, PyObject *name, Given... given) {
 }
 
 // Holds the interpreter, for a thread of torch's that may not have it.
-class WithPython {
+class HeldGil {
 public:
-    WithPython() : state_(PyGILState_Ensure()) {}
-    ~WithPython() { PyGILState_Release(state_); }
-    WithPython(const WithPython &) = delete;
+    HeldGil() : state_(PyGILState_Ensure()) {}
+    ~HeldGil() { PyGILState_Release(state_); }
+    HeldGil(const HeldGil &) = delete;
 
 private:
     PyGILState_STATE state_;
 };
 
 // Lets other threads have the interpreter meanwhile.
-class WithoutPython {
+class ReleasedGil {
 public:
-    WithoutPython() : state_(PyEval_SaveThread()) {}
-    ~WithoutPython() { PyEval_RestoreThread(state_); }
-    WithoutPython(const WithoutPython &) = delete;
+    ReleasedGil() : state_(PyEval_SaveThread()) {}
+    ~ReleasedGil() { PyEval_RestoreThread(state_); }
+    ReleasedGil(const ReleasedGil &) = delete;
 
 private:
     PyThreadState *state_;

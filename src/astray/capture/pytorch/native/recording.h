@@ -20,23 +20,23 @@ struct Names {
 inline Names *names;
 
 // What is done in Python: given once by `use`.
-struct Helpers {
+struct PythonCallbacks {
     Ref add_up;       // the sum of two gradients of which one is not a plain tensor
-    Ref apart;        // runs a function where a compiler is about, unless it is tracing
+    Ref run_uncompiled;        // runs a function where a compiler is about, unless it is tracing
     Ref put_on_leaf;  // puts a hook on a tensor that no graph takes along
 };
-inline Helpers *helpers;
+inline PythonCallbacks *callbacks;
 
 // What is done meanwhile is not part of the program: neither modes nor tensor classes are called for it.
-class OutOfSight {
+class TorchFunctionOff {
     using Functions = at::impl::PythonTorchFunctionTLS;
 
 public:
-    OutOfSight() : before_(Functions::get_disabled_state()) {
+    TorchFunctionOff() : before_(Functions::get_disabled_state()) {
         Functions::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
     }
-    ~OutOfSight() { Functions::set_disabled_state(before_); }
-    OutOfSight(const OutOfSight &) = delete;
+    ~TorchFunctionOff() { Functions::set_disabled_state(before_); }
+    TorchFunctionOff(const TorchFunctionOff &) = delete;
 
 private:
     at::impl::TorchFunctionDisabledState before_;
@@ -45,13 +45,13 @@ private:
 // Runs what a hook does, on whatever thread of the backward pass it was called.
 template <class Work>
 void run_hook(Work work) {
-    const WithPython with_python;
+    const HeldGil gil;
     try {
-        if (compilers->are_away()) {
+        if (compilers->are_idle()) {
             work();
         } else {
             std::function<void()> action(work);
-            call(helpers->apart, function_of(action).get());
+            call(callbacks->run_uncompiled, function_of(action).get());
         }
     } catch (const PythonError &) {
         python_error error;  // as torch knows it: it is raised where the program has started the backward pass

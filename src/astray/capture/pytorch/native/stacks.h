@@ -59,10 +59,10 @@ public:
         visit(add);
     }
 
-    static constexpr int64_t kNotThere = -1;
+    static constexpr int64_t kOuterNotFound = -1;
 
-    // The id of the stack from `frame` outwards. `outer` is a frame further out, whose stack has an id; `kNotThere`
-    // when it is not out there: what it was running has ended without saying so.
+    // The id of the stack from `frame` outwards. `outer` is a frame further out, whose stack has an id;
+    // `kOuterNotFound` when it is not out there: what it was running has ended without saying so.
     int64_t capture(PyObject *frame, PyObject *outer, std::optional<int64_t> outer_id) {
         c10::SmallVector<int64_t, 64> key = {outer_id.value_or(-1)};
         uint64_t hash = mixed(0xCBF29CE484222325u, key[0]);
@@ -76,7 +76,7 @@ public:
                 }
             inner = frame_around(inner);
         }
-        if (inner.get() != outer) return kNotThere;
+        if (inner.get() != outer) return kOuterNotFound;
         if (const Known *known = find(hash, key)) return known->id;
         const int64_t id = integer(call(add, or_none(frame), or_none(outer), to_object(outer_id).get()));
         if (!find(hash, key)) known_.emplace(hash, Known{{key.begin(), key.end()}, id});  // another thread may have
@@ -100,7 +100,7 @@ public:
             read_object(outer_id, id);
             const auto or_null = [](PyObject *object) { return object == Py_None ? nullptr : object; };
             const int64_t found = Object<StackWalk>::in(self).capture(or_null(frame), or_null(outer), id);
-            return found == kNotThere ? none() : to_object(found);
+            return found == kOuterNotFound ? none() : to_object(found);
         });
     }
 

@@ -14,15 +14,15 @@ namespace astray {
 using CompiledArgs = torch::dynamo::autograd::CompiledNodeArgs;
 
 // Sees what a node has computed.
-class PostTap : public torch::autograd::FunctionPostHook {
+class NodePostHook : public torch::autograd::FunctionPostHook {
 public:
     // The tap behind all other hooks of a node.
-    static PostTap &on(Node &node) {
+    static NodePostHook &on(Node &node) {
         const auto &hooks = node.post_hooks();
-        auto *tap = hooks.empty() ? nullptr : dynamic_cast<PostTap *>(hooks.back().get());
-        if (tap) return *tap;
-        node.add_post_hook(std::make_unique<PostTap>());
-        return static_cast<PostTap &>(*node.post_hooks().back());
+        auto *hook = hooks.empty() ? nullptr : dynamic_cast<NodePostHook *>(hooks.back().get());
+        if (hook) return *hook;
+        node.add_post_hook(std::make_unique<NodePostHook>());
+        return static_cast<NodePostHook &>(*node.post_hooks().back());
     }
 
     void add(std::shared_ptr<NodeGradients> whole) { add({std::move(whole), nullptr, 0, 0}); }
@@ -42,7 +42,7 @@ private:
         std::shared_ptr<CallGradients> part;   // of one that sends the gradient of this index to this target
         size_t index, target;
 
-        const Watched &watched() const { return whole ? static_cast<const Watched &>(*whole) : *part; }
+        const PendingGradients &watched() const { return whole ? static_cast<const PendingGradients &>(*whole) : *part; }
     };
 
     void add(Reader reader) {
@@ -67,19 +67,19 @@ private:
 };
 
 // Sees what arrives at a node, when all of it is there.
-class PreTap : public torch::autograd::FunctionPreHook {
+class NodePreHook : public torch::autograd::FunctionPreHook {
 public:
     // The tap behind all other hooks of a node: what arrives is seen as they have left it.
-    static PreTap &behind(Node &node) {
+    static NodePreHook &behind(Node &node) {
         const auto &hooks = node.tensor_pre_hooks();
-        auto *tap = hooks.empty() ? nullptr : dynamic_cast<PreTap *>(hooks.back().get());
-        return tap ? *tap : put(node);
+        auto *hook = hooks.empty() ? nullptr : dynamic_cast<NodePreHook *>(hooks.back().get());
+        return hook ? *hook : put(node);
     }
 
     // The first tap of a node: what calls have sent here is complete before any call sees it arrive.
-    static PreTap &first(Node &node) {
+    static NodePreHook &first(Node &node) {
         for (const auto &hook : node.tensor_pre_hooks())
-            if (auto *tap = dynamic_cast<PreTap *>(hook.get())) return *tap;
+            if (auto *ours = dynamic_cast<NodePreHook *>(hook.get())) return *ours;
         return put(node);
     }
 
@@ -113,9 +113,9 @@ private:
         size_t output;
     };
 
-    static PreTap &put(Node &node) {
-        node.add_tensor_pre_hook(std::make_unique<PreTap>());
-        return static_cast<PreTap &>(*node.tensor_pre_hooks().back());
+    static NodePreHook &put(Node &node) {
+        node.add_tensor_pre_hook(std::make_unique<NodePreHook>());
+        return static_cast<NodePreHook &>(*node.tensor_pre_hooks().back());
     }
 
     void run(const Tensors &gradients) {
@@ -141,8 +141,8 @@ private:
     std::atomic<bool> is_used_{false};
 };
 
-// Does on a leaf what a `PreTap` does on a node. It is a Python object: a leaf keeps its hooks, so this one has to be
-// taken off again, for which torch has a way in Python alone.
+// Does on a leaf what a `NodePreHook` does on a node. It is a Python object: a leaf keeps its hooks, so this one has to
+// be taken off again, for which torch has a way in Python alone.
 struct LeafHook {
     std::shared_ptr<CallGradients> gradients;
     size_t index;  // of the target, or of the output

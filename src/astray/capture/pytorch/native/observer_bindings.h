@@ -1,13 +1,13 @@
-// `Taker` as Python sees it: see _torch.pyi, and `TorchReader.taker` for what it is given.
+// `TensorObserver` as Python sees it: see _torch.pyi, and `TorchReader.observer` for what it is given.
 
 #pragma once
 
-#include "tensors.h"
+#include "tensor_observer.h"
 
 namespace astray {
-namespace taker {
+namespace bindings {
 
-inline Taker &of(PyObject *self) { return Object<Taker>::in(self); }
+inline TensorObserver &of(PyObject *self) { return Object<TensorObserver>::in(self); }
 
 inline void expect(Py_ssize_t given, Py_ssize_t expected) {
     if (given == expected) return;
@@ -58,7 +58,7 @@ inline PyObject *py_forget(PyObject *self, PyObject *owner) {
     });
 }
 
-inline PyObject *py_value_of(PyObject *self, PyObject *args) {
+inline PyObject *py_value_number(PyObject *self, PyObject *args) {
     return to_python([&] {
         PyObject *owner;
         long long version;
@@ -68,7 +68,7 @@ inline PyObject *py_value_of(PyObject *self, PyObject *args) {
     });
 }
 
-inline PyObject *py_ahead(PyObject *self, PyObject *args) {
+inline PyObject *py_written_ahead(PyObject *self, PyObject *args) {
     return to_python([&] {
         PyObject *owner;
         long long version;
@@ -80,10 +80,10 @@ inline PyObject *py_ahead(PyObject *self, PyObject *args) {
 
 inline PyObject *py_clear(PyObject *self, PyObject *) {
     return to_python([&] {
-        Taker &taker = of(self);
-        taker.regulars.expire();
-        taker.handed = false;
-        taker.memories.expire();
+        TensorObserver &observer = of(self);
+        observer.long_lived.expire();
+        observer.shared_with_python = false;
+        observer.memories.expire();
         return answer(false);
     });
 }
@@ -94,11 +94,11 @@ inline PyObject *py_renumber(PyObject *self, PyObject *unused) {
 }
 
 inline PyObject *py_next_step(PyObject *self, PyObject *unused) {
-    of(self).regulars.due = true;
+    of(self).long_lived.is_due = true;
     return py_renumber(self, unused);
 }
 
-inline PyObject *py_counted(PyObject *self, PyObject *) { return PyLong_FromLongLong(std::exchange(of(self).rows, 0)); }
+inline PyObject *py_take_row_count(PyObject *self, PyObject *) { return PyLong_FromLongLong(std::exchange(of(self).rows, 0)); }
 
 inline PyObject *py_apply(PyObject *self, PyObject *args) {
     return to_python([&] {
@@ -106,19 +106,19 @@ inline PyObject *py_apply(PyObject *self, PyObject *args) {
         int on, statistics, values, ops;
         if (!PyArg_ParseTuple(args, "pOppp", &on, &roles, &statistics, &values, &ops)) throw PythonError();
         if (!PyFrozenSet_Check(roles)) raise(PyExc_TypeError, "The roles are a frozenset.");
-        Taker &taker = of(self);
-        taker.roles = 0;
+        TensorObserver &observer = of(self);
+        observer.roles = 0;
         for (size_t i = 0; i < kRoleNames.size(); ++i)
-            if (check(PySet_Contains(roles, word().roles[i]))) taker.roles |= bit_of(static_cast<Role>(i));
-        taker.on = on, taker.statistics = statistics, taker.values = values, taker.ops = ops;
-        taker.memories.expire();
+            if (check(PySet_Contains(roles, tensor_names().roles[i]))) observer.roles |= bit_of(static_cast<Role>(i));
+        observer.on = on, observer.statistics = statistics, observer.values = values, observer.ops = ops;
+        observer.memories.expire();
         return answer(false);
     });
 }
 
-inline PyObject *py_catch(PyObject *self, PyObject *on) {
+inline PyObject *py_report_nonfinite(PyObject *self, PyObject *on) {
     return to_python([&] {
-        of(self).catching = is_true(Ref::shared(on));
+        of(self).reports_nonfinite = is_true(Ref::shared(on));
         return answer(false);
     });
 }
@@ -129,78 +129,79 @@ inline int init(PyObject *self, PyObject *args, PyObject *) {
     return to_status([&] {
         PyObject *examples, *measuring, *given[16];
         Py_ssize_t batch;
-        if (!PyArg_ParseTuple(args, "O!OO!O!OOOOO!OOnOOOOO:Taker", &PyList_Type, &examples, &given[0], &PyDict_Type,
+        if (!PyArg_ParseTuple(args, "O!OO!O!OOOOO!OOnOOOOO:TensorObserver", &PyList_Type, &examples, &given[0], &PyDict_Type,
                               &given[1], &PyDict_Type, &given[2], &given[3], &given[4], &measuring, &given[5],
                               &PyDict_Type, &given[6], &given[7], &given[8], &batch, &given[9], &given[10], &given[11],
                               &given[12], &given[13]))
             throw PythonError();
-        Taker &taker = of(self);
-        Ref *members[] = {&taker.parameter_type, &taker.devices,      &taker.rings,        &taker.stream,
-                          &taker.together,       &taker.identity,     &taker.unfilled,     &taker.writer,
-                          &taker.lane,           &taker.odd_observe, &taker.odd_observe_unread,
-                          &taker.odd_written,   &taker.odd_changed, &taker.first};
+        TensorObserver &observer = of(self);
+        Ref *members[] = {&observer.parameter_type, &observer.devices,      &observer.rings,        &observer.stream,
+                          &observer.measure_together, &observer.make_identity,     &observer.unfilled,     &observer.writer,
+                          &observer.lane,           &observer.slow_observe, &observer.slow_observe_unread,
+                          &observer.slow_written,   &observer.slow_changed, &observer.slow_measure};
         for (size_t i = 0; i < std::size(members); ++i) *members[i] = Ref::shared(given[i]);
-        taker.batch = batch;
-        taker.appending = find_appending();
-        if (taker.appending && !taker.appending->are_tensors(taker.lane)) taker.appending = nullptr;
-        taker.launching = find_launching();
+        observer.batch = batch;
+        observer.appending = find_appending();
+        if (observer.appending && !observer.appending->are_tensors(observer.lane)) observer.appending = nullptr;
+        observer.launching = find_launching();
         if (measuring != Py_None) {
-            taker.measuring = static_cast<const Measuring *>(PyCapsule_GetPointer(measuring, MEASURING));
-            if (!taker.measuring) throw PythonError();
+            observer.measuring = static_cast<const Measuring *>(PyCapsule_GetPointer(measuring, MEASURING));
+            if (!observer.measuring) throw PythonError();
         }
         for (Py_ssize_t i = 0; i < PyList_Size(examples); ++i) {
             PyObject *tensor, *name;
             if (!PyArg_ParseTuple(PyList_GetItem(examples, i), "OU", &tensor, &name)) throw PythonError();
             if (!THPVariable_CheckExact(tensor)) raise(PyExc_TypeError, "The examples are not all plain tensors.");
-            if (!i) taker.tensor_type = Ref::shared(reinterpret_cast<PyObject *>(Py_TYPE(tensor)));
-            Dtype &type = taker.types[static_cast<size_t>(THPVariable_Unpack(tensor).scalar_type())];
+            if (!i) observer.tensor_type = Ref::shared(reinterpret_cast<PyObject *>(Py_TYPE(tensor)));
+            Dtype &type = observer.types[static_cast<size_t>(THPVariable_Unpack(tensor).scalar_type())];
             type.name = Ref::shared(name);
             type.text = text_of(type.name);
-            if (taker.measuring) type.number = taker.measuring->dtype(type.text.data);
+            if (observer.measuring) type.number = observer.measuring->dtype(type.text.data);
         }
     });
 }
 
-}  // namespace taker
+}  // namespace bindings
 
 // Makes the type, and adds it to the module.
-inline void add_taker(PyObject *module) {
-    using namespace taker;
+inline void add_tensor_observer(PyObject *module) {
+    using namespace bindings;
     static PyMethodDef methods[] = {
         {"observe", fast(py_observe), METH_FASTCALL, nullptr},
         {"observe_unread", fast(py_observe_unread), METH_FASTCALL, nullptr},
         {"changed", py_changed, METH_O, nullptr},
         {"written", py_written, METH_O, nullptr},
         {"forget", py_forget, METH_O, nullptr},
-        {"of", py_value_of, METH_VARARGS, nullptr},
-        {"ahead", py_ahead, METH_VARARGS, nullptr},
+        {"value_number", py_value_number, METH_VARARGS, nullptr},
+        {"written_ahead", py_written_ahead, METH_VARARGS, nullptr},
         {"clear", py_clear, METH_NOARGS, nullptr},
         {"renumber", py_renumber, METH_NOARGS, nullptr},
         {"next_step", py_next_step, METH_NOARGS, nullptr},
-        {"counted", py_counted, METH_NOARGS, nullptr},
+        {"take_row_count", py_take_row_count, METH_NOARGS, nullptr},
         {"apply", py_apply, METH_VARARGS, nullptr},
-        {"catch", py_catch, METH_O, nullptr},
+        {"report_nonfinite", py_report_nonfinite, METH_O, nullptr},
         {nullptr, nullptr, 0, nullptr},
     };
     static PyGetSetDef attributes[] = {
         {"launches", get_launches, nullptr, "Whether kernels of a card are launched from here.", nullptr},
         {nullptr, nullptr, nullptr, nullptr, nullptr},
     };
-    Object<Taker>::add_to(module, "astray.capture.pytorch._torch.Taker",
+    Object<TensorObserver>::add_to(module, "astray.capture.pytorch._torch.TensorObserver",
                           {slot(Py_tp_init, init), slot(Py_tp_methods, methods), slot(Py_tp_getset, attributes)});
 }
 
-// What takes the tensors of a recording: the native taker, or a Python object with its methods, which the tests have.
-class Observing {
+// What takes the tensors of a recording: the native observer, or a Python object with its methods, which the tests
+// have.
+class ObserverHandle {
 public:
     template <class Visit>
     void each(Visit visit) {
-        visit(taker_);
+        visit(observer_);
     }
 
-    void use(PyObject *taker) {
-        taker_ = Ref::shared(taker);
-        native_ = Object<Taker>::is(taker) ? &Object<Taker>::in(taker) : nullptr;
+    void use(PyObject *observer) {
+        observer_ = Ref::shared(observer);
+        native_ = Object<TensorObserver>::is(observer) ? &Object<TensorObserver>::in(observer) : nullptr;
     }
 
     // Each gives whether the tensor holds NaN or infinities, if that is known and asked for.
@@ -215,22 +216,22 @@ public:
     }
     void written(PyObject *tensor) const {
         if (native_) native_->written(tensor);
-        else tell("written", tensor);
+        else notify("written", tensor);
     }
     void changed(PyObject *tensor) const {
         if (native_) native_->changed(tensor);
-        else tell("changed", tensor);
+        else notify("changed", tensor);
     }
 
 private:
     bool ask(const char *method, const Row &row, PyObject *tensor) const {
-        return call_method(taker_, interned(method).get(), to_object(row.seq).get(), name_of(row.role), row.path, tensor)
+        return call_method(observer_, interned(method).get(), to_object(row.seq).get(), name_of(row.role), row.path, tensor)
                    .get() == Py_True;
     }
-    void tell(const char *method, PyObject *tensor) const { call_method(taker_, interned(method).get(), tensor); }
+    void notify(const char *method, PyObject *tensor) const { call_method(observer_, interned(method).get(), tensor); }
 
-    Ref taker_;
-    Taker *native_ = nullptr;
+    Ref observer_;
+    TensorObserver *native_ = nullptr;
 };
 
 }  // namespace astray

@@ -1,4 +1,4 @@
-// `Ending(callback)`: calls something when it goes, and loses no exception on the way.
+// `Finalizer(callback)`: calls something when it goes, and loses no exception on the way.
 //
 // Python drops what is raised in a `__del__`. A signal handler of the program may raise in any line of Python, so also
 // in one that runs because an object goes: then the callback is run again, to the end, and the exception is raised in
@@ -10,11 +10,11 @@
 
 namespace astray {
 
-class Ending {
+class Finalizer {
 public:
-    explicit Ending(PyObject *callback) : callback_(Ref::shared(callback)) {}
+    explicit Finalizer(PyObject *callback) : callback_(Ref::shared(callback)) {}
 
-    ~Ending() {
+    ~Finalizer() {
         SavedError before;
         try {
             call(callback_);
@@ -33,8 +33,8 @@ public:
     static PyObject *make(PyTypeObject *, PyObject *args, PyObject *) {
         return to_python([&] {
             PyObject *callback;
-            if (!PyArg_ParseTuple(args, "O:Ending", &callback)) throw PythonError();
-            return Box<Ending>::make(callback);
+            if (!PyArg_ParseTuple(args, "O:Finalizer", &callback)) throw PythonError();
+            return Box<Finalizer>::make(callback);
         });
     }
 
@@ -56,8 +56,8 @@ private:
     Ref callback_;
 };
 
-inline void add_endings(PyObject *module) {
-    Box<Ending>::add_to(module, "astray.capture.pytorch._torch.Ending", {slot(Py_tp_new, Ending::make)});
+inline void add_finalizer(PyObject *module) {
+    Box<Finalizer>::add_to(module, "astray.capture.pytorch._torch.Finalizer", {slot(Py_tp_new, Finalizer::make)});
 }
 
 }  // namespace astray
