@@ -38,10 +38,10 @@ def without_dropout() -> Iterator[None]:
     ...     loss = model(batch)
     ...     loss.backward()
 
-    So two programs can be compared that would draw different numbers: on another device, in another order. Everything
-    else stays in training mode. It reaches nn.Dropout and its kin, the functions behind them, attention, and recurrent
-    layers, however they were imported; not dropout that a program makes of random numbers itself, and not kernels
-    outside of torch. Also decorates a function.
+    So programs that would draw different numbers (on another device, in another order) can be compared. Everything else
+    stays in training mode. It covers nn.Dropout and its variants, the functions behind them, attention, and recurrent
+    layers, however they were imported; it does not cover dropout that a program computes from random numbers itself, or
+    kernels outside of torch. Also decorates a function.
     """
     from astray.capture.pytorch.experiments.determinism import WithoutDropout
 
@@ -66,16 +66,16 @@ def elsewhere(
     >>> with astray.experiment.elsewhere(model, r"h\\..*\\.attn", dtype="float64", function="softmax"):
     ...     loss = model(batch)        # the softmax of every attention in double precision
 
-    Its inputs, parameters and buffers are taken there for the call, and its results brought back; gradients flow to
-    the original parameters, and buffers that it changes are changed in the original. Where the error goes away,
-    the suspect is found. Keep the backward inside the block.
+    Its inputs, parameters and buffers are moved there for the call, and its results are moved back; gradients flow to
+    the original parameters, and buffers that it changes are changed in the original. If the error goes away, this
+    module causes it. Keep the backward inside the block.
 
     model: a module, or a dict of modules by name, as for `record`.
     site: the name of the module as `record` writes it (`<root>` for the model itself), a regular expression that fits
         whole names, or several of either.
     device, dtype: where to, and in what precision; only floating point tensors change their dtype. One of them is
         needed.
-    function: only this function inside the module goes elsewhere, by its name in torch: "softmax", "matmul".
+    function: run only this function inside the module elsewhere, by its name in torch: "softmax", "matmul".
     """
     from astray.capture.pytorch.experiments.elsewhere import substituted
 
@@ -117,7 +117,8 @@ def seed_all(seed: int = 1234, deterministic: bool = False) -> None:
             determinism.make_deterministic()
     elif deterministic:
         warnings.warn(
-            "torch has not been imported yet, so deterministic=True asks nobody. Call it after.", stacklevel=2
+            "torch has not been imported yet, so deterministic=True has no effect. Call it after the import.",
+            stacklevel=2,
         )
 
 
@@ -127,5 +128,5 @@ def _checked(seed: int) -> int:
     except TypeError:
         number = -1
     if isinstance(seed, bool) or not 0 <= number <= LARGEST_SEED:
-        raise UsageError(f"seed={seed!r} is no seed. It is a whole number from 0 to {LARGEST_SEED:,}.")
+        raise UsageError(f"seed={seed!r} is not a seed. It is a whole number from 0 to {LARGEST_SEED:,}.")
     return number

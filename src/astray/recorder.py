@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from astray.capture.recorder import BaseRecorder, Opens
+from astray.capture.recorder import BaseRecorder, WriterFactory
 from astray.store import RunWriter
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Recorder(BaseRecorder):
         *,
         overwrite: bool = False,
         guard: GuardSetting | None = None,
-        writer: Opens = RunWriter,
+        writer: WriterFactory = RunWriter,
         **settings: Unpack[RecordingOptions],
     ) -> None:
         watcher = None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers import TrainerCallback
 
-from astray.capture.settings import RecordingOptions, Settings, placed
+from astray.capture.settings import RecordingOptions, Settings, with_absolute_paths
 from astray.process import absolute
 from astray.recorder import Recorder
 
@@ -70,7 +70,7 @@ class AstrayCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
         self.recorder: Recorder | None = None  # of the training that goes on, or of the last one
         self._overwrite = overwrite
         self._guard = guard
-        self._settings = placed(settings)
+        self._settings = with_absolute_paths(settings)
         self._trainings = 0
 
     def on_train_begin(self, *_: Any, model: nn.Module, **__: Any) -> None:

@@ -400,7 +400,7 @@ def test_two_at_once_each_on_its_own_module() -> None:
 def test_a_module_that_nobody_called_is_said() -> None:
     model, x = build(Attending), torch.randn(2, 6)
     unused = astray.experiment.elsewhere(model, "attn.out_proj", dtype="float64")
-    with pytest.warns(UserWarning, match=r"nobody called attn\.out_proj inside") as caught, unused:
+    with pytest.warns(UserWarning, match=r"nothing called attn\.out_proj inside") as caught, unused:
         model(x)
     assert caught[0].filename == __file__
     unused = astray.experiment.elsewhere(model, "attn", dtype="float64", function="erf")
@@ -411,9 +411,9 @@ def test_a_module_that_nobody_called_is_said() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"site": "0", "dtype": "int32"}, r"dtype='int32' is no floating point dtype"),
-        ({"site": "0", "dtype": "flaot64"}, r"dtype='flaot64' is no floating point dtype"),
-        ({"site": "0"}, r"told no place. Give it device=…, dtype=…, or both"),
+        ({"site": "0", "dtype": "int32"}, r"dtype='int32' is not a floating point dtype"),
+        ({"site": "0", "dtype": "flaot64"}, r"dtype='flaot64' is not a floating point dtype"),
+        ({"site": "0"}, r"needs a device or a dtype. Give it device=…, dtype=…, or both"),
         ({"site": "0.nrom", "device": "cpu"}, r"No module is called 0\.nrom\. Did you mean 0\.norm"),
         ({"site": "xyzzy", "device": "cpu"}, r"No module is called xyzzy\. There are <root>, 0, 0\.norm"),
         ({"site": "0.(", "device": "cpu"}, r"neither a name nor a regular expression"),
@@ -425,7 +425,7 @@ def test_what_cannot_be_is_answered_with_what_can(arguments: dict[str, Any], mes
     with pytest.raises(UsageError, match=message), astray.experiment.elsewhere(model, **arguments):
         pass
     with (
-        pytest.raises(UsageError, match=r"list is no torch\.nn\.Module"),
+        pytest.raises(UsageError, match=r"list is not a torch\.nn\.Module"),
         astray.experiment.elsewhere([], "0", device="cpu"),
     ):
         pass

@@ -128,7 +128,7 @@ def test_a_distributed_tensor_is_changed_by_its_parts() -> None:
         local = some(4, 6)
         for placement in (Shard(0), Replicate()):
             part = DTensor.from_local(local, mesh, [placement], run_check=False).requires_grad_()
-            assert perturbation.why_not(part) is None
+            assert perturbation.why_unchanged(part) is None
             y = changed(part)
             assert isinstance(y, DTensor)
             assert y.placements == (placement,)
@@ -136,7 +136,7 @@ def test_a_distributed_tensor_is_changed_by_its_parts() -> None:
             y.to_local().sum().backward()
             assert part.grad is not None
         partial = DTensor.from_local(local, mesh, [Partial()], run_check=False)
-        assert perturbation.why_not(partial) == "its parts have yet to be added up"
+        assert perturbation.why_unchanged(partial) == "its parts have yet to be added up"
     finally:
         dist.destroy_process_group()
 
@@ -145,13 +145,13 @@ def test_what_cannot_be_changed_says_why() -> None:
     class Own(Tensor):
         pass
 
-    assert perturbation.why_not(some(3)) is None
-    assert perturbation.why_not(some(3).to(torch.float8_e4m3fn)) == "float8_e4m3fn is too coarse"
-    assert perturbation.why_not(some(3, 3).to_sparse()) == "its layout is sparse_coo"
-    assert perturbation.why_not(some(3).as_subclass(Own)) == "it is a Own"
-    assert perturbation.why_not(torch.empty(3, device="meta")) == "it has no memory"
+    assert perturbation.why_unchanged(some(3)) is None
+    assert perturbation.why_unchanged(some(3).to(torch.float8_e4m3fn)) == "float8_e4m3fn is too coarse"
+    assert perturbation.why_unchanged(some(3, 3).to_sparse()) == "its layout is sparse_coo"
+    assert perturbation.why_unchanged(some(3).as_subclass(Own)) == "it is a Own"
+    assert perturbation.why_unchanged(torch.empty(3, device="meta")) == "it has no memory"
     seen: list[str | None] = []
-    torch.func.vmap(lambda x: seen.append(perturbation.why_not(x)) or x)(some(3))
+    torch.func.vmap(lambda x: seen.append(perturbation.why_unchanged(x)) or x)(some(3))
     assert seen == ["it is inside a functorch transform"]
 
 

@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import astray
 from astray.capture.pytorch import torch_flags as flags
-from astray.capture.setup_log import NOT_PLAIN, RESTLESS, SetupLog, environment, plain
+from astray.capture.setup_log import CHANGES_TOO_OFTEN, NOT_PLAIN, SetupLog, environment, plain
 from astray.records import Setup
 
 
@@ -129,7 +129,7 @@ def test_what_counts_its_calls_is_let_go_after_a_while(tmp_path: Path) -> None:
             rec.step()
     rows = [row for row in rows_of(tmp_path / "a") if row.subject == "module" and "seen" in row.values]
     assert len(rows) == 102
-    assert rows[-1].values == {"seen": RESTLESS}
+    assert rows[-1].values == {"seen": CHANGES_TOO_OFTEN}
 
 
 def test_layers_that_come_later_are_told_when_they_come(tmp_path: Path) -> None:

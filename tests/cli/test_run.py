@@ -195,7 +195,7 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
         (("-o", str(tmp_path / "new"), "--functions", "no.yaml", script), "There is no file no.yaml"),
         (
             ("-o", str(tmp_path / "new"), "--config", str(tmp_path / "a.yaml"), script),
-            "a.yaml: kepp='stats' is no setting",
+            "a.yaml: kepp='stats' is not a setting",
         ),
         (("-o", str(tmp_path / "new"), "-m", "no.such.module"), "There is no module no.such.module"),
         (("-o", str(tmp_path / "plain.py" / "run"), script), "plain.py"),

@@ -68,7 +68,7 @@ class Adapter(Protocol):
         """Records a value of the program's own, and the gradients that arrive at its tensors."""
 
     def module_called(self, module: Any, args: Any, frame: FrameType) -> None:
-        """A module is called, from this frame of the framework's; the recording was started in the middle of its call."""
+        """A module is called, from this frame of the framework's; the recording was started during this call."""
 
     def let_program_end_steps(self) -> None:
         """The program says from now on where its steps end: `end_step` is not called any more."""
@@ -110,11 +110,11 @@ def discovering_adapter(framework: str) -> Adapter:
 
 
 class TensorIdentity(NamedTuple):
-    """What a tensor is right now, as far as it can be told without reading its numbers.
+    """What a tensor is right now, as far as that is known without reading its numbers.
 
     `owner` is the living object that owns the memory; `key` changes whenever the numbers may have, and is the same for
-    two tensors that hold the same numbers in the same order. `address` is 0 where it takes more than that to read it.
-    `version` counts the writes to the memory that are known of.
+    two tensors that hold the same numbers in the same order. `address` is 0 where the numbers cannot be read from one
+    address. `version` counts the writes to the memory that are known of.
     """
 
     owner: Any
@@ -146,7 +146,7 @@ class TensorReading(NamedTuple):
 
 
 class SlowPath(NamedTuple):
-    """What a `NativeObserver` leaves to Python: unusual tensors, and the first sight of values to keep."""
+    """What a `NativeObserver` leaves to Python: unusual tensors, and memory whose values are to be kept."""
 
     observe: Callable[[int, Role, str, Any], bool | None]
     observe_unread: Callable[[int, Role, str, Any], bool | None]
@@ -176,13 +176,13 @@ class NativeObserver(Protocol):
         """Records by these settings from now on. Unless it is `on`, every tensor goes the slow path."""
 
     def report_nonfinite(self, on: bool, /) -> None:
-        """Whether to say that a tensor holds NaN or infinities, where that is known at once."""
+        """Whether `observe` returns True for a tensor with NaN or infinities, where that is known at once."""
 
     def forget(self, owner: Any, /) -> None:
-        """This memory was written to, so it is another value now."""
+        """This memory was written to, so it holds another value now."""
 
     def value_number(self, owner: Any, version: int, /) -> int:
-        """Which value a memory is in a version of it; the next number at its first sight."""
+        """The number of the value that a memory holds in this version; the next number when it has none yet."""
 
     def written_ahead(self, owner: Any, version: int, /) -> None:
         """An op has written to this memory, and its version will say so when the op has returned."""
@@ -191,13 +191,13 @@ class NativeObserver(Protocol):
         """Uses no earlier measurement again."""
 
     def renumber(self) -> None:
-        """The same, and every memory may be another value."""
+        """The same, and every memory may hold another value."""
 
     def next_step(self) -> None:
         """The same, because a step is over."""
 
     def take_row_count(self) -> int:
-        """How many rows it has made since it was last asked."""
+        """The number of rows made since the last call."""
 
 
 class TensorReader(Protocol):
@@ -213,15 +213,15 @@ class TensorReader(Protocol):
     def start(self, forget: Callable[[], None], waited: Callable[[float], None], queue_bytes: int) -> None:
         """A recording starts.
 
-        `forget` is to be called whenever no ticket given so far should be used for new rows any more, `waited` with
-        the seconds that the program stood still because more than `queue_bytes` of values were on their way.
+        `forget` is called whenever no ticket given so far may be used for new rows, `waited` with the seconds that the
+        program was blocked because more than `queue_bytes` of values were being copied.
         """
 
     def stop(self) -> None:
         """It is over, and everything has been written: gives all memory back."""
 
     def identity(self, tensor: Any) -> TensorIdentity | None:
-        """None when it cannot be told whether the tensor has changed."""
+        """None when there is no way to know whether the tensor has changed."""
 
     def requires_grad(self, tensor: Any) -> bool: ...
 
@@ -234,9 +234,9 @@ class TensorReader(Protocol):
         """Whether it is all of the memory that its owner has."""
 
     def read(self, tensor: Any, identity: TensorIdentity | None, statistics: bool) -> TensorReading:
-        """`identity` is what this reader said of the tensor a moment ago."""
+        """`identity` is what `identity()` has just returned for the tensor."""
 
     def fetch(self, tensor: Any, memory: Strided, positions: npt.NDArray[np.int64] | None) -> DeferredBytes | str:
-        """Brings bytes of a tensor here that has a ticket: those of `memory`, whose address counts from the tensor's
-        first byte, or of its elements at these positions. A text says why that cannot be done.
+        """Copies bytes of a tensor that has a ticket to this process: those of `memory`, whose address counts from the
+        tensor's first byte, or of its elements at these positions. A str is the reason why that is impossible.
         """

@@ -101,10 +101,10 @@ class Quota:
 
     def change(self, settings: Settings) -> None:
         """Other limits from now on. They are over the whole recording: what came before counts too."""
-        self._most = settings.max_tensors
-        self._most_of_step = settings.max_tensors_per_step
+        self._most_rows = settings.max_tensors
+        self._most_rows_of_step = settings.max_tensors_per_step
         self._most_bytes = settings.max_bytes
-        self.is_limited = self._most is not None or self._most_of_step is not None
+        self.is_limited = self._most_rows is not None or self._most_rows_of_step is not None
 
     def row(self) -> bool:
         """Whether one more tensor may be recorded. If so, it is counted."""
@@ -112,11 +112,11 @@ class Quota:
             self._rows += 1  # a count that a thread may lose is good enough until there is a limit
             return True
         with self._lock:
-            if self._most is not None and self._rows >= self._most:
-                self._left_out["tensors", f"beyond max_tensors={self._most:,}"] += 1
+            if self._most_rows is not None and self._rows >= self._most_rows:
+                self._left_out["tensors", f"beyond max_tensors={self._most_rows:,}"] += 1
                 return False
-            if self._most_of_step is not None and self._rows_of_step >= self._most_of_step:
-                self._left_out["tensors", f"beyond max_tensors_per_step={self._most_of_step:,}"] += 1
+            if self._most_rows_of_step is not None and self._rows_of_step >= self._most_rows_of_step:
+                self._left_out["tensors", f"beyond max_tensors_per_step={self._most_rows_of_step:,}"] += 1
                 return False
             self._rows += 1
             self._rows_of_step += 1
@@ -137,7 +137,7 @@ class Quota:
         return True
 
     @property
-    def taken(self) -> RecordedBytes:
+    def recorded(self) -> RecordedBytes:
         """What was recorded so far."""
         return RecordedBytes(self._bytes, self._rows)
 
@@ -153,7 +153,7 @@ class Quota:
 ROW_BYTES = 300
 """Estimate for a row of `tensors` with its share of `calls`, measured on a model of 20 layers."""
 
-FEW = 20
+FEW_STEPS = 20
 """With room for fewer steps than this, the forecast says what to do about it."""
 
 
@@ -176,7 +176,7 @@ class DiskForecast(NamedTuple):
 
     @property
     def is_tight(self) -> bool:
-        return self.steps < FEW
+        return self.steps < FEW_STEPS
 
 
 def forecast(step: RecordedBytes, folder: Path, max_bytes: int | None, ranks: int) -> DiskForecast:
@@ -187,5 +187,5 @@ def forecast(step: RecordedBytes, folder: Path, max_bytes: int | None, ranks: in
         more, room = max(max_bytes // max(step.values, 1) - 1, 0), f"max_bytes={max_bytes:,}"
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
     fit = f"{more:,} more {'fits' if more == 1 else 'fit'} into {room}" if more else f"no more fits into {room}"
-    advice = " Record fewer steps or sites, a slice or a sample (`astray help recording`)." if more < FEW else ""
+    advice = " Record fewer steps or sites, a slice or a sample (`astray help recording`)." if more < FEW_STEPS else ""
     return DiskForecast(more, f"a step takes {sized(step.nbytes)} on the disk{each}; {fit}.{advice}")

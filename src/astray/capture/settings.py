@@ -49,7 +49,7 @@ def words(known: tuple[str, ...], *, none: bool = False) -> Check:
 
     def check(name: str, given: Any) -> frozenset[str]:
         if not isinstance(given, str | list | tuple | set | frozenset):
-            raise RecordError(f"{name}={given!r} is no word. {choice}")
+            raise RecordError(f"{name}={given!r} is not a word. {choice}")
         found = [word.strip() for word in given.split(",")] if isinstance(given, str) else list(given)
         for word in found:
             if word not in known:
@@ -71,7 +71,7 @@ def names(name: str, given: Any) -> tuple[str, ...]:
     """Names of any kind, as a list or with commas between them."""
     found = given.split(",") if isinstance(given, str) else given
     if not isinstance(found, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in found):
-        raise RecordError(f"{name}={given!r} is no name and no list of names.")
+        raise RecordError(f"{name}={given!r} is neither a name nor a list of names.")
     return tuple(sorted({one.strip() for one in found} - {""}))
 
 
@@ -79,7 +79,7 @@ def patterns(name: str, given: Any) -> tuple[str, ...]:
     """One regular expression, or a list of several."""
     found = [given] if isinstance(given, str) else given
     if not isinstance(found, list | tuple) or not all(isinstance(pattern, str) for pattern in found):
-        raise RecordError(f"{name}={given!r} is no regular expression and no list of them.")
+        raise RecordError(f"{name}={given!r} is neither a regular expression nor a list of them.")
     for pattern in found:
         _compile(name, pattern)
     return tuple(found)
@@ -112,7 +112,7 @@ def seed(name: str, given: Any) -> int | None:
         return 0 if given else None
     number = _number(given)
     if number is None or not 0 <= number <= LARGEST_SEED:
-        raise RecordError(f"{name}={given!r} is no seed. It is True, or a whole number from 0 to {LARGEST_SEED:,}.")
+        raise RecordError(f"{name}={given!r} is not a seed. It is True, or a whole number from 0 to {LARGEST_SEED:,}.")
     return number
 
 
@@ -294,7 +294,7 @@ def checked(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     for name, value in given.items():
         if name not in CHECKS and name != "config":
             known = f"The settings are {', '.join(CHECKS)}."
-            raise RecordError(f"{where}{name}={value!r} is no setting.{did_you_mean(name, CHECKS) or f' {known}'}")
+            raise RecordError(f"{where}{name}={value!r} is not a setting.{did_you_mean(name, CHECKS) or f' {known}'}")
         if value is not None and name != "config":
             try:
                 found[name] = CHECKS[name](name, value)
@@ -303,7 +303,7 @@ def checked(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return found
 
 
-def placed(given: RecordingOptions) -> RecordingOptions:
+def with_absolute_paths(given: RecordingOptions) -> RecordingOptions:
     """The same settings with absolute paths, for reading their files later: a program may change its folder."""
     found = given.copy()
     for name in ("config", "functions"):
@@ -318,7 +318,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, StepSelection | Part):
         return str(value)
     if isinstance(value, FunctionList):
-        return value.as_given()
+        return value.as_dict()
     if isinstance(value, frozenset):
         return sorted(value)
     return list(value) if isinstance(value, tuple) else value

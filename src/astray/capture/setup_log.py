@@ -18,7 +18,7 @@ from astray.records import Setup
 MOST_CHANGES = 100
 """So often a module's attribute is followed. One that counts calls would fill the disk, and is not a setting."""
 
-RESTLESS = "<changes too often to be followed>"
+CHANGES_TOO_OFTEN = "<changes too often to be followed>"
 
 LONGEST_TEXT = 100
 LONGEST_LIST = 16
@@ -119,12 +119,12 @@ class SetupLog:
             return
         changed = {}
         for name, value in values.items():
-            if name in known and (known[name] is RESTLESS or _is_same(known[name], value)):
+            if name in known and (known[name] is CHANGES_TOO_OFTEN or _is_same(known[name], value)):
                 continue
             if most_changes is not None and name in known:
                 self._changes[subject, site, name] += 1
                 if self._changes[subject, site, name] > most_changes:
-                    value = RESTLESS
+                    value = CHANGES_TOO_OFTEN
             changed[name] = known[name] = value
         if changed:
             self._write(Setup(step, subject, site, changed))

@@ -40,8 +40,8 @@ class Stacks:
         self._internal = (*_ASTRAY, *internal)
         self._spell = spell
         self._frames: list[list[Frame]] = []
-        self._adding = threading.Lock()
-        self.capture = load().StackWalk(self._is_passed_over, self._add)
+        self._lock = threading.Lock()
+        self.capture = load().StackWalk(self._is_left_out, self._add)
         """The id of the stack from a frame outwards. The next two arguments are a frame further out and the id of its
         stack. None when that frame is not out there: what it was running has ended without saying so.
         """
@@ -60,13 +60,13 @@ class Stacks:
         spelling = self._spell(inner) if self._spell is not None and inner is not None else None
         if spelling is not None and frames:
             frames[0] = SpelledFrame.of(frames[0], spelling)
-        with self._adding:
+        with self._lock:
             number = len(self._frames)
             self._frames.append(frames)
             self._write(number, frames)
         return number
 
-    def _is_passed_over(self, code: CodeType) -> bool:
+    def _is_left_out(self, code: CodeType) -> bool:
         """Whether a frame makes no difference between stacks."""
         return self._is_internal(code) if self._spell is None else code.co_filename.startswith(_ASTRAY)
 
@@ -77,10 +77,10 @@ class Stacks:
 def _frame(code: CodeType, line: int | None) -> Frame:
     line = line or code.co_firstlineno
     name = getattr(code, "co_qualname", code.co_name)  # the qualified name came with Python 3.11
-    return Frame(_place(code.co_filename), line, name, linecache.getline(code.co_filename, line).strip())
+    return Frame(_display_name(code.co_filename), line, name, linecache.getline(code.co_filename, line).strip())
 
 
-def _place(file: str) -> str:
+def _display_name(file: str) -> str:
     """A file as the user knows it: the cell of a notebook, whose file is a temporary one, is `In [5]`."""
     named = _CELL.match(file)
     number = named[1] if named else _cell_number(file)
@@ -96,7 +96,7 @@ _CELL = re.compile(r"<ipython-input-(\d+)-")
 def _cell_number(file: str) -> object:
     """The number of the cell that a kernel has compiled from this file; None for any other file."""
     shell = sys.modules.get("IPython.core.getipython")
-    if shell is None or not _is_kernels(file):
+    if shell is None or not _is_of_kernel(file):
         return None
     try:
         return shell.get_ipython().compile._filename_map.get(file)  # which IPython's own tracebacks read
@@ -104,5 +104,5 @@ def _cell_number(file: str) -> object:
         return None
 
 
-def _is_kernels(file: str) -> bool:
+def _is_of_kernel(file: str) -> bool:
     return Path(file).parent.name.startswith(("ipykernel_", "xpython_"))

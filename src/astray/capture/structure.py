@@ -1,8 +1,8 @@
 """Takes nested arguments and results apart into tensors with paths, and a skeleton of everything else.
 
-`Flattener` takes containers and dataclasses apart, `Objects` any other object, such as a cache of keys and values. Used
-by every adapter, so it knows no framework: the adapter says what a tensor is. Paths are what the key of a tensor is
-made of, so they depend on the structure alone: `0`, `1.2`, `kwargs.mask`, `out.logits`.
+`Flattener` takes containers and dataclasses apart, `ObjectFlattener` any other object, such as a cache of keys and
+values. Used by every adapter, so it knows no framework: the adapter says what a tensor is. Paths are what the key of a
+tensor is made of, so they depend on the structure alone: `0`, `1.2`, `kwargs.mask`, `out.logits`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEEPEST_ATTRIBUTE = 6
 MOST_TENSORS = 256
 """Of one object: a cache of 128 layers."""
 
-_MOST_THINGS = 2_000  # looked at in one object, so that a data set with a million strings costs next to nothing
+_MOST_ITEMS = 2_000  # looked at in one object, so that a data set with a million strings costs next to nothing
 
 TENSOR = "<tensor>"
 """What stands in the skeleton where a tensor was."""
@@ -52,7 +52,7 @@ class Flattener:
     def __init__(
         self,
         is_tensor: Callable[[Any], bool],
-        objects: Objects | None = None,
+        objects: ObjectFlattener | None = None,
         too_large: Callable[[str], None] = lambda _: None,
         tensors: Collection[type] = (),
         values: Collection[type] = (),
@@ -120,7 +120,7 @@ class Flattener:
         return _describe(value)
 
 
-class Objects:
+class ObjectFlattener:
     """Takes objects apart, and remembers which of their tensors it has returned.
 
     No code of the object runs: attributes are read from its `__dict__` and its slots, past every property and
@@ -134,14 +134,14 @@ class Objects:
     >>> class Layer:
     ...     def __init__(self) -> None:
     ...         self.keys, self.size = 1j, 8
-    >>> Objects(lambda value: isinstance(value, complex)).tensors(Layer(), "past")
+    >>> ObjectFlattener(lambda value: isinstance(value, complex)).tensors(Layer(), "past")
     ([('past.keys', 1j)], False)
     """
 
     def __init__(
         self, is_tensor: Callable[[Any], bool] | None = None, epoch: Callable[[], object] | None = None
     ) -> None:
-        self._native = load().ObjectWalk(is_tensor, epoch, DEEPEST_ATTRIBUTE, MOST_TENSORS, _MOST_THINGS)
+        self._native = load().ObjectWalk(is_tensor, epoch, DEEPEST_ATTRIBUTE, MOST_TENSORS, _MOST_ITEMS)
 
     def tensors(self, value: Any, path: str) -> tuple[list[tuple[str, Any]], bool]:
         """The tensors of an object that are to be recorded now, with their paths, and whether there may be more.

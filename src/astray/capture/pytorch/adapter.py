@@ -40,7 +40,7 @@ from astray.capture.pytorch.patches import CudaGraphReplays, LossLabels
 from astray.capture.pytorch.tensors import TorchReader
 from astray.capture.pytorch.torch_code import TORCH
 from astray.capture.settings import Settings
-from astray.capture.structure import Flattener, Objects
+from astray.capture.structure import Flattener, ObjectFlattener
 from astray.interrupts import pass_interrupt
 from astray.records import Spelling
 
@@ -227,7 +227,7 @@ class SavedValues:
     def __init__(self, engine: Engine, gradients: LiveGradients) -> None:
         self._engine = engine
         self._gradients = gradients
-        self._flat = Flattener(_has_numbers, Objects(_is_array))
+        self._flat = Flattener(_has_numbers, ObjectFlattener(_is_array))
         self._sites: dict[str, Site] = {}
 
     def save(self, name: str, value: Any, gradient: bool, frame: FrameType | None) -> None:

@@ -32,12 +32,12 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
 
-from astray.capture.children import tell_of_fork
+from astray.capture.children import note_fork
 from astray.capture.engine import Engine
 from astray.capture.pytorch.calls.modules import ModuleCapture
 from astray.capture.pytorch.calls.wrappers import chains, has_parameters, type_name
-from astray.capture.pytorch.compiled.code import NoWarning, is_compiled_graph, never_compiled
-from astray.capture.pytorch.parameter_update import is_inner
+from astray.capture.pytorch.compiled.code import CompileWarningFilter, is_compiled_graph, never_compiled
+from astray.capture.pytorch.parameter_update import is_nested_step
 from astray.capture.pytorch.patches import PatchedFunction
 from astray.capture.pytorch.setup_capture import note_scaler
 from astray.interrupts import pass_interrupt
@@ -45,15 +45,15 @@ from astray.log import logger
 from astray.process import rank_and_world_size
 from astray.records import SKIPPED_UPDATE
 
-STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+STEP_METHODS = ("training_step", "validation_step", "test_step", "predict_step")
 """Methods of a model that a trainer calls in place of the model."""
 
 
 class ModelDiscovery:
     """Attaches `capture` to every outermost module as it is first called, and calls `end_step` as steps end.
 
-    `found` is called at the first of them: what a program computes before, to make its weights, is not a step.
-    `known` are those that are attached already, by their names.
+    `on_first_module` is called at the first of them: what a program computes before, to make its weights, is not part
+    of a step. `attached` are those that are attached already, by their names.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class ModelDiscovery:
         engine: Engine,
         capture: ModuleCapture,
         end_step: Callable[[], None],
-        found: Callable[[], None],
-        known: Mapping[str, nn.Module] = MappingProxyType({}),
+        on_first_module: Callable[[], None],
+        attached: Mapping[str, nn.Module] = MappingProxyType({}),
     ) -> None:
         self._engine = engine
-        self._found = found
+        self._on_first_module = on_first_module
         self._capture = capture
-        self._roots = {label: weakref.ref(module) for label, module in known.items()}
+        self._roots = {label: weakref.ref(module) for label, module in attached.items()}
         self._has_model = "" in self._roots
-        self._pace = StepDetector(engine, end_step)
+        self._step_detector = StepDetector(engine, end_step)
         self._handle = register_module_forward_pre_hook(self._before_any_module)
-        self._no_warning = NoWarning()
+        self._warning_filter = CompileWarningFilter()
 
     @property
     def has_found(self) -> bool:
@@ -79,12 +79,12 @@ class ModelDiscovery:
         return bool(self._roots)
 
     def let_program_end_steps(self) -> None:
-        self._pace.let_program_end_steps()
+        self._step_detector.let_program_end_steps()
 
     def remove(self) -> None:
         self._handle.remove()
-        self._no_warning.remove()
-        self._pace.remove()
+        self._warning_filter.remove()
+        self._step_detector.remove()
 
     @never_compiled
     def _before_any_module(self, module: nn.Module, args: Any) -> None:
@@ -95,7 +95,7 @@ class ModelDiscovery:
         """A module is called, from this frame of torch's."""
         if not self._engine.in_own_process:
             if get_worker_info() is None:
-                tell_of_fork()
+                note_fork()
             return
         if self._capture.site(module) is not None:
             return
@@ -106,7 +106,7 @@ class ModelDiscovery:
             self._roots[label] = weakref.ref(module)
             self._capture.attach(module, label)
             if len(self._roots) == 1:
-                self._found()
+                self._on_first_module()
             if self._engine.recording:
                 # torch has collected the hooks of this call already, so the new one has to be called by hand. A global
                 # hook is not given the keyword arguments: they are read from the frame of torch's that calls it.
@@ -114,16 +114,16 @@ class ModelDiscovery:
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             self._engine.failed(f"the first call of {type(module).__name__}", error)
 
-    def _label(self, module: nn.Module, own: str | None) -> str:
+    def _label(self, module: nn.Module, name_in_step: str | None) -> str:
         """A name that the same module gets again in the next run. The place of one that is gone is taken anew.
 
-        own: what it is called in the model of a trainer's step.
+        name_in_step: what it is called in the model of a trainer's step.
         """
-        self._has_model = self._has_model or own is not None
-        if own is None and not self._has_model and has_parameters(module):
+        self._has_model = self._has_model or name_in_step is not None
+        if name_in_step is None and not self._has_model and has_parameters(module):
             self._has_model = True
             return ""
-        name = type_name(module) if own is None else own
+        name = type_name(module) if name_in_step is None else name_in_step
         for number in range(1, len(self._roots) + 2):
             label = name if number == 1 else f"{name or type_name(module)}#{number}"
             if label not in self._roots or self._roots[label]() is None:
@@ -139,7 +139,7 @@ def _name_in_step(frame: FrameType | None, module: nn.Module) -> str | None:
     found = None
     while frame is not None:
         code = frame.f_code
-        if code.co_name in STEPS and code.co_argcount:
+        if code.co_name in STEP_METHODS and code.co_argcount:
             model = frame.f_locals.get(code.co_varnames[0])
             if isinstance(model, nn.Module):
                 named = (chain.name for chain in chains(model) if any(one is module for one in chain.modules))
@@ -159,7 +159,7 @@ class FirstCall:
     def __init__(self, begin: Callable[[tuple[int, int] | None], Any]) -> None:
         self._begin = begin
         self._process = os.getpid()
-        self._no_warning = NoWarning()
+        self._warning_filter = CompileWarningFilter()
         self._handle = register_module_forward_pre_hook(self._before_any_module)
 
     @never_compiled
@@ -170,7 +170,7 @@ class FirstCall:
         if is_compiled_graph(module, frame):
             return
         self._handle.remove()
-        self._no_warning.remove()
+        self._warning_filter.remove()
         try:
             recorder = self._begin(_ranks())
             if recorder is not None:
@@ -198,36 +198,36 @@ class StepDetector:
     def __init__(self, engine: Engine, end_step: Callable[[], None]) -> None:
         self._engine = engine
         self._end_step = end_step
-        self._leader: weakref.ref[Any] | None = None
+        self._pacing_optimizer: weakref.ref[Any] | None = None
         self._local = threading.local()  # how many steps of any optimizer this thread has seen
         self._handle = register_optimizer_step_post_hook(self._after_step)
-        self._covers = [PatchedFunction(GradScaler, "step", functools.partial(_covering_step, self))]
+        self._patches = [PatchedFunction(GradScaler, "step", functools.partial(_wrap_step, self))]
         kinds: list[type] = [GradScaler, *GradScaler.__subclasses__()]
         for kind in kinds:
             if "scale" in vars(kind):
-                self._covers.append(PatchedFunction(kind, "scale", functools.partial(_covering_scale, self)))
+                self._patches.append(PatchedFunction(kind, "scale", functools.partial(_wrap_scale, self)))
 
     def let_program_end_steps(self) -> None:
         """The program says by itself where steps end."""
-        self._end_step = _nothing
+        self._end_step = _end_no_step
 
     def remove(self) -> None:
         self._handle.remove()
-        for cover in self._covers:
-            cover.remove()
-        self._leader = None
-        self._end_step = _nothing
+        for patch in self._patches:
+            patch.remove()
+        self._pacing_optimizer = None
+        self._end_step = _end_no_step
 
     @property
-    def seen(self) -> int:
+    def steps_seen(self) -> int:
         return getattr(self._local, "seen", 0)
 
     @never_compiled
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if is_compiling():
             return
-        self._local.seen = self.seen + 1
-        if not is_inner(sys._getframe(1), optimizer):
+        self._local.steps_seen = self.steps_seen + 1
+        if not is_nested_step(sys._getframe(1), optimizer):
             self.stepped(optimizer)
 
     def scaled(self, scaler: GradScaler) -> None:
@@ -247,37 +247,37 @@ class StepDetector:
         """An optimizer has stepped, or would have."""
         if not self._engine.in_own_process:
             return
-        if self._leader is None or self._leader() is None:
-            self._leader = weakref.ref(optimizer)
-        if self._leader() is optimizer:
+        if self._pacing_optimizer is None or self._pacing_optimizer() is None:
+            self._pacing_optimizer = weakref.ref(optimizer)
+        if self._pacing_optimizer() is optimizer:
             self._end_step()  # which guards itself
 
 
-def _covering_step(pace: StepDetector, scaler_step: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_step(detector: StepDetector, scaler_step: Callable[..., Any]) -> Callable[..., Any]:
     """`GradScaler.step`, which tells `pace` when no optimizer has stepped in it."""
 
     @functools.wraps(scaler_step)
     def step(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        before = pace.seen
+        before = detector.steps_seen
         result = scaler_step(self, optimizer, *args, **kwargs)
-        if pace.seen == before:
-            pace.skipped(getattr(optimizer, "optimizer", optimizer))  # one that wraps another is not the one that steps
+        if detector.steps_seen == before:
+            detector.skipped(getattr(optimizer, "optimizer", optimizer))  # of a wrapper, the one that it wraps
         return result
 
     return step
 
 
-def _covering_scale(pace: StepDetector, scale: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_scale(detector: StepDetector, scale: Callable[..., Any]) -> Callable[..., Any]:
     """`GradScaler.scale`, which tells `pace` first."""
 
     @functools.wraps(scale)
-    def covered(self: GradScaler, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(self: GradScaler, *args: Any, **kwargs: Any) -> Any:
         if self.is_enabled():
-            pace.scaled(self)
+            detector.scaled(self)
         return scale(self, *args, **kwargs)
 
-    return covered
+    return wrapper
 
 
-def _nothing() -> None:
+def _end_no_step() -> None:
     """Ends no step."""

@@ -52,7 +52,7 @@ living = _torch.living
 
 Tensors = list[tuple[str, torch.Tensor]]
 
-_ENOUGH = 4096  # hooks that are remembered before the dead are looked for
+_HOOKS_BEFORE_SWEEP = 4096  # hooks that are remembered before the dead are looked for
 
 
 class LastNodes:
@@ -66,7 +66,7 @@ class LastNodes:
     def __init__(self, live: LiveGradients) -> None:
         self._live = live
         self._hooks: list[tuple[Any, int]] = []  # a weak reference to the dict that a hook is in, and its key there
-        self._crowded = _ENOUGH
+        self._sweep_above = _HOOKS_BEFORE_SWEEP
         self._lock = threading.Lock()
 
     def watch(self, engine: Engine, call: OpenCall, edges: InputEdges, outputs: Tensors) -> None:
@@ -76,12 +76,12 @@ class LastNodes:
         node = outputs[0][1].grad_fn
         if node is not None and outputs[0][1].requires_grad:
             arrives = {tensor.output_nr: path for path, tensor in reversed(outputs) if tensor.grad_fn is node}
-            handle = node.register_hook(_LastNode(engine, call, arrives))
+            handle = node.register_hook(_LastNodeHook(engine, call, arrives))
             with self._lock:
                 self._hooks.append((handle.hooks_dict_ref, handle.id))
-            if len(self._hooks) > self._crowded:  # a program that never ends a step
+            if len(self._hooks) > self._sweep_above:  # a program that never ends a step
                 self.finish()
-                self._crowded = max(_ENOUGH, 2 * len(self._hooks))
+                self._sweep_above = max(_HOOKS_BEFORE_SWEEP, 2 * len(self._hooks))
         self._live.watch(engine, call, edges, outputs)  # behind it: its rows come after those of the node
 
     def finish(self) -> None:
@@ -94,12 +94,12 @@ class LastNodes:
         with self._lock:
             hooks, self._hooks = self._hooks, []
         for reference, key in hooks:
-            placed = reference()
-            if placed is not None:
-                placed.pop(key, None)
+            hooks_of_node = reference()
+            if hooks_of_node is not None:
+                hooks_of_node.pop(key, None)
 
 
-class _LastNode:
+class _LastNodeHook:
     """The hook on the node."""
 
     __slots__ = ("_arrives", "_call", "_engine")
@@ -149,15 +149,15 @@ class ParameterCapture:
         known = self._watched.get(key)
         if (known is not None and known.parameter() is parameter) or is_lazy(parameter):
             if known is not None and self._listening:
-                self._put(key, known)  # it may have been frozen so far
+                self._install(key, known)  # it may have been frozen so far
             return
         self._watched[key] = watched = _WatchedParameter(parameter, Site(name, "Parameter", root, "parameter", module))
         self.hooked.pop(key, None)
         if self._listening:
-            self._put(key, watched)
+            self._install(key, watched)
 
-    def _put(self, key: int, watched: _WatchedParameter) -> None:
-        if watched.put(self._engine):
+    def _install(self, key: int, watched: _WatchedParameter) -> None:
+        if watched.install(self._engine):
             self.hooked[key] = watched.parameter
 
     def forget(self, parameter: torch.Tensor | None) -> None:
@@ -165,7 +165,7 @@ class ParameterCapture:
         self.hooked.pop(id(parameter), None)
         watched = self._watched.pop(id(parameter), None)
         if watched is not None:
-            watched.take()
+            watched.remove()
 
     def site(self, parameter: torch.Tensor) -> Site | None:
         """Where the gradients of a parameter are recorded; None when it belongs to no recorded module."""
@@ -187,11 +187,11 @@ class ParameterCapture:
         self._listening = on
         if on:
             for key in [key for key in self._watched if key not in self.hooked]:
-                self._put(key, self._watched[key])
+                self._install(key, self._watched[key])
             return
         self.hooked.clear()
         for watched in list(self._watched.values()):
-            watched.take()
+            watched.remove()
 
     def remove(self) -> None:
         self.set_listening(False)
@@ -209,7 +209,7 @@ class _WatchedParameter:
         self.accumulated: AccumulatedHook | None = None
         self._handles: list[Any] = []
 
-    def put(self, engine: Engine) -> bool:
+    def install(self, engine: Engine) -> bool:
         """Puts the hooks in place where there is something to see; says whether they are."""
         if self._handles:
             return True
@@ -221,7 +221,7 @@ class _WatchedParameter:
         self._handles.append(parameter.register_hook(ArrivingHook(hook, self.parameter)))  # type: ignore[no-untyped-call]
         return True
 
-    def take(self) -> None:
+    def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -255,7 +255,7 @@ def _put_on_leaf(leaf: torch.Tensor, hook: LeafHook) -> Any:
     return handle
 
 
-def _prepare() -> None:
+def _set_callbacks() -> None:
     """Gives the native part the functions above, and what tells whether a compiler is at work.
 
     Where there is none, its hooks need not go through Python. They always do where torch has other names for these.
@@ -269,4 +269,4 @@ def _prepare() -> None:
         setattr(hook, "__torch_unserializable__", TransparentHook.__torch_unserializable__)  # noqa: B010
 
 
-_prepare()
+_set_callbacks()

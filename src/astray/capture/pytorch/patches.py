@@ -182,7 +182,7 @@ class LossLabels:
         engine = self._engine
         if not engine.recording or not engine.in_own_process or "function" in engine.settings.level:
             return
-        if not isinstance(labels, torch.Tensor) or labels.is_floating_point() or engine.is_in_a_module:
+        if not isinstance(labels, torch.Tensor) or labels.is_floating_point() or engine.is_in_module:
             return
         try:
             with DisableTorchFunction(), torch._C._DisableTorchDispatch():  # recording is not part of the program

@@ -28,10 +28,10 @@ from astray.capture.pytorch.shards import is_distributed
 from astray.capture.setup_log import MOST_CHANGES, NOT_PLAIN, environment, plain
 from astray.records import ROOT
 
-_NO_SETTINGS = frozenset({"params", "param_names"})
-_OF_SCALERS = ("_enabled", "_init_scale", "_growth_factor", "_backoff_factor", "_growth_interval")
+_NOT_SETTINGS = frozenset({"params", "param_names"})
+_SCALER_SETTINGS = ("_enabled", "_init_scale", "_growth_factor", "_backoff_factor", "_growth_interval")
 _TENSOR = torch.Tensor
-_WHAT = "what the program is set to"
+_SUBJECT = "what the program is set to"
 _WRITTEN_GRADIENTS = "written_gradients"
 """The setting that lists the parameters of `_unusually_written`."""
 
@@ -57,7 +57,7 @@ class SetupCapture:
         self._is_stale = False  # whether there are other modules than those that are watched
         self._modules: list[_WatchedObject] = []
         self._configs: list[_WatchedObject] = []
-        self._groups: dict[tuple[str, int], _Group] = {}
+        self._groups: dict[tuple[str, int], _ParameterGroup] = {}
         self._autocast: dict[str, str] = {}
         self._state: tuple[Any, ...] | None = None  # of torch, when it was last looked at
         self._clipping = Clipping(engine)
@@ -65,11 +65,11 @@ class SetupCapture:
 
     def start(self, *, seeded: bool) -> None:
         """The recording begins. `seeded`: the program has run so far as to have set its seed."""
-        with _Guarded(self._engine):
+        with _Guard(self._engine):
             self._note("environment", "", environment(os.environ))
-            self._look_at_torch(seeds=seeded)
+            self._note_torch(seeds=seeded)
             if self._is_stale:
-                self._gather()
+                self._describe_all()
 
     def stop(self) -> None:
         self._clipping.remove()
@@ -80,23 +80,23 @@ class SetupCapture:
 
     def outermost(self, root: str) -> None:
         """An outermost module is about to run."""
-        try:  # not `_Guarded`: the hook that calls this has disabled torch functions
+        try:  # not `_Guard`: the hook that calls this has disabled torch functions
             if self._step != self._engine.step or self._is_stale:
                 self._step = self._engine.step
                 if flags.state() != self._state:
-                    self._look_at_torch()
-                self._look_at_modules()
+                    self._note_torch()
+                self._note_changed_modules()
             state = flags.autocast()
             if self._autocast.get(root) != state:
                 self._autocast[root] = state
                 self._note("autocast", root or ROOT, {"autocast": state})
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
-            self._engine.failed(_WHAT, error)
+            self._engine.failed(_SUBJECT, error)
 
     def first_call(self, site: Site) -> None:
         """A module is called for the first time: autocast may be on inside the outermost one, or off."""
-        around, state = self._autocast.get(site.root), flags.autocast()
-        if around is not None and state != around:
+        outer, state = self._autocast.get(site.root), flags.autocast()
+        if outer is not None and state != outer:
             self._note("autocast", site.name, {"autocast": state})
 
     def optimizer(self, optimizer: Any, label: str, name: Callable[[torch.Tensor], str | None]) -> None:
@@ -104,22 +104,22 @@ class SetupCapture:
         for number, group in enumerate(optimizer.param_groups):
             known = self._groups.get((label, number))
             if known is None:
-                known = self._groups[label, number] = _Group()
+                known = self._groups[label, number] = _ParameterGroup()
             site, parameters = f"{label}/param_groups.{number}", group["params"]
             written = {name(parameter) for parameter in _unusually_written(parameters, self._writes)}
             treatment = self._clipping.of(parameters)
             treatment[_WRITTEN_GRADIENTS] = sorted(each for each in written if each is not None)
             changed, changed_treatment = known.changed(group), known.changed_treatment(treatment)
             if changed or changed_treatment:
-                told = _settings(group, changed) | changed_treatment
+                noted = _settings(group, changed) | changed_treatment
                 if "params" in changed:
                     names = [name(tensor) or f"{site}.{at}" for at, tensor in enumerate(parameters)]
-                    told = {"class": type(optimizer).__name__, **told, "parameters": names}
-                self._note("optimizer", site, told)
+                    noted = {"class": type(optimizer).__name__, **noted, "parameters": names}
+                self._note("optimizer", site, noted)
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
-    def _look_at_torch(self, *, seeds: bool = True) -> None:
+    def _note_torch(self, *, seeds: bool = True) -> None:
         self._state = flags.state() if seeds else None
         self._note("torch", "", flags.torch_flags())
         if seeds:
@@ -128,23 +128,23 @@ class SetupCapture:
         self._note("device", "", flags.devices())
         self._note("process", "", flags.process())
 
-    def _look_at_modules(self) -> None:
+    def _note_changed_modules(self) -> None:
         if self._is_stale:
-            self._gather()
+            self._describe_all()
             return
         for at, watched in enumerate(self._modules):
             module = watched.changed()
             if module is not None:
-                told = attributes(module)
-                self._modules[at] = _WatchedObject(module, watched.site, told)
-                self._note("module", watched.site, {"class": type_name(module), **told}, MOST_CHANGES)
+                noted = attributes(module)
+                self._modules[at] = _WatchedObject(module, watched.site, noted)
+                self._note("module", watched.site, {"class": type_name(module), **noted}, MOST_CHANGES)
         for at, watched in enumerate(self._configs):
             config = watched.changed()
             if config is not None:
                 self._configs[at] = _WatchedObject(config, watched.site, fields_of(config))
                 self._note("config", watched.site, configured(config), MOST_CHANGES)
 
-    def _gather(self) -> None:
+    def _describe_all(self) -> None:
         """Describes every module, and watches them all from now on."""
         self._is_stale = False
         self._modules.clear()
@@ -153,7 +153,7 @@ class SetupCapture:
         for chain in self._chains():
             site = self._site(chain.inner)
             if site is not None:
-                with _Guarded(self._engine, f"what {site.name} is set to"):
+                with _Guard(self._engine, f"what {site.name} is set to"):
                     self._describe(chain, site.name, configs)
 
     def _describe(self, chain: Chain, site: str, configs: set[int]) -> None:
@@ -173,29 +173,29 @@ class SetupCapture:
 
 def note_scaler(engine: Engine, scaler: Any) -> None:
     """A GradScaler scales a loss. Its scale is on the device, and is not waited for: its initial scale is noted."""
-    with _Guarded(engine):
+    with _Guard(engine):
         own = vars(scaler)
-        told = {name.lstrip("_"): plain(own[name]) for name in _OF_SCALERS if name in own}
+        noted = {name.lstrip("_"): plain(own[name]) for name in _SCALER_SETTINGS if name in own}
         engine.setup.note(
-            engine.step, "scaler", "", {name: value for name, value in told.items() if value is not NOT_PLAIN}
+            engine.step, "scaler", "", {name: value for name, value in noted.items() if value is not NOT_PLAIN}
         )
 
 
-class _Guarded:
+class _Guard:
     """Keeps exceptions of this block out of the program, and torch functions in it out of the recording."""
 
-    __slots__ = ("_aside", "_engine", "_what")
+    __slots__ = ("_engine", "_torch_function_off", "_what")
 
-    def __init__(self, engine: Engine, what: str = _WHAT) -> None:
+    def __init__(self, engine: Engine, what: str = _SUBJECT) -> None:
         self._engine = engine
         self._what = what
-        self._aside = DisableTorchFunction()
+        self._torch_function_off = DisableTorchFunction()
 
     def __enter__(self) -> None:
-        self._aside.__enter__()
+        self._torch_function_off.__enter__()
 
     def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> bool:
-        self._aside.__exit__(None, None, None)
+        self._torch_function_off.__exit__(None, None, None)
         if isinstance(error, Exception):
             self._engine.failed(self._what, error)
             return True
@@ -236,7 +236,7 @@ def _nothing(_: Any) -> tuple[Any, ...]:
     return ()
 
 
-class _Group:
+class _ParameterGroup:
     """The settings of a parameter group when it was last looked at."""
 
     __slots__ = ("_known", "_size", "_treatment")
@@ -270,14 +270,14 @@ def _settings(group: dict[str, Any], names: list[str]) -> dict[str, Any]:
     found = {}
     for name in names:
         value = group[name]
-        if name in _NO_SETTINGS:
+        if name in _NOT_SETTINGS:
             continue
         if isinstance(value, torch.Tensor):
             is_here = value.device.type == "cpu" and value.numel() == 1
             value = value.item() if is_here else f"<a tensor on {value.device}>"  # reading it would wait for the device
-        told = plain(value, (torch.dtype,))
-        if told is not NOT_PLAIN:
-            found[name] = told
+        noted = plain(value, (torch.dtype,))
+        if noted is not NOT_PLAIN:
+            found[name] = noted
     return found
 
 
@@ -305,14 +305,14 @@ MOST_FIELDS = 256
 """How many attributes of a module, and fields of a configuration, are noted."""
 
 _BY_NAME = (torch.dtype, torch.device, torch.memory_format, torch.layout)
-_UNTOLD = frozenset({"name_or_path", "layer_idx", "layer_id", "layer_number"})
+_POSITIONS = frozenset({"name_or_path", "layer_idx", "layer_id", "layer_number"})
 """Attributes that only say where a module is."""
 
 _CONFIGS = ("config", "cfg")
-_TOLD_PRIVATELY = ("_implementation", "_implementation_internal")
+_PRIVATE_SETTINGS = ("_implementation", "_implementation_internal")
 """What transformers keeps behind an underscore though it decides which kernels run."""
 
-_NO_FIELDS = frozenset({"transformers_version", "architectures", "name_or_path"})
+_NOT_SETTINGS_OF_CONFIGS = frozenset({"transformers_version", "architectures", "name_or_path"})
 
 
 def attributes(module: nn.Module) -> dict[str, Any]:
@@ -320,17 +320,17 @@ def attributes(module: nn.Module) -> dict[str, Any]:
     found: dict[str, Any] = {}
     own = vars(module)
     for name, value in own.items():
-        if name.startswith("_") or name in _UNTOLD:
+        if name.startswith("_") or name in _POSITIONS:
             continue
-        told = plain(value, _BY_NAME)
-        if told is not NOT_PLAIN:
-            found[name] = told
+        noted = plain(value, _BY_NAME)
+        if noted is not NOT_PLAIN:
+            found[name] = noted
     constants = inspect.getattr_static(type(module), "__constants__", ())
     for name in constants if isinstance(constants, list | tuple | set | frozenset) else ():
         if isinstance(name, str) and name not in own and not name.startswith("_"):
-            told = plain(inspect.getattr_static(type(module), name, NOT_PLAIN), _BY_NAME)
-            if told is not NOT_PLAIN:
-                found.setdefault(name, told)
+            noted = plain(inspect.getattr_static(type(module), name, NOT_PLAIN), _BY_NAME)
+            if noted is not NOT_PLAIN:
+                found.setdefault(name, noted)
     return dict(list(found.items())[:MOST_ATTRIBUTES])
 
 
@@ -338,24 +338,24 @@ def described(chain: Chain) -> dict[str, Any]:
     """All that is noted of a module: its class, its plain attributes, its own tensors, and what wraps it."""
     module = chain.inner
     found = {"class": type_name(module), **attributes(module)}
-    around = [type(wrapper).__name__ for wrapper in chain.modules[:-1]]
+    outer = [type(wrapper).__name__ for wrapper in chain.modules[:-1]]
     if type(module).__name__ != found["class"]:  # torch has put a class of its own in place of it, as fully_shard does
-        around.append(type(module).__name__.removesuffix(found["class"]))
-    if around:
-        found["wrapped in"] = around
-    places = set()
+        outer.append(type(module).__name__.removesuffix(found["class"]))
+    if outer:
+        found["wrapped in"] = outer
+    devices = set()
     for group in (module._parameters, module._buffers):
         for name, tensor in group.items():
             if not isinstance(tensor, torch.Tensor):
                 continue
             found[f"{name}.dtype"] = str(tensor.dtype).removeprefix("torch.")
-            places.add(str(tensor.device))
+            devices.add(str(tensor.device))
             if group is module._parameters:
                 found[f"{name}.requires_grad"] = tensor.requires_grad
             if is_distributed(tensor):
                 found[f"{name}.placement"] = _placement(tensor)
-    if places:
-        found["device"] = ", ".join(sorted(places))
+    if devices:
+        found["device"] = ", ".join(sorted(devices))
     return found
 
 
@@ -383,20 +383,20 @@ def fields_of(config: Any) -> Mapping[str, Any]:
 def configured(config: Any) -> dict[str, Any]:
     """The plain fields of a configuration; those of dicts and configurations in it have their names in front."""
     found: dict[str, Any] = {}
-    _gather(fields_of(config), "", found, 2)
+    _collect_fields(fields_of(config), "", found, 2)
     return dict(list(found.items())[:MOST_FIELDS])
 
 
-def _gather(fields: Mapping[str, Any], prefix: str, found: dict[str, Any], depth: int) -> None:
+def _collect_fields(fields: Mapping[str, Any], prefix: str, found: dict[str, Any], depth: int) -> None:
     for name, value in fields.items():
-        if not isinstance(name, str) or name in _NO_FIELDS:
+        if not isinstance(name, str) or name in _NOT_SETTINGS_OF_CONFIGS:
             continue
         if name.startswith("_"):
-            if not name.endswith(_TOLD_PRIVATELY):
+            if not name.endswith(_PRIVATE_SETTINGS):
                 continue
             name = name.removesuffix("_internal")
-        told = plain(value, _BY_NAME)
-        if told is not NOT_PLAIN:
-            found[prefix + name] = told
+        noted = plain(value, _BY_NAME)
+        if noted is not NOT_PLAIN:
+            found[prefix + name] = noted
         elif depth and (type(value) is dict or type(value).__name__.endswith("Config")):
-            _gather(fields_of(value), f"{prefix}{name}.", found, depth - 1)
+            _collect_fields(fields_of(value), f"{prefix}{name}.", found, depth - 1)

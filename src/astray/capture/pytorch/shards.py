@@ -47,7 +47,7 @@ class Location(NamedTuple):
                 fields["runs"] = interleaved
         return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
 
-    def place(self, memory: Strided) -> tuple[Strided, ShardPosition] | None:
+    def as_box(self, memory: Strided) -> tuple[Strided, ShardPosition] | None:
         """The local part as a box within the whole tensor; None when it is not one, or its place is not known.
 
         Stretches that repeat at equal distances are a box too, once their dimension is seen as two: indices 0, 1, 4
@@ -83,13 +83,13 @@ def is_distributed(tensor: torch.Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def is_awaited(tensor: torch.Tensor) -> bool:
+def is_pending(tensor: torch.Tensor) -> bool:
     """Whether it is the result of a collective that may still be under way."""
     module = sys.modules.get("torch.distributed._functional_collectives")
     return module is not None and isinstance(tensor, module.AsyncCollectiveTensor)
 
 
-def arrived(tensor: Any) -> torch.Tensor:
+def waited_for(tensor: Any) -> torch.Tensor:
     """The plain tensor behind an awaited one, when its numbers are there.
 
     The program will wait for it too, and finds it done; it is not marked as waited for, so that the program still runs
@@ -112,22 +112,22 @@ def signature(tensor: Any) -> Hashable:
     return tensor.device_mesh, tuple(map(_name, tensor.placements)), tuple(tensor.shape)
 
 
-def add_up(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
+def add_up(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor | None:
     """The sum of two tensors, out of sight of every mode; None when that would take communication."""
-    if is_distributed(one) or is_distributed(other):
-        return _add_up_parts(one, other)
-    one, other = (arrived(term) if is_awaited(term) else term for term in (one, other))
-    if wraps_others(one) or wraps_others(other):
-        return one  # to add them is to run code of the program's, and the numbers of the sum cannot be read either
+    if is_distributed(first) or is_distributed(second):
+        return _add_up_parts(first, second)
+    first, second = (waited_for(term) if is_pending(term) else term for term in (first, second))
+    if wraps_others(first) or wraps_others(second):
+        return first  # to add them is to run code of the program's, and the numbers of the sum cannot be read either
     with torch.no_grad(), torch._C._DisableTorchDispatch():
-        return one + other
+        return first + second
 
 
-def _add_up_parts(one: Any, other: Any) -> torch.Tensor | None:
-    if not (is_distributed(one) and is_distributed(other)) or signature(one) != signature(other):
+def _add_up_parts(first: Any, second: Any) -> torch.Tensor | None:
+    if not (is_distributed(first) and is_distributed(second)) or signature(first) != signature(second):
         return None
-    local = add_up(one._local_tensor, other._local_tensor)
-    return None if local is None else type(one)(local, one._spec, requires_grad=False)
+    local = add_up(first._local_tensor, second._local_tensor)
+    return None if local is None else type(first)(local, first._spec, requires_grad=False)
 
 
 def locate(tensor: Any) -> Location:
@@ -137,10 +137,10 @@ def locate(tensor: Any) -> Location:
     sizes, coordinate = tuple(mesh.shape), mesh.get_coordinate()
     runs = None
     if coordinate is not None:  # otherwise this process is not in the mesh, and holds nothing
-        found = [_held(size, _cuts(dim, tensor._spec, sizes), sizes, coordinate) for dim, size in enumerate(shape)]
+        held = [_held(size, _splits(dim, tensor._spec, sizes), sizes, coordinate) for dim, size in enumerate(shape)]
         # A program may put tensors of any size together; then only it knows which indices they are.
-        if tuple(sum(length for _, length in one) for one in found) == local:
-            runs = tuple(found)
+        if tuple(sum(length for _, length in held_runs) for held_runs in held) == local:
+            runs = tuple(held)
     return Location(
         sizes,
         mesh.mesh_dim_names and tuple(mesh.mesh_dim_names),
@@ -151,41 +151,42 @@ def locate(tensor: Any) -> Location:
     )
 
 
-class _Cut(NamedTuple):
-    """A mesh dimension shares out the indices of a tensor dimension.
+class _Split(NamedTuple):
+    """A mesh dimension splits the indices of a tensor dimension.
 
-    With a `factor` above 1 it does so after others that come later: those cut into `factor` parts, this one each part.
+    With a `factor` above 1 it does so after others that come later: those split it into `factor` parts, this one splits
+    each part.
     """
 
     mesh_dim: int
     factor: int
 
 
-def _cuts(dim: int, spec: Any, sizes: Sequence[int]) -> list[_Cut]:
-    """The cuts through a tensor dimension, in the order they are made."""
-    cuts = [
-        _Cut(mesh_dim, getattr(placement, "split_factor", 1))
+def _splits(dim: int, spec: Any, sizes: Sequence[int]) -> list[_Split]:
+    """The splits of a tensor dimension, in the order they are made."""
+    splits = [
+        _Split(mesh_dim, getattr(placement, "split_factor", 1))
         for mesh_dim, placement in enumerate(spec.placements)
         if _is_shard(placement) and placement.dim == dim
     ]
     for entry in getattr(spec, "shard_order", None) or ():
         if entry.tensor_dim == dim:
-            return [_Cut(mesh_dim, 1) for mesh_dim in entry.mesh_dims]
-    return _in_order(cuts, sizes) or cuts
+            return [_Split(mesh_dim, 1) for mesh_dim in entry.mesh_dims]
+    return _in_order(splits, sizes) or splits
 
 
-def _in_order(cuts: list[_Cut], sizes: Sequence[int]) -> list[_Cut] | None:
-    """The same cuts as plain ones, one after the other: a factor says how many parts there were before its turn.
+def _in_order(splits: list[_Split], sizes: Sequence[int]) -> list[_Split] | None:
+    """The same splits as plain ones, one after the other: a factor says how many parts there were before its turn.
 
-    So FSDP cuts what tensor parallelism has left, though its mesh dimension comes first. None when no order gives these
-    factors, as after one of the mesh dimensions has gathered its parts again.
+    So FSDP splits what tensor parallelism has left, though its mesh dimension comes first. None when no order gives
+    these factors, as after one of the mesh dimensions has gathered its parts again.
     """
-    order: list[_Cut] = []
-    for cut in reversed(cuts):
+    order: list[_Split] = []
+    for split in reversed(splits):
         parts = 1
         for position in range(len(order) + 1):
-            if parts == cut.factor:
-                order.insert(position, _Cut(cut.mesh_dim, 1))
+            if parts == split.factor:
+                order.insert(position, _Split(split.mesh_dim, 1))
                 break
             if position < len(order):
                 parts *= sizes[order[position].mesh_dim]
@@ -194,10 +195,10 @@ def _in_order(cuts: list[_Cut], sizes: Sequence[int]) -> list[_Cut] | None:
     return order
 
 
-def _held(size: int, cuts: list[_Cut], sizes: Sequence[int], coordinate: Sequence[int]) -> Runs:
-    """The indices of a dimension that are left after every cut."""
+def _held(size: int, splits: list[_Split], sizes: Sequence[int], coordinate: Sequence[int]) -> Runs:
+    """The indices of a dimension that are left after every split."""
     runs = [(0, size)] if size else []
-    for mesh_dim, factor in cuts:
+    for mesh_dim, factor in splits:
         parts, number = sizes[mesh_dim], coordinate[mesh_dim]
         pieces = [_chunk(_chunk(runs, factor, piece), parts, number) for piece in range(factor)]
         runs = _joined([run for piece in pieces for run in piece])

@@ -18,7 +18,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from astray.capture.adapters import NativeObserver, SlowPath, TensorIdentity, TensorReading
 from astray.capture.pytorch.native.build import load
-from astray.capture.pytorch.shards import Location, arrived, is_awaited, is_distributed, locate, signature, wraps_others
+from astray.capture.pytorch.shards import (
+    Location,
+    is_distributed,
+    is_pending,
+    locate,
+    signature,
+    waited_for,
+    wraps_others,
+)
 from astray.device.devices import DeviceMeasurer
 from astray.device.unobserved import unobserved
 from astray.interrupts import pass_interrupt
@@ -46,7 +54,7 @@ class TorchReader:
 
     def __init__(self) -> None:
         self._devices: dict[torch.device, str] = {}
-        self._elsewhere = DeviceMeasurer()
+        self._device_measurer = DeviceMeasurer()
 
     def native_observer(self, slow_path: SlowPath) -> NativeObserver:
         with unobserved():
@@ -60,9 +68,9 @@ class TorchReader:
             examples,
             torch.nn.Parameter,
             self._devices,
-            self._elsewhere.rings,
+            self._device_measurer.rings,
             getattr(torch._C, "_cuda_getCurrentRawStream", None),
-            self._elsewhere.measure_together,
+            self._device_measurer.measure_together,
             kernels.measuring if type(self) is TorchReader else None,
             TensorIdentity,
             slow_path.unfilled.by_owner,
@@ -130,13 +138,13 @@ class TorchReader:
 
     @property
     def late(self) -> DeferredMeasurements:
-        return self._elsewhere.tickets
+        return self._device_measurer.tickets
 
     def start(self, forget: Callable[[], None], waited: Callable[[float], None], queue_bytes: int) -> None:
-        self._elsewhere.start(forget, waited, queue_bytes)
+        self._device_measurer.start(forget, waited, queue_bytes)
 
     def stop(self) -> None:
-        self._elsewhere.stop()
+        self._device_measurer.stop()
 
     def read(self, tensor: torch.Tensor, identity: TensorIdentity | None, statistics: bool) -> TensorReading:
         if identity is not None and identity.address:
@@ -147,9 +155,9 @@ class TorchReader:
             return self._measured(TensorReading(dtype, shape, stride, memory), tensor, statistics)
         # Copying is computing: no mode, ours or another, should take it for the program's.
         with torch._C._DisableTorchDispatch():
-            return self._read_carefully(tensor, statistics)
+            return self._read_unusual(tensor, statistics)
 
-    def _read_carefully(self, tensor: torch.Tensor, statistics: bool) -> TensorReading:
+    def _read_unusual(self, tensor: torch.Tensor, statistics: bool) -> TensorReading:
         plain = _plain(tensor)
         dtype = NAMES.get(plain.dtype) or str(plain.dtype).removeprefix("torch.")
         reason = _unreadable(plain)
@@ -170,7 +178,7 @@ class TorchReader:
         """Has a tensor measured where it lies, on a device: a reading with a ticket in place of the memory."""
         memory = reading.memory if reading.box is None else reading.box
         assert memory is not None
-        ticket = self._elsewhere.measure(tensor, memory, reading.shard, statistics)
+        ticket = self._device_measurer.measure(tensor, memory, reading.shard, statistics)
         if isinstance(ticket, str):
             return reading._replace(memory=None, box=None, note=ticket)
         return reading._replace(memory=None, box=None, ticket=ticket)
@@ -182,19 +190,19 @@ class TorchReader:
         if memory.shape != plain.shape:  # a part of it
             first = plain.storage_offset() + memory.address // plain.element_size()
             plain = plain.as_strided(memory.shape, memory.stride, first)
-        return self._elsewhere.fetch(plain, positions)
+        return self._device_measurer.fetch(plain, positions)
 
 
 def _plain(tensor: Any) -> torch.Tensor:
     """The tensor that holds the numbers: of a distributed one the local part, of an awaited one what has arrived."""
     if is_distributed(tensor):
         tensor = tensor._local_tensor
-    return arrived(tensor) if is_awaited(tensor) else tensor
+    return waited_for(tensor) if is_pending(tensor) else tensor
 
 
 def _located(reading: TensorReading, memory: Strided, location: Location) -> TensorReading:
     """The reading of a DTensor's local part, with its place in the whole."""
-    placed = location.place(memory)
+    placed = location.as_box(memory)
     if placed is None:
         note = "its place in the whole tensor is unknown, so the fingerprint is of itself alone"
         return reading._replace(placement=location.text(), note=note)

@@ -72,7 +72,7 @@ def torch_flags() -> dict[str, Any]:
     return found
 
 
-_WATCHED: tuple[Callable[[], Any], ...] = (
+_POLLED: tuple[Callable[[], Any], ...] = (
     partial(torch._C._get_fp32_precision_getter, "cuda", "matmul"),
     partial(torch._C._get_fp32_precision_getter, "cuda", "conv"),
     partial(torch._C._get_fp32_precision_getter, "mkldnn", "matmul"),
@@ -89,7 +89,7 @@ _WATCHED: tuple[Callable[[], Any], ...] = (
 
 def state() -> tuple[Any, ...]:
     """Another answer than before is a reason to ask for everything again."""
-    return (len(sys.modules), getattr(torch.cuda, "_initialized", None), *[read() for read in _WATCHED])
+    return (len(sys.modules), getattr(torch.cuda, "_initialized", None), *[read() for read in _POLLED])
 
 
 def seeds() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from astray.capture.config_file import load, version_of
+from astray.capture.config_file import file_version, load
 from astray.errors import RecordError
 from astray.foreign.msprobe.translator import Level
 from astray.process import absolute
@@ -119,7 +119,7 @@ class Configuration:
     @property
     def version(self) -> tuple[int, ...]:
         """What changes when the file does."""
-        return () if self.file is None else version_of(self.file)
+        return () if self.file is None else file_version(self.file)
 
     def read_again(self) -> Configuration:
         """What the file says now."""

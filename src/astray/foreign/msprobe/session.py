@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from astray.capture.adapters import adapter_for
-from astray.capture.recorder import BaseRecorder, Opens
+from astray.capture.recorder import BaseRecorder, WriterFactory
 from astray.capture.settings import RecordingOptions
 from astray.errors import RecordError
 from astray.foreign.live_writer import live_writer
@@ -173,7 +173,7 @@ class Session:
             adapter = adapter_for(model, spelled=True)
         if not self._overwrite and next(asked.dump_path.glob("step*/rank*"), None) is not None:
             logger.warning("%s holds a dump already. What is dumped again replaces the same step.", asked.dump_path)
-        writer: Opens = live_writer(_translator(asked, adapter.raw_names()))
+        writer: WriterFactory = live_writer(_translator(asked, adapter.raw_names()))
         settings = settings_of(asked)
         if rank is not None:  # which has been looked at already
             writer = _Ranked(writer, rank)
@@ -227,7 +227,7 @@ def _translator(asked: Configuration, wrapped: dict[str, str]) -> MakesTranslato
 class _Ranked:
     """Opens the writer of the rank that the program says it is."""
 
-    def __init__(self, opens: Opens, rank: int) -> None:
+    def __init__(self, opens: WriterFactory, rank: int) -> None:
         self._opens, self._rank = opens, rank
 
     def __call__(self, path: Path, rank: int, *, info: RunInfo, **known: Any) -> BackgroundWriter:  # noqa: ARG002 - a guess

@@ -14,13 +14,13 @@ from torch._C import DisableTorchFunction
 from torch._ops import OpOverload
 
 from astray.capture.engine import Engine, OpenCall
-from astray.capture.nonfinite_values import Found
+from astray.capture.nonfinite_values import CallTensor
 from astray.capture.pytorch.calls.sites import CallName, FunctionSites, is_overriding
 from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import PLAIN, is_tensor
 from astray.capture.pytorch.torch_code import is_machinery
-from astray.capture.structure import Flattener, Objects
+from astray.capture.structure import Flattener, ObjectFlattener
 
 Tensors = list[tuple[str, torch.Tensor]]
 OutputRecorder = Callable[..., Tensors | None]
@@ -45,7 +45,7 @@ _set_torch_types()
 
 
 def flattener(
-    objects: Objects | None = None, too_large: Callable[[str], None] = lambda _: None, spelled: bool = False
+    objects: ObjectFlattener | None = None, too_large: Callable[[str], None] = lambda _: None, spelled: bool = False
 ) -> Flattener:
     """Finds the tensors among arguments and results of torch.
 
@@ -132,7 +132,7 @@ class CallCapture:
         """A call has given NaN or infinities, which a guard keeps: its tensors are still there."""
         plain = callee.is_plain and "out" not in kwargs
         inputs, skeleton = self.flat.arguments(args, kwargs) if plain else callee.inputs(self.flat, args, kwargs)
-        found: list[Found] = [("input", *one) for one in inputs]
+        found: list[CallTensor] = [("input", *one) for one in inputs]
         found += [("output", *one) for one in outputs]
         self._engine.tensors.on_nonfinite(call.seq, found, skeleton)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import resolve_name
 
-from astray.capture.function_list import FunctionList, place
+from astray.capture.function_list import FunctionList, categorise
 from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, describe
 from astray.capture.structure import Flattener
 from astray.records import Kind
@@ -175,7 +175,7 @@ class Catalogue:
         if raw is None or raw in ("__get__", "__set__", "__delete__"):
             return None
         full = full_name(func)
-        category, name = place(full)
+        category, name = categorise(full)
         if category == "aten":
             return None  # called by hand, or by what a compiler made: the op level sees it
         if full.startswith("torch.ops.") and full.split(".")[2] in NOT_COMPUTING:

@@ -18,7 +18,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils._pytree import tree_leaves
 
 from astray.capture.engine import Engine, OpenCall
-from astray.capture.observer import NOT_WRITTEN
+from astray.capture.observer import NO_ROW
 from astray.capture.structure import Flattener
 from astray.records import Kind
 
@@ -226,7 +226,7 @@ class PendingCollectives:
         outputs = collective.outputs(flat, args, kwargs)
         for _, tensor in outputs:
             self._engine.tensors.written(tensor)
-        if call.seq == NOT_WRITTEN or not outputs:
+        if call.seq == NO_ROW or not outputs:
             return
         if collective.is_coalesced(args, kwargs):
             self._engine.missed(f"the output of {call.site.name}", "it is carried out later, together with others")

@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.wrappers import chains
-from astray.capture.pytorch.compiled.code import NoWarning, never_compiled
+from astray.capture.pytorch.compiled.code import CompileWarningFilter, never_compiled
 
 _WITH_FAST_PATH = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttention)
 
@@ -51,7 +51,7 @@ class InferenceFastPaths:
             self._handles = [
                 register_module_forward_pre_hook(self._before),
                 register_module_forward_hook(self._after, always_call=True),
-                NoWarning(),
+                CompileWarningFilter(),
             ]
 
     def check(self) -> None:

@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.identity_map import IdentityMap
-from astray.capture.nonfinite_values import Found
+from astray.capture.nonfinite_values import CallTensor
 from astray.capture.pytorch.calls.call_capture import Tensors, flattener
 from astray.capture.pytorch.calls.catalogue import RUNNING_STATISTICS
 from astray.capture.pytorch.calls.fast_paths import InferenceFastPaths
@@ -36,13 +36,13 @@ from astray.capture.pytorch.calls.wrappers import (
     is_scripted,
 )
 from astray.capture.pytorch.calls.wrappers import state as state_of
-from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCode, never_compiled
+from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCodeWatch, never_compiled
 from astray.capture.pytorch.gradients import InputEdges, LiveGradients, Origins, ParameterCapture
 from astray.capture.pytorch.hooks import HookFreeCopies, TransparentHook
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.setup_capture import SetupCapture
 from astray.capture.pytorch.shards import is_distributed
-from astray.capture.structure import DEEPEST_ATTRIBUTE, MOST_TENSORS, Objects
+from astray.capture.structure import DEEPEST_ATTRIBUTE, MOST_TENSORS, ObjectFlattener
 from astray.interrupts import pass_interrupt
 from astray.records import ROOT
 
@@ -58,7 +58,7 @@ class ModuleCapture:
 
     def __init__(self, engine: Engine, gradients: LiveGradients, modes: Modes, origins: Origins) -> None:
         self._engine = engine
-        self._flat = flattener(Objects(epoch=self._epoch), self._note_too_large)
+        self._flat = flattener(ObjectFlattener(epoch=self._epoch), self._note_too_large)
         self._gradients = gradients
         self._modes = modes
         self._origins = origins
@@ -67,7 +67,7 @@ class ModuleCapture:
         self._forwards = BuiltinForwards()
         tapped = "modules" in engine.settings.compiled
         self._taps = self._make_taps() if tapped else None
-        self._compiled = CompiledCode(engine, self._sites.of, tapped=tapped)
+        self._compiled = CompiledCodeWatch(engine, self._sites.of, tapped=tapped)
         self._hooks: IdentityMap[nn.Module, list[Any]] = IdentityMap()
         self.parameters = ParameterCapture(engine)
         self._states: dict[str, list[Any]] = {}
@@ -113,7 +113,7 @@ class ModuleCapture:
         return self._sites.of(module)
 
     def _watch_chains(self, chains: list[Chain]) -> None:
-        self._forwards.cover(chain.inner for chain in chains if chain.inner not in self._watched)
+        self._forwards.skip(chain.inner for chain in chains if chain.inner not in self._watched)
         for chain in chains:
             try:
                 self._watch_chain(chain)
@@ -349,7 +349,7 @@ class ModuleCapture:
         if identity is None or not is_distributed(tensor):
             return None if identity is None else identity.key
         # Optimizers write to it without its version counter knowing.
-        return identity.key, self._engine.tensors.forgotten
+        return identity.key, self._engine.tensors.forget_count
 
     def on_nonfinite(self, call: OpenCall, outputs: Tensors) -> None:
         """A call has given NaN or infinities, which a guard keeps. torch's frame has what it was given."""
@@ -358,7 +358,7 @@ class ModuleCapture:
         if not isinstance(module, nn.Module) or not isinstance(args, tuple):
             return  # it was called in another way, of which nothing is kept
         inputs, skeleton = self._flat.arguments(args, kwargs or {})
-        found: list[Found] = [("input", *one) for one in inputs]
+        found: list[CallTensor] = [("input", *one) for one in inputs]
         found += [("output", *one) for one in outputs]
         found += state_of(module, self._taps is not None)
         self._engine.tensors.on_nonfinite(call.seq, found, skeleton)

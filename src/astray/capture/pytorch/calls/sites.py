@@ -167,12 +167,12 @@ class FunctionSites:
             if (
                 outer is not None and outer.site.kind == "optimizer" and not outer.runs_inner
             ):  # no closure of the program's
-                self._engine.in_optimizers.add(site)
+                self._engine.optimizer_sites.add(site)
         return site
 
     def _is_in_other_recording(self) -> bool:
         """Whether another recording has a module open here, so that what it does is not ours to record."""
-        return any(other._engine.is_in_a_module for other in self._all if other is not self)
+        return any(other._engine.is_in_module for other in self._all if other is not self)
 
 
 def is_overriding(kind: type) -> bool:

@@ -323,7 +323,7 @@ class GatheredParameters:
         shard: Any = gathered.shard
         local = shard._local_tensor
         # Optimizers write to a shard without any version counter knowing.
-        source = (shard._version, local._version, local.data_ptr(), self._engine.tensors.forgotten)
+        source = (shard._version, local._version, local.data_ptr(), self._engine.tensors.forget_count)
         if self.source(gathered.whole) != source:
             self._sources[id(gathered.whole)] = (weakref.ref(gathered.whole), source)
             self._filled(gathered)

@@ -32,9 +32,9 @@ _COMPILERS = (torch_folder("_functorch"), torch_folder("_dynamo"))
 _CALLERS = (nn.modules.module.__file__, torch_folder("fx"))
 _PYTHON = sysconfig.get_path("stdlib")
 
-_ALONE = ("SKIP", "SKIP")  # neither the function nor what it calls
-_NOT_ITSELF = ("SKIP", "DEFAULT")
-_AS_EVER = ("DEFAULT", "DEFAULT")
+_SKIP_ALL = ("SKIP", "SKIP")  # neither the function nor what it calls
+_SKIP_ITSELF = ("SKIP", "DEFAULT")
+_DEFAULT = ("DEFAULT", "DEFAULT")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -45,11 +45,11 @@ def never_compiled(function: _Function) -> _Function:
     While a compiled region runs, dynamo compiles every function that starts: a hook would become one that does nothing,
     for it sleeps while it is being traced. Traced it is all the same, where it is called from code that is.
     """
-    _tell_dynamo(function.__code__, _ALONE)
+    _set_strategy(function.__code__, _SKIP_ALL)
     return function
 
 
-def _tell_dynamo(code: CodeType, actions: tuple[str, str]) -> None:
+def _set_strategy(code: CodeType, actions: tuple[str, str]) -> None:
     """Sets what dynamo does with a function that starts while compiled code runs, and with those that it calls."""
     try:
         strategy = dynamo._FrameExecStrategy(*(getattr(dynamo._FrameAction, action) for action in actions))
@@ -76,12 +76,12 @@ class BuiltinForwards:
     those with hooks. Compiled, they round differently.
     """
 
-    _covered: ClassVar[Counter[CodeType]] = Counter()  # over all recordings
+    _skipped: ClassVar[Counter[CodeType]] = Counter()  # over all recordings
 
     def __init__(self) -> None:
         self._own: set[CodeType] = set()
 
-    def cover(self, modules: Iterable[nn.Module]) -> None:
+    def skip(self, modules: Iterable[nn.Module]) -> None:
         """Call before the hooks are put. Classes of which one has hooks already are left to dynamo."""
         codes: set[CodeType] = set()
         hooked: set[CodeType] = set()
@@ -92,36 +92,36 @@ class BuiltinForwards:
         for code in codes - hooked - self._own:
             if not _compiled_versions(code):
                 self._own.add(code)
-                self._covered[code] += 1
-                _tell_dynamo(code, _NOT_ITSELF)
+                self._skipped[code] += 1
+                _set_strategy(code, _SKIP_ITSELF)
 
     def remove(self) -> None:
         """Lets dynamo decide by itself again."""
         for code in self._own:
-            self._covered[code] -= 1
-            if not self._covered[code]:
-                del self._covered[code]
-                _tell_dynamo(code, _AS_EVER)
+            self._skipped[code] -= 1
+            if not self._skipped[code]:
+                del self._skipped[code]
+                _set_strategy(code, _DEFAULT)
         self._own.clear()
 
 
-class NoWarning:
+class CompileWarningFilter:
     """Keeps torch.compile from warning that hooks on all modules see its wrappers too. Ours are made for that.
 
     The filter is the first in line, unless the program has put others before it since.
     """
 
-    _needed: ClassVar[int] = 0
+    _active_recordings: ClassVar[int] = 0
     _text: ClassVar[str] = r"Using `torch\.compile\(module\)` when there are global hooks"
 
     def __init__(self) -> None:
-        if not NoWarning._needed:
+        if not CompileWarningFilter._active_recordings:
             warnings.filterwarnings("ignore", message=self._text, category=UserWarning)
-        NoWarning._needed += 1
+        CompileWarningFilter._active_recordings += 1
 
     def remove(self) -> None:
-        NoWarning._needed -= 1
-        if not NoWarning._needed:
+        CompileWarningFilter._active_recordings -= 1
+        if not CompileWarningFilter._active_recordings:
             ours = [entry for entry in warnings.filters if getattr(entry[1], "pattern", None) == self._text]
             for entry in ours:
                 warnings.filters.remove(entry)  # type: ignore[attr-defined]
@@ -133,43 +133,43 @@ def _has_hooks(module: nn.Module) -> bool:
     )
 
 
-class CompiledCode:
+class CompiledCodeWatch:
     """Notices compiled code that runs while recording, and writes down that the calls inside it are not seen.
 
     Code that dynamo has already is noticed whenever its guards pass. What it compiles while recording runs once without
     that, and is found in dynamo's own list afterwards.
     """
 
-    _watching: ClassVar[list[CompiledCode]] = []  # of all recordings, for dynamo has room for one hook only
-    _others: ClassVar[Any] = None  # the hook that was there before ours
+    _active: ClassVar[list[CompiledCodeWatch]] = []  # of all recordings, for dynamo has room for one hook only
+    _previous_hook: ClassVar[Any] = None  # the hook that was there before ours
 
     def __init__(self, engine: Engine, site: Callable[[nn.Module], Site | None], *, tapped: bool) -> None:
         self._engine = engine
         self._site = site
         self._tapped = tapped  # whether the calls inside are seen all the same
-        self._looked_back = time.time_ns() // 1000
+        self._last_look = time.time_ns() // 1000
         self._forwards: dict[tuple[str, int], set[str]] = {}  # whose code it is, by file and line
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._ran = False
         self._functions_ran = False
 
     def start(self) -> None:
-        cls = CompiledCode
-        if not cls._watching:
-            cls._others = _set_guard_hook(_guards_passed)
-        cls._watching.append(self)
+        cls = CompiledCodeWatch
+        if not cls._active:
+            cls._previous_hook = _set_guard_hook(_guards_passed)
+        cls._active.append(self)
 
     def stop(self, recorded: bool) -> None:
         """Ends watching. recorded: whether the step that ends was."""
         self.look_back(recorded)
-        cls = CompiledCode
-        if self in cls._watching:
-            cls._watching.remove(self)
-            if not cls._watching:
-                there = _set_guard_hook(cls._others)
+        cls = CompiledCodeWatch
+        if self in cls._active:
+            cls._active.remove(self)
+            if not cls._active:
+                there = _set_guard_hook(cls._previous_hook)
                 if there is not _guards_passed:  # another was put in its place
                     _set_guard_hook(there)
-                cls._others = None
+                cls._previous_hook = None
 
     def add_module(self, module: nn.Module) -> None:
         """The calls of this module are seen, though perhaps not those inside it."""
@@ -179,13 +179,17 @@ class CompiledCode:
 
     def was_called(self, site: Site) -> None:
         """A module that torch.compile is to run was called, though it may have fallen back to running it as it is."""
-        if self._ran and not self._tapped and site.name not in self._told:
-            self._inside(site.name)
+        if self._ran and not self._tapped and site.name not in self._reported:
+            self._report_inside(site.name)
 
     def was_not_called(self, site: Site) -> None:
         """No call of this module was seen, in all of the recording."""
-        inside_root = ROOT in self._told and not site.root
-        if self._functions_ran and not inside_root and not any(site.name.startswith(f"{name}.") for name in self._told):
+        inside_root = ROOT in self._reported and not site.root
+        if (
+            self._functions_ran
+            and not inside_root
+            and not any(site.name.startswith(f"{name}.") for name in self._reported)
+        ):
             self._engine.missed(f"calls of {site.name}", "if there were any, a compiled function made them")
 
     def entered(self, caller: FrameType) -> None:
@@ -204,25 +208,25 @@ class CompiledCode:
                 self._entered_module(module)
             else:
                 code = function.__code__
-                self._unseen(code.co_name, code.co_filename, code.co_firstlineno)
+                self._report_function(code.co_name, code.co_filename, code.co_firstlineno)
         elif caller.f_code.co_filename.startswith(_OPTIMIZERS):
-            self._optimizer()
+            self._report_optimizer()
         elif caller.f_code.co_filename == nn.modules.module.__file__:  # on its way from a call to `forward`
             self._entered_module(caller.f_locals["self"])
 
     def _entered_module(self, module: nn.Module) -> None:
         site = self._site(module)
         if site is not None and self._engine.innermost(site) is not None:
-            self._inside(site.name)
+            self._report_inside(site.name)
         elif site is not None:
             self._engine.missed(f"calls of {site.name}", "torch.compile has taken its hooks into the graph")
         elif type(module).__name__.startswith("CompiledAutograd"):
-            self._backward()
+            self._report_backward()
 
     def look_back(self, recorded: bool) -> None:
         """Goes through what was compiled in the step that ends, if that was `recorded`."""
         utils = sys.modules.get("torch._dynamo.utils")
-        since, self._looked_back = self._looked_back, time.time_ns() // 1000
+        since, self._last_look = self._last_look, time.time_ns() // 1000
         if utils is None or self._tapped or not recorded:
             return
         for metrics in utils.get_compilation_metrics():
@@ -235,27 +239,27 @@ class CompiledCode:
     def _compiled(self, name: str, file: str, line: int) -> None:
         modules = self._forwards.get((file, line), ())
         if len(modules) == 1:
-            self._inside(*modules)
+            self._report_inside(*modules)
         elif file.startswith("<eval_with_key>"):  # code that torch has written itself
-            self._backward()
+            self._report_backward()
         elif file.startswith(_OPTIMIZERS) and name == "step":
-            self._optimizer()
+            self._report_optimizer()
         elif modules or name.startswith("torch_dynamo_resume_in_") or _is_internal(file):
             return  # `was_called` tells which; or it is the rest of another function, or one that it calls
         else:
-            self._unseen(name, file, line)
+            self._report_function(name, file, line)
 
-    def _optimizer(self) -> None:
+    def _report_optimizer(self) -> None:
         self._engine.missed("what happens inside a step of an optimizer", "torch.compile runs it as one graph")
 
-    def _backward(self) -> None:
+    def _report_backward(self) -> None:
         self._engine.missed("the gradients of a backward pass", "compiled autograd runs it as one graph")
 
-    def _inside(self, site: str) -> None:
-        self._told.add(site)
+    def _report_inside(self, site: str) -> None:
+        self._reported.add(site)
         self._engine.missed(f"calls inside {site}", AS_ONE)
 
-    def _unseen(self, name: str, file: str, line: int) -> None:
+    def _report_function(self, name: str, file: str, line: int) -> None:
         self._functions_ran = True
         self._engine.missed(f"calls inside the compiled function {name} ({Path(file).name}:{line})", AS_ONE)
 
@@ -292,10 +296,10 @@ def _guards_passed(hit: bool) -> bool:
     """Dynamo asks whether it may run what it has compiled. The answer is what it found out itself."""
     if hit:
         caller = sys._getframe(1)
-        for watching in list(CompiledCode._watching):
+        for watch in list(CompiledCodeWatch._active):
             try:
-                watching.entered(caller)
+                watch.entered(caller)
             except Exception as error:  # noqa: BLE001, PERF203 - the user's program must not fail because we did
-                watching.failed(error)
-    others = CompiledCode._others
-    return hit if others is None else bool(others(hit))
+                watch.failed(error)
+    previous = CompiledCodeWatch._previous_hook
+    return hit if previous is None else bool(previous(hit))

@@ -35,7 +35,7 @@ SEPARATOR = ";"
 _OPERATORS = torch_folder("_higher_order_ops")
 _EFFECTS = str(Path(_OPERATORS, "effects.py"))
 _SHARED = str(Path(_OPERATORS, "utils.py"))  # what all of them go through
-_WELCOME = ("", _EFFECTS)  # where an operator of ours may stand
+_ALLOWED_AROUND = ("", _EFFECTS)  # where an operator of ours may stand
 
 NamedCall = list[tuple[str, torch.Tensor]]
 
@@ -52,7 +52,7 @@ class RecordingHooks(Protocol):
     def gradient(self, number: int, role: Any, path: str, gradient: torch.Tensor) -> None:
         """A gradient has come to that call, or leaves it."""
 
-    def hide(self, name: str) -> None:
+    def note_hidden(self, name: str) -> None:
         """A call of that site will not be seen."""
 
     def guarded(self, action: Callable[..., Any], *args: Any) -> Any:
@@ -79,8 +79,8 @@ _traced = _Traced()
 @never_compiled
 def _trace_enter(inputs: list[torch.Tensor], site: str, paths: str, number: int) -> None:
     around = _operator_around()
-    if around not in _WELCOME:
-        _hide(site, number)
+    if around not in _ALLOWED_AROUND:
+        _note_hidden(site, number)
         return
     with torch._C._AutoDispatchBelowAutograd():
         torch.ops.astray.enter(inputs, site, paths, number)
@@ -91,7 +91,7 @@ def _trace_enter(inputs: list[torch.Tensor], site: str, paths: str, number: int)
 @never_compiled
 def _trace_leave(outputs: list[torch.Tensor], site: str, paths: str, number: int) -> torch.Tensor:
     around = _operator_around()
-    if around not in _WELCOME:
+    if around not in _ALLOWED_AROUND:
         return _no_call()
     with torch._C._AutoDispatchBelowAutograd():
         call: torch.Tensor = torch.ops.astray.leave(outputs, site, paths, number)
@@ -109,10 +109,10 @@ def _trace_leave(outputs: list[torch.Tensor], site: str, paths: str, number: int
 
 def _functionalise(mode: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The last moment before an operator is given its effect; in a body of another it must not come to that."""
-    if _operator_around() in _WELCOME:
+    if _operator_around() in _ALLOWED_AROUND:
         return mode.__torch_dispatch__(operator, types, args, kwargs)
     if operator.name() == "astray::enter":
-        _hide(args[1], args[3])
+        _note_hidden(args[1], args[3])
     return _no_call() if operator.name() == "astray::leave" else None
 
 
@@ -134,10 +134,10 @@ def _operator_around() -> str:
     return ""
 
 
-def _hide(site: str, number: int) -> None:
+def _note_hidden(site: str, number: int) -> None:
     recording = recordings.get(number)
     if recording is not None:
-        recording.guarded(recording.hide, site)
+        recording.guarded(recording.note_hidden, site)
 
 
 # -- while it runs -----------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def _fake_call(*_: Any) -> torch.Tensor:
 
 
 def _batched_enter(_info: Any, _dims: Any, _inputs: Any, site: str, _paths: str, number: int) -> tuple[None, None]:
-    _hide(site, number)
+    _note_hidden(site, number)
     return None, None
 
 
@@ -269,17 +269,17 @@ class TracedEdges:
         """The nodes born inside the call that send a gradient to an input, with which of their edges do."""
         found: list[tuple[Node, Routes]] = []
         visited: set[Node] = set()
-        ahead = [node for node in outputs if node is not None and node._sequence_nr() >= self.born]
-        while ahead:
-            node = ahead.pop()
+        queue = [node for node in outputs if node is not None and node._sequence_nr() >= self.born]
+        while queue:
+            node = queue.pop()
             if node not in visited:
                 visited.add(node)
-                sends = self._sends(node, ahead)
+                sends = self._sends(node, queue)
                 if sends:
                     found.append((node, sends))
         return found
 
-    def _sends(self, node: Node, beyond: list[Node]) -> Routes:
+    def _sends(self, node: Node, queue: list[Node]) -> Routes:
         """Which edges of a node born inside the call lead to which inputs. Others born inside are added to `beyond`."""
         found = []
         for index, edge in enumerate(node.next_functions):
@@ -292,7 +292,7 @@ class TracedEdges:
                 if number < self.born:  # nodes are numbered as they are made: it was there before the call
                     continue
                 if number != _LEAF:
-                    beyond.append(following)
+                    queue.append(following)
                     continue
                 path = self.leaves.get(id(following.variable)) if self.leaves else None  # type: ignore[attr-defined]
             if path is not None:
@@ -316,17 +316,17 @@ class TracedGradients:
     def watch(self, edges: TracedEdges, outputs: Tensors) -> None:
         """Puts the hooks in place, at the end of the forward call."""
         # An output that is an input: what arrives cannot be told from what others send, so it counts as a whole.
-        through = {path: same for path, tensor in outputs if (same := edges.path(tensor)) is not None}
+        passthrough = {path: same for path, tensor in outputs if (same := edges.path(tensor)) is not None}
         if edges.paths or edges.leaves:
             for node, sends in edges.consumers([tensor.grad_fn for _, tensor in outputs]):
-                own = [(index, path) for index, path in sends if path not in through.values()]
+                own = [(index, path) for index, path in sends if path not in passthrough.values()]
                 for _, path in own:
                     self._expected[path] = self._expected.get(path, 0) + 1
                 if own:
                     node.register_hook(partial(self._sent, own))
             self._watch_for_completion(edges)
         for path, tensor in outputs:
-            tensor.register_hook(partial(self._arrive, path, through.get(path)))  # type: ignore[no-untyped-call]
+            tensor.register_hook(partial(self._arrive, path, passthrough.get(path)))  # type: ignore[no-untyped-call]
 
     def _watch_for_completion(self, edges: TracedEdges) -> None:
         """Of several nodes that send to one input some may never run: the sum is whole when the input's turn comes."""
@@ -341,7 +341,7 @@ class TracedGradients:
                 tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
     @never_compiled
-    def _arrive(self, path: str, through: str | None, gradient: torch.Tensor | None) -> None:
+    def _arrive(self, path: str, passthrough: str | None, gradient: torch.Tensor | None) -> None:
         """The gradient of an output is complete. `through` is the input that this output is, for an identity."""
         if gradient is None:  # an output that was not used
             return
@@ -351,8 +351,8 @@ class TracedGradients:
             self._arrived.clear()
         self._arrived.add(path)
         self._emit("input", path, gradient)
-        if through is not None:
-            self._emit("output", through, gradient)
+        if passthrough is not None:
+            self._emit("output", passthrough, gradient)
 
     @never_compiled
     def _sent(self, sends: Routes, computed: tuple[torch.Tensor | None, ...], _: Any) -> None:

@@ -22,7 +22,7 @@ from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from torch.compiler import is_compiling
 
 from astray.capture.engine import Engine, OpenCall, Site
-from astray.capture.observer import NOT_WRITTEN
+from astray.capture.observer import NO_ROW
 from astray.capture.pytorch.compiled.code import never_compiled
 from astray.capture.pytorch.compiled.operators import NO_CALL, SEPARATOR, NamedCall, define, recordings
 from astray.capture.pytorch.hooks import TransparentHook
@@ -93,7 +93,7 @@ class Taps:
         around = engine.enclosing
         frame = None if around is None else around.frame  # it has none of its own: the graph runs as a whole
         call = engine.enter(site, frame or _caller(), recompute=_in_backward())
-        if call.recorded and call.seq != NOT_WRITTEN:
+        if call.recorded and call.seq != NO_ROW:
             engine.begin(call, None)
             self._observe(call.seq, "input", inputs)
             self._state(site, module, call.seq)
@@ -106,7 +106,7 @@ class Taps:
         if call.runs_inner:
             call.runs_inner = False
             return NO_CALL
-        if call.recorded and call.seq != NOT_WRITTEN:
+        if call.recorded and call.seq != NO_ROW:
             self._observe(call.seq, "output", outputs)
         engine.leave(call)
         number = next(self._ids)
@@ -123,7 +123,7 @@ class Taps:
             self._engine.tensors.changed(tensor)  # compiled code uses memory again without telling the version counter
             self._engine.tensors.observe(seq, role, path, tensor)
 
-    def hide(self, name: str) -> None:
+    def note_hidden(self, name: str) -> None:
         """A call is traced where no operator may be left: reported once for each module."""
         if name not in self._hidden:
             self._hidden.add(name)

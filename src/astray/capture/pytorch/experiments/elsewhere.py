@@ -35,20 +35,22 @@ def substituted(model: Any, site: Sites, *, device: Any, dtype: Any, function: A
     """Inside the block, the chosen modules run elsewhere."""
     place, precision = _device(device), _dtype(dtype)
     if place is None and precision is None:
-        raise UsageError("elsewhere() was told no place. Give it device=…, dtype=…, or both.")
+        raise UsageError("elsewhere() needs a device or a dtype. Give it device=…, dtype=…, or both.")
     name = None if function is None else _function_name(function)
-    covers = [_Forward(module, where, place, precision, name) for where, module in _chosen(model, site).items()]
+    replacements = [
+        _ReplacedForward(module, where, place, precision, name) for where, module in _chosen(model, site).items()
+    ]
     try:
-        for cover in covers:
-            cover.put()
+        for replacement in replacements:
+            replacement.install()
         yield
     finally:
-        for cover in covers:
-            cover.take()
-    _tell_unused(covers, name)
+        for replacement in replacements:
+            replacement.remove()
+    _warn_if_unused(replacements, name)
 
 
-class _Forward:
+class _ReplacedForward:
     """Stands in for the `forward` of one module."""
 
     def __init__(
@@ -62,7 +64,7 @@ class _Forward:
         functools.update_wrapper(self, module.forward)  # programs look at the signature
         self.module = module
         self.site = site
-        self.used = 0
+        self.calls = 0
         self._device = device
         self._dtype = dtype
         self._function = function
@@ -73,10 +75,10 @@ class _Forward:
         """A model that is copied or saved meanwhile takes its own `forward` along."""
         return getattr, (self.module, "forward")
 
-    def put(self) -> None:
+    def install(self) -> None:
         self.module.__dict__["forward"] = self
 
-    def take(self) -> None:
+    def remove(self) -> None:
         if self._own is not None:
             self.module.__dict__["forward"] = self._own
         else:
@@ -86,12 +88,12 @@ class _Forward:
         if self._function is not None:
             with _FunctionElsewhere(self, self._function):
                 return self._forward(*args, **kwargs)
-        self.used += 1
+        self.calls += 1
         trip = self.trip()
-        args, kwargs = trip.there(args), trip.there(kwargs)
+        args, kwargs = trip.send(args), trip.send(kwargs)
         with trip.state(self.module), trip.precision():
             result = self._forward(*args, **kwargs)
-        return trip.back(result)
+        return trip.bring_back(result)
 
     def trip(self) -> RoundTrip:
         return RoundTrip(self._device, self._dtype)
@@ -100,9 +102,9 @@ class _Forward:
 class _FunctionElsewhere(TorchFunctionMode):
     """Takes the calls of one function elsewhere."""
 
-    def __init__(self, cover: _Forward, name: str) -> None:
+    def __init__(self, replacement: _ReplacedForward, name: str) -> None:
         super().__init__()
-        self._cover = cover
+        self._replacement = replacement
         self._name = name
 
     def __torch_function__(
@@ -111,12 +113,12 @@ class _FunctionElsewhere(TorchFunctionMode):
         kwargs = kwargs or {}
         if _plain_name(getattr(function, "__name__", "")) != self._name:
             return function(*args, **kwargs)
-        self._cover.used += 1
-        trip = self._cover.trip()
-        args, kwargs = trip.there(args), trip.there(kwargs)
+        self._replacement.calls += 1
+        trip = self._replacement.trip()
+        args, kwargs = trip.send(args), trip.send(kwargs)
         with trip.precision():
             result = function(*args, **kwargs)
-        return trip.back(result)
+        return trip.bring_back(result)
 
 
 def _chosen(model: Any, site: Sites) -> dict[str, nn.Module]:
@@ -125,16 +127,16 @@ def _chosen(model: Any, site: Sites) -> dict[str, nn.Module]:
     for label, root in (model if isinstance(model, Mapping) else {"": model}).items():
         if not isinstance(root, nn.Module):
             raise UsageError(
-                f"{type(root).__name__} is no torch.nn.Module. Give elsewhere() a module, or a dict of them."
+                f"{type(root).__name__} is not a torch.nn.Module. Give elsewhere() a module, or a dict of them."
             )
         prefix = f"{label}." if label else ""
         for name, module in root.named_modules():
             names[prefix + name if name else label or ROOT] = module
     chosen: dict[str, nn.Module] = {}
     for wanted in [site] if isinstance(site, str | re.Pattern) else site:
-        found = _fitting(wanted, names)
+        found = _matching(wanted, names)
         if not found:
-            raise UsageError(f"No module is called {_text(wanted)}. {_nearest(wanted, names)}")
+            raise UsageError(f"No module is called {_text(wanted)}. {_suggestion(wanted, names)}")
         chosen |= {name: names[name] for name in found}
     for name, module in chosen.items():
         if isinstance(module, torch.jit.ScriptModule):
@@ -142,7 +144,7 @@ def _chosen(model: Any, site: Sites) -> dict[str, nn.Module]:
     return chosen
 
 
-def _fitting(wanted: str | re.Pattern[str], names: Mapping[str, nn.Module]) -> list[str]:
+def _matching(wanted: str | re.Pattern[str], names: Mapping[str, nn.Module]) -> list[str]:
     if isinstance(wanted, str):
         if wanted in names:
             return [wanted]
@@ -153,7 +155,7 @@ def _fitting(wanted: str | re.Pattern[str], names: Mapping[str, nn.Module]) -> l
     return [name for name in names if wanted.fullmatch(name)]
 
 
-def _nearest(wanted: str | re.Pattern[str], names: Mapping[str, nn.Module]) -> str:
+def _suggestion(wanted: str | re.Pattern[str], names: Mapping[str, nn.Module]) -> str:
     near = get_close_matches(_text(wanted), names, n=3)
     listed = near or list(names)[:5]
     return f"{'Did you mean' if near else 'There are'} {', '.join(listed)}{'?' if near else ', for example.'}"
@@ -172,7 +174,9 @@ def _dtype(given: Any) -> torch.dtype | None:
     if dtype is None and given is None:
         return None
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise UsageError(f"dtype={given!r} is no floating point dtype. It can be 'float64', torch.bfloat16 and so on.")
+        raise UsageError(
+            f"dtype={given!r} is not a floating point dtype. It can be 'float64', torch.bfloat16 and so on."
+        )
     return dtype
 
 
@@ -188,12 +192,12 @@ def _plain_name(name: str) -> str:
     return name[2:-2] if name.startswith("__") and name.endswith("__") else name
 
 
-def _tell_unused(covers: list[_Forward], function: str | None) -> None:
+def _warn_if_unused(replacements: list[_ReplacedForward], function: str | None) -> None:
     """Says so where nothing happened: an error that stays proves nothing then."""
-    if any(cover.used for cover in covers):
+    if any(replacement.calls for replacement in replacements):
         return
-    sites = [cover.site for cover in covers]
-    what = f"{function} was never called in" if function is not None else "Nothing was moved, since nobody called"
+    sites = [replacement.site for replacement in replacements]
+    what = f"{function} was never called in" if function is not None else "Nothing was moved, since nothing called"
     warnings.warn(
         f"{what} {', '.join(sites[:5])}{' …' if len(sites) > 5 else ''} inside the block. What was compiled ahead of "
         "time runs without asking, and a function inside another of torch's is not seen.",
@@ -215,36 +219,36 @@ class RoundTrip:
     def __init__(self, device: torch.device | None, dtype: torch.dtype | None) -> None:
         self._device = device
         self._dtype = dtype
-        self._there: dict[int, _Moved] = {}  # by the id of the original
-        self._home: dict[int, torch.Tensor] = {}  # by the id of the copy, or of a result
+        self._sent: dict[int, _Moved] = {}  # by the id of the original
+        self._originals: dict[int, torch.Tensor] = {}  # by the id of the copy, or of a result
         self._results: list[torch.Tensor] = []  # held, for their ids
         self._home_device: torch.device | None = None
         self._home_dtype: torch.dtype | None = None
 
-    def there(self, values: Any) -> Any:
+    def send(self, values: Any) -> Any:
         """The same arguments with their tensors elsewhere."""
-        return mapped(values, self._take)
+        return mapped(values, self._send)
 
-    def back(self, result: Any) -> Any:
+    def bring_back(self, result: Any) -> Any:
         """The same result at home, after what was written elsewhere."""
         self._write_back()
-        return mapped(result, self._bring)
+        return mapped(result, self._bring_back)
 
     @contextmanager
     def state(self, module: nn.Module) -> Iterator[None]:
         """While the block runs, the parameters and buffers of a module, and of all in it, are elsewhere."""
         weights = {part: part._flat_weights for part in module.modules() if isinstance(part, nn.RNNBase)}
-        for slots in _slots(module):
-            for name, tensor in _tensors(slots):
-                slots[name] = self._take(tensor)
+        for tensors_by_name in _tensor_dicts(module):
+            for name, tensor in _tensors(tensors_by_name):
+                tensors_by_name[name] = self._send(tensor)
         for part, flat in weights.items():  # these keep a list of their parameters besides
-            part.__dict__["_flat_weights"] = [tensor if tensor is None else self._take(tensor) for tensor in flat]
+            part.__dict__["_flat_weights"] = [tensor if tensor is None else self._send(tensor) for tensor in flat]
         try:
             yield
         finally:
-            for slots in _slots(module):
-                for name, tensor in _tensors(slots):
-                    slots[name] = self._bring(tensor)
+            for tensors_by_name in _tensor_dicts(module):
+                for name, tensor in _tensors(tensors_by_name):
+                    tensors_by_name[name] = self._bring_back(tensor)
             for part, flat in weights.items():
                 part.__dict__["_flat_weights"] = flat
             self._write_back()
@@ -260,8 +264,8 @@ class RoundTrip:
             return nullcontext()
         return torch.autocast(place, dtype=torch.get_autocast_dtype(home))
 
-    def _take(self, tensor: torch.Tensor) -> torch.Tensor:
-        known = self._there.get(id(tensor))
+    def _send(self, tensor: torch.Tensor) -> torch.Tensor:
+        known = self._sent.get(id(tensor))
         if known is not None:
             return known.copy
         if self._home_device is None:
@@ -269,16 +273,16 @@ class RoundTrip:
         if self._home_dtype is None and tensor.is_floating_point():
             self._home_dtype = tensor.dtype
         moved = self._moved(tensor)
-        self._there[id(tensor)] = _Moved(tensor, moved, _version(moved))
-        self._home[id(moved)] = tensor
+        self._sent[id(tensor)] = _Moved(tensor, moved, _version(moved))
+        self._originals[id(moved)] = tensor
         return moved
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else tensor.dtype
         return tensor.to(device=self._device or tensor.device, dtype=dtype)
 
-    def _bring(self, tensor: torch.Tensor) -> torch.Tensor:
-        known = self._home.get(id(tensor))
+    def _bring_back(self, tensor: torch.Tensor) -> torch.Tensor:
+        known = self._originals.get(id(tensor))
         if known is not None:
             return known
         dtype = tensor.dtype
@@ -289,11 +293,11 @@ class RoundTrip:
             device = self._home_device
         brought = tensor.to(device=device, dtype=dtype)
         self._results.append(tensor)
-        self._home[id(tensor)] = brought  # the same result in two places stays one
+        self._originals[id(tensor)] = brought  # the same result in two places stays one
         return brought
 
     def _write_back(self) -> None:
-        for key, (original, moved, version) in list(self._there.items()):
+        for key, (original, moved, version) in list(self._sent.items()):
             if moved is original or not self._was_written(original, moved, version):
                 continue
             if original.requires_grad and original.is_leaf:  # a parameter; torch allows no other write to one
@@ -301,7 +305,7 @@ class RoundTrip:
                     original.copy_(moved)
             else:
                 original.copy_(moved)
-            self._there[key] = _Moved(original, moved, _version(moved))
+            self._sent[key] = _Moved(original, moved, _version(moved))
 
     def _was_written(self, original: torch.Tensor, moved: torch.Tensor, version: int | None) -> bool:
         if version is not None and (moved._version != version or moved.requires_grad):
@@ -320,7 +324,7 @@ def _same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _slots(module: nn.Module) -> Iterator[dict[str, Any]]:
+def _tensor_dicts(module: nn.Module) -> Iterator[dict[str, Any]]:
     """Where the tensors of a module, and of all in it, are kept. Some keep them as plain attributes."""
     for part in module.modules():
         yield part._parameters
@@ -328,8 +332,8 @@ def _slots(module: nn.Module) -> Iterator[dict[str, Any]]:
         yield part.__dict__
 
 
-def _tensors(slots: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    return [(name, value) for name, value in slots.items() if isinstance(value, torch.Tensor)]
+def _tensors(tensors_by_name: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    return [(name, value) for name, value in tensors_by_name.items() if isinstance(value, torch.Tensor)]
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

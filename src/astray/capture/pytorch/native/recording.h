@@ -12,9 +12,9 @@ namespace astray {
 
 struct Names {
     Ref added = interned("added"), call_row = interned("call_row"), crowded = interned("crowded"),
-        failed = interned("failed"), follows = interned("_follows"), grad = interned("grad"),
+        failed = interned("failed"), follows = interned("_follows_recorded"), grad = interned("grad"),
         is_in_scope = interned("_is_in_scope"), lanes = interned("lanes"), left = interned("left"),
-        missed = interned("missed"), outermost = interned("_outermost"), remove = interned("remove"),
+        missed = interned("missed"), outermost = interned("_outermost_micro"), remove = interned("remove"),
         wants = interned("wants");
 };
 inline Names *names;
