@@ -193,7 +193,7 @@ def test_a_recording_that_is_over_leaves_nothing_behind_in_what_it_compiled(tmp_
         fast = torch.compile(build(Stack), backend="aot_eager")
         with astray.record(tmp_path / "run", fast, compiled="modules") as rec:
             train(fast, fast, rec)
-        return fast, [weakref.ref(rec), weakref.ref(rec._adapter._capture)]
+        return fast, [weakref.ref(rec), weakref.ref(rec._adapter._modules)]
 
     fast, gone = recorded()
     gc.collect()

@@ -238,5 +238,7 @@ class TensorReader(Protocol):
 
     def fetch(self, tensor: Any, memory: Strided, positions: npt.NDArray[np.int64] | None) -> DeferredBytes | str:
         """Copies bytes of a tensor that has a ticket to this process: those of `memory`, whose address counts from the
-        tensor's first byte, or of its elements at these positions. A str is the reason why that is impossible.
+        tensor's first byte, or of its elements at these positions.
+
+        A str is the reason why that is impossible.
         """

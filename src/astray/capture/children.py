@@ -113,8 +113,10 @@ class ChildProcesses:
         return _summary(self._path, ranks)
 
     def gather(self, notes: list[Note], has_own: bool) -> bool:
-        """Moves the ranks into the run. `has_own`: this process has recorded calls too, as rank 0. Returns False where
-        both this process and a child are rank 0: then the children's runs are not moved.
+        """Moves the ranks into the run.
+
+        `has_own`: this process has recorded calls too, as rank 0. Returns False where both this process and a child are
+        rank 0: then the children's runs are not moved.
         """
         from astray.store.run_format.folder import adopt
 

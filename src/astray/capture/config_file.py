@@ -27,9 +27,7 @@ PathLike = str | os.PathLike[str]
 
 
 def load(path: PathLike) -> Any:
-    """The content of a file, parsed according to its ending; None when it is empty. Raises a RecordError when it is not
-    valid.
-    """
+    """The content of a file, parsed according to its ending; None when it is empty. Raises RecordError."""
     ending = Path(path).suffix.lower()
     if ending not in _PARSERS:
         raise RecordError(f"{path} has the ending {ending!r}. Settings are read from {', '.join(_PARSERS)}.")

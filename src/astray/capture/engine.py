@@ -116,9 +116,7 @@ class Engine(Calls):
         return self.recording or self._follows_recorded(call)
 
     def _follows_recorded(self, call: OpenCall) -> bool:
-        """Whether a call is recorded after the end of the forward: only if it is the backward or update of a recorded
-        module.
-        """
+        """Whether a call is recorded after the end of the forward: the backward and update of recorded modules are."""
         follows = call.site.kind == "optimizer" or (
             call.phase == "backward" and call.site.module in self._called_modules
         )
@@ -131,9 +129,7 @@ class Engine(Calls):
         )
 
     def _outermost_micro(self, root: str, recompute: bool) -> int:
-        """The micro step of an outermost call: each starts the next one, but a recomputation has that of its first
-        forward.
-        """
+        """The micro step of an outermost call: the next one, or that of the first forward for a recomputation."""
         if recompute:
             return self._backward_micro.get(root, self._micro.get(root, 0))
         if self.on_outermost is not None:
@@ -179,9 +175,7 @@ class Engine(Calls):
         self._update_flags()
 
     def finish(self, nothing: str | None = None) -> None:
-        """The recording is over: writes what limits left out. `nothing`: the reason to give if there was no call at
-        all.
-        """
+        """Ends the recording: writes what limits left out. `nothing`: the reason to give if no call was recorded."""
         self.recording = self.listening = False
         self._has_ended = True
         if self._next_seq() == 0:

@@ -1,5 +1,7 @@
-"""Maps and sets keyed by the identity of the program's objects. Their `__eq__` and `__hash__` are not run: a module may
-be unhashable, compare elementwise, or raise. Keys are held weakly.
+"""Maps and sets keyed by the identity of the program's objects.
+
+Their `__eq__` and `__hash__` are not run: a module may be unhashable, compare elementwise, or raise. Keys are held
+weakly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Keeps the tensors of the call that made NaN or infinity, when it returns: for a guard, on the CPU. On the CPU
-statistics are known when a row is made, and the arguments of a call are still alive when it returns. Nothing here runs
-while all values are finite. In each step the first call that made NaN and the first that made infinity are kept, if
-their inputs were finite; NaN may also come from infinite inputs. An infinity among the plain arguments is intended.
+"""Keeps the tensors of the call that made NaN or infinity, when it returns: for a guard, on the CPU.
+
+On the CPU statistics are known when a row is made, and the arguments of a call are still alive when it returns. Nothing
+here runs while all values are finite. In each step the first call that made NaN and the first that made infinity are
+kept, if their inputs were finite; NaN may also come from infinite inputs. An infinity among the plain arguments is
+intended.
 """
 
 from __future__ import annotations

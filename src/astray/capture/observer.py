@@ -243,9 +243,7 @@ class Observer:
             self.native.forget(owner)
 
     def forget(self) -> None:
-        """Forgets all measurements: gradients summed over ranks and weights written through `.data` bypass version
-        counters.
-        """
+        """Forgets all measurements: summed gradients, and writes through `.data`, bypass version counters."""
         self.forget_count += 1
         self._measurements.clear()
         self.native.renumber()

@@ -1,6 +1,6 @@
 """A recording: start, step, stop. Users hold it as `astray.recorder.Recorder`.
 
-Checks the settings, opens the writer, chooses an adapter for the model, and places the engine between them.
+Checks the settings, opens the writer, chooses an adapter for the model, and connects the two by an `Engine`.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ class WriterFactory(Protocol):
 
 
 class RecordingWatcher(Protocol):
-    """Looks at a recording while it is written onto disk, and may end the program. `RecordingGuard` is one."""
+    """Watches a recording while it is written to disk, and may end the program. `RecordingGuard` is one."""
 
     def check(self, settings: Settings) -> None:
-        """Raises a RecordError when a recording by these settings shows it nothing."""
+        """Raises a RecordError when a recording with these settings would show it nothing."""
 
     def open(self, path: Path, rank: int, **named: Any) -> BackgroundWriter:
         """The writer of the recording, which shows it each step; takes what `WriterFactory` does."""
 
     def after_step(self, over: int) -> None:
-        """So many steps are over. May raise."""
+        """`over` steps have ended. May raise."""
 
     def ended(self, error: BaseException) -> str | None:
-        """How the recording ended, if it was this that has ended it."""
+        """How the recording ended, if this watcher has ended it; else None."""
 
     def finish(self, going_down: bool) -> None:
         """The recording is closed. May raise, unless the program is `going_down`."""
@@ -70,7 +70,7 @@ class RecordingWatcher(Protocol):
 class BaseRecorder:
     """Records the tensors of a model's calls into a run; `astray.recorder.Recorder` explains what can be given.
 
-    guard: what looks at the recording while it is written.
+    guard: watches the recording while it is written.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class BaseRecorder:
 
     @classmethod
     def discovering(cls, path: str | os.PathLike[str], adapter: Adapter, **named: Any) -> Self:
-        """A recorder for a program whose models and steps the adapter finds by itself. `named` is what others take."""
+        """A recorder for a program whose models and steps the adapter finds. `named`: as for `__init__`."""
         return cls(path, _GivenAdapter(adapter), **named)
 
     def start(self) -> Self:
-        """Opens the run and puts the hooks in place. Does nothing on a rank that was not asked for."""
+        """Opens the run and puts the hooks in place. Does nothing on a rank that the settings leave out."""
         if self._started:
             raise RecordError(
                 f"This recorder has already been started, on {relative_to_cwd(self.path)}. "
@@ -146,7 +146,7 @@ class BaseRecorder:
             self._adapter.start(self._engine, self.step)
             if self.guard is not None and not self._finds_steps:
                 self._adapter.let_program_end_steps()
-        except BaseException:  # an interrupt too must leave no hook and no empty run; it goes on its way below
+        except BaseException:  # an interrupt must not leave hooks or an empty run either; it is raised again below
             self.stop()
             self._writer.discard()
             raise
@@ -164,7 +164,7 @@ class BaseRecorder:
 
     @property
     def recording(self) -> bool:
-        """True between start and stop, in a step that was asked for."""
+        """True between start and stop, in a step that the settings include."""
         return self._engine is not None and self._engine.recording
 
     def step(self) -> None:
@@ -199,7 +199,7 @@ class BaseRecorder:
                 self._adapter.save(str(name), value, gradient, sys._getframe(1))
 
     def module_called(self, module: Any, args: Any, frame: FrameType) -> None:
-        """The recording was started in the middle of this call of a module, to which it belongs."""
+        """The recording was started during this call of a module, which is recorded too."""
         engine = self._engine
         if engine is not None and engine.in_own_process:
             with self._reporting_failures(engine, "the first call of a module"):
@@ -242,7 +242,7 @@ class BaseRecorder:
     def stop(self, ended: str = "normally", nothing: str | None = None) -> None:
         """Removes every hook and closes the run. Stopping twice does no harm.
 
-        A guard acts on what was called since the last step. `nothing` says why there may be no call in it.
+        A guard acts on calls since the last step. `nothing`: the reason to give if no call was recorded.
         """
         if self._close(ended, nothing) and self.guard is not None:
             self.guard.finish(going_down=False)
@@ -254,7 +254,7 @@ class BaseRecorder:
             self.guard.finish(going_down=True)
 
     def _close(self, ended: str, nothing: str | None = None) -> bool:
-        """Closes the run. Whether it was open."""
+        """Closes the run. Returns whether it was open."""
         engine, writer = self._engine, self._writer
         if engine is None or writer is None or not engine.in_own_process:
             return False
@@ -273,7 +273,7 @@ class BaseRecorder:
             writer.close(ended)
 
     def _apply_config_changes(self, engine: Engine) -> None:
-        """Takes over what was written into the config file since the last step."""
+        """Applies changes of the config file since the last step."""
         if self._live_config is None:
             return
         try:
@@ -291,7 +291,7 @@ class BaseRecorder:
 
     @contextlib.contextmanager
     def _reporting_failures(self, engine: Engine, doing: str) -> Iterator[None]:
-        """Keeps exceptions of ours out of the user's program: they are reported in the run."""
+        """Keeps our exceptions out of the user's program: they are reported in the run."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
@@ -329,7 +329,7 @@ class BaseRecorder:
         return f"{', '.join(parts)} in {relative_to_cwd(self.path)}{self._rank_note()}"
 
     def _rank_note(self) -> str:
-        """That this is one of several ranks. What the others hold is not said: it is much the same."""
+        """Says that this is one of several ranks. The others hold much the same and are not described."""
         rank, world_size = self._ranks
         return f" (on rank {rank}; {world_size} ranks)" if world_size > 1 else ""
 
@@ -347,7 +347,7 @@ class BaseRecorder:
         return self._engine
 
     def _report_forecast(self, engine: Engine) -> None:
-        """After the first step of which values were kept: what a step takes on the disk, and how many more fit."""
+        """Reports, after the first step with kept values, how much disk a step takes and how many more steps fit."""
         step = engine.tensors.recorded
         if not step.values:
             return
@@ -358,7 +358,7 @@ class BaseRecorder:
             return
         try:
             found = forecast(step, self.path, self.settings.max_bytes, len(recording))
-        except OSError:  # a file system that does not tell; a full one is told by the writer
+        except OSError:  # a file system without this figure; a full disk is reported by the writer
             return
         if self.report_forecast is not None:
             self.report_forecast(found.sentence)

@@ -1,8 +1,8 @@
-"""Which of the sites, calls and tensors are recorded, once the settings are known. Used by the engine, in the hot path.
+"""Which sites, calls and tensors the settings select.
 
-`RecordingSelection` answers for a site, whose answer the caller keeps; `Scope` follows the calls between two sites;
-`Quota` counts down to the limits, and remembers what was left out beyond them. `forecast` tells the recorder, after the
-first step, how many more fit on the disk: keeping all values fills one within minutes.
+Used by the engine, in the hot path. `RecordingSelection` decides for a site, and the caller keeps the answer; `Scope`
+follows the calls between two sites; `Quota` counts towards the limits, and what was left out beyond them. `forecast`
+computes, after the first step, how many more steps fit on the disk: keeping all values fills one within minutes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from astray.capture.settings import Settings
 from astray.records import Kind, MissedTensor
 from astray.wording import sized
 
-_UNTYPED = ("parameter", "optimizer")  # their class says nothing about what they are
+_UNTYPED = ("parameter", "optimizer")  # their class does not describe them
 
 
 class RecordingSelection:
-    """What the settings ask for. A call of `rec.save` is always wanted: it stands in the program on purpose."""
+    """What the settings select. A call of `rec.save` is always recorded: the program makes it on purpose."""
 
     def __init__(self, settings: Settings) -> None:
         self.phases = settings.phases
@@ -32,7 +32,7 @@ class RecordingSelection:
         self._classes = frozenset(settings.classes)
 
     def wants_site(self, name: str, type: str, kind: Kind) -> bool:
-        """Whether the calls of a site are recorded. Costs a few searches, so keep the answer."""
+        """Whether the calls of a site are recorded. Costs a few regex searches, so callers keep the answer."""
         if kind == "custom":
             return True
         if self._match and not any(pattern.search(name) for pattern in self._match):
@@ -44,12 +44,12 @@ class RecordingSelection:
     def _is_listed(self, type: str, kind: Kind) -> bool:
         if not self._classes.isdisjoint(_names(type, kind)):
             return True
-        # A type that is known only by its last name can still be meant by one that is written in full.
+        # A type that is known only by its last name also matches one that is written in full.
         return "." not in type and any(given.rpartition(".")[2] == type for given in self._classes)
 
 
 def _names(type: str, kind: Kind) -> set[str]:
-    """What may be written to mean a type: `softmax` for torch.nn.functional.softmax, `add` for aten.add.Tensor."""
+    """The names that select a type: `softmax` for torch.nn.functional.softmax, `add` for aten.add.Tensor."""
     parts = re.split(r"\.|::", type)
     if kind != "op":
         return {type, parts[-1]}
@@ -86,7 +86,7 @@ class Scope:
 
 
 class Quota:
-    """The limits on rows and on bytes of values. Beyond them things are counted, not recorded.
+    """The limits on rows and on bytes of values. Beyond them tensors are counted, not recorded.
 
     A tensor whose values no longer fit does not end it: smaller ones that come later may still fit.
     """
@@ -100,7 +100,7 @@ class Quota:
         self.change(settings)
 
     def change(self, settings: Settings) -> None:
-        """Other limits from now on. They are over the whole recording: what came before counts too."""
+        """Sets other limits. They apply to the whole recording: what was recorded before counts too."""
         self._most_rows = settings.max_tensors
         self._most_rows_of_step = settings.max_tensors_per_step
         self._most_bytes = settings.max_bytes
@@ -123,7 +123,7 @@ class Quota:
         return True
 
     def count(self, rows: int) -> None:
-        """So many tensors were recorded without asking, while nothing was limited."""
+        """Adds rows that were recorded natively, while there was no limit."""
         with self._lock:
             self._rows += rows
 
@@ -169,7 +169,7 @@ class RecordedBytes(NamedTuple):
 
 
 class DiskForecast(NamedTuple):
-    """How many more steps like the first one fit, and that in a sentence."""
+    """How many more steps like the first one fit, as a number and as a sentence."""
 
     steps: int
     sentence: str

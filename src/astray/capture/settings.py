@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
 
 Check = Callable[[str, Any], Any]
-"""Takes the name of a setting and what was given, and returns its value, which passes the same check unchanged."""
+"""Takes the name of a setting and the given value, and returns the checked value, which passes the same check
+unchanged.
+"""
 
 MOST = 1 << 62
-"""The largest count or size: it is handed on to code that has 63 bits for it."""
+"""The largest count or size: it is passed to code that stores it in 63 bits."""
 
 LARGEST_SEED = 2**32 - 1
 """numpy's global generator takes no larger seed, and neither does Python's hash."""
@@ -44,7 +46,7 @@ _UNITS: dict[str, int] = {
 
 
 def words(known: tuple[str, ...], *, none: bool = False) -> Check:
-    """One or more of the known words, as a list or with commas between them. none: whether none at all will do."""
+    """One or more of the known words, as a list or separated by commas. none: whether an empty list is allowed."""
     choice = f"It can be {', '.join(map(repr, known))}, or several of them."
 
     def check(name: str, given: Any) -> frozenset[str]:
@@ -68,7 +70,7 @@ def ordered_words(known: tuple[str, ...]) -> Check:
 
 
 def names(name: str, given: Any) -> tuple[str, ...]:
-    """Names of any kind, as a list or with commas between them."""
+    """Names of any kind, as a list or separated by commas."""
     found = given.split(",") if isinstance(given, str) else given
     if not isinstance(found, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in found):
         raise RecordError(f"{name}={given!r} is neither a name nor a list of names.")
@@ -107,7 +109,7 @@ def whole(least: int) -> Check:
 
 
 def seed(name: str, given: Any) -> int | None:
-    """A seed; True stands for the first of them, and False for none."""
+    """A seed; True means seed 0, and False means none."""
     if isinstance(given, bool):
         return 0 if given else None
     number = _number(given)
@@ -207,7 +209,7 @@ Numbers = str | int | Sequence[int] | range | StepSelection
 
 
 class RecordingOptions(TypedDict, total=False):
-    """The settings as a user may write them. None stands for a setting that is not given."""
+    """The settings as a user may write them. None means that a setting is not given."""
 
     level: Words | None
     keep: Words | None
@@ -269,7 +271,7 @@ class Settings:
     def check(cls, **given: Unpack[RecordingOptions]) -> Settings:
         """Settings from what a user wrote, or a RecordError that names the nearest right word.
 
-        With `config`, those of the file hold for everything that is not given here.
+        With `config`, the file's settings apply where none is given here.
         """
         config = given.get("config")
         in_file = checked(settings_in(config), f"In {config}: ") if config is not None else {}
@@ -280,7 +282,7 @@ class Settings:
         return self.keep != {"fingerprint"}
 
     def as_dict(self) -> dict[str, Any]:
-        """For run.json. `Settings.check(**…)` makes the same settings of it."""
+        """The settings as JSON for run.json. `Settings.check(**…)` restores them."""
         return {name: _plain(getattr(self, name)) for name in CHECKS}
 
 
@@ -289,7 +291,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {one.name: one.metadata["check"] 
 
 
 def checked(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """The values of the settings that were given. where: comes first in an error, such as the name of a file."""
+    """The checked values of the given settings. where: a prefix for errors, such as the name of a file."""
     found = {}
     for name, value in given.items():
         if name not in CHECKS and name != "config":
@@ -304,7 +306,7 @@ def checked(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def with_absolute_paths(given: RecordingOptions) -> RecordingOptions:
-    """The same settings with absolute paths, for reading their files later: a program may change its folder."""
+    """The same settings with absolute paths: a program may change its folder before the files are read."""
     found = given.copy()
     for name in ("config", "functions"):
         path = found.get(name)
@@ -314,7 +316,7 @@ def with_absolute_paths(given: RecordingOptions) -> RecordingOptions:
 
 
 def _plain(value: Any) -> Any:
-    """A setting in the form of JSON."""
+    """A setting as JSON."""
     if isinstance(value, StepSelection | Part):
         return str(value)
     if isinstance(value, FunctionList):

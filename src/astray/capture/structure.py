@@ -1,9 +1,4 @@
-"""Takes nested arguments and results apart into tensors with paths, and a skeleton of everything else.
-
-`Flattener` takes containers and dataclasses apart, `ObjectFlattener` any other object, such as a cache of keys and
-values. Used by every adapter, so it knows no framework: the adapter says what a tensor is. Paths are what the key of a
-tensor is made of, so they depend on the structure alone: `0`, `1.2`, `kwargs.mask`, `out.logits`.
-"""
+"""Flattens nested arguments and results into tensors with paths, and a skeleton of everything else."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from typing import Any
 from astray.capture.pytorch.native.build import load
 
 DEEPEST = 12
-"""Containers nested deeper than this are taken for a cycle."""
+"""Containers nested deeper than this are treated as a cycle."""
 
 DEEPEST_ATTRIBUTE = 6
 """Levels of attributes and containers below an object: cache, layers, one layer, its keys, and two to spare."""
@@ -27,7 +22,7 @@ MOST_TENSORS = 256
 _MOST_ITEMS = 2_000  # looked at in one object, so that a data set with a million strings costs next to nothing
 
 TENSOR = "<tensor>"
-"""What stands in the skeleton where a tensor was."""
+"""The placeholder of a tensor in the skeleton."""
 
 _LONGEST_TEXT = 200
 _LONGEST_LIST = 64
@@ -37,12 +32,12 @@ _SCALARS = frozenset({bool, int, float, str, type(None)})
 class Flattener:
     """Finds the tensors in nested values: tuples, lists, mappings and dataclasses.
 
-    `objects` takes any other object apart; without it no tensors are taken from those. `too_large` is called with the
-    class name of one that may hold more tensors than were taken.
+    `objects` flattens other objects; without it these yield no tensors. `too_large` is called with the class name of an
+    object that may hold more tensors than were returned.
 
-    The structure of a call is remembered, so that the next of the same structure is not walked. `tensors` are types
-    for which `is_tensor` is always true; `values` are more types whose values are plain, and the same when they are
-    equal. `spelled` gives the text that stands in the structure for values of some types.
+    Structures of calls are cached, so that calls of the same structure are not walked again. `tensors` are types for
+    which `is_tensor` is always true; `values` are further types whose values are plain, and interchangeable when they
+    are equal. `spelled` has functions that write values of some types into the skeleton.
 
     >>> flat = Flattener(lambda value: isinstance(value, complex))
     >>> flat.arguments((1j, [2, 3j]), {"mask": None})
@@ -62,7 +57,7 @@ class Flattener:
         self._objects = objects
         self._too_large = too_large
         self._spelled = spelled or {}
-        # Remembers structures, and calls `_arguments` and `_result` for those it does not know.
+        # Caches structures, and calls `_arguments` and `_result` for unknown ones.
         self.native = load().Structures(
             frozenset(tensors), _SCALARS.union(values), is_tensor, self._arguments, self._result
         )
@@ -121,7 +116,7 @@ class Flattener:
 
 
 class ObjectFlattener:
-    """Takes objects apart, and remembers which of their tensors it has returned.
+    """Finds the tensors in an object's attributes, and returns each of them once.
 
     No code of the object runs: attributes are read from its `__dict__` and its slots, past every property and
     `__getattr__` (native/objects.h). A cache goes through every layer of a model, and each call would list the keys of
@@ -153,7 +148,7 @@ class ObjectFlattener:
 
 
 def _shortened(items: list[Any], length: int | None = None) -> list[Any]:
-    """A list of ten thousand numbers is named, not copied into every row."""
+    """A long list, cut to its first items, so that ten thousand numbers are not copied into every row."""
     length = len(items) if length is None else length
     if length <= _LONGEST_LIST:
         return items
@@ -171,8 +166,11 @@ def _scalar(value: bool | int | float | str | None) -> Any:
 
 
 def _describe(value: Any) -> str:
-    """Names a value that is neither tensor nor plain data. Its repr may be long, or hold an address: only small, stable
-    values (a dtype, a device, a slice, an enum) are spelled out."""
+    """A name for a value that is neither tensor nor plain data.
+
+    Its repr may be long, or contain an address: only small, stable values (a dtype, a device, a slice, an enum) are
+    written out.
+    """
     kind = type(value).__name__
     if kind in {"dtype", "device", "layout", "memory_format", "slice", "range"} or hasattr(value, "_value_"):
         return str(value)

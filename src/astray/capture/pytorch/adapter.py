@@ -1,4 +1,4 @@
-"""The PyTorch side of a recording: versions, devices, and the hooks in and out of place.
+"""The PyTorch side of a recording: versions, devices, and putting the hooks in place and removing them.
 
 The recorder calls `PyTorchAdapter`, which puts the other modules of this package in place. `SavedValues`, which records
 what a program passes to `rec.save`, is here too.
@@ -151,7 +151,7 @@ class PyTorchAdapter:
         self.update_hooks()
 
     def update_hooks(self) -> None:
-        """Puts everything in place that the engine wants to hear from now, and takes the rest away."""
+        """Puts the hooks and modes in place that the engine needs from now on, and removes the others."""
         has_begun = self._discovery is None or self._discovery.has_found
         self._modes.switch(self._engine.listening and has_begun)
         if self._modules is not None:
@@ -193,7 +193,7 @@ class PyTorchAdapter:
                 detector.let_program_end_steps()
 
     def stop(self) -> None:
-        """Takes everything off again, each part even if a signal handler raises while another is."""
+        """Removes everything, each part even if a signal handler raises while another is being removed."""
         parts: list[Callable[[], object]] = []
         if self._discovery is not None:
             parts.append(self._discovery.remove)
@@ -221,7 +221,7 @@ _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: t
 class SavedValues:
     """Records values that a program passes to `rec.save`, nested or not, and the gradients of their tensors.
 
-    Numbers and numpy arrays are taken as tensors too, so that they are compared like everything else.
+    Numbers and numpy arrays are recorded as tensors too, so that they are compared like everything else.
     """
 
     def __init__(self, engine: Engine, gradients: LiveGradients) -> None:
@@ -255,7 +255,9 @@ def _has_numbers(value: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    """What is taken of an object: only arrays, since its plain numbers may be anything, such as a count of its uses."""
+    """What is recorded of an object's attributes: arrays only, since its plain numbers may be anything, such as a use
+    count.
+    """
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind in "biufc"
     return isinstance(value, torch.Tensor)

@@ -108,14 +108,14 @@ class ModelDiscovery:
             if len(self._roots) == 1:
                 self._on_first_module()
             if self._engine.recording:
-                # torch has collected the hooks of this call already, so the new one has to be called by hand. A global
-                # hook is not given the keyword arguments: they are read from the frame of torch's that calls it.
+                # torch has collected the hooks of this call already, so the new one is called here. A global hook is
+                # not given the keyword arguments: they are read from torch's frame that calls it.
                 self._capture.enter_running_call(module, args, frame.f_locals.get("kwargs") or {}, frame)
         except Exception as error:  # noqa: BLE001 - the user's program must not fail because we did
             self._engine.failed(f"the first call of {type(module).__name__}", error)
 
     def _label(self, module: nn.Module, name_in_step: str | None) -> str:
-        """A name that the same module gets again in the next run. The place of one that is gone is taken anew.
+        """A name that the same module gets again in the next run. Names of modules that have died are reused.
 
         name_in_step: what it is called in the model of a trainer's step.
         """
@@ -134,7 +134,8 @@ class ModelDiscovery:
 def _name_in_step(frame: FrameType | None, module: nn.Module) -> str | None:
     """What a module is called in the model whose step calls it, empty for that model; None where there is no such step.
 
-    Only the frames of such steps are looked into: before Python 3.13 a look keeps what the frame holds until it ends.
+    Only the locals of such steps' frames are read: before Python 3.13 reading keeps the frame's objects alive until it
+    ends.
     """
     found = None
     while frame is not None:
@@ -151,9 +152,9 @@ def _name_in_step(frame: FrameType | None, module: nn.Module) -> str | None:
 class FirstCall:
     """Calls `begin` once, at the first call of a module, with the rank and the number of ranks, or with None.
 
-    Only then is a rank known: a launcher may pass it as an argument, and torch.distributed has it once the program has
-    set it up. Workers of a DataLoader are not ranks, whatever they have inherited. `begin` returns a recorder that has
-    been started, or None.
+    Only then is a rank known: a launcher may pass it as an argument, and torch.distributed knows it once the program
+    has set it up. Workers of a DataLoader are not ranks, even if they have inherited the environment of one. `begin`
+    returns a recorder that has been started, or None.
     """
 
     def __init__(self, begin: Callable[[tuple[int, int] | None], Any]) -> None:
@@ -220,7 +221,7 @@ class StepDetector:
 
     @property
     def steps_seen(self) -> int:
-        return getattr(self._local, "seen", 0)
+        return getattr(self._local, "steps_seen", 0)
 
     @never_compiled
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -238,13 +239,13 @@ class StepDetector:
                 note_scaler(self._engine, scaler)
 
     def skipped(self, optimizer: Any) -> None:
-        """An optimizer would have stepped, had not gradients overflowed."""
+        """An optimizer has skipped its step, because gradients overflowed."""
         if self._engine.in_own_process and self._engine.listening:
             self._engine.note(SKIPPED_UPDATE, {"optimizer": type(optimizer).__name__})
         self.stepped(optimizer)
 
     def stepped(self, optimizer: Any) -> None:
-        """An optimizer has stepped, or would have."""
+        """An optimizer has stepped, or has skipped its step."""
         if not self._engine.in_own_process:
             return
         if self._pacing_optimizer is None or self._pacing_optimizer() is None:
@@ -254,7 +255,7 @@ class StepDetector:
 
 
 def _wrap_step(detector: StepDetector, scaler_step: Callable[..., Any]) -> Callable[..., Any]:
-    """`GradScaler.step`, which tells `pace` when no optimizer has stepped in it."""
+    """`GradScaler.step` that calls `detector.skipped` when no optimizer has stepped in it."""
 
     @functools.wraps(scaler_step)
     def step(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -268,7 +269,7 @@ def _wrap_step(detector: StepDetector, scaler_step: Callable[..., Any]) -> Calla
 
 
 def _wrap_scale(detector: StepDetector, scale: Callable[..., Any]) -> Callable[..., Any]:
-    """`GradScaler.scale`, which tells `pace` first."""
+    """`GradScaler.scale` that calls `detector.scaled` first."""
 
     @functools.wraps(scale)
     def wrapper(self: GradScaler, *args: Any, **kwargs: Any) -> Any:

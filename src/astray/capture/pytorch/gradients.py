@@ -1,12 +1,12 @@
 """Records gradients in the backward pass: of forward calls, of parameters, and of the last nodes of functions.
 
 Of a forward call, a hook at each output sees what arrives there. What the call sends to an input is its own
-contribution, not the sum over all calls that used that input: it is read from the autograd nodes that were born inside
+contribution, not the sum over all calls that used that input: it is read from the autograd nodes that were made inside
 the call and lead to the input. Most functions make one node: then one hook on it sees both. Nothing is wrapped and no
-node is added, so the graph, the order of its sums and therefore every bit of the result stay as they are.
+node is added, so the graph, the order of its sums and therefore every bit of the result stay unchanged.
 
 That part (`LiveGradients`) is C++ (`native/`), which is built when this module is first imported; the functions at the
-end are what it has done in Python. `ParameterCapture` sees the gradients of parameters; `LastNodes` those that msprobe
+end are its callbacks in Python. `ParameterCapture` records the gradients of parameters; `LastNodes` those that msprobe
 has in its files.
 """
 
@@ -56,11 +56,11 @@ _HOOKS_BEFORE_SWEEP = 4096  # hooks that are remembered before the dead are look
 
 
 class LastNodes:
-    """The gradients of the last autograd node of each function call, as msprobe has them; then those of the call.
+    """Records the gradients of the last autograd node of each function call, as msprobe does; then those of the call.
 
-    `node.0.2.1` is the first of two gradients that the node sends on, of one that it got. Where a function is one node
-    these are the gradients of its arguments; else they are of something inside of it. Only recordings for msprobe's
-    files use this.
+    `node.0.2.1` is the first of two gradients that the node sends on, having received one. Where a function is one node
+    these are the gradients of its arguments; otherwise of intermediate values. Only recordings for msprobe's files use
+    this.
     """
 
     def __init__(self, live: LiveGradients) -> None:
@@ -82,15 +82,15 @@ class LastNodes:
             if len(self._hooks) > self._sweep_above:  # a program that never ends a step
                 self.finish()
                 self._sweep_above = max(_HOOKS_BEFORE_SWEEP, 2 * len(self._hooks))
-        self._live.watch(engine, call, edges, outputs)  # behind it: its rows come after those of the node
+        self._live.watch(engine, call, edges, outputs)  # after the node's hook: its rows come after those of the node
 
     def finish(self) -> None:
-        """Keeps only what belongs to a graph that is still there."""
+        """Forgets hooks whose graph is gone."""
         with self._lock:
             self._hooks = [one for one in self._hooks if one[0]() is not None]
 
     def remove(self) -> None:
-        """Takes every hook off the graphs."""
+        """Removes every hook from the graphs."""
         with self._lock:
             hooks, self._hooks = self._hooks, []
         for reference, key in hooks:
@@ -136,12 +136,14 @@ class ParameterCapture:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._watched: dict[int, _WatchedParameter] = {}
-        # Those that have their hooks, by their ids: to watch one of these again does nothing. Read natively too.
+        # Parameters with hooks, by their ids: watching one of these again does nothing. Native code reads this dict
+        # too.
         self.hooked: dict[int, weakref.ref[torch.Tensor]] = {}
         self._listening = True
 
     def watch(self, parameter: torch.Tensor, name: str, module: str, root: str) -> None:
-        """Sees the gradients of a parameter from now on, unless it does already or it has no numbers yet.
+        """Watches the gradients of a parameter from now on, unless it does already or the parameter is not initialised
+        yet.
 
         `module` is the name of the one that owns it, `root` of the outermost one.
         """
@@ -161,7 +163,7 @@ class ParameterCapture:
             self.hooked[key] = watched.parameter
 
     def forget(self, parameter: torch.Tensor | None) -> None:
-        """Takes the hooks off a parameter that has left its module."""
+        """Removes the hooks of a parameter that has left its module."""
         self.hooked.pop(id(parameter), None)
         watched = self._watched.pop(id(parameter), None)
         if watched is not None:
@@ -173,7 +175,7 @@ class ParameterCapture:
         return known.site if known is not None and known.parameter() is parameter else None
 
     def writes(self, parameter: torch.Tensor) -> int | None:
-        """How often its gradient was written to since the backward pass left it, −1 if it was replaced by another.
+        """How often its gradient was written to since the backward pass, −1 if it was replaced by another tensor.
 
         None where there is no gradient, or none was seen.
         """
@@ -183,7 +185,7 @@ class ParameterCapture:
         return known.accumulated.writes(gradient)
 
     def set_listening(self, on: bool) -> None:
-        """Puts the hooks in place, or takes them off for steps that are not recorded."""
+        """Adds the hooks, or removes them for steps that are not recorded."""
         self._listening = on
         if on:
             for key in [key for key in self._watched if key not in self.hooked]:
@@ -210,7 +212,7 @@ class _WatchedParameter:
         self._handles: list[Any] = []
 
     def install(self, engine: Engine) -> bool:
-        """Puts the hooks in place where there is something to see; says whether they are."""
+        """Adds the hooks if the parameter can get gradients. Returns whether they are in place."""
         if self._handles:
             return True
         parameter = self.parameter()
@@ -243,9 +245,9 @@ def _call_node_hook(work: Callable[[], None]) -> None:
 
 
 def _put_on_leaf(leaf: torch.Tensor, hook: LeafHook) -> Any:
-    """Puts a hook on a leaf, and returns the handle. What a call has sent here comes before what arrives here.
+    """Puts a hook on a leaf, and returns its handle. Hooks for what calls send run before hooks for what arrives.
 
-    torch calls hooks in the order they were put into their dict, which taking out and putting back changes.
+    torch calls hooks in the order of their dict, which removing and adding an entry again changes.
     """
     handle = leaf.register_hook(hook)  # type: ignore[no-untyped-call]
     hooks = leaf._backward_hooks
@@ -256,9 +258,10 @@ def _put_on_leaf(leaf: torch.Tensor, hook: LeafHook) -> Any:
 
 
 def _set_callbacks() -> None:
-    """Gives the native part the functions above, and what tells whether a compiler is at work.
+    """Gives the native code the functions above, and the flags that say whether a compiler is active.
 
-    Where there is none, its hooks need not go through Python. They always do where torch has other names for these.
+    Where none is, its hooks do not call Python. They always do in versions of torch that have other names for these
+    flags.
     """
     callback = getattr(dynamo, "get_eval_frame_callback", None)
     flags = vars(torch.compiler) if hasattr(torch.compiler, "_is_compiling_flag") else None

@@ -1,8 +1,9 @@
 """Records what an optimizer does to each parameter: the gradient it was given, its state, the update and the weight.
 
 Each `step()` is a call of the optimizer (`AdamW`, a second one `AdamW#2`, in the order of their first steps), and in it
-each parameter is a call at its own site. What goes in is seen last before the step, after whatever clips, unscales or
-reduces gradients; what comes out first after it. Only gradients that a closure computes are seen when it is done.
+each parameter is a call at its own site. Inputs are observed immediately before the step, after gradients have been
+clipped, unscaled or reduced; results immediately after it. Only gradients that a closure computes are observed after
+the step.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ _NOT_SETTINGS = frozenset({"params", "param_names"})
 
 
 class _OptimizerStep:
-    """A step that is under way. An exception may end it without its hook: then its frame is not on the stack any more.
+    """A running step.
 
-    One during which the modes are off has no frame here: it has a `_SuspendedModes`, which lives as long as the frame.
+    An exception may end it without its hook: then its frame is no longer on the stack. A step during which the modes
+    are off has no frame here, but a `_SuspendedModes`, which lives as long as the frame.
     """
 
     def __init__(self, frame: FrameType | None, optimizer: Any, wanted: frozenset[str]) -> None:
@@ -101,7 +103,7 @@ class OptimizerCapture:
     @never_compiled
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         engine = self._engine
-        engine.tensors.forget()  # weights will change, those of distributed tensors without a trace
+        engine.tensors.forget()  # weights will change, those of distributed tensors without changing version counters
         self._note_setup(optimizer)
         if is_compiling() or not (engine.settings.optimizer or self._sees_inner_calls()) or not engine.in_own_process:
             return None
@@ -117,7 +119,7 @@ class OptimizerCapture:
                 step = _OptimizerStep(frame, optimizer, engine.settings.optimizer - {"calls"})
                 self._running.append(step)
                 if optimizer._optimizer_step_pre_hooks:
-                    # Hooks of the optimizer's own come after ours and may change gradients: go behind the last of them.
+                    # The optimizer's own hooks run after ours and may change gradients: run after the last of them.
                     step.hook = optimizer.register_step_pre_hook(_AfterOwnHooks(self, step))
                 else:
                     self._begin(step, frame, args, kwargs)
@@ -135,7 +137,7 @@ class OptimizerCapture:
             if step.wanted:
                 self._running.append(step)
                 self._begin(step, frame, args, kwargs)
-        except BaseException:  # `away` may live for long: an exception holds the frames that it went through
+        except BaseException:  # `suspended` may live long: an exception holds the frames that it passed through
             self.step_ended(step)
             raise
         return suspended
@@ -164,7 +166,7 @@ class OptimizerCapture:
             self._release(step)
 
     def begin_after_hooks(self, step: _OptimizerStep, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """All hooks of the optimizer's own have run."""
+        """All hooks of the optimizer itself have run."""
         try:
             with DisableTorchFunction(), torch.no_grad():
                 self._begin(step, step.frame, args, kwargs)
@@ -172,14 +174,13 @@ class OptimizerCapture:
             self._engine.failed(f"a step of {type(step.optimizer).__name__}", error)
 
     def _sees_inner_calls(self) -> bool:
-        """Whether functions and ops are recorded: those inside a step have their sites there."""
+        """Whether functions and ops are recorded: those inside a step get sites under it."""
         return not _INNER_LEVELS.isdisjoint(self._engine.settings.level)
 
     def _can_suspend_modes(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the modes can be off during a step: calls inside it are not asked for, and all of it is torch's code.
-
-        It asks a handful of questions about every parameter, and the function mode would be called for each; ops get
-        all parameters at once, and an op mode has them wrapped one by one.
+        """Whether the modes can be off during a step: calls inside it are not recorded, and all of it is torch's code.
+        torch's optimizers make several queries of every parameter, and the function mode would be called for each; ops
+        get all parameters at once, and an op mode has them wrapped one by one.
         """
         settings = self._engine.settings
         if not self._sees_inner_calls() or self._records_inner_calls() or settings.scope is not None:
@@ -197,7 +198,7 @@ class OptimizerCapture:
         return "calls" in settings.optimizer and "update" in settings.phases
 
     def _resume_modes(self) -> bool:
-        """Puts the modes on again; False when no step of this thread keeps them off."""
+        """Resumes the modes; False when no step of this thread has suspended them."""
         thread = threading.get_ident()
         step = self._suspended.get(thread)
         if step is not None:
@@ -211,7 +212,7 @@ class OptimizerCapture:
         self._modes.suspend(step, ops=True)
 
     def step_ended(self, step: _OptimizerStep) -> None:
-        """Nothing runs any more of a step during which the modes were off; most often all of this has been done."""
+        """A step during which the modes were off has ended; usually its post hook has done all of this already."""
         if self._suspended.get(step.thread) is step and threading.get_ident() == step.thread:
             self._resume_modes()
         if step in self._running:
@@ -219,13 +220,13 @@ class OptimizerCapture:
             self._release(step)
 
     def _resume_abandoned(self) -> None:
-        """`_resume_modes` for a step of this thread that is long over, if there is one."""
+        """`_resume_modes` for a step of this thread that ended long ago, if there is one."""
         if self._resume_modes():
             why = "an exception ended it and was kept, and with it what keeps the modes off"
             self._engine.missed("functions and ops that were called after a step of an optimizer", why)
 
     def _drop_interrupted(self, frame: FrameType) -> None:
-        """Forgets steps of this thread that are on its stack no more, with the copies they hold."""
+        """Forgets steps of this thread whose frame is no longer on the stack, with the copies they hold."""
         if self._running:
             running = set(frames(frame))
             thread = threading.get_ident()
@@ -244,7 +245,7 @@ class OptimizerCapture:
     # -- which optimizers and parameters -------------------------------------------------------------------------
 
     def _site(self, name: str, kind: str, owner: Site | None = None) -> Site:
-        """Where an optimizer of this kind is recorded, or what it does to a parameter; `owner` has its gradients."""
+        """The site of an optimizer, or of its updates of a parameter, whose gradients are at the site `owner`."""
         site = self._sites.get((name, kind))
         if site is None:
             root, module = ("", None) if owner is None else (owner.root, owner.module)
@@ -252,7 +253,7 @@ class OptimizerCapture:
         return site
 
     def _is_wanted(self, optimizer: Any) -> bool:
-        """Whether to record this step. An optimizer gets its name at its first step, be that recorded or not."""
+        """Whether to record this step. An optimizer gets its name at its first step, recorded or not."""
         kind = type(optimizer).__name__
         if not self._everything and not self._has_known_parameters(optimizer):
             if self._engine.listening:
@@ -278,7 +279,7 @@ class OptimizerCapture:
         return known[1]
 
     def _note_setup(self, optimizer: Any) -> None:
-        """Notes what an optimizer is set to, in steps that are recorded."""
+        """Notes the settings of an optimizer, in steps that are recorded."""
         engine = self._engine
         if is_compiling() or not engine.listening or not engine.in_own_process:
             return
@@ -310,7 +311,7 @@ class OptimizerCapture:
             step.call.frame = None
         step.call.runs_inner = step.has_closure  # what a closure calls is the program's, and not the optimizer's
         if self._sees_inner_calls():
-            engine.tensors.forget()  # gradients were summed over ranks, perhaps, which no version counter tells
+            engine.tensors.forget()  # gradients may have been summed over ranks without changing version counters
         if not step.wanted:
             return
         stack, seq = step.call.stack, step.call.seq
@@ -354,9 +355,10 @@ class OptimizerCapture:
 
 
 class _SuspendedModes(tuple[Any, ...]):
-    """Keeps the modes off for as long as it lives. It is what our hook returns: the arguments as they were.
+    """Keeps the modes off for as long as it lives.
 
-    The frame of torch's that has called the hook holds on to it until the step ends, be it by an exception.
+    Our hook returns it: the arguments unchanged. torch's frame that called the hook refers to it until the step ends,
+    even by an exception.
     """
 
     def __new__(
@@ -365,7 +367,7 @@ class _SuspendedModes(tuple[Any, ...]):
         return super().__new__(cls, (args, kwargs))
 
     def __init__(self, capture: OptimizerCapture, step: _OptimizerStep, _args: Any, _kwargs: Any) -> None:
-        # Not in `__del__`, which would lose what a signal handler of the program raises.
+        # Not in `__del__`, which would lose exceptions of the program's signal handlers.
         self._ending = load().Finalizer(lambda: capture.step_ended(step))
         capture.suspend(step)
 
@@ -377,7 +379,7 @@ def _is_torch_optimizer(optimizer: Any) -> bool:
 
 
 class _AfterOwnHooks:
-    """Runs after the hooks of the optimizer's own, for one step."""
+    """Runs after the optimizer's own hooks, for one step."""
 
     def __init__(self, capture: OptimizerCapture, step: _OptimizerStep) -> None:
         self._capture = capture

@@ -1,4 +1,4 @@
-"""What becomes of one parameter in one step of its optimizer: gradient and state in, state, update and weight out.
+"""What happens to one parameter in one step of its optimizer: gradient and state in; state, update and weight out.
 
 `optimizer_steps` makes a `ParameterUpdate` for each parameter of a step. Nothing here writes to a tensor of the
 program, makes an entry in the optimizer's state, or draws a random number; the one copy it needs, for the update, is
@@ -22,14 +22,14 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _NUMBERS: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 _FLAT = Flattener(lambda value: isinstance(value, torch.Tensor) or type(value) in _NUMBERS)
-"""Numbers count as tensors: one optimizer keeps its `step` as the one, another as the other."""
+"""Numbers count as tensors: some optimizers keep their `step` as a number, others as a tensor."""
 
 KnownStates = dict[str, list[Any]]
-"""By the name of a parameter, what its state was when it was last seen."""
+"""The state of each parameter when it was last observed, by the parameter's name."""
 
 
 class ParameterUpdate:
-    """A parameter in the middle of a step. Its call has the number `seq`."""
+    """A parameter during a step. Its call has the number `seq`."""
 
     __slots__ = ("_engine", "_name", "_optimizer", "_seq", "_tensor", "_wanted", "_weight_before")
 
@@ -58,14 +58,16 @@ class ParameterUpdate:
             scale = getattr(self._optimizer, "grad_scale", None) if scaled else None
             if isinstance(scale, torch.Tensor):
                 gradient = gradient / scale.to(gradient.device)
-        self._engine.tensors.changed(gradient)  # reduced over ranks, perhaps, which its version does not tell
+        self._engine.tensors.changed(gradient)  # it may have been reduced over ranks, which does not change its version
         self._engine.tensors.observe(self._seq, "input", path, gradient)
 
     def observe_before(self, known: KnownStates) -> None:
-        """What the step starts from besides the gradient."""
+        """The values that the step starts from, besides the gradient."""
         engine, tensor = self._engine, self._tensor
         if self._wanted & {"weight", "update"}:
-            engine.tensors.changed(tensor)  # programs write to weights through `.data`, which leaves no trace
+            engine.tensors.changed(
+                tensor
+            )  # programs write to weights through `.data`, which does not change their version
             engine.tensors.observe(self._seq, "parameter", "weight", tensor)
         if "state" in self._wanted:
             state = _parts(self._optimizer.state.get(tensor))  # get: looking must not make an entry
@@ -96,7 +98,7 @@ class ParameterUpdate:
             engine.tensors.observe(self._seq, "output", "weight", tensor)
 
     def _identities(self, state: list[tuple[str, Any]]) -> list[Any]:
-        """Equal as long as the state has not changed, as far as can be told without reading it."""
+        """Keys that are equal as long as the state has not changed, as far as is known without reading it."""
         found: list[Any] = []
         for path, part in state:
             if isinstance(part, torch.Tensor):
@@ -107,7 +109,7 @@ class ParameterUpdate:
 
 
 def observe_shared_state(engine: Engine, optimizer: Any, seq: int) -> None:
-    """What an optimizer keeps under names of its own, for no parameter in particular."""
+    """The state that an optimizer keeps under its own keys, for no particular parameter."""
     shared = {key: kept for key, kept in optimizer.state.items() if isinstance(key, str | int)}
     _observe_state(engine, seq, _parts(shared))
 
@@ -115,12 +117,12 @@ def observe_shared_state(engine: Engine, optimizer: Any, seq: int) -> None:
 def _observe_state(engine: Engine, seq: int, state: list[tuple[str, Any]]) -> None:
     for path, part in state:
         tensor = _as_tensor(part)
-        engine.tensors.changed(tensor)  # by `.data` it may be changed without a trace
+        engine.tensors.changed(tensor)  # a write through `.data` does not change its version
         engine.tensors.observe(seq, "output", path, tensor)
 
 
 def difference(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """What was added, to the last bit where the two are of one size, else rounded once. Overwrites `before`.
+    """`after - before`, exact where the two are close in size, otherwise rounded once. Overwrites `before`.
 
     Weights in half precision are subtracted in float32, since their difference may need more digits than they have.
     """
@@ -157,7 +159,7 @@ def _without_modes(tensor: torch.Tensor) -> AbstractContextManager[Any]:
 
 
 def is_nested_step(frame: FrameType, optimizer: Any) -> bool:
-    """Whether the step in this frame of torch's runs inside a step of the same optimizer.
+    """Whether the step of torch's frame runs inside a step of the same optimizer.
 
     torch calls its step hooks from one frame at the start and the end of a step. A class of the user's own whose `step`
     calls that of its parent has them called for both, one inside the other, though it is one step.
@@ -175,6 +177,6 @@ def frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What computes the gradients inside the step, if the program gave one; `args` begins with the optimizer."""
+    """The closure that computes the gradients inside the step, if there is one; `args` begins with the optimizer."""
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     return closure if callable(closure) else None

@@ -1,9 +1,9 @@
 """Notes what the program is set to: torch, modules and their configurations, autocast, optimizers, gradient scalers.
 
-Looks at the start, at the first outermost call of a step, and at each update. Nothing is done for a tensor, and for a
-call only at its module's first. A look at a module that has not changed is one comparison of the objects in its
-`__dict__`: 0.4 µs, once a step. Only `vars` and the names in `__constants__` are read, never a property, so nothing of
-the program runs.
+Everything is read at the start, at the first outermost call of a step, and at each update. Nothing is done for a
+tensor, and for a call only at its module's first. Checking a module that has not changed is one comparison of the
+objects in its `__dict__`: 0.4 µs, once a step. Only `vars` and the names in `__constants__` are read, never a property,
+so no code of the program runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WRITTEN_GRADIENTS = "written_gradients"
 class SetupCapture:
     """Notes in the engine's `SetupLog` what the program is set to.
 
-    `chains` gives every module that is recorded, `site` where it is, `writes` how often the gradient of a
+    `chains` returns every module that is recorded, `site` the site of one, `writes` how often the gradient of a
     parameter was written to since the backward pass.
     """
 
@@ -53,18 +53,18 @@ class SetupCapture:
         self._engine = engine
         self._chains = chains
         self._site = site
-        self._step = -1  # the last one in which everything was looked at
-        self._is_stale = False  # whether there are other modules than those that are watched
+        self._step = -1  # the last one in which everything was read
+        self._is_stale = False  # whether modules were added or replaced since
         self._modules: list[_WatchedObject] = []
         self._configs: list[_WatchedObject] = []
         self._groups: dict[tuple[str, int], _ParameterGroup] = {}
         self._autocast: dict[str, str] = {}
-        self._state: tuple[Any, ...] | None = None  # of torch, when it was last looked at
+        self._state: tuple[Any, ...] | None = None  # the flags of torch, when they were last read
         self._clipping = Clipping(engine)
         self._writes = writes
 
     def start(self, *, seeded: bool) -> None:
-        """The recording begins. `seeded`: the program has run so far as to have set its seed."""
+        """The recording begins. `seeded`: the program has already set its seed."""
         with _Guard(self._engine):
             self._note("environment", "", environment(os.environ))
             self._note_torch(seeds=seeded)
@@ -75,7 +75,7 @@ class SetupCapture:
         self._clipping.remove()
 
     def modules_changed(self) -> None:
-        """There are other modules than before: they are looked at before the next call."""
+        """Modules were added or replaced: all are read again before the next call."""
         self._is_stale = True
 
     def outermost(self, root: str) -> None:
@@ -94,13 +94,13 @@ class SetupCapture:
             self._engine.failed(_SUBJECT, error)
 
     def first_call(self, site: Site) -> None:
-        """A module is called for the first time: autocast may be on inside the outermost one, or off."""
+        """A module is called for the first time: autocast may have been switched inside the outermost one."""
         outer, state = self._autocast.get(site.root), flags.autocast()
         if outer is not None and state != outer:
             self._note("autocast", site.name, {"autocast": state})
 
     def optimizer(self, optimizer: Any, label: str, name: Callable[[torch.Tensor], str | None]) -> None:
-        """An optimizer is about to step. `name` gives the names of parameters."""
+        """An optimizer is about to step. `name` returns the name of a parameter."""
         for number, group in enumerate(optimizer.param_groups):
             known = self._groups.get((label, number))
             if known is None:
@@ -172,7 +172,7 @@ class SetupCapture:
 
 
 def note_scaler(engine: Engine, scaler: Any) -> None:
-    """A GradScaler scales a loss. Its scale is on the device, and is not waited for: its initial scale is noted."""
+    """A GradScaler scales a loss. Its initial scale is noted: reading the current one would wait for the device."""
     with _Guard(engine):
         own = vars(scaler)
         noted = {name.lstrip("_"): plain(own[name]) for name in _SCALER_SETTINGS if name in own}
@@ -182,7 +182,7 @@ def note_scaler(engine: Engine, scaler: Any) -> None:
 
 
 class _Guard:
-    """Keeps exceptions of this block out of the program, and torch functions in it out of the recording."""
+    """Keeps exceptions of its block out of the program, and torch functions called in it out of the recording."""
 
     __slots__ = ("_engine", "_torch_function_off", "_what")
 
@@ -203,7 +203,7 @@ class _Guard:
 
 
 class _WatchedObject:
-    """Some attributes of an object, as they were when it was last looked at. Held weakly."""
+    """Some attributes of an object, as they were when it was last read. The object is held weakly."""
 
     __slots__ = ("_get", "_kind", "_object", "_size", "_values", "site")
 
@@ -219,7 +219,7 @@ class _WatchedObject:
         self._values = self._get(own)
 
     def changed(self) -> Any:
-        """The object, if it is set to something else than when it was last looked at."""
+        """The object, if any of these attributes has changed since it was last read; else None."""
         watched = self._object()
         if watched is None:
             return None
@@ -237,7 +237,7 @@ def _nothing(_: Any) -> tuple[Any, ...]:
 
 
 class _ParameterGroup:
-    """The settings of a parameter group when it was last looked at."""
+    """The settings of a parameter group when it was last read."""
 
     __slots__ = ("_known", "_size", "_treatment")
 
@@ -247,7 +247,7 @@ class _ParameterGroup:
         self._size = 0
 
     def changed(self, group: dict[str, Any]) -> list[str]:
-        """The names of those that are others now, or may be: a learning rate that is a tensor changes where it is."""
+        """The names of settings that have changed, or may have: a learning rate that is a tensor changes in place."""
         known, size = self._known, len(group["params"])
         names = [
             name for name, value in group.items() if known.get(name, known) is not value or isinstance(value, _TENSOR)
@@ -259,14 +259,14 @@ class _ParameterGroup:
         return names
 
     def changed_treatment(self, now: dict[str, Any]) -> dict[str, Any]:
-        """What was done to its gradients before the step, if that is something else now."""
+        """What was done to its gradients before the step, where that has changed."""
         new = {name: value for name, value in now.items() if self._treatment.get(name) != value}
         self._treatment = now
         return new
 
 
 def _settings(group: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """Some settings of a parameter group, as far as they are plain."""
+    """Those of the named settings of a parameter group that are plain values."""
     found = {}
     for name in names:
         value = group[name]
@@ -306,11 +306,11 @@ MOST_FIELDS = 256
 
 _BY_NAME = (torch.dtype, torch.device, torch.memory_format, torch.layout)
 _POSITIONS = frozenset({"name_or_path", "layer_idx", "layer_id", "layer_number"})
-"""Attributes that only say where a module is."""
+"""Attributes that only say where in the model a module is."""
 
 _CONFIGS = ("config", "cfg")
 _PRIVATE_SETTINGS = ("_implementation", "_implementation_internal")
-"""What transformers keeps behind an underscore though it decides which kernels run."""
+"""Private attributes of transformers' configurations that decide which kernels run."""
 
 _NOT_SETTINGS_OF_CONFIGS = frozenset({"transformers_version", "architectures", "name_or_path"})
 
@@ -339,7 +339,7 @@ def described(chain: Chain) -> dict[str, Any]:
     module = chain.inner
     found = {"class": type_name(module), **attributes(module)}
     outer = [type(wrapper).__name__ for wrapper in chain.modules[:-1]]
-    if type(module).__name__ != found["class"]:  # torch has put a class of its own in place of it, as fully_shard does
+    if type(module).__name__ != found["class"]:  # torch has replaced the module's class, as fully_shard does
         outer.append(type(module).__name__.removesuffix(found["class"]))
     if outer:
         found["wrapped in"] = outer
@@ -366,7 +366,7 @@ def _placement(tensor: Any) -> str:
 
 
 def config_of(module: nn.Module) -> Any:
-    """The object that a module keeps its configuration in; None when it has none."""
+    """The configuration object of a module; None when it has none."""
     own = vars(module)
     for name in _CONFIGS:
         config = own.get(name)
@@ -376,12 +376,12 @@ def config_of(module: nn.Module) -> Any:
 
 
 def fields_of(config: Any) -> Mapping[str, Any]:
-    """The fields of a configuration, as they lie in it."""
+    """The fields of a configuration, read from its `__dict__`."""
     return config if type(config) is dict else vars(config) if hasattr(config, "__dict__") else {}
 
 
 def configured(config: Any) -> dict[str, Any]:
-    """The plain fields of a configuration; those of dicts and configurations in it have their names in front."""
+    """The plain fields of a configuration; fields of nested dicts and configurations get the outer name as a prefix."""
     found: dict[str, Any] = {}
     _collect_fields(fields_of(config), "", found, 2)
     return dict(list(found.items())[:MOST_FIELDS])

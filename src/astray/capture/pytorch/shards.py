@@ -1,8 +1,4 @@
-"""Where the local part of a distributed tensor sits in the whole: the text of its `placement`, and its `ShardPosition`.
-
-`tensors` asks for it when it meets a DTensor. Everything is computed from what this process knows, and nothing is ever
-communicated: a recording on one rank alone must not wait for ranks that do not record.
-"""
+"""Which part of a distributed tensor this process holds: the text of its `placement`, and its `ShardPosition`."""
 
 from __future__ import annotations
 
@@ -18,13 +14,13 @@ from astray.part import period_of
 from astray.stats import ShardPosition, Strided
 
 Runs = list[tuple[int, int]]
-"""The indices that a shard holds along one dimension, in order: stretches of (first index, how many)."""
+"""The indices that a shard holds along one dimension, in order: ranges of (first index, length)."""
 
 
 class Location(NamedTuple):
     """Which part of a whole tensor this process holds.
 
-    `runs` has the indices held along each dimension; None when they cannot be told.
+    `runs` has the indices held along each dimension; None when they are not known.
     """
 
     mesh: tuple[int, ...]
@@ -48,10 +44,10 @@ class Location(NamedTuple):
         return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
 
     def as_box(self, memory: Strided) -> tuple[Strided, ShardPosition] | None:
-        """The local part as a box within the whole tensor; None when it is not one, or its place is not known.
+        """The local part as a box within the whole tensor; None when it is not one, or its position is not known.
 
-        Stretches that repeat at equal distances are a box too, once their dimension is seen as two: indices 0, 1, 4
-        and 5 of 8 are columns 0 and 1 of a 2 × 4 matrix. So the memory may come back with more dimensions than it had.
+        Ranges that repeat at equal distances are a box too, if their dimension is split into two: indices 0, 1, 4 and 5
+        of 8 are columns 0 and 1 of a 2 × 4 matrix. So the returned memory may have more dimensions than the given one.
         """
         if self.runs is None:
             return None
@@ -90,10 +86,9 @@ def is_pending(tensor: torch.Tensor) -> bool:
 
 
 def waited_for(tensor: Any) -> torch.Tensor:
-    """The plain tensor behind an awaited one, when its numbers are there.
+    """The plain tensor behind a pending one, after waiting for its collective.
 
-    The program will wait for it too, and finds it done; it is not marked as waited for, so that the program still runs
-    every operation that it would have.
+    The tensor is not marked as waited for, so that the program still runs every operation that it would have.
     """
     with torch.no_grad():
         tensor.wait()
@@ -101,19 +96,19 @@ def waited_for(tensor: Any) -> torch.Tensor:
 
 
 def wraps_others(tensor: torch.Tensor) -> bool:
-    """Whether it is of a class that has its numbers elsewhere, and no memory of its own to compute with."""
+    """Whether its class wraps other tensors, which have the numbers, and has no memory of its own."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return False
     return is_traceable_wrapper_subclass(tensor) or (tensor.numel() > 0 and tensor.data_ptr() == 0)
 
 
 def signature(tensor: Any) -> Hashable:
-    """What besides its memory makes a DTensor what it is: one local part may belong to several of them."""
+    """What identifies a DTensor besides its local memory, which several DTensors may share."""
     return tensor.device_mesh, tuple(map(_name, tensor.placements)), tuple(tensor.shape)
 
 
 def add_up(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor | None:
-    """The sum of two tensors, out of sight of every mode; None when that would take communication."""
+    """The sum of two tensors, with every mode off; None when that would take communication."""
     if is_distributed(first) or is_distributed(second):
         return _add_up_parts(first, second)
     first, second = (waited_for(term) if is_pending(term) else term for term in (first, second))
@@ -131,14 +126,14 @@ def _add_up_parts(first: Any, second: Any) -> torch.Tensor | None:
 
 
 def locate(tensor: Any) -> Location:
-    """Where the local part of a DTensor sits."""
+    """The part of the whole that this process holds of a DTensor."""
     mesh, placements = tensor.device_mesh, tensor.placements
     shape, local = tuple(tensor.shape), tuple(tensor._local_tensor.shape)
     sizes, coordinate = tuple(mesh.shape), mesh.get_coordinate()
     runs = None
     if coordinate is not None:  # otherwise this process is not in the mesh, and holds nothing
         held = [_held(size, _splits(dim, tensor._spec, sizes), sizes, coordinate) for dim, size in enumerate(shape)]
-        # A program may put tensors of any size together; then only it knows which indices they are.
+        # A program may assemble tensors of any size; then only it knows which indices they are.
         if tuple(sum(length for _, length in held_runs) for held_runs in held) == local:
             runs = tuple(held)
     return Location(
@@ -206,7 +201,7 @@ def _held(size: int, splits: list[_Split], sizes: Sequence[int], coordinate: Seq
 
 
 def _chunk(runs: Runs, parts: int, number: int) -> Runs:
-    """One of `parts` as `torch.chunk` cuts them: equal ones, then a smaller, then empty ones."""
+    """Part `number` of `parts`, as `torch.chunk` makes them: equal ones, then a smaller one, then empty ones."""
     size = -(-sum(length for _, length in runs) // parts)
     start, stop = number * size, (number + 1) * size
     kept: Runs = []
@@ -219,7 +214,7 @@ def _chunk(runs: Runs, parts: int, number: int) -> Runs:
 
 
 def _joined(runs: Runs) -> Runs:
-    """The same indices, with stretches that follow each other made one."""
+    """The same indices, with adjacent ranges joined."""
     joined: Runs = []
     for first, length in runs:
         if joined and sum(joined[-1]) == first:
@@ -238,7 +233,7 @@ def _is_shard(placement: Any) -> bool:
 
 
 def _name(placement: Any) -> str:
-    """As torch writes it in programs: its own words for it have changed between versions."""
+    """A placement as programs write it: torch's own `repr` has changed between versions."""
     kind = type(placement).__name__
     if hasattr(placement, "split_factor"):
         return f"{kind}({placement.dim}, {placement.split_factor})"

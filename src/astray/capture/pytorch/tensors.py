@@ -1,7 +1,7 @@
-"""Reads a torch tensor for the engine: name of its dtype, where its memory lies, and whether it is still the same.
+"""Reads a torch tensor for the engine: the name of its dtype, its memory, and a key that changes when its numbers do.
 
-Tensors on devices are measured there. Of a distributed tensor the local part is read. What has no plain
-memory to read (sparse, quantized, nested, meta, a subclass that wraps other tensors) gets a row that says so.
+Tensors on devices are measured there. Of a distributed tensor the local part is read. A tensor without plain memory
+(sparse, quantized, nested, meta, a subclass that wraps other tensors) gets a row that says so.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ class TorchReader:
         return TensorIdentity(owner, key, address, dtype, shape, stride, version)
 
     def _identity_of_shard(self, tensor: Any) -> TensorIdentity | None:
-        """That of the part which this process holds, though not to be read without knowing where it belongs."""
+        """The identity of the local part, with address 0: reading it needs its position in the whole."""
         local = self.identity(tensor._local_tensor)
         if local is None:
             return None
-        # What is written to it as a whole counts its own version up and not that of the part.
+        # Writes to the whole tensor increase its own version and not that of the part.
         version = local.version + (tensor._version << 32)
         return local._replace(key=(local.key, tensor._version, signature(tensor)), address=0, version=version)
 
@@ -153,7 +153,7 @@ class TorchReader:
             if tensor.is_cpu:
                 return TensorReading(dtype, shape, stride, memory)
             return self._measured(TensorReading(dtype, shape, stride, memory), tensor, statistics)
-        # Copying is computing: no mode, ours or another, should take it for the program's.
+        # Copying is an operation: no mode, ours or another, should take it for one of the program's.
         with torch._C._DisableTorchDispatch():
             return self._read_unusual(tensor, statistics)
 
@@ -175,7 +175,7 @@ class TorchReader:
         return reading if plain.is_cpu or not plain.numel() else self._measured(reading, plain, statistics)
 
     def _measured(self, reading: TensorReading, tensor: torch.Tensor, statistics: bool) -> TensorReading:
-        """Has a tensor measured where it lies, on a device: a reading with a ticket in place of the memory."""
+        """Has a tensor measured on its device: the reading has a ticket instead of the memory."""
         memory = reading.memory if reading.box is None else reading.box
         assert memory is not None
         ticket = self._device_measurer.measure(tensor, memory, reading.shard, statistics)
@@ -194,14 +194,14 @@ class TorchReader:
 
 
 def _plain(tensor: Any) -> torch.Tensor:
-    """The tensor that holds the numbers: of a distributed one the local part, of an awaited one what has arrived."""
+    """The tensor that holds the numbers: the local part of a distributed one, the awaited result of a pending one."""
     if is_distributed(tensor):
         tensor = tensor._local_tensor
     return waited_for(tensor) if is_pending(tensor) else tensor
 
 
 def _located(reading: TensorReading, memory: Strided, location: Location) -> TensorReading:
-    """The reading of a DTensor's local part, with its place in the whole."""
+    """The reading of a DTensor's local part, with its position in the whole."""
     placed = location.as_box(memory)
     if placed is None:
         note = "its place in the whole tensor is unknown, so the fingerprint is of itself alone"
@@ -219,7 +219,7 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _unreadable(tensor: torch.Tensor) -> str | None:
-    """Why a tensor's numbers cannot be read, if they cannot."""
+    """The reason why a tensor's numbers cannot be read; None when they can."""
     if tensor.is_nested:
         return "nested tensors have no single memory to read"
     if tensor.layout is not torch.strided:

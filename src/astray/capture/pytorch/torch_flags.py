@@ -1,4 +1,4 @@
-"""What torch itself is set to, as far as it changes numbers. Reading it starts no device and changes nothing."""
+"""The settings of torch itself that affect numbers. Reading them starts no device and changes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGES = (
     "transformers", "accelerate", "peft", "diffusers", "timm", "flash_attn", "xformers", "triton", "deepspeed",
     "transformer_engine", "megatron.core", "apex", "bitsandbytes", "lightning", "torch_npu", "torchvision",
 )  # fmt: skip
-"""Packages whose version is told when the program has imported them: they compute something."""
+"""Packages whose version is recorded when the program has imported them: they compute something."""
 
 _READERS: dict[str, Callable[[], Any]] = {
     "default_dtype": lambda: str(torch.get_default_dtype()).removeprefix("torch."),
@@ -58,7 +58,7 @@ def _allowed(name: str) -> bool:
 
 
 def torch_flags() -> dict[str, Any]:
-    """The flags that can be read. Each costs a tenth of a microsecond."""
+    """The flags that this version of torch has. Each costs a tenth of a microsecond to read."""
     found = {}
     for name, read in list(_READERS.items()):
         try:
@@ -66,7 +66,7 @@ def torch_flags() -> dict[str, Any]:
         except AttributeError as error:  # noqa: PERF203 - another version of torch: it will not come
             pass_interrupt(error)
             del _READERS[name]
-        except RuntimeError as error:  # set by torch's newer names for it, and the older one refuses to answer
+        except RuntimeError as error:  # it was set by its newer name, and the older one raises
             pass_interrupt(error)
             continue
     return found
@@ -84,16 +84,16 @@ _POLLED: tuple[Callable[[], Any], ...] = (
     torch.get_default_dtype,
     torch.default_generator.initial_seed,
 )
-"""What a program may well change on its way. Asked once a step, so there are few."""
+"""Flags that a program is likely to change while it runs. Read once a step, so there are few."""
 
 
 def state() -> tuple[Any, ...]:
-    """Another answer than before is a reason to ask for everything again."""
+    """A cheap summary: when it changes, all flags are read again."""
     return (len(sys.modules), getattr(torch.cuda, "_initialized", None), *[read() for read in _POLLED])
 
 
 def seeds() -> dict[str, Any]:
-    """The seeds that are set now. Python's random and numpy do not tell theirs."""
+    """The seeds that are set now. Python's random and numpy do not expose theirs."""
     found: dict[str, Any] = {"torch": torch.initial_seed(), "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED")}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -102,7 +102,7 @@ def seeds() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what may change a number, as far as the program has imported it."""
+    """The versions of imported packages that may affect numbers."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
@@ -118,7 +118,7 @@ def versions() -> dict[str, str]:
 
 
 def devices() -> dict[str, str]:
-    """What computes: the processor, and the devices that the program has begun to use."""
+    """The processor, and the devices that the program has started to use."""
     found = {"cpu": _processor()}
     capability = getattr(torch.backends.cpu, "get_cpu_capability", None)
     if capability is not None:
@@ -143,7 +143,7 @@ def _processor() -> str:
 
 
 def process() -> dict[str, Any]:
-    """How many ranks there are, and how they talk."""
+    """The number of ranks, and their communication backend."""
     if not (dist.is_available() and dist.is_initialized()):
         return {"world_size": int(os.environ.get("WORLD_SIZE", "1") or 1)}
     return {"world_size": dist.get_world_size(), "backend": str(dist.get_backend())}

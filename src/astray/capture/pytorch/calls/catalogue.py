@@ -1,7 +1,7 @@
 """Which functions are recorded, and what they are called.
 
-Everything that computes with tensors is, however it was imported; what only tells about a tensor (its size, its
-device) is not, nor what gives memory that has not been filled yet. A user's list narrows or widens this.
+Functions that compute with tensors are recorded, however they were imported; functions that only query a tensor (its
+size, its device) or return unfilled memory are not. A user's list narrows or widens this.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _QUERIES = frozenset(
     set_rng_state _assert_async _assert_tensor_metadata _is_zerotensor _version
     """.split()  # noqa: SIM905 - a list of a hundred quoted words is harder to read
 )
-"""They tell something about a tensor, or are for Python's own use. No number is computed."""
+"""They query a tensor, or implement Python's protocols. They compute no numbers."""
 
 _UNFILLED = frozenset(
     """
@@ -48,27 +48,27 @@ _VIEWS = frozenset(
     unfold as_strided ravel
     """.split()  # noqa: SIM905
 )
-"""What they return is memory of their first argument, or may be. They do not read it."""
+"""They return views of their first argument, or may do so. They do not read it."""
 
 _BUFFER_MAKERS = frozenset(
     {"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
 )
-"""What they return is often filled by a kernel that no version counter knows of."""
+"""Their results are often filled later, by a kernel that does not change the version counter."""
 
 RUNNING_STATISTICS = ("running_mean", "running_var")
-"""The arguments of a normalisation that its kernel writes to without their version counters knowing."""
+"""The arguments of a normalisation that its kernel writes to without changing their version counters."""
 
 _NORMALISATIONS = {
     "torch.nn.functional.batch_norm": 1, "torch.nn.functional.instance_norm": 1, "torch.batch_norm": 3,
     "torch.instance_norm": 3, "torch.native_batch_norm": 3,
 }  # fmt: skip
-"""Functions with such arguments, and the place of the first."""
+"""Functions with such arguments, and the index of the first."""
 
 NOT_COMPUTING = frozenset({"prim", "prims", "profiler"})
 """Namespaces of ops that compute nothing."""
 
 _WRITTEN_TOO = {"_amp_foreach_non_finite_check_and_unscale_": 1, "_amp_update_scale_": 1}
-"""Functions that write to another argument besides the first: its place."""
+"""Functions that write to another argument besides the first: its index."""
 
 _FIRST_ARGUMENT = ("input", "tensor", "self")  # what torch calls the first argument, when it is given by name
 
@@ -76,13 +76,13 @@ _NAMESPACES = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torc
 
 
 class UnfilledFunction:
-    """A function whose result holds whatever lay there before. Its calls are not recorded."""
+    """A function that returns unfilled memory. Its calls are not recorded."""
 
 
 class Function:
     """A function of torch, as its calls are recorded. `returns_first`: its result is its first argument, changed.
 
-    `running` is the place of the running statistics of a normalisation among the arguments.
+    `running` is the index of the first running statistic of a normalisation among the arguments.
     """
 
     __slots__ = (
@@ -105,7 +105,7 @@ class Function:
     def inputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[tuple[str, torch.Tensor]], str]:
-        """The tensors a call gets, with their paths, and the structure of its arguments. `out` is not an input."""
+        """The input tensors of a call, with their paths, and the structure of its arguments. `out` is not an input."""
         found, skeleton = flat.arguments(args, kwargs)
         if "out" in kwargs:
             found = [(path, tensor) for path, tensor in found if not path.startswith("kwargs.out")]
@@ -114,13 +114,13 @@ class Function:
     def outputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> list[tuple[str, torch.Tensor]]:
-        """The tensors a call gives, or has changed when it returns nothing."""
+        """The output tensors of a call, or those it has changed when it returns nothing."""
         if self.returns_first:
             return flat.result(args[0])
         return flat.result(self._overwritten(args, kwargs) if result is None and self.in_place else result)
 
     def not_read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors that a call does not read: it writes into them, or only looks at them in another way."""
+        """The tensors that a call does not read: it only writes into them, or only returns views of them."""
         if self.is_view:
             return [one for one in args[:1] if isinstance(one, torch.Tensor)]
         return self._overwritten(args, kwargs)
@@ -137,7 +137,7 @@ class Function:
         return written
 
     def _overwritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """Those that it does not read."""
+        """The tensors that it overwrites without reading them."""
         written: list[torch.Tensor] = []
         if not self.in_place and "out" not in kwargs:
             return written
@@ -156,12 +156,12 @@ _UNFILLED_FUNCTION = UnfilledFunction()
 
 
 def is_buffer_maker(name: str) -> bool:
-    """Whether the result of a function should be read again when it is next seen."""
+    """Whether the result of a function must be measured again when it is next used."""
     return name in _BUFFER_MAKERS
 
 
 class Catalogue:
-    """Finds the function behind what torch calls; None for what is not to be recorded."""
+    """Finds the catalogue entry of a function that torch calls; None for a function that is not recorded."""
 
     def __init__(self, function_list: FunctionList | None) -> None:
         self._function_list = function_list
@@ -202,7 +202,7 @@ def full_name(func: Any) -> str:
 
 
 def short_name(full: str) -> str:
-    """What stands in a site: `linear`, `add`, `getitem`; for a custom op `mylib.fused`."""
+    """The name in a site: `linear`, `add`, `getitem`; for a custom op `mylib.fused`."""
     if full.startswith("torch.ops."):
         return ".".join(full.split(".")[2:4])
     name = full.rpartition(".")[2]

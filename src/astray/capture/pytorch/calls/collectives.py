@@ -1,8 +1,8 @@
 """Which calls are collectives of torch.distributed, which of their tensors may be read, and when.
 
-Used by `functions` and `ops`. A collective fills its outputs in place, without their version counter knowing, and often
-after the call has returned. Waiting for it here could make two ranks wait for each other, so a result that is under way
-is read later, once the program has waited for it, or not at all; the run says which.
+Used by `functions` and `ops`. A collective fills its outputs in place, without changing their version counters, and
+often after the call has returned. Waiting for it here could make two ranks wait for each other, so a pending result is
+read later, once the program has waited for it, or not at all; the run says which.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Collective:
         self._parameters = tuple(inspect.signature(func).parameters)
 
     def inputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensors, str]:
-        """What this rank gives, and the arguments as JSON, with the ranks of the group in them."""
+        """The tensors that this rank contributes, and the arguments as JSON, with the ranks of the group."""
         given = self._by_name(args, kwargs)
         shown = dict(given)
         shown["group"] = _ranks(given.get("group"))
@@ -94,7 +94,7 @@ class Collective:
     def outputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any = None
     ) -> Tensors:
-        """What this rank gets, once it is there."""
+        """The tensors that this rank receives, once they have arrived."""
         given = self._by_name(args, kwargs)
         if self._flow.out_of is None or not _is_member(given):
             return []
@@ -103,7 +103,7 @@ class Collective:
         return flat.result(given.get(self._flow.out_of))
 
     def written(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Nothing by the time it returns, as far as can be told: see `PendingCollectives`."""
+        """Empty: when it returns its outputs may not be written yet. See `PendingCollectives`."""
         return []
 
     def not_read(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -111,7 +111,7 @@ class Collective:
         return []
 
     def is_coalesced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether it is only queued, to be carried out together with others: there is nothing to wait for yet."""
+        """Whether it is only queued, to run together with others: there is nothing to wait for yet."""
         group = self._by_name(args, kwargs).get("group")
         return (group if group is not None else dist.group.WORLD) in dist.distributed_c10d._world.pg_coalesce_state
 
@@ -152,18 +152,18 @@ class FunctionalCollective:
         return []
 
     def written(self, args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """What it writes into, now or later, past the version counter."""
+        """The tensors that it writes into, now or later, without changing their version counters."""
         return [tensor for tensor in tree_leaves(args) if isinstance(tensor, torch.Tensor)]
 
 
 class GroupOperator(FunctionalCollective):
-    """What a function of torch.distributed comes down to, and what DDP calls without one: `c10d.allreduce_`."""
+    """The operator behind a function of torch.distributed, which DDP calls directly: `c10d.allreduce_`."""
 
     _result_from = "the function level"
 
     def __init__(self, op: OpOverload[..., Any]) -> None:
         super().__init__(op, "op")
-        # What a buffer holds that is only there to be filled is not known.
+        # A buffer that is only going to be filled may hold anything.
         unknown_inputs = op._schema.name.partition("::")[2].startswith(("recv", "broadcast", "barrier"))
         arguments = enumerate(op._schema.arguments)
         self._by_name = {str(i) for i, one in arguments if not unknown_inputs and not one.name.startswith("output")}
@@ -174,7 +174,7 @@ class GroupOperator(FunctionalCollective):
 
 
 def describe(func: Any) -> Collective | FunctionalCollective | None:
-    """The collective behind a function that a function mode is called for; None for any other function."""
+    """The collective that a function mode is called for; None for any other function."""
     if isinstance(func, OpOverload | OpOverloadPacket):
         return FunctionalCollective(func) if _is_functional(func) else None
     if getattr(func, "__module__", None) != _MODULE:
@@ -208,7 +208,7 @@ def _calls_function_modes(func: Callable[..., Any]) -> bool:
 
 
 class PendingCollectives:
-    """Collectives that have been called and whose outputs are still to be recorded."""
+    """Collectives that have been called and whose outputs have not been recorded yet."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -222,7 +222,7 @@ class PendingCollectives:
         self, call: OpenCall, collective: Collective, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any],
         result: Any,
     ) -> None:  # fmt: skip
-        """A collective has returned: something to wait for, or anything else when it has waited itself."""
+        """A collective has returned: a `Work` to wait for, or another result when it has waited itself."""
         outputs = collective.outputs(flat, args, kwargs)
         for _, tensor in outputs:
             self._engine.tensors.written(tensor)
@@ -238,7 +238,7 @@ class PendingCollectives:
                 self._engine.tensors.observe(call.seq, "output", path, tensor)
 
     def poll(self) -> None:
-        """Records the outputs that are there by now. Called before every function, which could write over them."""
+        """Records the outputs that have arrived. Called before every function, which could overwrite them."""
         with self._lock:
             known, self._waiting = self._waiting, []
         for one in known:
@@ -254,7 +254,7 @@ class PendingCollectives:
                 self._engine.failed(f"the output of {call.site.name}", error)
 
     def finish(self) -> None:
-        """The recording ends: outputs that are not there now are reported as missed."""
+        """The recording ends: outputs that have not arrived are reported as missed."""
         self.poll()
         with self._lock:
             lost, self._waiting = self._waiting, []

@@ -1,4 +1,4 @@
-"""Leaves torch's fast paths for inference open, which round otherwise than the slow ones.
+"""Keeps torch on its fast paths for inference, which round differently from the slow ones.
 
 A `TransformerEncoderLayer` in eval mode leaves its fast path when any module inside it has a hook; it, its encoder and
 `MultiheadAttention` also leave theirs when a function mode is on. Recording must not change a bit, so there the hooks
@@ -24,7 +24,7 @@ _WITH_FAST_PATH = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.Multihe
 
 
 class InferenceFastPaths:
-    """Keeps the fast path open for the modules of a recording that have one.
+    """Keeps the modules of a recording that have a fast path on it.
 
     `add_hooks` and `remove_hooks` are for the hooks of one module; `missed` reports what was not seen.
     """
@@ -55,7 +55,7 @@ class InferenceFastPaths:
             ]
 
     def check(self) -> None:
-        """Takes the hooks off layers that are in eval mode now, and puts them back for training."""
+        """Removes the hooks of layers that are in eval mode now, and adds them again for training."""
         for index, (reference, hooked) in enumerate(self._layers):
             layer = reference()
             if layer is None or layer.training == hooked:

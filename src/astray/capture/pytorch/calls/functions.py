@@ -28,11 +28,11 @@ from astray.capture.pytorch.tensors import PLAIN
 _UNKNOWN, _BACKWARD = object(), object()
 
 _LOOKED_INTO = (torch.Tensor.__rdiv__, torch.Tensor.__rfloordiv__)
-"""Functions that msprobe looks into: `1 / x` is a reciprocal and a product there."""
+"""Functions whose inner calls msprobe records: `1 / x` is a reciprocal and a product there."""
 
 
 class _LookedInto:
-    """A function that is not recorded, but what it calls is."""
+    """A function that is not recorded itself; the functions that it calls are."""
 
     def __init__(self, inner: Callable[..., Any]) -> None:
         self.inner = inner
@@ -72,7 +72,7 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
     def _run(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> Any:
-        """Runs a function that the native method leaves to Python, or that is new. `frame` is the one that calls it."""
+        """Runs a function that the native method leaves to Python, or that it does not know yet. `frame` calls it."""
         function = self._known.get(func, _UNKNOWN)
         if function is None or not self._engine.listening:
             return func(*args, **kwargs)
@@ -105,7 +105,7 @@ class FunctionMode(Mode, TorchFunctionMode):  # type: ignore[misc]
         record_outputs = self._record_collective if isinstance(function, Collective) else None
         outputs = self._calls.end(call, function, args, kwargs, result, record_outputs)
         if outputs == [] and function.kind == "function":
-            self._known[func] = None  # it tells something about a tensor; not worth recording again
+            self._known[func] = None  # it only queries a tensor; it is not recorded again
         return result
 
     def _find(self, func: Any) -> Any:
@@ -148,12 +148,12 @@ def backward_roots(
     grad_tensors: Any = None,
     **more: Any,
 ) -> Roots | None:
-    """What to give `torch.autograd.backward` in place of the arguments of one of `BACKWARDS`, to the same effect.
+    """The arguments for `torch.autograd.backward` that have the same effect as those of one of `BACKWARDS`.
 
     `Tensor.backward` is a torch function itself: while it runs, the mode that was called for it is off, and what the
     backward pass calls would not be recorded. Given edges of the graph instead of tensors, torch calls no mode.
 
-    None for arguments that torch itself should accept or refuse.
+    None for arguments that are left to torch to accept or reject.
     """
     if any(other is not None for other in (*others, *more.values())):  # such as `inputs`
         return None
@@ -172,7 +172,7 @@ def backward_roots(
 
 
 def _is_plain_root(root: Any, gradient: Any) -> bool:
-    """Whether torch would take it as it is: a result, and one number where no gradient is given."""
+    """Whether torch would accept it: the result of an operation, with one element where no gradient is given."""
     if type(root) not in PLAIN or root.grad_fn is None:
         return False
     if gradient is None:

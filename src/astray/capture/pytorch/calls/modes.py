@@ -1,8 +1,8 @@
 """Puts the modes that see functions and ops on torch's stacks, and takes them off again.
 
 A mode is on for the thread that started the recording, and on any other thread while a recorded module runs there.
-Modes of others may have come on top in the meantime, and leave by taking off whatever lies on top: so ours go in and
-out at the depth they had at first, with the others left in order.
+Other modes may have been pushed on top in the meantime, and are popped from the top: so ours are inserted and removed
+at their original depth, and the order of the others is kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Modes:
         self.switch(was_on)
 
     def switch(self, on: bool) -> None:
-        """On while a step is recorded, off otherwise: a mode that records nothing still costs a call of Python."""
+        """On while a step is recorded, off otherwise: a mode that records nothing still costs a Python call."""
         if on == self._on or threading.get_ident() != self._thread:
             return
         self._on = on
@@ -103,7 +103,7 @@ def _insert(mode: TorchFunctionMode | TorchDispatchMode, depth: int) -> None:
 
 
 def _remove(mode: TorchFunctionMode | TorchDispatchMode) -> int:
-    """Takes a mode off its stack, wherever it lies there, and gives the depth where it was."""
+    """Removes a mode from its stack, at any depth, and returns that depth."""
     if not _is_on(mode):
         return _len_torch_function_stack()  # taken off by other code, whose own mode is still there
     if isinstance(mode, TorchDispatchMode):

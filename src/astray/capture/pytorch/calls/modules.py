@@ -95,9 +95,9 @@ class ModuleCapture:
         self.setup.modules_changed()
 
     def _resync(self, module: nn.Module) -> Site | None:
-        """Brings names and hooks in line with a model that has changed: layers were added, replaced or wrapped.
+        """Updates names and hooks after a model has changed: layers were added, replaced or wrapped.
 
-        Returns the site of `module`, whose call it is that brought this to light.
+        Returns the site of `module`, at whose call the change was found.
         """
         removed, added = self._sites.renew()
         for gone in removed:
@@ -140,7 +140,7 @@ class ModuleCapture:
         self._note_hidden_gradients(chain)
 
     def _leave_out(self, chain: Chain, error: Exception) -> None:
-        """A module cannot be watched: something of its own raised while its hooks were put in place."""
+        """A module cannot be watched: its own code raised while its hooks were put in place."""
         pass_interrupt(error)
         for module in chain.modules:
             self._remove_hooks(module)
@@ -165,7 +165,7 @@ class ModuleCapture:
                         self._watch_parameter(parameter, prefix + name, site.name, site.root)
 
     def _watch_parameter(self, parameter: torch.Tensor, name: str, module: str, root: str) -> None:
-        """Sees the gradients of a parameter. One that takes no hooks does not keep the others from getting theirs."""
+        """Watches the gradients of a parameter. One that accepts no hooks does not affect the others."""
         try:
             self.parameters.watch(parameter, name, module, root)
         except Exception as error:  # noqa: BLE001 - the user's training must not fail because we did
@@ -178,8 +178,8 @@ class ModuleCapture:
             return
         before = _BeforeHook(self._native, site, watched, watched.before, self._resync)
         after = _AfterHook(self._native, site, watched, watched.after, self._resync)
-        self._hooks[module] = handles = []  # known before it is filled, should one of these fail
-        # By torch's own methods: a class may have others of these names, which refuse, or take fewer arguments.
+        self._hooks[module] = handles = []  # stored before it is filled, in case one of these raises
+        # By torch's own methods: a class may override them with ones that raise, or take fewer arguments.
         handles.append(nn.Module.register_forward_pre_hook(module, before, with_kwargs=True))
         handles.append(nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True))
         if self._taps is not None:
@@ -190,7 +190,7 @@ class ModuleCapture:
             handle.remove()
 
     def _epoch(self) -> tuple[int, int]:
-        """When it changes, tensors in an object are recorded once more."""
+        """When it changes, tensors inside objects are recorded again."""
         return self._engine.step, self._engine.latest_micro
 
     def _note_too_large(self, kind: str) -> None:
@@ -206,7 +206,7 @@ class ModuleCapture:
             self._engine.missed(f"calls of {site.name} and inside it", why)
 
     def site(self, module: nn.Module) -> Site | None:
-        """Where calls of `module` are recorded; None when it is not known yet."""
+        """The site of `module`; None when it is not attached yet."""
         return self._sites.of(module)
 
     def enter_running_call(
@@ -221,7 +221,7 @@ class ModuleCapture:
                 self._double_calls.wrapper_entered(site)
 
     def set_listening(self, on: bool) -> None:
-        """Puts the hooks in place, or takes them off: a step that is not recorded should cost nothing."""
+        """Adds the hooks, or removes them: a step that is not recorded should cost nothing."""
         self.parameters.set_listening(on)
         if on != self._listening:
             self._listening = on
@@ -298,7 +298,7 @@ class ModuleCapture:
     # -- what native hooks leave to Python -----------------------------------------------------------------------
 
     def _filled(self, gathered: GatheredParameter) -> None:
-        """FSDP has put a whole parameter in place, in memory of which other numbers may be known."""
+        """FSDP has gathered a whole parameter, in memory for which older measurements may be cached."""
         self._engine.tensors.changed(gathered.whole)
         site = self._sites.of(gathered.owner)
         if site is not None:
@@ -322,7 +322,7 @@ class ModuleCapture:
                 self._watch_parameter(tensor, full_name, full_name.rpartition(".")[0] or ROOT, site.root)
 
     def _statistics_moved(self, site: Site, module: nn.Module) -> bool:
-        """Whether its last call has moved running statistics, of which their version counters do not know."""
+        """Whether its last call has updated running statistics, which does not change their version counters."""
         running = [module._buffers[name] for name in RUNNING_STATISTICS if name in module._buffers]
         moved = bool(running) and site.name in self._updated_statistics
         if moved:
@@ -335,7 +335,7 @@ class ModuleCapture:
         return moved
 
     def _key(self, tensor: torch.Tensor) -> Hashable:
-        """Whether a tensor is still the same, without holding on to its memory; None when that cannot be told."""
+        """A key that changes when a tensor does, and does not keep its memory alive; None when there is none."""
         if type(tensor) is nn.Parameter and not self._gathered:
             try:
                 return tensor._version, tensor.data_ptr(), tensor.numel()
@@ -352,7 +352,7 @@ class ModuleCapture:
         return identity.key, self._engine.tensors.forget_count
 
     def on_nonfinite(self, call: OpenCall, outputs: Tensors) -> None:
-        """A call has given NaN or infinities, which a guard keeps. torch's frame has what it was given."""
+        """A call has returned NaN or infinities, and a guard keeps such calls. torch's frame has its arguments."""
         given = call.frame.f_locals if call.frame is not None else {}
         module, args, kwargs = (given.get(name) for name in ("self", "args", "kwargs"))
         if not isinstance(module, nn.Module) or not isinstance(args, tuple):
@@ -364,7 +364,7 @@ class ModuleCapture:
         self._engine.tensors.on_nonfinite(call.seq, found, skeleton)
 
     def _note_exception(self, site: Site, frame: FrameType | None) -> None:
-        """Reports that the call ended by an exception: one that is being handled, and came through the call."""
+        """Reports that the call ended by an exception, if the one being handled passed through its frame."""
         error = sys.exc_info()[1]
         traceback = None if error is None else error.__traceback__
         while traceback is not None:
@@ -375,7 +375,7 @@ class ModuleCapture:
 
 
 class _ModuleHook(TransparentHook):
-    """Sits on a module. Other tools may move a module's hooks and forget how they were to be called."""
+    """The base of the hooks on modules. Other tools may move a module's hooks and lose their options."""
 
     __slots__ = ()
     engine: Engine
@@ -383,7 +383,7 @@ class _ModuleHook(TransparentHook):
 
     @property
     def __name__(self) -> str:
-        """What torch.jit.script asks a hook for in order to compile it, and it cannot be made to pass over one."""
+        """torch.jit.script reads this of a hook in order to compile it, and cannot be made to skip one."""
         if Path(sys._getframe(1).f_code.co_filename).parent.name == "jit":
             self.engine.missed(f"torch.jit.script of {self.site.name}", "it cannot compile our hooks")
         raise AttributeError(
@@ -402,7 +402,7 @@ class _AfterHook(_torch.AfterHook, _ModuleHook):  # type: ignore[misc]
 
 @never_compiled
 def _call_before(self: Any, module: nn.Module, args: Any, kwargs: Any = None) -> None:
-    """What a native hook does, as dynamo sees it. Without a compiler the hook calls `run` by itself."""
+    """The `__call__` of a native hook that dynamo sees. Without a compiler the hook calls `run` natively."""
     if not is_compiling():
         self.run(module, args, kwargs)
 

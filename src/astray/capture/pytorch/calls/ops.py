@@ -1,7 +1,7 @@
 """Records the ATen operations that everything else is made of, in the forward and the backward pass.
 
-A TorchDispatchMode sees them below autograd, with the tensors they really get. It does not look into compiled code: a
-compiled region runs as one piece, which `compiled/code.py` reports.
+A TorchDispatchMode sees them below autograd, with the tensors they really get. It does not see into compiled code: a
+compiled region runs as a whole, which `compiled/code.py` reports.
 """
 
 from __future__ import annotations
@@ -37,15 +37,17 @@ _UNFILLED = frozenset(
     aten.empty aten.empty_like aten.empty_strided aten.new_empty aten.new_empty_strided aten.empty_permuted aten.resize_
     """.split()  # noqa: SIM905
 )
-"""They give memory that has not been filled yet."""
+"""They return unfilled memory."""
 
 _WORKSPACES = {"aten.mkldnn_rnn_layer": "out.3", "aten.mkldnn_rnn_layer_backward": "22"}
-"""What an op leaves for its own backward, in memory that is not all filled."""
+"""The output that an op leaves for its own backward, in memory that is only partly filled."""
 
 
 class Op:
-    """An operation, as its calls are recorded. `writes` are the arguments it says it changes, `fills` those of them
-    that are not inputs, such as `out`. `moves` are those it reads, and changes though its schema does not say so.
+    """An operation, as its calls are recorded.
+
+    `writes` are the arguments it says it changes, `fills` those of them that are not inputs, such as `out`. `moves` are
+    those it reads, and changes though its schema does not say so.
     """
 
     __slots__ = (
@@ -75,7 +77,7 @@ class Op:
     def inputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[tuple[str, torch.Tensor]], str]:
-        """The tensors a call gets, with their paths, and the structure of its arguments."""
+        """The input tensors of a call, with their paths, and the structure of its arguments."""
         found, skeleton = flat.arguments(args, kwargs)
         if self.fills or self.workspace:
             found = [one for one in found if not one[0].startswith(self.fills) and one[0] != self.workspace]
@@ -84,7 +86,7 @@ class Op:
     def outputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> list[tuple[str, torch.Tensor]]:
-        """The tensors a call gives, or has changed when it returns nothing."""
+        """The output tensors of a call, or those it has changed when it returns nothing."""
         found = flat.result(result if self.returns else _arguments(self.writes, args, kwargs))
         return [one for one in found if one[0] != self.workspace] if self.workspace else found
 
@@ -93,7 +95,7 @@ class Op:
         return self._tensors(self.writes, args, kwargs) + self._tensors(self.moves, args, kwargs)
 
     def not_read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors that a call does not read: it writes into them, or only looks at them in another way."""
+        """The tensors that a call does not read: it only writes into them, or only returns views of them."""
         if self.is_view:
             return [one for one in args[:1] if is_tensor(one)]
         return self._tensors(self.writes, args, kwargs)
@@ -121,7 +123,7 @@ class OpMode(Mode, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
         self._function_list = function_list
         self._calls = CallCapture(engine, sites)
         sites.sees_ops = True
-        # By their ids, since torch hashes an operator in Python; each is held, so that its id stays its own.
+        # By their ids, since torch hashes an operator in Python; each is kept alive, so that its id is not reused.
         self._known: dict[int, tuple[OpOverload[..., Any], Op | FunctionalCollective | UnfilledFunction | None]] = {}
         self.attach("__torch_dispatch__", True, self._calls.native, self._known, Op, None)
 
@@ -131,7 +133,7 @@ class OpMode(Mode, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch is to keep dynamo off `__torch_dispatch__`, by two more calls an op. It is kept off already."""
+        """Whether torch should keep dynamo off `__torch_dispatch__`, at two more calls per op. It is already."""
         return False
 
     @never_compiled
@@ -144,7 +146,7 @@ class OpMode(Mode, TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
     def _run(
         self, func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
     ) -> Any:
-        """Runs an op that the native method leaves to Python, or that is new. `frame` is the one that calls it."""
+        """Runs an op that the native method leaves to Python, or that it does not know yet. `frame` calls it."""
         if not self._engine.listening:
             return self._sites.run(func, args, kwargs)
         known = self._known.get(id(func))

@@ -1,8 +1,8 @@
 """The sites of modules (`Sites`), and of the functions and ops that are called inside them (`FunctionSites`).
 
 `modules` uses the first, the function and op levels the second, also natively. A model may change while it is recorded:
-layers are replaced, wrapped or added. Then names are given anew, as if recording had only started now, and a name keeps
-its site, so that its calls are counted on.
+layers are replaced, wrapped or added. Then names are assigned again, as if recording had just started, and a name keeps
+its site, so that the numbering of its calls continues.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from astray.records import Kind
 
 
 class Sites:
-    """The sites of all models of one recording. `left_out` is called with a module that gets no site, and why."""
+    """The sites of all models of one recording. `left_out` is called with a module that gets no site, and the error."""
 
     def __init__(self, left_out: Callable[[Chain, Exception], None]) -> None:
         self._left_out = left_out
@@ -35,7 +35,7 @@ class Sites:
         self._by_name: dict[str, Site] = {}
 
     def of(self, module: nn.Module) -> Site | None:
-        """Where calls of `module` are recorded; None when it is in none of the models."""
+        """The site of `module`; None when it is in none of the models."""
         return self._of.get(module)
 
     def named(self, name: str) -> tuple[Site, nn.Module] | None:
@@ -44,12 +44,12 @@ class Sites:
         return None if site is None or module is None else (site, module)
 
     def add(self, root: nn.Module, label: str) -> list[Chain]:
-        """Gives sites to a model. Returns those of its modules that had none."""
+        """Assigns sites to the modules of a model. Returns those that had none."""
         self._roots[label] = weakref.ref(root)
         return self._assign([(label, chain) for chain in chains(root)])
 
     def renew(self) -> tuple[list[nn.Module], list[Chain]]:
-        """Goes through all models again. Returns the modules that have left their place, and those that came."""
+        """Walks all models again. Returns the modules that have lost their site, and the chains that got one."""
         now = self._walk()
         there = {id(module) for _, chain in now for module in chain.modules}
         removed = [module for module in self._of if id(module) not in there]
@@ -127,7 +127,9 @@ class FunctionSites:
     whose forward made the autograd node that is running.
     """
 
-    _all: ClassVar[WeakRegistry[FunctionSites]] = WeakRegistry()  # of all recordings, to tell whose module a call is in
+    _all: ClassVar[WeakRegistry[FunctionSites]] = (
+        WeakRegistry()
+    )  # of all recordings, to find the one whose module is running
 
     def __init__(self, engine: Engine, origins: Origins) -> None:
         self._engine = engine
@@ -138,7 +140,7 @@ class FunctionSites:
         self._all.add(self)
 
     def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an op that a dispatch mode was told of, as it runs where there is none.
+        """Runs an op that a dispatch mode was called for, in the way it runs without one.
 
         It is not recorded as a function too. And `__torch_function__` of tensor classes is off: called from Python an
         op would go through it, which the backward pass, running it natively, has not done. Those classes would see
@@ -171,7 +173,7 @@ class FunctionSites:
         return site
 
     def _is_in_other_recording(self) -> bool:
-        """Whether another recording has a module open here, so that what it does is not ours to record."""
+        """Whether a module of another recording is running on this thread: its calls belong to that recording."""
         return any(other._engine.is_in_module for other in self._all if other is not self)
 
 

@@ -1,7 +1,7 @@
 """Sees through what wraps a module, so that a site is called the same with and without torch.compile, DDP or FSDP.
 
-Used by `modules` when it names sites and when a model changes under it. A wrapper is known by its class, never by the
-name of its child alone: a module of the user's own may well have a child called `module`. `GatheredParameters` follows
+Used by `modules` when it names sites and when a model changes under it. A wrapper is recognised by its class, never by
+the name of its child alone: a module of the user's own may have a child called `module`. `GatheredParameters` follows
 what `fully_shard`, which wraps nothing, does to the parameters of a model.
 """
 
@@ -50,7 +50,7 @@ class Chain(NamedTuple):
 
     @property
     def recorder(self) -> nn.Module:
-        """The one whose calls are recorded: the outermost that is compiled, for what lies in it may not be seen."""
+        """The one whose calls are recorded: the outermost that is compiled, since calls inside it may not be seen."""
         return next(filter(is_compiled, self.modules), self.inner)
 
 
@@ -124,7 +124,7 @@ def raw_names(models: Mapping[str, nn.Module]) -> dict[str, str]:
 
 
 def state(module: nn.Module, inside: bool) -> list[tuple[Role, str, torch.Tensor]]:
-    """What a call of `module` starts from besides its inputs: its own parameters and buffers.
+    """The state that a call of `module` reads besides its inputs: its own parameters and buffers.
 
     For a compiled module also those of everything in it, unless the calls `inside` are seen.
     """
@@ -152,7 +152,7 @@ def can_be_called(module: nn.Module) -> bool:
 
 
 def forward_of(kind: type[nn.Module]) -> Any:
-    """What a class defines as `forward`. Asked in the ordinary way, that of TorchScript raises."""
+    """The `forward` that a class defines. Read by `getattr`, that of TorchScript raises."""
     return next((vars(base)["forward"] for base in kind.__mro__ if "forward" in vars(base)), None)
 
 
@@ -162,13 +162,13 @@ def is_scripted(module: nn.Module) -> bool:
 
 
 def has_parameters(module: nn.Module) -> bool:
-    """Whether there is one anywhere in it. A program may have its own idea of what `parameters()` gives."""
+    """Whether it holds any parameter. A program may override `parameters()`, so that is not called."""
     links = (link for chain in chains(module) for link in chain.modules)
     return any(parameter is not None for link in links for parameter in link._parameters.values())
 
 
 def _wrapping(kind: type[nn.Module]) -> tuple[str, str | None]:
-    """Which kind of wrapper a class is, and under which name it holds what it wraps."""
+    """The kind of wrapper that a class is, and the attribute that holds the wrapped module."""
     known = _KINDS.get(kind)
     if known is None:
         bases = (f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
@@ -183,8 +183,7 @@ _KINDS: IdentityMap[type[nn.Module], tuple[str, str | None]] = IdentityMap()
 class ChildModules:
     """The modules right below one, looking through lists and dicts of modules, which are never called themselves.
 
-    Held as they are, not by their ids: the place of one that is gone may be taken by the next. The module itself is not
-    held, for its hooks hold this.
+    Held themselves, not by their ids, which may be reused. The module itself is not held, since its hooks hold this.
     """
 
     __slots__ = ("_direct", "_lists")
@@ -194,7 +193,7 @@ class ChildModules:
         self._lists = [(parent, tuple(parent._modules.values())) for parent in _lists(module)]
 
     def of(self, module: nn.Module) -> bool:
-        """Whether they still are the children of `module`: none was added, replaced or taken out since."""
+        """Whether they still are the children of `module`: none was added, replaced or removed since."""
         if not same(self._direct, module._modules.values()):
             return False
         return not self._lists or all(same(known, parent._modules.values()) for parent, known in self._lists)
@@ -210,8 +209,8 @@ def _lists(module: nn.Module) -> Iterator[nn.Module]:
 class DoubleCallFilter:
     """Makes one call of what a compiled wrapper and the module in it would both report.
 
-    The module's own hooks sleep while it is compiled. They wake when torch.compile falls back to running it as it is,
-    and when the program calls it past its wrapper.
+    The module's own hooks do not run while it is compiled. They do run when torch.compile falls back to eager
+    execution, and when the program calls the module without its wrapper.
     """
 
     def __init__(
@@ -267,7 +266,7 @@ class GatheredParameters:
     """Knows which parameters FSDP has gathered, and which of them were filled with other numbers than before.
 
     FSDP keeps only a shard of each parameter, and for the time of a call puts the whole parameter in its place: always
-    the same tensor, whose memory it frees and fills again past the version counter.
+    the same tensor, whose memory it frees and fills again without changing its version counter.
 
     `add_hooks` and `remove_hooks` are for a module that was sharded while it had hooks already; `filled` is called for
     each parameter that was gathered for the first time, or from a shard that has changed since the last time.
@@ -293,12 +292,12 @@ class GatheredParameters:
         return bool(self._sources)
 
     def source(self, parameter: torch.Tensor) -> Source | None:
-        """What a gathered parameter was made of. Its numbers are the same for as long as this is; None for others."""
+        """The state of the shard that a gathered parameter was made from; None for other parameters."""
         known = self._sources.get(id(parameter))
         return known[1] if known is not None and known[0]() is parameter else None
 
     def is_gathered(self, parameter: torch.Tensor) -> bool:
-        """Whether it is a whole parameter in the place of its shard, which is where its gradient will go."""
+        """Whether it is a whole parameter in place of its shard, which will receive its gradient."""
         return self.source(parameter) is not None
 
     def check(self, module: nn.Module) -> None:
@@ -322,7 +321,7 @@ class GatheredParameters:
     def _look_at(self, gathered: GatheredParameter) -> None:
         shard: Any = gathered.shard
         local = shard._local_tensor
-        # Optimizers write to a shard without any version counter knowing.
+        # Optimizers write to a shard without changing any version counter.
         source = (shard._version, local._version, local.data_ptr(), self._engine.tensors.forget_count)
         if self.source(gathered.whole) != source:
             self._sources[id(gathered.whole)] = (weakref.ref(gathered.whole), source)

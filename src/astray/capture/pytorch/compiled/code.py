@@ -1,7 +1,8 @@
 """Keeps dynamo off our hooks, so that compiled code runs as it would without astray, and reports what that hides.
 
 Used by every hook that torch calls, and by `modules`. Nothing here imports torch._dynamo, which takes seconds: programs
-that compile have done so themselves. What is asked of dynamo has no public name, so all of it is in this one place.
+that compile have imported it. The parts of dynamo that are used have no public names, so all of their uses are in this
+module.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def never_compiled(function: _Function) -> _Function:
-    """Keeps dynamo off a function that torch calls back, and off whatever that calls.
+    """Keeps dynamo from compiling a function that torch calls back, and the functions that it calls.
 
     While a compiled region runs, dynamo compiles every function that starts: a hook would become one that does nothing,
-    for it sleeps while it is being traced. Traced it is all the same, where it is called from code that is.
+    since it does nothing while it is traced. It is still traced where compiled code calls it.
     """
     _set_strategy(function.__code__, _SKIP_ALL)
     return function
@@ -54,26 +55,26 @@ def _set_strategy(code: CodeType, actions: tuple[str, str]) -> None:
     try:
         strategy = dynamo._FrameExecStrategy(*(getattr(dynamo._FrameAction, action) for action in actions))
         dynamo.set_code_exec_strategy(code, strategy)
-    except AttributeError:  # a torch that has other names for it; then fewer calls are seen, and compiled code shows it
+    except AttributeError:  # another version of torch has other names for these; then fewer calls are seen
         pass
 
 
 def _compiled_versions(code: CodeType) -> list[Any]:
-    """What dynamo has compiled of a function."""
+    """The compiled versions of a function that dynamo has cached."""
     versions: Callable[[CodeType], list[Any]] = getattr(dynamo, "_debug_get_cache_entry_list", lambda _: [])
     return versions(code)
 
 
 def _set_guard_hook(hook: Any) -> Any:
-    """Has dynamo call `hook` whenever it is about to run what it has compiled; returns the one that was there."""
+    """Has dynamo call `hook` whenever it is about to run compiled code; returns the previous hook."""
     return getattr(dynamo, "set_guard_complete_hook", lambda _: None)(hook)
 
 
 class BuiltinForwards:
-    """Keeps dynamo from compiling layers of torch.nn for no other reason than that they have hooks now.
+    """Keeps dynamo from compiling layers of torch.nn only because they have hooks now.
 
-    Where a compiled region falls back to running as it is, dynamo passes over these layers, but has a second look at
-    those with hooks. Compiled, they round differently.
+    Where a compiled region falls back to eager execution, dynamo skips these layers, but not those with hooks.
+    Compiled, they round differently.
     """
 
     _skipped: ClassVar[Counter[CodeType]] = Counter()  # over all recordings
@@ -82,7 +83,7 @@ class BuiltinForwards:
         self._own: set[CodeType] = set()
 
     def skip(self, modules: Iterable[nn.Module]) -> None:
-        """Call before the hooks are put. Classes of which one has hooks already are left to dynamo."""
+        """Called before hooks are added. Classes of which a module already has hooks are left to dynamo."""
         codes: set[CodeType] = set()
         hooked: set[CodeType] = set()
         for module in modules:
@@ -96,7 +97,7 @@ class BuiltinForwards:
                 _set_strategy(code, _SKIP_ITSELF)
 
     def remove(self) -> None:
-        """Lets dynamo decide by itself again."""
+        """Restores dynamo's default for these layers."""
         for code in self._own:
             self._skipped[code] -= 1
             if not self._skipped[code]:
@@ -106,9 +107,9 @@ class BuiltinForwards:
 
 
 class CompileWarningFilter:
-    """Keeps torch.compile from warning that hooks on all modules see its wrappers too. Ours are made for that.
+    """Suppresses the warning of torch.compile that global module hooks see its wrappers too, which ours expect.
 
-    The filter is the first in line, unless the program has put others before it since.
+    The filter comes first, unless the program has added others since.
     """
 
     _active_recordings: ClassVar[int] = 0
@@ -134,10 +135,10 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 class CompiledCodeWatch:
-    """Notices compiled code that runs while recording, and writes down that the calls inside it are not seen.
+    """Notices compiled code that runs while recording, and reports that the calls inside it are not seen.
 
-    Code that dynamo has already is noticed whenever its guards pass. What it compiles while recording runs once without
-    that, and is found in dynamo's own list afterwards.
+    Code that is compiled already is noticed whenever its guards pass. What is compiled while recording runs once
+    without a guard check, and is found in dynamo's compilation metrics afterwards.
     """
 
     _active: ClassVar[list[CompiledCodeWatch]] = []  # of all recordings, for dynamo has room for one hook only
@@ -172,18 +173,18 @@ class CompiledCodeWatch:
                 cls._previous_hook = None
 
     def add_module(self, module: nn.Module) -> None:
-        """The calls of this module are seen, though perhaps not those inside it."""
+        """Registers a module whose calls are recorded, though perhaps not the calls inside it."""
         code, site = getattr(forward_of(type(module)), "__code__", None), self._site(module)
         if code is not None and site is not None:
             self._forwards.setdefault((code.co_filename, code.co_firstlineno), set()).add(site.name)
 
     def was_called(self, site: Site) -> None:
-        """A module that torch.compile is to run was called, though it may have fallen back to running it as it is."""
+        """A compiled module was called, though torch.compile may have fallen back to eager execution."""
         if self._ran and not self._tapped and site.name not in self._reported:
             self._report_inside(site.name)
 
     def was_not_called(self, site: Site) -> None:
-        """No call of this module was seen, in all of the recording."""
+        """No call of this module was seen in the whole recording."""
         inside_root = ROOT in self._reported and not site.root
         if (
             self._functions_ran
@@ -197,7 +198,7 @@ class CompiledCodeWatch:
         engine = self._engine
         if not engine.recording or not engine.in_own_process:
             return
-        engine.tensors.forget()  # it may write to memory that it has used before, past every version counter
+        engine.tensors.forget()  # it may reuse memory without changing version counters
         self._ran = True
         if self._tapped:
             return
@@ -224,7 +225,7 @@ class CompiledCodeWatch:
             self._report_backward()
 
     def look_back(self, recorded: bool) -> None:
-        """Goes through what was compiled in the step that ends, if that was `recorded`."""
+        """Reads what was compiled in the step that ends, if that step was `recorded`."""
         utils = sys.modules.get("torch._dynamo.utils")
         since, self._last_look = self._last_look, time.time_ns() // 1000
         if utils is None or self._tapped or not recorded:
@@ -268,7 +269,7 @@ class CompiledCodeWatch:
 
 
 def is_compiled_graph(module: nn.Module, frame: FrameType | None) -> bool:
-    """Whether it is a graph that torch.compile made of the program, rather than a module of it. `frame` calls it."""
+    """Whether it is a graph that torch.compile has generated, rather than a module of the program. `frame` calls it."""
     if not isinstance(module, torch.fx.GraphModule):
         return False
     while frame is not None and frame.f_code.co_filename.startswith(_CALLERS):
@@ -282,7 +283,7 @@ def _is_internal(file: str) -> bool:
 
 
 def _module_of(function: Any) -> nn.Module | None:
-    """The module whose call torch.compile was given instead of a function of the user's."""
+    """The module whose call was passed to torch.compile; None when that was a function of the user's."""
     inner = function
     while not isinstance(inner, nn.Module) and hasattr(inner, "__wrapped__"):
         inner = inner.__wrapped__
@@ -293,7 +294,7 @@ def _module_of(function: Any) -> nn.Module | None:
 
 @never_compiled
 def _guards_passed(hit: bool) -> bool:
-    """Dynamo asks whether it may run what it has compiled. The answer is what it found out itself."""
+    """Called by dynamo before it runs compiled code. Returns its own answer unchanged."""
     if hit:
         caller = sys._getframe(1)
         for watch in list(CompiledCodeWatch._active):

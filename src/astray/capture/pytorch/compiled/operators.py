@@ -1,9 +1,9 @@
 """The operators that `taps` leaves in compiled graphs: what torch does with them, from tracing to running.
 
-They only have an effect. torch keeps operators with effects, and keeps them in order, but does not allow them in the
-bodies of others (branches, checkpointed or vectorised parts): there they vanish, and the recording says so. Gradients
-are found as in `native/`, here by hooks in Python that run once, while a backward pass is traced: what they compute
-becomes a part of the compiled code.
+They compute nothing and have a side effect. torch keeps operators with effects, and keeps their order, but does not
+allow them in the bodies of higher-order operators (branches, checkpointed or vectorised parts): there they are left
+out, and the recording says so. Gradients are found as in `native/`, but by Python hooks that run once, while a backward
+pass is traced: what they compute becomes a part of the compiled code.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ NamedCall = list[tuple[str, torch.Tensor]]
 
 
 class RecordingHooks(Protocol):
-    """What the operators ask of a recording."""
+    """What the operators call in a recording."""
 
     def enter(self, name: str, inputs: NamedCall) -> None:
         """A call of that site starts."""
 
     def leave(self, name: str, outputs: NamedCall) -> int:
-        """It ends; its gradients will name it by the number that this returns."""
+        """It ends. Returns the number by which its gradients refer to it."""
 
     def gradient(self, number: int, role: Any, path: str, gradient: torch.Tensor) -> None:
-        """A gradient has come to that call, or leaves it."""
+        """A gradient arrives at that call, or leaves it."""
 
     def note_hidden(self, name: str) -> None:
         """A call of that site will not be seen."""
@@ -60,7 +60,7 @@ class RecordingHooks(Protocol):
 
 
 recordings: weakref.WeakValueDictionary[int, RecordingHooks] = weakref.WeakValueDictionary()
-"""Recordings under way, by the number that is in the graph. Compiled code may outlive them, and then does nothing."""
+"""Running recordings, by the number in the graph. Compiled code may outlive them; then it does nothing."""
 
 
 # -- while autograd is traced, and where there is no graph to trace ----------------------------------------------
@@ -108,7 +108,7 @@ def _trace_leave(outputs: list[torch.Tensor], site: str, paths: str, number: int
 
 
 def _functionalise(mode: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The last moment before an operator is given its effect; in a body of another it must not come to that."""
+    """Runs before torch gives an operator its effect; drops it inside the body of a higher-order operator."""
     if _operator_around() in _ALLOWED_AROUND:
         return mode.__torch_dispatch__(operator, types, args, kwargs)
     if operator.name() == "astray::enter":
@@ -117,10 +117,10 @@ def _functionalise(mode: Any, operator: Any, types: Any, args: tuple[Any, ...], 
 
 
 def _operator_around() -> str:
-    """What this is traced for: empty for an ordinary graph, else the file of the higher-order operator around.
+    """The file of the higher-order operator that is being traced; empty for an ordinary graph.
 
-    `effects` only runs once more what has been traced. All others have bodies (branches, checkpointed parts) in which
-    operators with effects are not allowed. Nor are they in a CUDA graph, which would run them once and never again.
+    `effects` only runs traced code again. All others have bodies (branches, checkpointed parts) in which operators with
+    effects are not allowed. Nor are they in a CUDA graph, which would run them once and never again.
     """
     inductor = sys.modules.get("torch._inductor.config")
     if inductor is not None and inductor.triton.cudagraphs and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -178,7 +178,7 @@ _defined: list[Any] = []
 
 
 def define() -> None:
-    """Makes the operators known to torch, once in a process. Without a living recording they do nothing."""
+    """Registers the operators with torch, once per process. Without a running recording they do nothing."""
     if _defined:
         return
     library: Any = torch.library.Library("astray", "DEF")  # type: ignore[no-untyped-call]
@@ -240,9 +240,10 @@ _LEAF = 2**64 - 1
 
 
 class TracedEdges:
-    """Where the inputs of a call hang in the autograd graph, taken before the call can change them in place.
+    """The positions of a call's inputs in the autograd graph, read before the call can change them in place.
 
-    A tensor given twice is recorded under its first path. A leaf has no node before it is used: it stands for itself.
+    A tensor given twice is recorded under its first path. A leaf has no node before it is used, so it is identified by
+    itself.
     """
 
     __slots__ = ("born", "inputs", "leaves", "paths")
@@ -266,7 +267,7 @@ class TracedEdges:
         return self.leaves.get(id(tensor)) if node is None else self.paths.get((node, tensor.output_nr))
 
     def consumers(self, outputs: Iterable[Node | None]) -> list[tuple[Node, Routes]]:
-        """The nodes born inside the call that send a gradient to an input, with which of their edges do."""
+        """The nodes made inside the call that send a gradient to an input, and by which of their edges."""
         found: list[tuple[Node, Routes]] = []
         visited: set[Node] = set()
         queue = [node for node in outputs if node is not None and node._sequence_nr() >= self.born]
@@ -303,7 +304,8 @@ class TracedEdges:
 class TracedGradients:
     """Puts the operator `gradient` into a traced graph wherever a gradient of one call passes.
 
-    It never holds a node of the graph itself: a node holds its hooks, they hold this, and the cycle would not be freed.
+    It never refers to a node of the graph: a node holds its hooks, they hold this object, and the cycle would never be
+    freed.
     """
 
     def __init__(self, call: torch.Tensor, number: int) -> None:
@@ -315,7 +317,8 @@ class TracedGradients:
 
     def watch(self, edges: TracedEdges, outputs: Tensors) -> None:
         """Puts the hooks in place, at the end of the forward call."""
-        # An output that is an input: what arrives cannot be told from what others send, so it counts as a whole.
+        # An output that is an input: its gradient cannot be split into what arrives and what others send, so it is
+        # recorded as one.
         passthrough = {path: same for path, tensor in outputs if (same := edges.path(tensor)) is not None}
         if edges.paths or edges.leaves:
             for node, sends in edges.consumers([tensor.grad_fn for _, tensor in outputs]):
@@ -329,7 +332,9 @@ class TracedGradients:
             tensor.register_hook(partial(self._arrive, path, passthrough.get(path)))  # type: ignore[no-untyped-call]
 
     def _watch_for_completion(self, edges: TracedEdges) -> None:
-        """Of several nodes that send to one input some may never run: the sum is whole when the input's turn comes."""
+        """Of several nodes that send to one input some may never run: the sum is complete when the backward pass
+        reaches the input.
+        """
         places = {path: edge for edge, path in edges.paths.items()}
         for path, count in self._expected.items():
             if count < 2:

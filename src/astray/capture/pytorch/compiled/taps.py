@@ -69,7 +69,7 @@ class Taps:
         ]
 
     def next_step(self) -> None:
-        """Forgets the calls of earlier steps than the one that ends, which may still wait for gradients."""
+        """Forgets calls, except those of the step that ends, which may still wait for gradients."""
         self._calls = {number: call for number, call in self._calls.items() if call.step == self._engine.step}
 
     def remove(self) -> None:
@@ -120,11 +120,11 @@ class Taps:
 
     def _observe(self, seq: int, role: Any, tensors: NamedCall) -> None:
         for path, tensor in tensors:
-            self._engine.tensors.changed(tensor)  # compiled code uses memory again without telling the version counter
+            self._engine.tensors.changed(tensor)  # compiled code reuses memory without changing the version counter
             self._engine.tensors.observe(seq, role, path, tensor)
 
     def note_hidden(self, name: str) -> None:
-        """A call is traced where no operator may be left: reported once for each module."""
+        """A call is traced where no operator is allowed: reported once for each module."""
         if name not in self._hidden:
             self._hidden.add(name)
             why = (
@@ -146,7 +146,7 @@ class Taps:
 
 
 class _Recorded:
-    """A call that has ended, and the backward of it that is under way."""
+    """A call that has ended, and its current backward."""
 
     __slots__ = ("_call", "_seen", "_seq")
 
@@ -168,7 +168,7 @@ class _Recorded:
 
 
 def _caller() -> FrameType:
-    """The innermost frame of the program's own, which is there until its compiled code has run."""
+    """The innermost frame of the program itself, which exists until its compiled code has run."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_not_the_programs(frame.f_code.co_filename):
         frame = frame.f_back
@@ -187,9 +187,9 @@ def _in_backward() -> bool:
 
 
 class _Tap(TransparentHook):
-    """A hook that does something only while it is traced: in words that dynamo can follow, so the graph stays whole.
+    """A hook that does something only while it is traced, written so that dynamo can trace it without a graph break.
 
-    It asks for the flag of export itself, since dynamo up to 2.11 answers `is_exporting` as if it always were.
+    It reads the export flag itself, since dynamo up to 2.11 evaluates `is_exporting` as always true.
     """
 
     def __init__(self, site: str, number: int) -> None:
@@ -221,7 +221,7 @@ class _TapAfter(_Tap):
 
 
 def _collect(value: Any, path: str, tensors: list[torch.Tensor], paths: list[str]) -> None:
-    """Gives the same paths as `Flattener`, which does more than dynamo can follow."""
+    """Makes the same paths as `Flattener`, which dynamo cannot trace."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         paths.append(path)

@@ -51,7 +51,7 @@ def substituted(model: Any, site: Sites, *, device: Any, dtype: Any, function: A
 
 
 class _ReplacedForward:
-    """Stands in for the `forward` of one module."""
+    """Replaces the `forward` of one module."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class _ReplacedForward:
         self._dtype = dtype
         self._function = function
         self._forward = module.forward
-        self._own = module.__dict__.get("forward")  # a program may have put one on this very module
+        self._own = module.__dict__.get("forward")  # a program may have set one on this module itself
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A model that is copied or saved meanwhile takes its own `forward` along."""
+        """A model that is copied or saved meanwhile keeps its own `forward`."""
         return getattr, (self.module, "forward")
 
     def install(self) -> None:
@@ -100,7 +100,7 @@ class _ReplacedForward:
 
 
 class _FunctionElsewhere(TorchFunctionMode):
-    """Takes the calls of one function elsewhere."""
+    """Runs the calls of one function elsewhere."""
 
     def __init__(self, replacement: _ReplacedForward, name: str) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def _plain_name(name: str) -> str:
 
 
 def _warn_if_unused(replacements: list[_ReplacedForward], function: str | None) -> None:
-    """Says so where nothing happened: an error that stays proves nothing then."""
+    """Warns when nothing was moved: an error that remains proves nothing then."""
     if any(replacement.calls for replacement in replacements):
         return
     sites = [replacement.site for replacement in replacements]
@@ -214,7 +214,12 @@ class _Moved(NamedTuple):
 
 
 class RoundTrip:
-    """The tensors of one call. Home is the device of the first tensor, in the dtype of the first floating-point one."""
+    """Moves the tensors of one call, and its results back to the device of the first tensor and the dtype of the first
+    floating-point one.
+
+    What the call wrote to a copy is written to the original too, and a tensor that it merely passes on comes back as
+    the original.
+    """
 
     def __init__(self, device: torch.device | None, dtype: torch.dtype | None) -> None:
         self._device = device
@@ -226,17 +231,17 @@ class RoundTrip:
         self._home_dtype: torch.dtype | None = None
 
     def send(self, values: Any) -> Any:
-        """The same arguments with their tensors elsewhere."""
+        """The same arguments with their tensors moved."""
         return mapped(values, self._send)
 
     def bring_back(self, result: Any) -> Any:
-        """The same result at home, after what was written elsewhere."""
+        """The result moved back, after writing changed copies back to their originals."""
         self._write_back()
         return mapped(result, self._bring_back)
 
     @contextmanager
     def state(self, module: nn.Module) -> Iterator[None]:
-        """While the block runs, the parameters and buffers of a module, and of all in it, are elsewhere."""
+        """Inside the block, the parameters and buffers of a module and all modules in it are moved."""
         weights = {part: part._flat_weights for part in module.modules() if isinstance(part, nn.RNNBase)}
         for tensors_by_name in _tensor_dicts(module):
             for name, tensor in _tensors(tensors_by_name):
@@ -254,7 +259,7 @@ class RoundTrip:
             self._write_back()
 
     def precision(self) -> Any:
-        """Autocast as it is at home; none where a dtype was asked for, since it would choose another."""
+        """Autocast as on the original device; off where a dtype was given, since it would choose another."""
         if self._home_device is None:
             return nullcontext()
         home, place = self._home_device.type, (self._device or self._home_device).type
@@ -310,7 +315,8 @@ class RoundTrip:
     def _was_written(self, original: torch.Tensor, moved: torch.Tensor, version: int | None) -> bool:
         if version is not None and (moved._version != version or moved.requires_grad):
             return moved._version != version
-        # batch_norm writes its running statistics past the version counter, and inference tensors have none.
+        # batch_norm writes its running statistics without changing the version counter, and inference tensors have
+        # none.
         return not _same_numbers(moved, self._moved(original))
 
 
@@ -325,7 +331,7 @@ def _same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _tensor_dicts(module: nn.Module) -> Iterator[dict[str, Any]]:
-    """Where the tensors of a module, and of all in it, are kept. Some keep them as plain attributes."""
+    """The dicts that hold the tensors of a module and all modules in it; some keep them as plain attributes."""
     for part in module.modules():
         yield part._parameters
         yield part._buffers
@@ -337,7 +343,7 @@ def _tensors(tensors_by_name: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same structure with its tensors changed; the very same object where nothing in it changes."""
+    """The same structure with its tensors changed; the same object where nothing in it changes."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, PackedSequence):  # whose lengths stay on the CPU, wherever its data is

@@ -1,14 +1,14 @@
 """Changes the inputs of a program that is being recorded, each element by at most a rounding: the setting `perturb`.
 
-Two things are inputs: floating-point tensors given to an outermost module, and those that a module makes of integers
-alone (an embedding). Global module hooks are called before those on single modules, so the recording's own see what is
-changed here. The program's tensors are never written to: a call gets others in their place.
+Inputs are floating-point tensors given to an outermost module, and those that a module computes from integers alone (an
+embedding). Global module hooks are called before those on single modules, so the recording's own see what is changed
+here. The program's tensors are never written to: a call gets others in their place.
 
-`PerturbedInputs` decides which tensors are changed, `perturbed` changes one: each element x becomes x·(1 + ε),
-x·(1 − ε), or stays. Which of the three is a hash of the seed, the step, the element's place and its own bits. So no
-random number is drawn, every device gives the same, and so does a forward that is computed again for its backward, or
-on another rank. Zeros, ±1, infinities and NaN stay: masks are made of them, and in `(1 - mask) * -1e9` a changed 1
-would become a large number.
+`PerturbedInputs` decides which tensors are changed, `perturbed` changes one: each element x becomes x·(1 + ε), x·(1 −
+ε), or stays. Which of the three is a hash of the seed, the step, the element's place and its own bits. So no random
+number is drawn, and every device gives the same result, as does a forward that is recomputed for its backward, or
+another rank. Zeros, ±1, infinities and NaN stay: masks are made of them, and in `(1 - mask) * -1e9` a changed 1 would
+become a large number.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PerturbedInputs:
         self._perturbed_modules.clear()
 
     def remove(self) -> None:
-        """Takes the hooks off, and says so when there was nothing to change."""
+        """Removes the hooks, and reports when there was nothing to change."""
         for handle in self._handles:
             handle.remove()
         if not self._changed:
@@ -133,11 +133,13 @@ class PerturbedInputs:
         return new_args if new_args is not args else None
 
     def _is_first_given_floats(self, module: nn.Module, outer: _PerturbedCall | None) -> bool:
-        """Whether floating-point tensors come in here: at an outermost call, or inside of calls that were given none,
-        where code outside of every module has made them."""
+        """Whether floating-point tensors enter here: at an outermost call, or inside calls that were given none, when
+        code outside of every module has made them.
+        """
         if outer is not None:
             return not outer.given_floats and not outer.perturbed
-        # A forward that is computed again for its backward starts somewhere inside, and must get what it got before.
+        # A forward that is recomputed for its backward starts at an inner module, and must get the same inputs as
+        # before.
         return _current_graph_task_id() < 0 or module in self._perturbed_modules
 
     def _leave(self, module: nn.Module, result: Any) -> Any:
@@ -185,7 +187,10 @@ class _PerturbedCall:
 
 
 class _Changes:
-    """The tensors that one walk through arguments or a result has changed. The same tensor in two places stays one."""
+    """The tensors that were changed in one set of arguments or one result.
+
+    The same tensor in two places stays one tensor.
+    """
 
     def __init__(self, inputs: PerturbedInputs, call: _PerturbedCall | None) -> None:
         self._inputs = inputs
@@ -205,7 +210,7 @@ class _Changes:
 
 
 def _write_back(call: _PerturbedCall) -> None:
-    """Copies what the call wrote to its inputs, which were copies of ours, back into the program's tensors."""
+    """Copies what the call wrote to its inputs, which were our copies, back into the program's tensors."""
     for original, copy, version in call.copies:
         if copy._version != version:
             differentiably = torch.is_grad_enabled() and not (original.is_leaf and original.requires_grad)
@@ -263,7 +268,7 @@ def why_unchanged(tensor: Tensor) -> str | None:
 
 
 def key(seed: int, step: int) -> int:
-    """What is hashed of a step, as a signed number of 32 bits. The same on all ranks."""
+    """The hash key of a step, as a signed 32-bit number. The same on all ranks."""
     return _signed(zlib.crc32(b"%d %d" % (seed, step)))
 
 
@@ -283,7 +288,7 @@ def perturbation(tensor: Tensor, key: int) -> Tensor:
 
 
 def without_modes(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Turns every dispatch mode off for what is computed here. Tensors of other classes compute by dispatching."""
+    """Turns every dispatch mode off for our own computations. Tensors of other classes compute by dispatching."""
     return _DisableTorchDispatch() if type(tensor) is Tensor else _disable_current_modes()
 
 

@@ -1,7 +1,7 @@
-"""Builds the part of astray that speaks with torch's C++, for the torch that is installed, and loads it.
+"""Builds the part of astray that is compiled against torch's C++ headers, for the installed torch, and loads it.
 
 It is compiled when something is recorded for the first time, which takes ten seconds, and kept in a cache: a file for
-each version of its sources, torch, Python and flags. `make` does so ahead. Nothing else of astray needs it.
+each version of its sources, torch, Python and flags. `make` builds it in advance. Only recording needs it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def load() -> ModuleType:
 
 
 def built() -> Path:
-    """Where the compiled module is; it is there when this returns."""
+    """The path of the compiled module, which is built if it does not exist."""
     path = _cache() / f"torch-{_key()}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
     if path.exists():
         return path
@@ -143,7 +143,7 @@ def _libraries() -> list[str]:
 
 
 def _key() -> str:
-    """What the compiled module depends on, as a word."""
+    """A hash of everything that the compiled module depends on."""
     parts = [torch.__version__, str(torch.version.git_version), sys.version, str(sysconfig.get_config_var("SOABI"))]
     parts += [sysconfig.get_platform(), *_flags()]
     digest = hashlib.sha256("\0".join(parts).encode())
@@ -162,7 +162,7 @@ def _cache() -> Path:
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time. Where the system has no such lock several may build the same, and the last one counts."""
+    """Holds a lock between processes. Without `fcntl` several may build at once, and the last one counts."""
     try:
         import fcntl
     except ImportError:

@@ -1,8 +1,8 @@
-// The gradients of one forward call, as the backward pass brings them.
+// The gradients of one forward call, recorded as the backward pass computes them.
 //
 // They live as long as the graph, whose hooks hold them, or until the recording stops and they are released. They never
-// hold a node of the graph: a node holds its hooks, they hold this, and the cycle would not be freed. Everything here
-// happens with the interpreter held, which may pass to another thread whenever Python is called.
+// hold a node of the graph: a node holds its hooks, they hold this object, and the cycle would never be freed.
+// Everything here runs with the GIL held, which may pass to another thread whenever Python is called.
 
 #pragma once
 
@@ -19,10 +19,11 @@ namespace astray {
 
 using Tensors = torch::autograd::variable_list;
 
-// What the gradients of all calls have in common.
+// The base of the gradients of a call: recording, and release when the recording stops.
 class PendingGradients {
 public:
-    PendingGradients(PyObject *engine, PyObject *call) : engine_(Ref::shared(engine)), call_(Ref::shared(call)) { ++live_count; }
+    PendingGradients(PyObject *engine, PyObject *call) : engine_(Ref::shared(engine)),
+        call_(Ref::shared(call)) { ++live_count; }
     PendingGradients(const PendingGradients &) = delete;
     virtual ~PendingGradients() { --live_count; }
 
@@ -36,14 +37,14 @@ public:
                 }};
     }
 
-    // Ends it: the recording has stopped, though the graph may live on.
+    // Releases the engine and the call: the recording has stopped, though the graph may live on.
     virtual void release() { engine_ = call_ = Ref(); }
     bool is_released() const { return !engine_; }
 
-    // The step has ended: what still waits for more is recorded as it is.
+    // The step has ended: incomplete sums are recorded as they are.
     virtual void finish_step() {}
 
-    // Does one observation; whatever goes wrong in it stays out of the backward pass.
+    // Runs one observation, and keeps its errors out of the backward pass.
     template <class Action>
     void attempt(Action action) {
         if (is_released()) return;
@@ -56,7 +57,7 @@ public:
     static inline std::atomic<long> live_count{0};
 
 protected:
-    // Records a gradient of the call `seq`, which begins with the first of them.
+    // Records a gradient of the backward call `seq`, which is opened at the first of them.
     void record(std::optional<int64_t> &seq, Role role, PyObject *path, const at::Tensor &gradient) {
         if (is_released()) return;
         const Ref engine = engine_;
@@ -69,9 +70,10 @@ protected:
     Ref engine_, call_;
 };
 
-// Of a call that made one node. That runs once in a backward pass, with everything that arrives, and has then computed
-// everything that it sends. What arrives is seen as the node got it, after hooks of the user on the output have changed
-// it. Where the backward pass ends at the output (`torch.autograd.grad` with respect to it), there is no row.
+// The gradients of a call that made one node. The node runs once in a backward pass, with all gradients that arrive,
+// and has then computed all that it sends. Arriving gradients are recorded as the node got them, after the user's hooks
+// on the output have changed them. Where the backward pass ends at the output (`torch.autograd.grad` with respect to
+// it), there is no row.
 class NodeGradients : public PendingGradients {
 public:
     struct Route {
@@ -99,7 +101,7 @@ private:
     const std::vector<Route> arrives_, sends_;
 };
 
-// Whether a tensor can be added up without asking code of the program's or another process.
+// Whether a tensor can be added without running code of the program or communicating with another process.
 inline bool is_plain(const at::Tensor &tensor) {
     using c10::DispatchKey;
     const auto keys = tensor.unsafeGetTensorImpl()->key_set();
@@ -107,7 +109,7 @@ inline bool is_plain(const at::Tensor &tensor) {
            !keys.has(DispatchKey::FuncTorchBatched) && !keys.has(DispatchKey::FuncTorchGradWrapper);
 }
 
-// The sum of two gradients, out of sight of every mode; undefined when that would take communication.
+// The sum of two gradients, with every mode off; undefined when it would take communication.
 inline at::Tensor add_up(const at::Tensor &one, const at::Tensor &other) {
     if (is_plain(one) && is_plain(other)) {
         const ReleasedGil no_gil;
@@ -121,7 +123,8 @@ inline at::Tensor add_up(const at::Tensor &one, const at::Tensor &other) {
     return sum.get() == Py_None ? at::Tensor() : THPVariable_Unpack(sum.get());
 }
 
-// Of any other call: what arrives is seen at its outputs, what it sends at those of its nodes that lead to an input.
+// The gradients of any other call: arriving ones are seen at its outputs, sent ones at those of its nodes that lead to
+// an input.
 class CallGradients : public PendingGradients {
 public:
     // An input that gradients are sent to.
@@ -132,13 +135,13 @@ public:
         at::Tensor total{};
     };
     struct Output {
-        Ref path, passthrough;  // `through` is the path of the input that this output is, if it is one
+        Ref path, passthrough;  // `passthrough` is the path of the input that this output is, if it is one
         bool arrived = false;
     };
 
     CallGradients(PyObject *engine, PyObject *call) : PendingGradients(engine, call) {}
 
-    // Which target an input is; added when it is none yet.
+    // The index of an input's target, which is added if there is none yet.
     size_t target_of(size_t input, const Ref &path) {
         for (size_t i = 0; i < targets.size(); ++i)
             if (targets[i].input == input) return i;
@@ -173,7 +176,7 @@ public:
         });
     }
 
-    // Nothing more will be sent to this input: the backward pass has come to where it came from.
+    // Nothing more will be sent to this input: the backward pass has reached the node that made it.
     void complete(size_t index) {
         attempt([&] { complete_one(targets[index]); });
     }
@@ -206,18 +209,19 @@ private:
         }
         const Ref why = Ref::made(PyUnicode_FromString(
             "its parts are distributed in different ways, and to add them takes communication"));
-        const Ref what = Ref::made(PyUnicode_FromFormat("a gradient that %U sends", Calls::call_in(call_).site_data().name.get()));
+        const Ref what = Ref::made(PyUnicode_FromFormat("a gradient that %U sends",
+                                                        Calls::call_in(call_).site_data().name.get()));
         call_method(Ref(engine_), names->missed, what.get(), why.get());
     }
 
-    // Ends this pass through the graph.
+    // Ends this pass through the graph, and records incomplete sums.
     void finish() {
         for (Target &target : targets) complete_one(target);
         seq_.reset();
         for (Output &output : outputs) output.arrived = false;
     }
 
-    std::optional<int64_t> seq_;  // of the backward that is under way
+    std::optional<int64_t> seq_;  // of the current backward
 };
 
 }  // namespace astray

@@ -1,6 +1,6 @@
-// Numbers the calls of a running program and writes their rows: what every call goes through. `Engine` is made of it.
+// Numbers the calls of a running program and writes their rows; the native base class of `Engine`.
 //
-// The GIL is held throughout and given up only where Python is called, so no lock is needed to number a call.
+// The GIL is held throughout and released only where Python is called, so no lock is needed to number a call.
 
 #pragma once
 
@@ -41,8 +41,8 @@ inline void read_object(PyObject *given, Phases &phases) {
 class Calls {
 public:
     Ref writer, stack_walk, lane, selection, scope;
-    Ref micros;   // of the last outermost forward call of each root: a dict
-    Ref backward_micro;  // of the call through which the backward pass came last: a dict
+    Ref micros;   // the micro step of the last outermost forward call, by root: a dict
+    Ref backward_micro;  // the micro step of the call whose backward ran last, by root: a dict
     Ref called_modules;   // the modules in which something was recorded in this step: a set
     ObserverHandle tensors;
     int64_t step = 0, latest_micro = 0;
@@ -50,14 +50,15 @@ public:
     // `recording` is false whenever a hook should cost nothing; `listening` stays true when only gradients and updates
     // are still taken. `in_own_process` is false in a forked child, such as a DataLoader's worker, which must not
     // record.
-    bool recording = false, listening = false, in_own_process = true, forward_ended = false, by_module = false, paused = false;
-    // Whether the gradients that pass through calls are read, or those of parameters alone. It may change between
-    // steps.
+    bool recording = false, listening = false, in_own_process = true, forward_ended = false, by_module = false,
+        paused = false;
+    // Whether gradients of calls are read, or only those of parameters. It may change between steps.
     bool reads_call_gradients = true;
 
     template <class Visit>
     void each(Visit visit) {
-        for (Ref *one : {&writer, &stack_walk, &selection, &scope, &micros, &backward_micro, &called_modules}) visit(*one);
+        for (Ref *one : {&writer, &stack_walk, &selection, &scope, &micros, &backward_micro,
+                         &called_modules}) visit(*one);
         tensors.each(visit);
         for (auto &[_, calls] : open_)
             for (Ref &call : calls) visit(call);
@@ -86,8 +87,8 @@ public:
 
     // A call starts. `frame` is the innermost frame of the call that the stack should start from.
     //
-    // What is inside it knows of it from now on. Its own row is written by `begin`, if it is `recorded`. `micro` is for
-    // when the caller knows the micro step better than the calls around. Without `row` it only encloses other calls.
+    // Calls inside it refer to it from now on. Its own row is written by `begin`, if it is `recorded`. `micro`
+    // overrides the micro step of the enclosing calls. Without `row` it only encloses other calls.
     Ref enter(PyObject *site, PyObject *frame, Phase phase = Phase::forward, bool recompute = false,
               std::optional<int64_t> micro = {}, bool row = true) {
         Ref outer;
@@ -127,7 +128,7 @@ public:
         const Ref held = Ref::shared(call);
         if (!calls.empty() && calls.back().get() == call) {
             drop_last(calls);
-            // What it still refers to never refers back to it, so the garbage collector need not look at it. A thousand
+            // Nothing that it still refers to refers back to it, so the garbage collector need not track it. A thousand
             // of them live from a forward to its backward.
             if (!call_in(call).input_edges && PyObject_GC_IsTracked(call)) PyObject_GC_UnTrack(call);
         } else if (std::any_of(calls.begin(), calls.end(), [&](const Ref &one) { return one.get() == call; })) {
@@ -137,7 +138,7 @@ public:
         if (scope) call_method(scope, names->left, call_in(call).site_data().name.get());
     }
 
-    // The same whether or not an error is set. An error in here is reported, and goes on only where it is the
+    // The same when an error may be set, which is kept. An error in here is reported, and raised only if it is the
     // program's.
     void leave_anyhow(PyObject *call) {
         SavedError before;
@@ -147,8 +148,8 @@ public:
 
     // Whether the gradients that come to a forward call should be seen, where gradients are on.
     //
-    // If none are read, only an outermost call's: what checkpointing runs again inside that, and what parameters are
-    // given, belongs to the micro step of the one through which the backward pass came last.
+    // If none are read, only those of outermost calls: recomputations by checkpointing and gradients of parameters
+    // belong to the micro step of the outermost call whose backward ran last.
     bool follows_gradients(const OpenCall &call) const {
         return !call.parent || (phases.has(Phase::backward) && reads_call_gradients);
     }
@@ -166,10 +167,11 @@ public:
         return row.seq;
     }
 
-    // Something happened that is not a call of a function, such as a parameter receiving its gradient: its number.
+    // An event that is not a call of a function, such as a parameter receiving its gradient. Returns its number.
     //
     // An update belongs to the whole step and to none of its micro steps: another program may have more or fewer.
-    int64_t event(PyObject *site_object, Phase phase, std::optional<int64_t> parent = {}, std::optional<int64_t> stack = {},
+    int64_t event(PyObject *site_object, Phase phase, std::optional<int64_t> parent = {},
+                  std::optional<int64_t> stack = {},
                   PyObject *args = Py_None) {
         Site &site = Object<Site>::in(site_object);
         const int64_t micro = phase == Phase::update ? 0 : micro_of_event(site);
@@ -189,8 +191,9 @@ public:
         return is_true(call_method(self(), names->wants, site_object));
     }
 
-    // Does something; an error is reported to the engine and stays out of the program, unless it is the program's own:
-    // an interrupt, or what one of its signal handlers raised, which the engine knows. False after an error.
+    // Runs `work`; an error is reported to the engine and kept out of the program, unless it is the program's own: an
+    // interrupt, or an exception of one of its signal handlers, which the engine recognises. Returns false after an
+    // error.
     template <class Work>
     bool attempt(Work work, const char *doing, PyObject *of) {
         try {
@@ -203,7 +206,7 @@ public:
         }
     }
 
-    // Tells the engine of the error that is set, which is not set any more then.
+    // Reports the error that is set to the engine, and clears it.
     void report_error(const char *doing, PyObject *of) {
         if (!PyErr_ExceptionMatches(PyExc_Exception)) throw PythonError();
         const Ref error = SavedError().exception();
@@ -214,7 +217,8 @@ public:
 
     void use(PyObject *given, PyObject *walked) {
         writer = Ref::shared(given), stack_walk = Ref::shared(walked);
-        micros = Ref::made(PyDict_New()), backward_micro = Ref::made(PyDict_New()), called_modules = Ref::made(PySet_New(nullptr));
+        micros = Ref::made(PyDict_New()), backward_micro = Ref::made(PyDict_New()),
+            called_modules = Ref::made(PySet_New(nullptr));
         const Ref lanes = attribute(writer, names->lanes);
         PyObject *calls, *others;
         if (lanes.get() == Py_None) return;
@@ -225,14 +229,14 @@ public:
     }
 
 private:
-    // Takes the last open call off: it no longer holds its frame, which holds everything its function does.
+    // Removes the last open call, and its reference to its frame, which holds all locals of its function.
     static void drop_last(std::vector<Ref> &calls) {
         const Ref last = std::move(calls.back());
         calls.pop_back();
         const Ref frame = std::move(call_in(last).frame);
     }
 
-    // The stack of a call, and the open call around it, after those that are not on this stack are taken off.
+    // The stack of a call, and the enclosing open call, after removing open calls that are not on this stack.
     int64_t stack_of(PyObject *frame, Ref &outer) {
         StackWalk &stacks = Object<StackWalk>::in(stack_walk);
         while ((outer = enclosing())) {  // the last may be one that was interrupted
@@ -267,7 +271,8 @@ private:
         return !check(PySet_Contains(called_modules, site.module));
     }
 
-    Ref open_call(PyObject *site, Phase phase, int64_t micro, std::optional<int64_t> parent, std::optional<int64_t> stack) {
+    Ref open_call(PyObject *site, Phase phase, int64_t micro, std::optional<int64_t> parent,
+                  std::optional<int64_t> stack) {
         Ref made = Object<OpenCall>::make();
         OpenCall &call = call_in(made);
         call.site = Ref::shared(site);
@@ -305,7 +310,8 @@ private:
         if (!appending_) {
             const auto or_none = [](int64_t number) { return number < 0 ? none() : to_object(number); };
             const Ref tuple = Ref::made(Py_BuildValue(
-                "LLiOOOiOOOOO", static_cast<long long>(row.seq), static_cast<long long>(row.step), row.micro, site.kind.get(),
+                "LLiOOOiOOOOO", static_cast<long long>(row.seq), static_cast<long long>(row.step), row.micro,
+                    site.kind.get(),
                 site.name.get(), site.type.get(), row.call, name_of(phase), or_none(row.parent).get(),
                 or_none(row.stack).get(), args, row.recompute ? Py_True : Py_False));
             call_method(writer, names->call_row, tuple.get());
@@ -320,7 +326,7 @@ private:
         if (count >= batch_) call_method(writer, names->crowded, lane.get());
     }
 
-    const Appending *appending_ = nullptr;  // how rows get into the lane; nullptr when the writer takes each
+    const Appending *appending_ = nullptr;  // appends rows to the lane; nullptr when the writer takes each row
     Py_ssize_t batch_ = 0;
     int64_t seq_ = 0;
     std::unordered_map<std::string, std::shared_ptr<Numbers>> numbers_;  // by the names of sites
@@ -346,7 +352,8 @@ inline PyObject *enter(PyObject *self, PyObject *args, PyObject *kwargs) {
         static const char *names[] = {"site", "frame", "phase", "recompute", "micro", "row", nullptr};
         PyObject *site, *frame, *phase = name_of(Phase::forward), *micro = Py_None;
         int recompute = 0, row = 1;
-        if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|$OpOp:enter", const_cast<char **>(names), Object<Site>::type,
+        if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O|$OpOp:enter", const_cast<char **>(names),
+                                         Object<Site>::type,
                                          &site, &frame, &phase, &recompute, &micro, &row))
             throw PythonError();
         std::optional<int64_t> known;
@@ -388,7 +395,8 @@ inline PyObject *event(PyObject *self, PyObject *given, PyObject *kwargs) {
     return to_python([&] {
         static const char *names[] = {"site", "phase", "parent", "stack", "args", nullptr};
         PyObject *site, *phase, *parent = Py_None, *stack = Py_None, *args = Py_None;
-        if (!PyArg_ParseTupleAndKeywords(given, kwargs, "O!O|O$OO:event", const_cast<char **>(names), Object<Site>::type,
+        if (!PyArg_ParseTupleAndKeywords(given, kwargs, "O!O|O$OO:event", const_cast<char **>(names),
+                                         Object<Site>::type,
                                          &site, &phase, &parent, &stack, &args))
             throw PythonError();
         std::optional<int64_t> around, id;
@@ -454,7 +462,8 @@ inline void add_calls(PyObject *module) {
         {},
     };
     Object<Calls>::add_to(module, "astray.capture.pytorch._torch.Calls",
-                          {slot(Py_tp_init, calls::init), slot(Py_tp_methods, methods), slot(Py_tp_getset, attributes)});
+                          {slot(Py_tp_init, calls::init), slot(Py_tp_methods, methods),
+                           slot(Py_tp_getset, attributes)});
 }
 
 }  // namespace astray

@@ -1,7 +1,7 @@
-// Where the inputs and outputs of a call hang in the autograd graph, and the way back from these to those.
+// The positions of a call's inputs and outputs in the autograd graph, and the walk from outputs back to inputs.
 //
-// Nodes are numbered as they are made, on each thread. So those with a number below the one at which a call began were
-// there before it, and the way back through what it made ends at them.
+// Nodes are numbered as they are made, on each thread. So nodes with a number below the one at which a call began
+// existed before it, and the walk through the nodes of the call ends at them.
 
 #pragma once
 
@@ -27,7 +27,7 @@ using NodePtr = decltype(torch::autograd::Edge::function);  // another kind of p
 constexpr size_t kNotFound = std::numeric_limits<size_t>::max();
 constexpr uint64_t kLeaf = std::numeric_limits<uint64_t>::max();  // the number of nodes that accumulate into leaves
 
-// A tensor that takes part in a graph, under the path by which the call was given it or gave it.
+// A tensor that takes part in a graph, with its path among the arguments or results of the call.
 struct GraphTensor {
     Ref path, tensor;
     NodePtr node;  // none for a leaf
@@ -63,7 +63,7 @@ public:
         }
     }
 
-    // Which input hangs at this output of a node.
+    // The index of the input at this output of a node.
     size_t find(const Node *node, uint32_t output) const { return look(node, output); }
     size_t find_leaf(const at::TensorImpl *leaf) const { return look(leaf, 0); }
     size_t find(const GraphTensor &tensor) const {
@@ -75,7 +75,7 @@ public:
     std::vector<GraphTensor> inputs;
 
 private:
-    static constexpr size_t kFew = 16;  // that are looked for one after the other
+    static constexpr size_t kFew = 16;  // inputs that are searched linearly
     struct Hash {
         size_t operator()(const std::pair<const void *, uint32_t> &key) const {
             return std::hash<const void *>()(key.first) * 31 + key.second;
@@ -128,7 +128,7 @@ public:
         }
     }
 
-    // Looks at the edges of one node; says whether they lead to others inside the call.
+    // Visits the edges of one node; returns whether they lead to other nodes inside the call.
     bool expand(Node *node) {
         const auto &following = node->next_edges();
         bool goes_on = false;
@@ -162,7 +162,7 @@ private:
         if (index < by_number_.size() && (!by_number_[index] || by_number_[index] == node)) {
             is_new = !by_number_[index];
             by_number_[index] = node;
-        } else {  // one of very many, or made on another thread, which counts for itself
+        } else {  // one of very many, or made on another thread, which has its own numbering
             is_new = others_.insert(node).second;
         }
         if (is_new) queue_.push_back(node);
@@ -173,8 +173,8 @@ private:
     std::unordered_set<Node *> others_;
 };
 
-// Whether a node is one of torch's own derivatives, which write to fresh memory alone: AddBackward0. The `backward` of
-// another hook may well change in place what arrives, before a hook behind it sees it.
+// Whether a node is one of torch's own derivatives, such as AddBackward0, which write to fresh memory only. A custom
+// `backward` may change arriving gradients in place, before a hook after it sees them.
 inline bool leaves_gradients_alone(const Node &node) {
     static std::unordered_map<const std::type_info *, bool> known;  // used under the interpreter's lock
     const std::type_info *kind = &typeid(node);

@@ -1,8 +1,8 @@
-// `Finalizer(callback)`: calls something when it goes, and loses no exception on the way.
+// `Finalizer(callback)`: calls a function when it is destroyed, and loses no exception.
 //
-// Python drops what is raised in a `__del__`. A signal handler of the program may raise in any line of Python, so also
-// in one that runs because an object goes: then the callback is run again, to the end, and the exception is raised in
-// the program at its next instruction.
+// Python discards exceptions raised in a `__del__`. A signal handler of the program may raise in any line of Python,
+// also in one that runs because an object is destroyed: then the callback is run again, to the end, and the exception
+// is raised in the program at its next instruction.
 
 #pragma once
 
@@ -45,7 +45,7 @@ private:
         return -1;
     }
 
-    // Has an exception raised by the interpreter, as soon as it runs Python again.
+    // Schedules an exception, which the interpreter raises as soon as it runs Python code again.
     static void raise_later(Ref error) {
         PyObject *given = error.release();
         if (!Py_AddPendingCall(raise_now, given)) return;

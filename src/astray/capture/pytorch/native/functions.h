@@ -1,8 +1,8 @@
-// Takes the calls of functions and ops into a recording: what torch calls natively of the two modes.
+// Records the calls of functions and ops: the native part of the two modes.
 //
-// A call is opened, its inputs taken, and then its outputs. What is out of the ordinary is done in Python:
-// `CallCapture` in calls/call_capture.py, `FunctionSites` in calls/sites.py, and the callee itself. Whatever goes wrong
-// stays out of the program.
+// A call is opened, its inputs are recorded, and then its outputs. Unusual cases are handled in Python: `CallCapture`
+// in calls/call_capture.py, `FunctionSites` in calls/sites.py, and the callee itself. Errors of ours are kept out of
+// the program.
 
 #pragma once
 
@@ -16,7 +16,8 @@ struct FunctionNames {
     Ref call_raised = interned("call_raised"), on_nonfinite = interned("on_nonfinite"), inputs = interned("inputs"),
         is_in_other_recording = interned("_is_in_other_recording"), is_only_view = interned("is_only_view"),
         is_plain = interned("is_plain"), is_running = interned("is_running"), makes_buffers = interned("makes_buffers"),
-        make_site = interned("_make_site"), not_read = interned("not_read"), op = interned("_op"), out = interned("out"),
+        make_site = interned("_make_site"), not_read = interned("not_read"), op = interned("_op"),
+            out = interned("out"),
         outputs = interned("outputs"), run = interned("run"), run_mode = interned("_run"),
         sees_functions = interned("sees_functions"), sees_ops = interned("sees_ops"), type = interned("type"),
         waiting = interned("_waiting"), watch = interned("watch"), written = interned("written");
@@ -27,15 +28,15 @@ inline const FunctionNames &function_names() {
     return *known;
 }
 
-// What Python says of torch: given once by `set_torch_types`.
+// Types and predicates of torch that Python provides, set once by `set_torch_types`.
 struct TorchTypes {
     Ref op;          // the type of operators whose own method does nothing but call `_op`; None for another torch
     Ref overriding;  // tells whether a class of tensors has a `__torch_function__` of its own
 };
 inline TorchTypes *torch_types;
 
-// Sees the gradients of calls: natively, or by a Python object that has `watch` and takes what `edges` makes of the
-// inputs.
+// Watches the gradients of calls: natively, or by a Python object with a `watch` method, to which it passes what
+// `edges` makes of the inputs.
 class GradientWatcher {
 public:
     Ref gradients, edges;
@@ -58,9 +59,9 @@ public:
     }
 };
 
-// What a call is, as its callee says: all it does is to read its arguments and return its result, or to look at its
-// first argument in another way; neither when it is given `out`. Its result may be filled by a kernel that no counter
-// knows of.
+// What a callee does: `is_plain` only reads its arguments and returns its result, `is_view` only returns a view of its
+// first argument; neither when it is given `out`. With `makes_buffers` its result may be filled later, without a change
+// of its version counter.
 struct CalleeTraits {
     bool is_plain = false, is_view = false, makes_buffers = false;
 
@@ -82,8 +83,9 @@ public:
 
     Calls &calls() const { return Calls::of(engine); }
 
-    // A call starts: empty when it is not for this recording. `traits` is set when it was asked for.
-    Ref begin(PyObject *callee, PyObject *args, PyObject *kwargs, PyObject *frame, std::optional<CalleeTraits> &traits) {
+    // A call starts: empty when it is not part of this recording. `traits` is set when the inputs were recorded.
+    Ref begin(PyObject *callee, PyObject *args, PyObject *kwargs, PyObject *frame,
+              std::optional<CalleeTraits> &traits) {
         Ref call;
         const auto open = [&] {
             const TorchFunctionOff torch_function_off;
@@ -96,12 +98,14 @@ public:
             if (call) calls().leave_anyhow(call);
             throw;
         }
-        if (call) calls().leave_anyhow(call);  // or whatever follows would seem to be inside it
+        if (call) calls().leave_anyhow(call);  // or calls that follow would seem to be inside it
         return Ref();
     }
 
-    // A call has returned: the tensors it gave, when they were asked for. `take` takes them if it is not nullptr.
-    std::optional<NamedTensors> end(PyObject *call, PyObject *callee, PyObject *args, PyObject *kwargs, PyObject *result,
+    // A call has returned: its output tensors, if they were recorded. `record_outputs` records them instead if it is
+    // not nullptr.
+    std::optional<NamedTensors> end(PyObject *call, PyObject *callee, PyObject *args, PyObject *kwargs,
+                                    PyObject *result,
                                     std::optional<CalleeTraits> traits, PyObject *record_outputs = nullptr) {
         std::optional<NamedTensors> outputs;
         OpenCall &ended = Calls::call_in(call);
@@ -113,7 +117,8 @@ public:
             if (ended.recorded)
                 attempt([&] {
                     const TorchFunctionOff torch_function_off;
-                    if (record_outputs) astray::call(record_outputs, call, callee, args, or_empty(kwargs).get(), result);
+                    if (record_outputs) astray::call(record_outputs, call, callee, args, or_empty(kwargs).get(),
+                                                     result);
                     else outputs = observe_outputs(call, callee, args, kwargs, result, traits);
                 }, "the result of ", callee);
         } catch (const PythonError &) {
@@ -124,7 +129,8 @@ public:
         return outputs;
     }
 
-    // A call has raised: Python reports it, and the program's own error goes on; unless a signal handler's comes first.
+    // A call has raised: Python reports it, and the program's error stays set, unless a signal handler raises another
+    // one.
     void call_raised(PyObject *call) {
         SavedError raised;
         const Ref error = raised.exception();
@@ -187,7 +193,7 @@ private:
         return call_method(sites, function_names().make_site, to_object(outer).get(), callee);
     }
 
-    // Empty when it is not for this recording.
+    // Empty when the call is not part of this recording.
     Ref open_call(PyObject *callee, PyObject *frame) {
         Calls &calls = this->calls();
         if (!calls.in_own_process || is_infrastructure(frame)) return Ref();
@@ -209,13 +215,14 @@ private:
         if (!calls.wants(site)) return Ref();
         const OpenCall *forward = origin ? &Calls::call_in(origin) : nullptr;
         if (frame && at::GradMode::is_enabled())  // checkpointing runs a part of the forward again
-            return calls.enter(site, frame, Phase::forward, true, forward ? std::optional(forward->micro) : std::nullopt);
+            return calls.enter(site, frame, Phase::forward, true,
+                               forward ? std::optional(forward->micro) : std::nullopt);
         return calls.enter_backward(site, forward, forward ? forward->micro : calls.latest_micro);
     }
 
     // ---- what goes in and comes out --------------------------------------------------------------------------------
 
-    // Asked once of each callee, for it stays what it is.
+    // Read once from each callee, since it does not change.
     CalleeTraits traits_of(PyObject *callee, PyObject *kwargs) {
         auto known = traits_.find(callee);
         if (known == traits_.end()) {
@@ -230,7 +237,8 @@ private:
         return traits;
     }
 
-    void observe_inputs(PyObject *object, PyObject *callee, PyObject *args, PyObject *kwargs, std::optional<CalleeTraits> &traits) {
+    void observe_inputs(PyObject *object, PyObject *callee, PyObject *args, PyObject *kwargs,
+                        std::optional<CalleeTraits> &traits) {
         Calls &calls = this->calls();
         OpenCall &call = Calls::call_in(object);
         const bool watched = watcher.gradients && call.phase == Phase::forward && calls.follows_gradients(call) &&
@@ -281,8 +289,9 @@ private:
         if (call.has_row())
             for (const NamedTensor &one : outputs)
                 bad |= calls.tensors.observe_unread({call.seq, Role::output, one.path}, one.tensor);
-        if (bad)  // which is wanted to be known
-            call_method(capture, function_names().on_nonfinite, object, callee, args, or_empty(kwargs).get(), to_object(outputs).get());
+        if (bad)  // and a guard keeps such calls
+            call_method(capture, function_names().on_nonfinite, object, callee, args, or_empty(kwargs).get(),
+                        to_object(outputs).get());
         if (traits.makes_buffers)
             for (const NamedTensor &one : outputs) calls.tensors.changed(one.tensor);
         if (!outputs.empty() && call.input_edges && watcher.gradients)
@@ -299,20 +308,21 @@ private:
     }
 
     CodeTable codes_;
-    std::unordered_map<PyObject *, std::pair<Ref, CalleeTraits>> traits_;   // each callee is held
-    std::unordered_map<PyObject *, std::pair<Ref, bool>> overriding_;  // which classes of tensors are asked
+    std::unordered_map<PyObject *, std::pair<Ref, CalleeTraits>> traits_;   // callees are kept alive
+    // Whether classes of tensors have a `__torch_function__`.
+    std::unordered_map<PyObject *, std::pair<Ref, bool>> overriding_;
 };
 
 // ---- the modes -----------------------------------------------------------------------------------------------------
 
-// What torch calls of a mode. The modes are classes of torch and Python: this is their other base, which answers for
-// the method that torch calls without a line of Python. Code that looks into the class, as dynamo does when it traces a
-// mode, finds that method written in Python.
+// The native base of the modes, whose other base is torch's Python class. It provides the method that torch calls,
+// without running Python code. Code that inspects the class, as dynamo does when it traces a mode, finds that method in
+// Python.
 class Mode {
 public:
-    Ref native;  // the method as torch gets it; empty where it is to get the one in Python
+    Ref native;  // the native method that torch gets; empty where it gets the one in Python
     Ref name;    // of that method
-    Ref object;  // the `FunctionCalls`, once it is attached
+    Ref object;  // the `FunctionCalls`, once the mode is attached
     Ref known, plain, pending;
     bool is_op = false;
 
@@ -323,12 +333,13 @@ public:
 
     FunctionCalls &recorder() const { return Object<FunctionCalls>::in(object); }
 
-    // `behind`: the innermost frame is the mode's own method, and the one that called that is meant.
+    // `skip_own_frame`: the innermost frame is the mode's own method; the caller is the frame around it.
     Ref dispatch(PyObject *func, PyObject *args, PyObject *kwargs, bool skip_own_frame) {
         if (kwargs == Py_None) kwargs = nullptr;
         if (!PyTuple_Check(args) || (kwargs && !PyDict_Check(kwargs)))
             raise(PyExc_TypeError, "A mode is told of a call by its function, a tuple and a dict of arguments.");
-        return is_op ? dispatch_op(func, args, kwargs, skip_own_frame) : dispatch_function(func, args, kwargs, skip_own_frame);
+        return is_op ? dispatch_op(func, args, kwargs, skip_own_frame) : dispatch_function(func, args, kwargs,
+            skip_own_frame);
     }
 
 private:
@@ -337,9 +348,10 @@ private:
         return own && skip_own_frame ? frame_around(own) : own;
     }
 
-    // `FunctionSites.run` in Python runs the ops that a function mode, or a class of tensors, would be called for.
+    // `FunctionSites.run` in Python runs ops for which a function mode or a tensor class would be called.
     Ref run(PyObject *func, PyObject *args, PyObject *kwargs) const {
-        if (is_op && (is_true(attribute(recorder().sites, function_names().sees_functions)) || any_overrides(args, kwargs)))
+        if (is_op && (is_true(attribute(recorder().sites, function_names().sees_functions)) ||
+                      any_overrides(args, kwargs)))
             return call_method(recorder().sites, function_names().run, func, args, or_empty(kwargs).get());
         if (is_op && reinterpret_cast<PyObject *>(Py_TYPE(func)) == torch_types->op.get())
             return Ref::made(PyObject_Call(attribute(func, function_names().op), args, kwargs));
@@ -354,7 +366,7 @@ private:
         return false;
     }
 
-    // Runs a function or op and takes its call. `taken` is set to what came out of it.
+    // Runs a function or op and records its call. `outputs` is set to the tensors that it returned.
     Ref run_and_record(PyObject *func, PyObject *callee, PyObject *args, PyObject *kwargs, bool skip_own_frame,
                      std::optional<NamedTensors> &outputs) const {
         std::optional<CalleeTraits> traits;
@@ -371,7 +383,7 @@ private:
         return result;
     }
 
-    // Hands a call over to the mode's own method in Python.
+    // Passes a call to the mode's own method in Python.
     Ref run_in_python(PyObject *func, PyObject *args, PyObject *kwargs, bool skip_own_frame) {
         const Ref frame = caller(skip_own_frame);
         return call_method(Object<Mode>::around(*this), function_names().run_mode, func, args, or_empty(kwargs).get(),
@@ -381,7 +393,8 @@ private:
     Ref dispatch_function(PyObject *func, PyObject *args, PyObject *kwargs, bool skip_own_frame) {
         const Ref function = Ref::shared(PyDict_GetItemWithError(known, func));
         if (!function && PyErr_Occurred()) throw PythonError();
-        if (function.get() == Py_None || !recorder().calls().listening) return Ref::made(PyObject_Call(func, args, kwargs));
+        if (function.get() == Py_None || !recorder().calls().listening)
+            return Ref::made(PyObject_Call(func, args, kwargs));
         const bool is_ours = function && reinterpret_cast<PyObject *>(Py_TYPE(function.get())) == plain.get() &&
                              PyList_Size(attribute(pending, function_names().waiting)) == 0;
         if (!is_ours) return run_in_python(func, args, kwargs, skip_own_frame);
@@ -391,7 +404,7 @@ private:
             return Ref::made(PyObject_Call(func, args, kwargs));
         std::optional<NamedTensors> outputs;
         const Ref result = run_and_record(func, function, args, kwargs, skip_own_frame, outputs);
-        if (outputs && outputs->empty())  // it tells something about a tensor; not worth recording again
+        if (outputs && outputs->empty())  // it only queries a tensor; it is not recorded again
             recorder().calls().attempt([&] { check(PyDict_SetItem(known, func, Py_None)); }, "a call of ", func);
         return result;
     }
@@ -418,13 +431,15 @@ inline PyObject *or_null(PyObject *object) { return object == Py_None ? nullptr 
 inline int init_function_calls(PyObject *self, PyObject *args, PyObject *) {
     return to_status([&] {
         PyObject *given[9];
-        if (!PyArg_ParseTuple(args, "O!OOO!O!OOOO!:FunctionCalls", Object<Calls>::type, &given[0], &given[1], &given[2], &PyDict_Type,
+        if (!PyArg_ParseTuple(args, "O!OOO!O!OOOO!:FunctionCalls", Object<Calls>::type, &given[0], &given[1], &given[2],
+                              &PyDict_Type,
                               &given[3], Object<Structures>::type, &given[4], &given[5], &given[6], &given[7],
                               Box<Origins>::type, &given[8]))
             throw PythonError();
         FunctionCalls &recorder = Object<FunctionCalls>::in(self);
         Ref *members[] = {&recorder.engine,  &recorder.capture, &recorder.sites, &recorder.outside, &recorder.flat,
-                          &recorder.watcher.gradients, &recorder.watcher.edges, &recorder.is_machinery, &recorder.origins};
+                          &recorder.watcher.gradients, &recorder.watcher.edges, &recorder.is_machinery,
+                              &recorder.origins};
         for (size_t i = 0; i < std::size(members); ++i) read_object(given[i], *members[i]);
     });
 }
@@ -432,7 +447,8 @@ inline int init_function_calls(PyObject *self, PyObject *args, PyObject *) {
 inline PyObject *begin(PyObject *self, PyObject *given) {
     return to_python([&] {
         PyObject *callee, *args, *kwargs, *frame;
-        if (!PyArg_ParseTuple(given, "OO!OO:begin", &callee, &PyTuple_Type, &args, &kwargs, &frame)) throw PythonError();
+        if (!PyArg_ParseTuple(given, "OO!OO:begin", &callee, &PyTuple_Type, &args, &kwargs,
+                              &frame)) throw PythonError();
         std::optional<CalleeTraits> traits;
         return to_object(Object<FunctionCalls>::in(self).begin(callee, args, or_null(kwargs), or_null(frame), traits));
     });
@@ -441,10 +457,12 @@ inline PyObject *begin(PyObject *self, PyObject *given) {
 inline PyObject *end(PyObject *self, PyObject *given) {
     return to_python([&] {
         PyObject *call, *callee, *args, *kwargs, *result, *record_outputs = Py_None;
-        if (!PyArg_ParseTuple(given, "O!OO!OO|O:end", Object<OpenCall>::type, &call, &callee, &PyTuple_Type, &args, &kwargs,
+        if (!PyArg_ParseTuple(given, "O!OO!OO|O:end", Object<OpenCall>::type, &call, &callee, &PyTuple_Type, &args,
+                              &kwargs,
                               &result, &record_outputs))
             throw PythonError();
-        const auto outputs = Object<FunctionCalls>::in(self).end(call, callee, args, or_null(kwargs), result, {}, or_null(record_outputs));
+        const auto outputs = Object<FunctionCalls>::in(self).end(call, callee, args, or_null(kwargs), result, {},
+                                                                 or_null(record_outputs));
         return outputs ? to_object(*outputs) : none();
     });
 }
@@ -453,8 +471,8 @@ inline PyObject *is_machinery(PyObject *self, PyObject *frame) {
     return to_python([&] { return to_object(Object<FunctionCalls>::in(self).is_infrastructure(or_null(frame))); });
 }
 
-// The mode's method as torch calls it: (func, types, args, kwargs), without the last when there are none. One that is
-// called otherwise, or where a compiler is near, is the one in Python.
+// The mode's method as torch calls it: (func, types, args, kwargs), without the last when there are none. With other
+// arguments, or while a compiler is active, the method in Python is called.
 inline PyObject *dispatch(PyObject *self, PyObject *const *given, Py_ssize_t count, PyObject *keywords) {
     return to_python([&] {
         Mode &mode = Object<Mode>::in(self);
@@ -465,17 +483,20 @@ inline PyObject *dispatch(PyObject *self, PyObject *const *given, Py_ssize_t cou
     });
 }
 
-// attach(name, is_op, taking, known, plain, pending): from now on calls are taken. `known` has what is known of
-// functions, of ops as pairs by their ids; `plain` is the type of those that are taken here, `_run` takes the rest.
+// attach(name, is_op, taking, known, plain, pending): from now on calls are recorded. `known` has the catalogue entries
+// of functions, those of ops as pairs by id; `plain` is the type of entries that are recorded here, `_run` in Python
+// handles the rest.
 inline PyObject *attach(PyObject *self, PyObject *args) {
     return to_python([&] {
         PyObject *name, *recorder, *known, *plain, *pending;
         int is_op;
-        if (!PyArg_ParseTuple(args, "UpO!O!OO:attach", &name, &is_op, Object<FunctionCalls>::type, &recorder, &PyDict_Type, &known,
+        if (!PyArg_ParseTuple(args, "UpO!O!OO:attach", &name, &is_op, Object<FunctionCalls>::type, &recorder,
+                              &PyDict_Type, &known,
                               &plain, &pending))
             throw PythonError();
         static PyMethodDef method = {
-            "dispatch", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(dispatch)), METH_FASTCALL | METH_KEYWORDS, nullptr};
+            "dispatch", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(dispatch)),
+                METH_FASTCALL | METH_KEYWORDS, nullptr};
         Mode &mode = Object<Mode>::in(self);
         mode.name = Ref::shared(name), mode.object = Ref::shared(recorder), mode.known = Ref::shared(known);
         mode.plain = Ref::shared(plain), mode.pending = Ref::shared(pending);

@@ -1,4 +1,4 @@
-// Puts the hooks of each call in place, and knows every call whose graph is still there.
+// Adds the hooks of each call to the graph, and keeps track of every call whose graph still exists.
 
 #pragma once
 
@@ -8,7 +8,7 @@ namespace astray {
 
 class LiveGradients {
 public:
-    // Sees the gradients of a call that has returned `outputs`.
+    // Watches the gradients of a call that has returned `given`.
     void watch(PyObject *engine, PyObject *call, const InputEdges &edges, const NamedTensors &given) {
         const std::vector<GraphTensor> outputs = graph_tensors(given);
         if (outputs.empty()) return;
@@ -21,7 +21,7 @@ public:
         }
     }
 
-    // Ends the step: a sum that waits for more is recorded as it is, and nothing stays on a leaf.
+    // Ends the step: incomplete sums are recorded as they are, and the hooks on leaves are removed.
     void finish() {
         forget_dead();
         const auto live = live_;  // more may come while Python runs
@@ -31,7 +31,7 @@ public:
         for (const Ref &handle : on_leaves) call_method(handle, names->remove);
     }
 
-    // Has every hook that is still in a graph do nothing from now on, and hold nothing.
+    // Makes every hook that is still in a graph do nothing from now on, and releases what it holds.
     void remove() {
         const auto live = std::exchange(live_, {});
         for (const auto &reference : live)
@@ -39,10 +39,11 @@ public:
     }
 
 private:
-    static constexpr size_t kCallsBeforeSweep = 4096;  // calls that are remembered before the dead are looked for
+    static constexpr size_t kCallsBeforeSweep = 4096;  // calls that are tracked before dead ones are dropped
 
-    // Watches a call by one hook on the node it made; false when it takes more than this to see all.
-    bool watch_node(PyObject *engine, PyObject *call, const InputEdges &edges, const std::vector<GraphTensor> &outputs) {
+    // Watches a call by one hook on the node that it made; false when one hook does not see all gradients.
+    bool watch_node(PyObject *engine, PyObject *call, const InputEdges &edges,
+                    const std::vector<GraphTensor> &outputs) {
         Node *node = outputs[0].node.get();
         if (!node || node->sequence_nr() != edges.born || !leaves_gradients_alone(*node)) return false;
         std::vector<NodeGradients::Route> arrives, sends;
@@ -64,16 +65,19 @@ private:
     }
 
     // Watches a call by hooks on its outputs and on the nodes that send to its inputs.
-    void watch_several(PyObject *engine, PyObject *call, const InputEdges &edges, const std::vector<GraphTensor> &outputs,
+    void watch_several(PyObject *engine, PyObject *call, const InputEdges &edges,
+                       const std::vector<GraphTensor> &outputs,
                        uint64_t now) {
         const auto gradients = PendingGradients::make<CallGradients>(engine, call);
         live_.push_back(gradients);
         std::vector<bool> passed(edges.inputs.size());
         for (const GraphTensor &output : outputs) {
-            // An output that is an input: what arrives cannot be told from what others send, so it counts as a whole.
+            // An output that is an input: its gradient cannot be split into what arrives and what others send, so it is
+            // recorded as one.
             const size_t passthrough = edges.find(output);
             if (passthrough != kNotFound) passed[passthrough] = true;
-            gradients->outputs.push_back({output.path, passthrough == kNotFound ? Ref() : edges.inputs[passthrough].path});
+            gradients->outputs.push_back({output.path,
+                                          passthrough == kNotFound ? Ref() : edges.inputs[passthrough].path});
         }
         if (!edges.inputs.empty()) watch_exits(gradients, edges, outputs, passed, now);
         for (size_t i = 0; i < outputs.size(); ++i) {
@@ -84,7 +88,7 @@ private:
         }
     }
 
-    // Reads what is sent to the inputs that are not outputs as well.
+    // Watches what is sent to those inputs that are not outputs as well.
     void watch_exits(const std::shared_ptr<CallGradients> &gradients, const InputEdges &edges,
                      const std::vector<GraphTensor> &outputs, const std::vector<bool> &passed, uint64_t now) {
         GraphWalk walk(edges, now);
@@ -97,7 +101,8 @@ private:
             ++targets[target].expected;
             NodePostHook::on(*exit.from).add(gradients, exit.index, target);
         }
-        // Of several nodes that send to one input some may never run: the sum is whole when the input's turn comes.
+        // Of several nodes that send to one input some may never run: the sum is complete when the backward pass
+        // reaches the input.
         for (size_t i = 0; i < targets.size(); ++i) {
             if (targets[i].expected < 2) continue;
             const GraphTensor &input = edges.inputs[targets[i].input];
@@ -119,7 +124,7 @@ private:
     }
 
     std::vector<std::weak_ptr<PendingGradients>> live_;
-    std::vector<Ref> on_leaves_;  // handles of hooks that no graph takes along
+    std::vector<Ref> on_leaves_;  // handles of hooks that are not freed with a graph
     size_t sweep_above_ = kCallsBeforeSweep;
 };
 

@@ -1,8 +1,8 @@
 // What is known of the memory behind tensors: its layouts, what was measured of it, and which value it holds.
 //
-// Memories are known by their StorageImpl, to which weak references are held: so no address can come to stand for
-// another memory, and no memory lives longer because of us. `TensorObserver` holds these tables; the GIL is their lock,
-// so nothing found in one is used after the GIL was released without being looked for again.
+// Memories are identified by their StorageImpl, to which weak references are held: so no address is reused for another
+// memory, and no memory lives longer because of us. `TensorObserver` owns these tables. The GIL is their lock: an entry
+// must be looked up again after the GIL was released.
 
 #pragma once
 
@@ -26,7 +26,7 @@ namespace astray {
 struct Layout;
 struct LaunchPlan;
 
-// What is kept of a memory once it has been measured; see `CachedMeasurement` in measurement_cache.py.
+// What was measured of a memory; see `CachedMeasurement` in measurement_cache.py.
 struct CachedMeasurement {
     int64_t ticket = -1;  // for what is measured later
     bool is_measured = false, has_statistics = false;
@@ -66,15 +66,15 @@ class Layouts {
 struct Dtype {
     Ref name;  // empty for one that cannot
     Text text{};
-    int number = -1;  // of the kernels
+    int number = -1;  // the number by which the kernels know it
 };
 
-// What a tensor is right now. Two hold the same numbers in the same order if all of it is the same; of contiguous ones
-// the shapes may differ.
+// What a tensor is right now. Two tensors with equal identities hold the same numbers in the same order; of contiguous
+// ones the shapes may differ.
 struct Identity {
     c10::Storage storage;
     std::shared_ptr<Layout> layout;
-    const Dtype *dtype;  // of the observer's
+    const Dtype *dtype;  // one of the observer's `types`
     uint64_t address;
     int64_t version;
     c10::Device device;
@@ -104,10 +104,10 @@ class Memories {
     Memory &of(const c10::Storage &storage);
     MeasuredView *find(const Identity &identity);
     int64_t value(Memory &memory, int64_t version);
-    // An op has written to a memory, and its version will say so when the op has returned.
+    // An op has written to a memory whose version will only increase when the op has returned.
     void written_ahead(const c10::Storage &storage, int64_t version);
     void forget(const c10::Storage &storage);
-    void expire();  // uses no measurement again; the values are still the same
+    void expire();  // drops all measurements; the numbers of values stay
     void clear();
 
    private:
@@ -118,7 +118,7 @@ class Memories {
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-// A parameter, buffer or state that is measured in every step, and so together with the others.
+// A parameter, buffer or state that is measured in every step, in a group with the others.
 struct LongLivedTensor {
     WeakTensor tensor{c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
     bool seen = false;       // since they were last measured together
@@ -128,7 +128,7 @@ struct LongLivedTensor {
 
 class LongLivedTensors {
    public:
-    bool is_due = false;  // they have not been measured in this step
+    bool is_due = false;  // the group has not been measured in this step yet
 
     void note(const at::Tensor &tensor, bool again);  // `again`: it had been measured in this step as it is now
     std::vector<at::Tensor> take_due();
@@ -139,8 +139,8 @@ class LongLivedTensors {
     std::unordered_map<const c10::TensorImpl *, LongLivedTensor> known_;
 };
 
-inline constexpr size_t kMostLayouts = 20000;  // shapes that are others in every call are forgotten
-inline constexpr size_t kMemoriesBeforeSweep = 4096;        // memories that are remembered before the dead are looked for
+inline constexpr size_t kMostLayouts = 20000;  // then all are dropped: a program whose shapes change in every call
+inline constexpr size_t kMemoriesBeforeSweep = 4096;        // memories that are tracked before dead ones are dropped
 
 inline uint64_t hash_of(c10::IntArrayRef shape, c10::IntArrayRef stride) {
     uint64_t hash = shape.size();
@@ -183,7 +183,7 @@ inline Role role_of(PyObject *name) {
     raise(PyExc_ValueError, "%R is not a role.", name);
 }
 
-// A text as rows have it. `owned` keeps what had to be made for it.
+// The UTF-8 text of a str. `owned` keeps the bytes alive if they had to be made.
 inline Text text_of(PyObject *object, Ref &owned) {
     Py_ssize_t size;
     const char *data = PyUnicode_AsUTF8AndSize(object, &size);
@@ -197,7 +197,7 @@ inline Text text_of(PyObject *object, Ref &owned) {
     return {data, size};
 }
 
-inline Text text_of(const Ref &object) {  // of one that is kept, and plain
+inline Text text_of(const Ref &object) {  // for a str that is kept alive, and encodes to UTF-8
     Ref unused;
     return object ? text_of(object, unused) : Text{};
 }
@@ -208,7 +208,8 @@ constexpr Py_ssize_t kStatistics = 12;  // fields
 
 // From the five fields of a `CachedMeasurement`.
 inline CachedMeasurement CachedMeasurement::of_python(PyObject *measurement) {
-    if (!PyTuple_Check(measurement) || PyTuple_Size(measurement) != 5) raise(PyExc_TypeError, "A sighting has five fields.");
+    if (!PyTuple_Check(measurement) || PyTuple_Size(measurement) != 5) raise(PyExc_TypeError,
+        "A measurement has five fields.");
     PyObject *fields = PyTuple_GetItem(measurement, 0), *fingerprint = PyTuple_GetItem(measurement, 1);
     CachedMeasurement cached;
     if (PyLong_Check(fields)) cached.ticket = integer(fields);
@@ -237,7 +238,7 @@ inline CachedMeasurement CachedMeasurement::of_python(PyObject *measurement) {
     return cached;
 }
 
-// As a row has them that is given to the writer as a tuple: a tuple, a ticket or None.
+// The statistics in a row that is passed to the writer as a tuple: a tuple, a ticket or None.
 inline Ref CachedMeasurement::statistics() const {
     if (!has_statistics) return ticket < 0 ? none() : Ref::made(PyLong_FromLongLong(ticket));
     Ref tuple = Ref::made(PyTuple_New(kStatistics));
@@ -252,17 +253,18 @@ inline Ref CachedMeasurement::statistics() const {
     return tuple;
 }
 
-// ---- layouts: equal ones are one object ----------------------------------------------------------------------------
+// ---- layouts: equal ones share one object
+// ----------------------------------------------------------------------------
 
-// How a tensor of one layout is measured on one card.
+// How tensors of one layout are measured on one device: the kernel and its arguments.
 struct LaunchPlan {
-    Ref slots;  // which card: of these its ring has one
+    Ref slots;  // identifies the device: each ring has one `Slots`
     const Dtype *dtype;
     Ref kernel;
     long alignment;
     bool statistics;
     uint64_t programs;
-    std::vector<uint64_t> arguments;  // behind those that every kernel has
+    std::vector<uint64_t> arguments;  // after those that every kernel has
 };
 
 struct Layout {
@@ -320,7 +322,7 @@ inline MeasuredView *Memories::find(const Identity &identity) {
     return nullptr;
 }
 
-// Which value a memory is in a version of it. A version of 0 tells nothing: `.data` has a counter of its own.
+// The number of the value that a memory holds in a version. Version 0 matches any: `.data` has its own counter.
 inline int64_t Memories::value(Memory &memory, int64_t version) {
     const bool same = memory.is_known && (!version || (memory.since <= version && version <= memory.until));
     if (!same) {
@@ -339,7 +341,7 @@ inline void Memories::written_ahead(const c10::Storage &storage, int64_t version
     memory.until = version + 1;
 }
 
-// Letting go of what is known may run code that comes back here: it is out of the table by then.
+// Dropping an entry may run code that calls this again, so it is removed from the table first.
 inline void Memories::forget(const c10::Storage &storage) {
     const auto at = known_.find(storage.unsafeGetStorageImpl());
     if (at == known_.end()) return;
@@ -363,10 +365,9 @@ inline void Memories::clear() {
 
 // ---- parameters and buffers: all of them together ------------------------------------------------------------------
 
-// They are the same tensors in every step, at the same places, so one launch measures them all when the first of them
-// is seen. It reads the others before their modules run; what changes until then has another version, and is measured
-// again. A program that changes its weights there, perhaps on a stream of its own, is found out by that, and they are
-// left out.
+// They are the same tensors in every step, at the same addresses, so one launch measures them all when the first of
+// them is observed. It reads the others before their modules run; one that changes until then has another version, and
+// is measured again. Such tensors (`changes_early`) are left out of the group from then on.
 
 inline void LongLivedTensors::note(const at::Tensor &tensor, bool again) {
     const auto [at, is_new] = known_.try_emplace(tensor.unsafeGetTensorImpl());
@@ -399,7 +400,7 @@ inline void LongLivedTensors::note_grouped(const at::Tensor &tensor) {
 }
 
 inline void LongLivedTensors::expire() {
-    for (auto &one : known_) one.second.grouped = false;  // it is not their fault
+    for (auto &one : known_) one.second.grouped = false;  // the program has not changed them
 }
 
 }  // namespace astray

@@ -1,6 +1,7 @@
-// astray.capture.pytorch._torch: the part of astray that speaks with torch's C++, built by build.py on first use.
+// astray.capture.pytorch._torch: the part of astray that is compiled against torch's C++ headers, built by build.py on
+// first use.
 //
-// One file to compile, for torch's headers take most of the time.
+// A single translation unit, since torch's headers take most of the compile time.
 
 #include "finalizer.h"
 #include "modules.h"
@@ -64,12 +65,13 @@ PyGetSetDef leaf_attributes[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-// set_callbacks(add_up, run_uncompiled, put_on_leaf, flags, callback): what is done in Python, and how to tell whether
-// a compiler is at work
+// set_callbacks(add_up, run_uncompiled, put_on_leaf, flags, callback): functions in Python, and the flags that say
+// whether a compiler is active
 PyObject *set_callbacks(PyObject *, PyObject *args) {
     return to_python([&] {
         PyObject *add_up, *run_uncompiled, *put_on_leaf, *flags, *callback;
-        if (!PyArg_ParseTuple(args, "OOOOO", &add_up, &run_uncompiled, &put_on_leaf, &flags, &callback)) throw PythonError();
+        if (!PyArg_ParseTuple(args, "OOOOO", &add_up, &run_uncompiled, &put_on_leaf, &flags,
+                              &callback)) throw PythonError();
         *callbacks = {Ref::shared(add_up), Ref::shared(run_uncompiled), Ref::shared(put_on_leaf)};
         compilers->flags = PyDict_Check(flags) && callback != Py_None ? Ref::shared(flags) : Ref();
         compilers->callback = Ref::shared(callback);
@@ -77,8 +79,8 @@ PyObject *set_callbacks(PyObject *, PyObject *args) {
     });
 }
 
-// set_torch_types(op, overriding): the type of plain operators, and what tells whether a class of tensors is asked
-// about functions
+// set_torch_types(op, overriding): the type of plain operators, and a function that says whether a tensor class has a
+// `__torch_function__`
 PyObject *set_torch_types(PyObject *, PyObject *args) {
     return to_python([&] {
         PyObject *op, *overriding;
@@ -88,7 +90,7 @@ PyObject *set_torch_types(PyObject *, PyObject *args) {
     });
 }
 
-// living(): of how many calls the gradients are still waited for, or lie in a graph that has outlived its recording
+// living(): the number of calls whose gradients are still pending, or are in a graph that has outlived its recording
 PyObject *living(PyObject *, PyObject *) { return PyLong_FromLong(PendingGradients::live_count); }
 
 PyMethodDef functions[] = {
@@ -121,7 +123,8 @@ Ref make_module() {
     Box<ArrivingHook>::add_to(module, "astray.capture.pytorch._torch.ArrivingHook",
                               {slot(Py_tp_new, ArrivingHook::make), slot(Py_tp_call, OnArrival::call),
                                slot(Py_tp_methods, arriving_methods)});
-    for (const auto add : {add_tensor_observer, add_sites, add_stacks, add_structures, add_objects, add_origins, add_calls, add_functions,
+    for (const auto add : {add_tensor_observer, add_sites, add_stacks, add_structures, add_objects, add_origins,
+                           add_calls, add_functions,
                            add_modules, add_finalizer})
         add(module);
     return module;

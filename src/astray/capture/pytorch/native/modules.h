@@ -1,7 +1,7 @@
-// Takes the calls of modules into a recording: what the hooks on them do. `ModuleCapture` in calls/modules.py puts
-// these in place, and does in Python what is out of the ordinary.
+// Records the calls of modules: what the hooks on them do. `ModuleCapture` in calls/modules.py adds these, and handles
+// unusual cases in Python.
 //
-// torch calls the hooks natively, but for where a compiler has to do with them; see compilers.h.
+// torch calls the hooks natively, except while a compiler is active; see compilers.h.
 
 #pragma once
 
@@ -15,7 +15,8 @@ namespace astray {
 struct ModuleNames {
     Ref buffers = interned("_buffers"), called = interned("_any_called"), check = interned("check"),
         compiled = interned("_compiled_call_impl"), context = interned("dynamo_ctx"), direct = interned("_direct"),
-        first_call = interned("first_call"), enter_thread = interned("enter_thread"), on_nonfinite = interned("on_nonfinite"),
+        first_call = interned("first_call"), enter_thread = interned("enter_thread"),
+            on_nonfinite = interned("on_nonfinite"),
         hooked = interned("hooked"), layers = interned("_layers"), lists = interned("_lists"),
         modules = interned("_modules"), note_exception = interned("_note_exception"),
         observe_state = interned("_observe_state"), of = interned("of"), parameters = interned("_parameters"),
@@ -30,7 +31,7 @@ inline const ModuleNames &module_names() {
 
 // How one module is watched, whether or not its hooks are on.
 struct WatchedModule {
-    Ref before, after;  // what its hooks do, where that is not what all do
+    Ref before, after;  // what its hooks do instead of the default, if anything
     Ref children;       // a `ChildModules`
     bool called = false;
 
@@ -39,10 +40,12 @@ struct WatchedModule {
         for (Ref *one : {&before, &after, &children}) visit(*one);
     }
 
-    // Whether the modules right below one are those that are known.
+    // Whether the children of a module are the known ones.
     bool has_same_children(PyObject *module, PyObject *modules) const {
-        const Ref direct = attribute(children, module_names().direct), lists = attribute(children, module_names().lists);
-        if (!modules || !PyDict_Check(modules) || PyList_Size(lists)) return is_true(call_method(children, module_names().of, module));
+        const Ref direct = attribute(children, module_names().direct),
+            lists = attribute(children, module_names().lists);
+        if (!modules || !PyDict_Check(modules) || PyList_Size(lists))
+            return is_true(call_method(children, module_names().of, module));
         const Py_ssize_t size = PyTuple_Size(direct);
         if (PyDict_Size(modules) != size) return false;
         PyObject *child;
@@ -57,7 +60,8 @@ struct WatchedModule {
             PyObject *before, *after, *children;
             if (!PyArg_ParseTuple(args, "OOO:WatchedModule", &before, &after, &children)) throw PythonError();
             WatchedModule &watched = Object<WatchedModule>::in(self);
-            read_object(before, watched.before), read_object(after, watched.after), read_object(children, watched.children);
+            read_object(before, watched.before), read_object(after, watched.after),
+                read_object(children, watched.children);
         });
     }
 };
@@ -67,12 +71,14 @@ public:
     Ref engine;
     Ref capture;  // the `ModuleCapture`
     Ref flat, modes, origins, fast_paths, gathered, parameters, parameter_type;
-    Ref layers, unsharded_types, sources, hooked;  // of `fast_paths`, `gatherings` and `parameters`, which stay the same objects
+    // Attributes of `fast_paths`, `gathered` and `parameters` that are never replaced.
+    Ref layers, unsharded_types, sources, hooked;
     GradientWatcher watcher;
 
     template <class Visit>
     void each(Visit visit) {
-        for (Ref *one : {&engine, &capture, &flat, &modes, &origins, &fast_paths, &gathered, &parameters, &layers, &unsharded_types,
+        for (Ref *one : {&engine, &capture, &flat, &modes, &origins, &fast_paths, &gathered, &parameters, &layers,
+                         &unsharded_types,
                          &sources, &hooked})
             visit(*one);
         watcher.each(visit);
@@ -92,10 +98,12 @@ public:
         const Arguments given = Object<Structures>::in(flat).arguments(args, kwargs);
         if (call.has_row()) {
             calls.begin(call, given.skeleton);
-            for (const NamedTensor &one : given.tensors) calls.tensors.observe({call.seq, Role::input, one.path}, one.tensor);
+            for (const NamedTensor &one : given.tensors) calls.tensors.observe({call.seq, Role::input, one.path},
+                one.tensor);
             observe_state(site, module, call);
         }
-        if (calls.follows_gradients(call) && at::GradMode::is_enabled()) call.input_edges = watcher.edges_of(given.tensors);
+        if (calls.follows_gradients(call) && at::GradMode::is_enabled())
+            call.input_edges = watcher.edges_of(given.tensors);
     }
 
     // A module has run.
@@ -112,7 +120,7 @@ public:
             if (Calls::call_in(object).recorded) observe_result(object, result);
         } catch (...) {
             set_error();
-            SavedError first;  // the one to tell of, unless the second is the program's
+            SavedError first;  // the one to report, unless the second is the program's
             calls().attempt(finish, "the end of ", Object<Site>::in(site).name);
             first.restore();
             throw PythonError();
@@ -120,7 +128,7 @@ public:
         finish();
     }
 
-    // Ends the step: what modules start from is looked at anew.
+    // Ends the step: parameters and buffers of every module are recorded again.
     void next_step() { states_.clear(); }
 
 private:
@@ -135,7 +143,7 @@ private:
     };
     using ParameterVersions = std::vector<ParameterVersion>;
 
-    // What must be in order before a module runs.
+    // Updates the state of hooks and gathered parameters before a module runs.
     void check_module(PyObject *module) {
         if (!called_) astray::check(PyObject_SetAttr(capture, module_names().called, Py_True));
         called_ = true;
@@ -144,7 +152,7 @@ private:
             call_method(gathered, module_names().check, module);
     }
 
-    // Modes are followed to other threads; on their own they are on already.
+    // On other threads the modes are pushed at the start of a call; on their own thread they are on already.
     bool is_own_thread() const { return PyThread_get_thread_ident() == thread_; }
 
     static PyObject *item_of(PyObject *dict, PyObject *name) {  // nullptr when there is none
@@ -153,10 +161,12 @@ private:
         return found;
     }
 
-    // The parameters, as what tells whether they are still the same; nothing when Python should look at them.
+    // Keys of the parameters that change when they do; nullopt when Python has to handle this module.
     std::optional<ParameterVersions> state_of(PyObject *own) const {
-        PyObject *all = item_of(own, module_names().parameters), *buffers = item_of(own, module_names().buffers), *name, *one;
-        if (!all || !buffers || !PyDict_Check(all) || !PyDict_Check(buffers) || PyDict_Size(sources)) return std::nullopt;
+        PyObject *all = item_of(own, module_names().parameters), *buffers = item_of(own, module_names().buffers), *name,
+            *one;
+        if (!all || !buffers || !PyDict_Check(all) || !PyDict_Check(buffers) || PyDict_Size(sources))
+            return std::nullopt;
         PyObject *compiled = item_of(own, module_names().compiled);  // by torch.compile, in place or as a wrapper
         if ((compiled && compiled != Py_None) || item_of(own, module_names().context)) return std::nullopt;
         for (Py_ssize_t at = 0; PyDict_Next(buffers, &at, nullptr, &one);)
@@ -164,7 +174,8 @@ private:
         ParameterVersions state;
         for (Py_ssize_t at = 0; PyDict_Next(all, &at, &name, &one);) {
             if (one == Py_None) continue;
-            const bool plain = reinterpret_cast<PyObject *>(Py_TYPE(one)) == parameter_type.get() && PyUnicode_Check(name) &&
+            const bool plain = reinterpret_cast<PyObject *>(Py_TYPE(one)) == parameter_type.get() &&
+                PyUnicode_Check(name) &&
                                PyUnicode_FindChar(name, '.', 0, PyUnicode_GetLength(name), 1) == -1;
             if (!plain) return std::nullopt;
             const at::Tensor &tensor = THPVariable_Unpack(one);
@@ -193,17 +204,19 @@ private:
         const Ref items = Ref::made(PyDict_Items(all));  // a copy: the program may change it meanwhile
         const bool is_root = is_text(site.name, "<root>");   // astray.records.ROOT
         for (Py_ssize_t i = 0; i < PyList_Size(items); ++i) {
-            PyObject *name = PyTuple_GetItem(PyList_GetItem(items, i), 0), *one = PyTuple_GetItem(PyList_GetItem(items, i), 1);
+            PyObject *name = PyTuple_GetItem(PyList_GetItem(items, i), 0),
+                *one = PyTuple_GetItem(PyList_GetItem(items, i), 1);
             if (one == Py_None) continue;
             calls().tensors.observe({call.seq, Role::parameter, name}, one);
             if (is_hooked(one)) continue;
             // It may have been made, replaced or unfrozen since the start.
-            const Ref full = is_root ? Ref::shared(name) : Ref::made(PyUnicode_FromFormat("%U.%U", site.name.get(), name));
+            const Ref full = is_root ? Ref::shared(name) : Ref::made(PyUnicode_FromFormat("%U.%U", site.name.get(),
+                name));
             call_method(parameters, module_names().watch, one, full.get(), site.name.get(), site.root.get());
         }
     }
 
-    // Whether the gradients of a parameter are seen already, as `ParameterCapture` knows.
+    // Whether `ParameterCapture` already watches the gradients of a parameter.
     bool is_hooked(PyObject *parameter) const {
         PyObject *reference = item_of(hooked, Ref::made(PyLong_FromVoidPtr(parameter)));
         return reference && call(reference).get() == parameter;
@@ -212,7 +225,7 @@ private:
     void observe_result(PyObject *object, PyObject *result) {
         Calls &calls = this->calls();
         const OpenCall &call = Calls::call_in(object);
-        if (result == Py_None && !call.recompute)  // checkpointing stops work done again by an exception of its own
+        if (result == Py_None && !call.recompute)  // checkpointing ends a recomputation by an exception
             call_method(capture, module_names().note_exception, call.site.get(), to_object(call.frame).get());
         const NamedTensors outputs = Object<Structures>::in(flat).result(result);
         bool bad = false;
@@ -232,11 +245,11 @@ private:
 
 // ---- hooks ---------------------------------------------------------------------------------------------------------
 
-// Sits on a module: one kind before its call, another after it.
+// The hooks on a module: one kind runs before its call, another after it.
 class ModuleHook {
 public:
     Ref modules, engine, site, watched;
-    Ref action;  // what is done in place of what all do
+    Ref action;  // replaces the default action, if not empty
     Ref resync;  // brings names and hooks in line with a model that has changed
 
     template <class Visit>
@@ -244,7 +257,7 @@ public:
         for (Ref *one : {&modules, &engine, &site, &watched, &action, &resync}) visit(*one);
     }
 
-    // `depth` says how many frames of our own lie above torch's function that goes on to call `forward`.
+    // `depth` is the number of our own frames inside torch's function that is going to call `forward`.
     void before(PyObject *module, PyObject *args, PyObject *kwargs, int depth) {
         run([&] {
             WatchedModule &state = Object<WatchedModule>::in(watched);
@@ -274,7 +287,7 @@ public:
     }
 
 private:
-    // Nothing may be done when no recording listens, or a tracer would take it for a part of the model.
+    // A hook does nothing when nothing is recorded, or while a tracer would record it as a part of the model.
     bool is_inactive() const {
         Calls &calls = Calls::of(engine);
         if (!calls.recording && calls.open().empty()) return true;
@@ -284,7 +297,7 @@ private:
     template <class Work>
     void run(Work work) {
         if (is_inactive()) return;
-        const Ref kept = modules;  // what is done may take the hook off
+        const Ref kept = modules;  // the action may remove the hook
         const auto unseen = [&] {
             const TorchFunctionOff torch_function_off;
             work();
@@ -363,7 +376,7 @@ inline Ref in_python(PyObject *self, PyObject *args, PyObject *kwargs) {
     return Ref::made(PyObject_Call(attribute(self, compilers->call), args, kwargs));
 }
 
-// Called with the module, its arguments and, if torch was told that we want them, those given by name.
+// Called with the module, its arguments and, if it was registered with them, the keyword arguments.
 inline PyObject *before(PyObject *self, PyObject *args, PyObject *kwargs) {
     return to_python([&] {
         const Ref alive = Ref::shared(self);
@@ -384,7 +397,7 @@ inline PyObject *run_before(PyObject *self, PyObject *const *given, Py_ssize_t c
     });
 }
 
-// The result comes last, with and without arguments given by name before it.
+// The result is the last argument, with or without keyword arguments before it.
 inline PyObject *after(PyObject *self, PyObject *args, PyObject *kwargs) {
     return to_python([&] {
         const Ref alive = Ref::shared(self);
@@ -406,8 +419,10 @@ inline PyObject *run_after(PyObject *self, PyObject *result) {
 template <class Hook, class Run>
 void add_hook(PyObject *module, const char *name, Run call, PyMethodDef *methods) {
     static PyGetSetDef attributes[] = {
-        {"engine", [](PyObject *self, void *) { return to_object(Object<Hook>::in(self).engine).release(); }, nullptr, nullptr, nullptr},
-        {"site", [](PyObject *self, void *) { return to_object(Object<Hook>::in(self).site).release(); }, nullptr, nullptr, nullptr},
+        {"engine", [](PyObject *self, void *) { return to_object(Object<Hook>::in(self).engine).release(); }, nullptr,
+         nullptr, nullptr},
+        {"site", [](PyObject *self, void *) { return to_object(Object<Hook>::in(self).site).release(); }, nullptr,
+         nullptr, nullptr},
         {},
     };
     Object<Hook>::add_to(module, name, {slot(Py_tp_init, init_hook<Hook>), slot(Py_tp_call, call),

@@ -1,8 +1,8 @@
 // The hooks on autograd nodes, through which gradients reach the calls that they belong to.
 //
-// A tap stays on its node for as long as that lives, and is emptied rather than taken off: torch goes through the hooks
-// of a node without a lock, so none may leave their list while a backward pass could be under way on some thread. (What
-// torch leaves behind of a hook that a program has taken off is the same.) An empty tap does not ask for Python.
+// A hook stays on its node for as long as that lives, and is emptied rather than removed: torch iterates over the hooks
+// of a node without a lock, so none may leave the list while a backward pass could be running on some thread. (torch
+// does the same with a hook that a program removes.) An empty hook does not take the GIL.
 
 #pragma once
 
@@ -10,13 +10,13 @@
 
 namespace astray {
 
-// Compiled autograd gets nothing of a tap: it runs the backward pass as one graph, without hooks of ours.
+// Compiled autograd gets nothing of these hooks: it runs the backward pass as one graph, without ours.
 using CompiledArgs = torch::dynamo::autograd::CompiledNodeArgs;
 
-// Sees what a node has computed.
+// Runs when a node has computed its gradients.
 class NodePostHook : public torch::autograd::FunctionPostHook {
 public:
-    // The tap behind all other hooks of a node.
+    // Our hook after all other hooks of a node.
     static NodePostHook &on(Node &node) {
         const auto &hooks = node.post_hooks();
         auto *hook = hooks.empty() ? nullptr : dynamic_cast<NodePostHook *>(hooks.back().get());
@@ -38,11 +38,12 @@ public:
 
 private:
     struct Reader {
-        std::shared_ptr<NodeGradients> whole;  // of the call that made this node alone
+        std::shared_ptr<NodeGradients> whole;  // of the call that made only this node
         std::shared_ptr<CallGradients> part;   // of one that sends the gradient of this index to this target
         size_t index, target;
 
-        const PendingGradients &watched() const { return whole ? static_cast<const PendingGradients &>(*whole) : *part; }
+        const PendingGradients &watched() const {
+            return whole ? static_cast<const PendingGradients &>(*whole) : *part; }
     };
 
     void add(Reader reader) {
@@ -52,7 +53,7 @@ private:
 
     void run(const Tensors &computed, const Tensors &arrived) {
         for (size_t i = 0; i < readers_.size(); ++i) {
-            const Reader reader = readers_[i];  // there may be more, by another thread, before it returns
+            const Reader reader = readers_[i];  // another thread may add readers before this returns
             if (reader.whole)
                 reader.whole->ran(computed, arrived);
             else if (reader.index < computed.size() && computed[reader.index].defined())
@@ -66,17 +67,17 @@ private:
     std::atomic<bool> is_used_{false};
 };
 
-// Sees what arrives at a node, when all of it is there.
+// Runs when all gradients have arrived at a node.
 class NodePreHook : public torch::autograd::FunctionPreHook {
 public:
-    // The tap behind all other hooks of a node: what arrives is seen as they have left it.
+    // Our hook after all other hooks of a node, whose changes it sees.
     static NodePreHook &behind(Node &node) {
         const auto &hooks = node.tensor_pre_hooks();
         auto *hook = hooks.empty() ? nullptr : dynamic_cast<NodePreHook *>(hooks.back().get());
         return hook ? *hook : put(node);
     }
 
-    // The first tap of a node: what calls have sent here is complete before any call sees it arrive.
+    // Our first hook on a node: what calls have sent to it is completed before any call sees it arrive.
     static NodePreHook &first(Node &node) {
         for (const auto &hook : node.tensor_pre_hooks())
             if (auto *ours = dynamic_cast<NodePreHook *>(hook.get())) return *ours;
@@ -88,7 +89,7 @@ public:
         is_used_ = true;
     }
     void add_completion(const std::shared_ptr<CallGradients> &gradients, size_t target) {
-        // The node may outlive many calls that were given its result.
+        // The node may outlive many calls that take its result.
         const auto is_gone = [](const Completion &one) { return one.gradients.expired(); };
         if (completions_.size() == completions_.capacity())
             completions_.erase(std::remove_if(completions_.begin(), completions_.end(), is_gone), completions_.end());
@@ -119,7 +120,7 @@ private:
     }
 
     void run(const Tensors &gradients) {
-        const std::vector<Completion> completions = completions_;  // others may come, and dead ones go, meanwhile
+        const std::vector<Completion> completions = completions_;  // the list may change while Python runs
         for (const Completion &completion : completions)
             if (const auto alive = completion.gradients.lock()) alive->complete(completion.target);
         for (size_t i = 0; i < arrivals_.size(); ++i) {
@@ -142,7 +143,7 @@ private:
 };
 
 // Does on a leaf what a `NodePreHook` does on a node. It is a Python object: a leaf keeps its hooks, so this one has to
-// be taken off again, for which torch has a way in Python alone.
+// be removed again, which torch supports in Python only.
 struct LeafHook {
     std::shared_ptr<CallGradients> gradients;
     size_t index;  // of the target, or of the output

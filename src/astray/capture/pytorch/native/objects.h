@@ -15,14 +15,14 @@
 
 namespace astray {
 
-// The descriptors of slots and of `__dict__`, of each class that was met.
+// The descriptors of slots and of `__dict__`, for each class seen so far.
 class Descriptors {
 public:
     struct Named {
-        Ref name, descriptor;  // without a name: what gives `__dict__`
+        Ref name, descriptor;  // without a name: the descriptor of `__dict__`
     };
 
-    // In the order in which classes inherit. A copy is shared, so that the table may change while it is used.
+    // In method resolution order. A shared copy, so that the table may change while it is used.
     std::shared_ptr<const std::vector<Named>> of(PyTypeObject *type) {
         const auto known = known_.find(type);
         if (known != known_.end()) return known->second.own;
@@ -36,7 +36,7 @@ private:
     static constexpr size_t kMany = 1000;
 
     struct Known {
-        Ref type;  // held, so that its address is no other's
+        Ref type;  // kept alive, so that its address is not reused
         std::shared_ptr<const std::vector<Named>> own;
     };
 
@@ -107,7 +107,7 @@ private:
     // One walk through an object.
     struct Search {
         std::unordered_set<PyObject *> met;
-        std::vector<PyObject *> names;  // of the attributes and items on the way down, held by the walk
+        std::vector<PyObject *> names;  // the attributes and items on the path from the root, kept alive by the walk
         Py_ssize_t items = 0, tensors = 0;
         NamedTensors found;
         bool cut_short = false;
@@ -124,7 +124,7 @@ private:
         return std::move(search.found);
     }
 
-    // What is met twice, as in a circle, counts once.
+    // An object that is met twice, as in a cycle, counts once.
     void look_into(PyObject *value, Search &search) {
         if (!search.met.insert(value).second) return;
         for (const auto &[name, item] : items_of(value)) {
@@ -160,7 +160,7 @@ private:
         return value == Py_None;
     }
 
-    // No class, no function, and no module or the like that can be called.
+    // Classes, functions, modules and other callables are not searched.
     static bool is_searched(PyObject *value) {
         return !PyCallable_Check(value) && !PyModule_Check(value) && !is_plain(value);
     }
@@ -169,7 +169,7 @@ private:
         return is_tensor_ ? is_true(call(is_tensor_, value)) : THPVariable_Check(value);
     }
 
-    // Whatever is there now: what is done with it may change the object.
+    // A copy of the items: what is done with them may change the object.
     Items items_of(PyObject *value) {
         Items found;
         if (PyDict_Check(value)) {
@@ -196,7 +196,7 @@ private:
         const auto descriptors = descriptors_.of(Py_TYPE(value));
         for (const auto &[name, descriptor] : *descriptors) {
             const Ref held = Ref::owned(Py_TYPE(descriptor.get())->tp_descr_get(descriptor, value, type));
-            if (!held) {  // nothing has been set
+            if (!held) {  // the attribute is not set
                 if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw PythonError();
                 PyErr_Clear();
             } else if (name) {
@@ -210,7 +210,7 @@ private:
     // ---- what has been returned already ----------------------------------------------------------------------------
 
     struct Returned {
-        c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // so that the address is no other's
+        c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // so that the address is not reused
         int64_t version;
     };
 
@@ -229,7 +229,8 @@ private:
         const at::Tensor &tensor = THPVariable_Unpack(value);
         const int64_t version = tensor.is_inference() ? -1 : static_cast<int64_t>(tensor._version());
         const auto [place, added] = returned_.try_emplace(
-            tensor.unsafeGetTensorImpl(), Returned{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), version});
+            tensor.unsafeGetTensorImpl(), Returned{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
+                                                   version});
         const bool is_another = added || place->second.version != version;
         place->second.version = version;
         return is_another;

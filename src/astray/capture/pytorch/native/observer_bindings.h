@@ -1,4 +1,4 @@
-// `TensorObserver` as Python sees it: see _torch.pyi, and `TorchReader.observer` for what it is given.
+// The Python binding of `TensorObserver`: see _torch.pyi, and `TorchReader.native_observer` for its arguments.
 
 #pragma once
 
@@ -20,7 +20,7 @@ inline const c10::Storage &storage_of(PyObject *owner) {
     return THPStorage_Unpack(owner);
 }
 
-// True when the tensor is bad, else None.
+// True when the tensor holds NaN or infinities, else None.
 inline Ref answer(bool bad) { return Ref::shared(bad ? Py_True : Py_None); }
 
 inline PyObject *py_observe(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -98,7 +98,8 @@ inline PyObject *py_next_step(PyObject *self, PyObject *unused) {
     return py_renumber(self, unused);
 }
 
-inline PyObject *py_take_row_count(PyObject *self, PyObject *) { return PyLong_FromLongLong(std::exchange(of(self).rows, 0)); }
+inline PyObject *py_take_row_count(PyObject *self, PyObject *) {
+    return PyLong_FromLongLong(std::exchange(of(self).rows, 0)); }
 
 inline PyObject *py_apply(PyObject *self, PyObject *args) {
     return to_python([&] {
@@ -129,14 +130,16 @@ inline int init(PyObject *self, PyObject *args, PyObject *) {
     return to_status([&] {
         PyObject *examples, *measuring, *given[16];
         Py_ssize_t batch;
-        if (!PyArg_ParseTuple(args, "O!OO!O!OOOOO!OOnOOOOO:TensorObserver", &PyList_Type, &examples, &given[0], &PyDict_Type,
+        if (!PyArg_ParseTuple(args, "O!OO!O!OOOOO!OOnOOOOO:TensorObserver", &PyList_Type, &examples, &given[0],
+                              &PyDict_Type,
                               &given[1], &PyDict_Type, &given[2], &given[3], &given[4], &measuring, &given[5],
                               &PyDict_Type, &given[6], &given[7], &given[8], &batch, &given[9], &given[10], &given[11],
                               &given[12], &given[13]))
             throw PythonError();
         TensorObserver &observer = of(self);
         Ref *members[] = {&observer.parameter_type, &observer.devices,      &observer.rings,        &observer.stream,
-                          &observer.measure_together, &observer.make_identity,     &observer.unfilled,     &observer.writer,
+                          &observer.measure_together, &observer.make_identity,     &observer.unfilled,
+                              &observer.writer,
                           &observer.lane,           &observer.slow_observe, &observer.slow_observe_unread,
                           &observer.slow_written,   &observer.slow_changed, &observer.slow_measure};
         for (size_t i = 0; i < std::size(members); ++i) *members[i] = Ref::shared(given[i]);
@@ -190,8 +193,7 @@ inline void add_tensor_observer(PyObject *module) {
                           {slot(Py_tp_init, init), slot(Py_tp_methods, methods), slot(Py_tp_getset, attributes)});
 }
 
-// What takes the tensors of a recording: the native observer, or a Python object with its methods, which the tests
-// have.
+// What observes the tensors of a recording: a `TensorObserver`, or a Python object with its methods, which tests use.
 class ObserverHandle {
 public:
     template <class Visit>
@@ -204,7 +206,7 @@ public:
         native_ = Object<TensorObserver>::is(observer) ? &Object<TensorObserver>::in(observer) : nullptr;
     }
 
-    // Each gives whether the tensor holds NaN or infinities, if that is known and asked for.
+    // Each returns whether the tensor holds NaN or infinities, if that is known and requested.
     bool observe(const Row &row, PyObject *tensor) const {
         return native_ ? native_->observe(row, tensor) : ask("observe", row, tensor);
     }
@@ -225,7 +227,8 @@ public:
 
 private:
     bool ask(const char *method, const Row &row, PyObject *tensor) const {
-        return call_method(observer_, interned(method).get(), to_object(row.seq).get(), name_of(row.role), row.path, tensor)
+        return call_method(observer_, interned(method).get(), to_object(row.seq).get(), name_of(row.role), row.path,
+                           tensor)
                    .get() == Py_True;
     }
     void notify(const char *method, PyObject *tensor) const { call_method(observer_, interned(method).get(), tensor); }

@@ -1,7 +1,7 @@
-// Tells in which module call the backward pass is: the one whose forward made the autograd node that runs now.
+// Finds the module call that the backward pass is in: the one whose forward made the running autograd node.
 //
 // Autograd numbers its nodes as they are made. Each module call notes the number at which it starts and ends, so a
-// node's number says between which of these marks it was born. Needed by the function and op levels, where the backward
+// node's number says between which of these marks it was made. Needed by the function and op levels, where the backward
 // pass makes calls of its own.
 
 #pragma once
@@ -21,7 +21,7 @@ class Origins {
 public:
     bool wanted = false;
 
-    // From here on nodes belong to `call`; to none when it is empty.
+    // Nodes made from now on belong to `call`; to none when it is empty.
     void mark(const Ref &call) {
         if (!wanted || !at::GradMode::is_enabled()) return;
         auto &marks = by_thread_[PyThread_get_thread_ident()];
@@ -29,11 +29,11 @@ public:
         latest_ = marks;
         marks->push_back({at::sequence_number::peek(), call});
         if (marks->size() <= kMost) return;
-        const Marks gone(marks->begin(), marks->begin() + kMost / 2);  // lets go of them when they are out of the list
+        const Marks gone(marks->begin(), marks->begin() + kMost / 2);  // destroyed after they have left the list
         marks->erase(marks->begin(), marks->begin() + kMost / 2);
     }
 
-    // The call whose forward made the node that the backward pass is at; empty outside of modules.
+    // The call whose forward made the running node; empty for nodes made outside of modules.
     Ref current() const {
         const auto node = torch::autograd::get_current_node();
         if (!node) return Ref();
@@ -80,7 +80,8 @@ inline void add_origins(PyObject *module) {
     static PyMethodDef methods[] = {{"clear", Origins::py_clear, METH_NOARGS, nullptr}, {}};
     static PyGetSetDef attributes[] = {{"wanted", Origins::get_wanted, Origins::set_wanted, nullptr, nullptr}, {}};
     Box<Origins>::add_to(module, "astray.capture.pytorch._torch.Origins",
-                         {slot(Py_tp_new, Origins::make), slot(Py_tp_methods, methods), slot(Py_tp_getset, attributes)});
+                         {slot(Py_tp_new, Origins::make), slot(Py_tp_methods, methods),
+                          slot(Py_tp_getset, attributes)});
 }
 
 }  // namespace astray

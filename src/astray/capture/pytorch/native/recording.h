@@ -1,4 +1,4 @@
-// How our native code is kept apart from the program: out of sight of its modes, and of compilers.
+// Keeps our native code apart from the program: without torch functions and modes, and not compiled.
 
 #pragma once
 
@@ -19,15 +19,16 @@ struct Names {
 };
 inline Names *names;
 
-// What is done in Python: given once by `use`.
+// Functions in Python, set once by `set_callbacks`.
 struct PythonCallbacks {
-    Ref add_up;       // the sum of two gradients of which one is not a plain tensor
-    Ref run_uncompiled;        // runs a function where a compiler is about, unless it is tracing
-    Ref put_on_leaf;  // puts a hook on a tensor that no graph takes along
+    Ref add_up;       // adds two gradients of which one is not a plain tensor
+    Ref run_uncompiled;        // runs a function while a compiler is active, unless it is tracing
+    Ref put_on_leaf;  // puts a hook on a leaf, which is not freed with a graph
 };
 inline PythonCallbacks *callbacks;
 
-// What is done meanwhile is not part of the program: neither modes nor tensor classes are called for it.
+// For its lifetime neither function modes nor `__torch_function__` of tensor classes are called: our work is not part
+// of the program.
 class TorchFunctionOff {
     using Functions = at::impl::PythonTorchFunctionTLS;
 
@@ -42,7 +43,7 @@ private:
     at::impl::TorchFunctionDisabledState before_;
 };
 
-// Runs what a hook does, on whatever thread of the backward pass it was called.
+// Runs the work of a hook, on any thread of the backward pass.
 template <class Work>
 void run_hook(Work work) {
     const HeldGil gil;
@@ -54,7 +55,7 @@ void run_hook(Work work) {
             call(callbacks->run_uncompiled, function_of(action).get());
         }
     } catch (const PythonError &) {
-        python_error error;  // as torch knows it: it is raised where the program has started the backward pass
+        python_error error;  // torch's own type: it is raised where the program has started the backward pass
         error.persist();
         throw error;
     }

@@ -31,8 +31,8 @@ inline Phase phase_of(PyObject *name) {
 inline Ref to_object(Phase phase) { return Ref::shared(name_of(phase)); }
 inline void read_object(PyObject *given, Phase &phase) { phase = phase_of(given); }
 
-// Counts the calls of one name: for each phase, and apart for what is done again, in which step and micro step, and the
-// next number. Earlier micro steps are not kept: a generation loop may have millions.
+// Counts the calls of one site name within the current micro step: for each phase, and separately for recomputations.
+// Earlier micro steps are not kept: a generation loop may have millions.
 class Numbers {
 public:
     int64_t next(Phase phase, bool again, int64_t step, int64_t micro) {
@@ -51,9 +51,9 @@ private:
 // A place in the program where calls happen.
 //
 // `root` is the outermost module it belongs to, `module` the name of the module itself, of the one that encloses a
-// function, or of the one that owns a parameter. `wanted` was decided by `decided_by`, the selection of that time.
-// `numbers` counts its calls, together with other sites of its name; `inner_sites` are the sites of what is called in
-// it.
+// function, or of the one that owns a parameter. `wanted` was decided by the selection `decided_by`, and is decided
+// again for another one. `numbers` counts its calls, together with other sites of its name; `inner_sites` are the sites
+// of what is called in it.
 struct Site {
     Ref name, type, root, kind, module, decided_by, inner_sites;
     bool wanted = true, is_module = true;
@@ -68,7 +68,8 @@ struct Site {
         return to_status([&] {
             static const char *names[] = {"name", "type", "root", "kind", "module", nullptr};
             PyObject *name, *type, *root, *kind = nullptr, *module = Py_None;
-            if (!PyArg_ParseTupleAndKeywords(args, kwargs, "UUU|UO:Site", const_cast<char **>(names), &name, &type, &root,
+            if (!PyArg_ParseTupleAndKeywords(args, kwargs, "UUU|UO:Site", const_cast<char **>(names), &name, &type,
+                                             &root,
                                              &kind, &module))
                 throw PythonError();
             Site &site = Object<Site>::in(self);
@@ -83,7 +84,7 @@ struct Site {
 
 // A call that has started: what the calls inside it and its backward need to know of it.
 //
-// `recorded` says whether anything of it is wanted, `seq` is the number of its row, or −1. `anchor` is the number of
+// `recorded` says whether anything of it is recorded, `seq` is the number of its row, or −1. `anchor` is the number of
 // the innermost call that has a row, this one or one around it.
 struct OpenCall {
     Ref site, frame;
@@ -113,7 +114,8 @@ inline void add_sites(PyObject *module) {
     };
     static PyGetSetDef of_calls[] = {
         member_of<OpenCall, &OpenCall::site>("site"),           member_of<OpenCall, &OpenCall::frame>("frame"),
-        member_of<OpenCall, &OpenCall::input_edges>("input_edges"),     member_of<OpenCall, &OpenCall::runs_inner>("runs_inner"),
+        member_of<OpenCall, &OpenCall::input_edges>("input_edges"),     member_of<OpenCall,
+            &OpenCall::runs_inner>("runs_inner"),
         member_of<OpenCall, &OpenCall::step>("step"),           member_of<OpenCall, &OpenCall::micro>("micro"),
         member_of<OpenCall, &OpenCall::seq>("seq"),             member_of<OpenCall, &OpenCall::number>("number"),
         member_of<OpenCall, &OpenCall::parent>("parent"),       member_of<OpenCall, &OpenCall::anchor>("anchor"),

@@ -1,6 +1,6 @@
-// Takes the arguments of a call apart when their structure is known; `Flattener` in capture/structure.py does the rest.
+// Flattens the arguments of a call when their structure is cached; `Flattener` in capture/structure.py does the rest.
 //
-// Anything that is not plain to see, or is met for the first time, goes to Python.
+// Values of other types, and new structures, are left to Python.
 
 #pragma once
 
@@ -8,13 +8,13 @@
 
 namespace astray {
 
-// A tensor, and where among the arguments or results it is.
+// A tensor, and its path among the arguments or results.
 struct NamedTensor {
     Ref path, tensor;
 };
 using NamedTensors = std::vector<NamedTensor>;
 
-// From a list of (path, tensor), as Python has them.
+// Reads a Python list of (path, tensor).
 inline NamedTensors named_tensors(PyObject *given) {
     NamedTensors found;
     const Ref pairs = Ref::made(PySequence_Fast(given, "Tensors come as a list of (path, tensor)."));
@@ -60,7 +60,8 @@ public:
         if (!entry) {
             if (PyErr_Occurred()) throw PythonError();
             Arguments walked = flatten(args, kwargs);
-            if (walked.tensors.size() != reading.tensors.size()) return walked;  // nested too deep, or numbers as tensors
+            // Nested too deep, or numbers that count as tensors.
+            if (walked.tensors.size() != reading.tensors.size()) return walked;
             entry = remember(key, walked);
         }
         PyObject *paths = PyTuple_GetItem(entry, 0);
@@ -78,7 +79,8 @@ public:
         if (has_tensor_type(value)) return {{*out, Ref::shared(value)}};
         if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
             NamedTensors found;
-            if (read_results(Ref::made(PySequence_Tuple(value)), found)) return found;  // another thread may change a list
+            // Another thread may change a list.
+            if (read_results(Ref::made(PySequence_Tuple(value)), found)) return found;
         }
         return named_tensors(call(flatten_result_, value));
     }
@@ -112,7 +114,7 @@ public:
     }
 
 private:
-    static constexpr Py_ssize_t kLongestList = 64, kMany = 10000;  // structures that are remembered
+    static constexpr Py_ssize_t kLongestList = 64, kMany = 10000;  // structures that are cached
     static constexpr size_t kLongestKey = 256;
 
     // A key under construction, and the tensors met on the way.
@@ -134,7 +136,7 @@ private:
     }
     bool has_tensor_type(PyObject *value) const { return is_one_of(tensors_, value); }
 
-    // False when it is not plain to see what a value is. A type goes with every value, for 1 and True are equal.
+    // Returns false for a value that needs Python. The key has the type of every value, since 1 and True are equal.
     bool read_value(PyObject *value, Reading &reading) {
         const Ref type = Ref::shared(reinterpret_cast<PyObject *>(Py_TYPE(value)));
         if (!has_tensor_type(value)) {
@@ -164,7 +166,8 @@ private:
         if (!PyTuple_Check(args) || (kwargs && !PyDict_Check(kwargs))) return false;
         reading.key.push_back(to_object(static_cast<int64_t>(PyTuple_Size(args))));
         PyObject *name, *value;
-        for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs, &at, &name, nullptr);) reading.key.push_back(Ref::shared(name));
+        for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs, &at, &name,
+                                                      nullptr);) reading.key.push_back(Ref::shared(name));
         for (Py_ssize_t i = 0; i < PyTuple_Size(args); ++i)
             if (!read_value(PyTuple_GetItem(args, i), reading)) return false;
         for (Py_ssize_t at = 0; kwargs && PyDict_Next(kwargs, &at, nullptr, &value);)
@@ -172,7 +175,7 @@ private:
         return true;
     }
 
-    // What Python makes of a call.
+    // Flattens a call in Python.
     Arguments flatten(PyObject *args, PyObject *kwargs) {
         const Ref given = kwargs ? Ref::shared(kwargs) : Ref::made(PyDict_New());
         const Ref found = call(flatten_arguments_, args, given.get());
@@ -187,12 +190,12 @@ private:
         for (size_t i = 0; i < walked.tensors.size(); ++i)
             PyTuple_SetItem(paths, static_cast<Py_ssize_t>(i), Ref(walked.tensors[i].path).release());
         Ref entry = Ref::made(PyTuple_Pack(2, paths.get(), walked.skeleton.get()));
-        if (PyDict_Size(known_) > kMany) PyDict_Clear(known_);  // a number that is another one in every call
+        if (PyDict_Size(known_) > kMany) PyDict_Clear(known_);  // a program with a number that differs in every call
         check(PyDict_SetItem(known_, key, entry));
         return entry;
     }
 
-    // The tensors among several results; false when they are not plain to see.
+    // The tensors among several results; returns false when they need Python.
     bool read_results(const Ref &items, NamedTensors &found) const {
         static std::vector<Ref> *paths = new std::vector<Ref>();
         const Py_ssize_t size = PyTuple_Size(items);
@@ -208,7 +211,7 @@ private:
         return true;
     }
 
-    std::vector<Ref> tensors_, values_;  // types whose values are tensors at sight, or plain
+    std::vector<Ref> tensors_, values_;  // types whose values are always tensors, or plain
     Ref is_tensor_, flatten_arguments_, flatten_result_, known_, tensor_mark_;
 };
 

@@ -1,8 +1,8 @@
-// Records plain torch tensors: what they are, what is measured of them, and which value each of them is.
+// Records plain torch tensors: their metadata, their measurements, and the number of the value that each holds.
 //
-// What is out of the ordinary (a subclass, a layout, a limit, values to keep, a full ring) is handed over to `Observer`
-// in Python, which asks here which value a memory is. The GIL is the lock of everything here. Measuring and launching
-// release it, so nothing found in a table is used after one of them without being looked for again.
+// Unusual cases (a subclass, a layout, a limit, values to keep, a full ring) are passed to `Observer` in Python, which
+// gets the numbers of values from here. The GIL is the lock of everything here. Measuring and launching release it, so
+// table entries are looked up again after them.
 
 #pragma once
 
@@ -16,17 +16,17 @@
 
 namespace astray {
 
-// What every kernel is given before its own arguments: the tensor, the partial rows and which of them are free, and the
+// The arguments that every kernel gets before its own: the tensor, the partial rows and the first free one, and the
 // slot in the table of measurements. See `CudaRing.measure`.
 enum { kAddress, kRows, kRowCount, kFirstRow, kTable, kSlot, kOwn };
 
-// Tensors that stand for others: of transforms, of a compiler, of classes in Python.
+// The dispatch keys of tensors that wrap others: of transforms, of a compiler, of Python classes.
 inline const c10::DispatchKeySet kWrapperKeys({c10::DispatchKey::Functionalize, c10::DispatchKey::Python,
                                 c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
 
 struct NamedDevice {
     c10::Device where;
-    Ref device, name;  // as torch has it, and its name in rows
+    Ref device, name;  // the torch.device, and its name in rows
     Text text;
 };
 
@@ -35,32 +35,34 @@ class TensorObserver {
     Ref parameter_type, tensor_type, devices, rings, stream, measure_together, make_identity, unfilled, writer, lane;
     Ref slow_observe, slow_observe_unread, slow_written, slow_changed, slow_measure;
     std::array<Dtype, static_cast<size_t>(c10::ScalarType::NumOptions)> types;
-    const Appending *appending = nullptr;  // how rows get into the lane; NULL when the writer takes each
+    const Appending *appending = nullptr;  // appends rows to the lane; NULL when the writer takes each row
     const Measuring *measuring = nullptr;  // NULL when memory of this process is measured in Python
     const Launching *launching = nullptr;  // NULL when kernels are not launched natively
     Py_ssize_t batch = 0;
-    uint8_t roles = 0;  // which are recorded: a bit each
+    uint8_t roles = 0;  // the recorded roles, a bit each
     int64_t rows = 0;  // counted here, for the quota
     bool on = false, statistics = true, values = false;
-    bool ops = false;       // calls are seen before the version counters know of their writes
-    bool reports_nonfinite = false;  // says which tensors hold NaN or infinities
-    bool shared_with_python = false;    // whether Python may know of memories too
+    bool ops = false;       // ops are observed before version counters count their writes
+    bool reports_nonfinite = false;  // `observe` returns whether tensors hold NaN or infinities
+    bool shared_with_python = false;    // whether `Observer` in Python may have measured memories too
     Memories memories;
     LongLivedTensors long_lived;
 
-    // Records one tensor as it is now. Gives whether it holds NaN or infinities, if that is known and asked for.
+    // Records one tensor as it is now. Returns whether it holds NaN or infinities, if that is known and
+    // `reports_nonfinite`.
     bool observe(const Row &row, PyObject *tensor);
     bool observe(const Row &row, const at::Tensor &tensor);
     // The same for one whose memory may not have been filled yet.
     bool observe_unread(const Row &row, PyObject *tensor);
-    // A call has written into this tensor, perhaps without its version counter knowing; `written`: it may be filled
+    // A call has written into this tensor, perhaps without changing its version counter; `written`: it may be filled
     // now.
     void changed(PyObject *tensor) { forget_written(slow_changed, tensor, false, false); }
     void written(PyObject *tensor) { forget_written(slow_written, tensor, PyDict_Size(unfilled) != 0, ops); }
 
     template <class Visit>
     void each(Visit visit) {
-        for (Ref *one : {&slow_observe, &slow_observe_unread, &slow_written, &slow_changed, &slow_measure, &measure_together, &writer, &rings})
+        for (Ref *one : {&slow_observe, &slow_observe_unread, &slow_written, &slow_changed, &slow_measure,
+                         &measure_together, &writer, &rings})
             visit(*one);
     }
 
@@ -70,21 +72,24 @@ class TensorObserver {
     std::vector<NamedDevice> known_devices;
 
     bool is_plain(PyObject *tensor) const;
-    // Whether it is there in every step: a parameter, a buffer, an optimizer's state. `object` may be empty.
+    // Whether it exists in every step: a parameter, a buffer, an optimizer's state. `object` may be empty.
     bool is_long_lived(const Row &row, PyObject *object) const;
     std::optional<Identity> identify(const at::Tensor &tensor);
     const NamedDevice &device_of(const at::Tensor &tensor);
     bool is_on_cpu(const Identity &identity) const;
     Ref memory_of(const Identity &identity) const;
     CachedMeasurement measure_on_cpu(const Identity &identity);
-    std::shared_ptr<LaunchPlan> read_launch_plan(PyObject *ring, PyObject *slots, const Identity &identity, long alignment);
+    std::shared_ptr<LaunchPlan> read_launch_plan(PyObject *ring, PyObject *slots, const Identity &identity,
+                                                 long alignment);
     std::shared_ptr<LaunchPlan> find_launch_plan(PyObject *ring, PyObject *slots, const Identity &identity);
     int64_t launch_into(Slots *slots, const LaunchPlan &plan, uint64_t stream, uint64_t address) const;
     int64_t measure_on_device(PyObject *ring, const Identity &identity);
-    CachedMeasurement measure_first(const at::Tensor &tensor, const Identity &identity, PyObject *device, const Row &row);
+    CachedMeasurement measure_first(const at::Tensor &tensor, const Identity &identity, PyObject *device,
+                                    const Row &row);
     void measure_group(const std::vector<std::pair<at::Tensor, Identity>> &group);
     void measure_long_lived();
-    void write_row(const TensorRow &row, const Identity &identity, const Row &of, const CachedMeasurement &cached, PyObject *device);
+    void write_row(const TensorRow &row, const Identity &identity, const Row &of, const CachedMeasurement &cached,
+                   PyObject *device);
     bool is_unfilled(const c10::Storage &storage) const;
     void note_filled(const c10::Storage &storage);
     bool record(const at::Tensor &tensor, const Identity &identity, const Row &row, bool is_long_lived);
@@ -104,8 +109,8 @@ inline bool TensorObserver::is_long_lived(const Row &row, PyObject *object) cons
 
 inline std::optional<Identity> TensorObserver::identify(const at::Tensor &tensor) {
     c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
-    // No one address, shape or version: sparse, nested, inside a transform, made in inference mode. And a sign that is
-    // only a flag yet.
+    // Excluded are tensors without a single address, shape or version (sparse, nested, inside a transform, made in
+    // inference mode), and those whose sign is a lazy flag.
     if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.has_storage() || impl->is_inference() ||
         tensor.is_nested() || tensor.is_neg() || tensor.is_conj() || impl->has_symbolic_sizes_strides() ||
         impl->key_set().has_any(kWrapperKeys))
@@ -136,7 +141,8 @@ inline const NamedDevice &TensorObserver::device_of(const at::Tensor &tensor) {
 inline bool TensorObserver::is_on_cpu(const Identity &identity) const { return identity.device.is_cpu() && measuring; }
 
 inline Ref TensorObserver::memory_of(const Identity &identity) const {
-    return Ref::made(Py_BuildValue("KOOO", static_cast<unsigned long long>(identity.address), identity.dtype->name.get(),
+    return Ref::made(Py_BuildValue("KOOO", static_cast<unsigned long long>(identity.address),
+                                   identity.dtype->name.get(),
                                    identity.layout->shape_tuple().get(), identity.layout->stride_tuple().get()));
 }
 
@@ -151,9 +157,10 @@ inline CachedMeasurement TensorObserver::measure_on_cpu(const Identity &identity
     return cached;
 }
 
-// What the ring has found out about a layout: how it is launched. Empty when it does not know it yet, or launches it
-// otherwise.
-inline std::shared_ptr<LaunchPlan> TensorObserver::read_launch_plan(PyObject *ring, PyObject *slots, const Identity &identity, long alignment) {
+// Reads from the ring how tensors of a layout are launched. Empty when the ring does not know the layout yet, or
+// launches it in another way.
+inline std::shared_ptr<LaunchPlan> TensorObserver::read_launch_plan(PyObject *ring, PyObject *slots,
+                                                                    const Identity &identity, long alignment) {
     const Ref key = Ref::made(Py_BuildValue("OOOlOO", identity.dtype->name.get(), identity.layout->shape_tuple().get(),
                                             identity.layout->stride_tuple().get(), alignment, Py_None,
                                             statistics ? Py_True : Py_False));
@@ -184,7 +191,8 @@ inline std::shared_ptr<LaunchPlan> TensorObserver::read_launch_plan(PyObject *ri
     return plan;
 }
 
-inline std::shared_ptr<LaunchPlan> TensorObserver::find_launch_plan(PyObject *ring, PyObject *slots, const Identity &identity) {
+inline std::shared_ptr<LaunchPlan> TensorObserver::find_launch_plan(PyObject *ring, PyObject *slots,
+                                                                    const Identity &identity) {
     const long alignment = static_cast<long>(identity.address % 16);
     for (const auto &plan : identity.layout->plans)
         if (plan->slots.get() == slots && plan->dtype == identity.dtype && plan->alignment == alignment &&
@@ -193,9 +201,10 @@ inline std::shared_ptr<LaunchPlan> TensorObserver::find_launch_plan(PyObject *ri
     return read_launch_plan(ring, slots, identity, alignment);
 }
 
-// Launches a kernel into the next slot: its ticket, or −1 when Python should see to it. The slots are locked all the
-// while, so that no segment is sent for during a launch.
-inline int64_t TensorObserver::launch_into(Slots *slots, const LaunchPlan &plan, uint64_t stream, uint64_t address) const {
+// Launches a kernel into the next slot. Returns its ticket, or −1 when Python has to do it. The slots are locked during
+// the launch, so that no segment is fetched meanwhile.
+inline int64_t TensorObserver::launch_into(Slots *slots, const LaunchPlan &plan, uint64_t stream,
+                                           uint64_t address) const {
     uint64_t words[kMaxArguments] = {};
     words[kAddress] = address;
     words[kRows] = slots->rows_at;
@@ -207,9 +216,10 @@ inline int64_t TensorObserver::launch_into(Slots *slots, const LaunchPlan &plan,
     words[kFirstRow] = static_cast<uint64_t>(slots->used);
     words[kSlot] = static_cast<uint64_t>(slots->count);
     const int64_t programs = static_cast<int64_t>(plan.programs);
-    // Now and then the ring looks at the clock.
+    // Every 64th launch is left to the ring, which checks the time.
     if (slots->has_stream && slots->stream == stream && slots->count % 64 && slots->count < slots->most &&
-        slots->used + programs <= slots->partials && launching->launch(plan.kernel.get(), plan.programs, stream, words) == 0) {
+        slots->used + programs <= slots->partials && launching->launch(plan.kernel.get(), plan.programs, stream,
+            words) == 0) {
         ticket = (slots->number * slots->most + slots->count++) * 2 + plan.statistics;
         slots->used += programs;
     }
@@ -217,7 +227,7 @@ inline int64_t TensorObserver::launch_into(Slots *slots, const LaunchPlan &plan,
     return ticket;
 }
 
-// Has a tensor measured on its card: the ticket; −1 when Python should see to it.
+// Has a tensor measured on its device. Returns the ticket, or −1 when Python has to do it.
 inline int64_t TensorObserver::measure_on_device(PyObject *ring, const Identity &identity) {
     if (!launching) return -1;
     const Ref slots = attribute(ring, tensor_names().slots);
@@ -229,8 +239,9 @@ inline int64_t TensorObserver::measure_on_device(PyObject *ring, const Identity 
     return plan ? launch_into(reinterpret_cast<Slots *>(slots.get()), *plan, raw, identity.address) : -1;
 }
 
-// The first sight of a memory.
-inline CachedMeasurement TensorObserver::measure_first(const at::Tensor &tensor, const Identity &identity, PyObject *device, const Row &row) {
+// Measures a memory that is not in the tables.
+inline CachedMeasurement TensorObserver::measure_first(const at::Tensor &tensor, const Identity &identity,
+                                                       PyObject *device, const Row &row) {
     if (!values && is_on_cpu(identity)) return measure_on_cpu(identity);
     if (!values) {
         const Ref ring = Ref::shared(PyDict_GetItemWithError(rings, device));
@@ -239,19 +250,23 @@ inline CachedMeasurement TensorObserver::measure_first(const at::Tensor &tensor,
         if (ticket >= 0) return CachedMeasurement::of_ticket(ticket);
     }
     const Ref owner = Ref::made(THPStorage_Wrap(tensor.storage()));
-    const Ref known = call(make_identity, owner.get(), Py_None, Ref::made(PyLong_FromUnsignedLongLong(identity.address)).get(),
-                           identity.dtype->name.get(), identity.layout->shape_tuple().get(), identity.layout->stride_tuple().get());
+    const Ref known = call(make_identity, owner.get(), Py_None,
+                           Ref::made(PyLong_FromUnsignedLongLong(identity.address)).get(),
+                           identity.dtype->name.get(), identity.layout->shape_tuple().get(),
+                               identity.layout->stride_tuple().get());
     const Ref object = Ref::made(THPVariable_Wrap(tensor)), seq = Ref::made(PyLong_FromLongLong(row.seq));
-    return CachedMeasurement::of_python(call(slow_measure, object.get(), known.get(), seq.get(), name_of(row.role), row.path));
+    return CachedMeasurement::of_python(call(slow_measure, object.get(), known.get(), seq.get(), name_of(row.role),
+                                             row.path));
 }
 
-// Measures those of one type and device by one launch, and remembers what comes of it.
+// Measures tensors of one dtype and device by one launch, and stores their tickets.
 inline void TensorObserver::measure_group(const std::vector<std::pair<at::Tensor, Identity>> &group) {
     if (group.size() < 2) return;
     const NamedDevice where = device_of(group[0].first);
     const Ref memories_given = Ref::made(PyList_New(0));
     for (const auto &[_, identity] : group) check(PyList_Append(memories_given.get(), memory_of(identity).get()));
-    const Ref tickets = Ref::made(PyObject_CallFunctionObjArgs(measure_together.get(), where.device.get(), memories_given.get(),
+    const Ref tickets = Ref::made(PyObject_CallFunctionObjArgs(measure_together.get(), where.device.get(),
+                                                               memories_given.get(),
                                                                statistics ? Py_True : Py_False, nullptr));
     if (tickets.get() == Py_None) return;
     Py_ssize_t taken = 0;
@@ -259,7 +274,8 @@ inline void TensorObserver::measure_group(const std::vector<std::pair<at::Tensor
         PyObject *ticket = PyList_GetItem(tickets.get(), taken++);
         if (!ticket) throw PythonError();
         memories.of(identity.storage).views.push_back(
-            MeasuredView{identity.address, identity.version, identity.dtype, identity.layout, CachedMeasurement::of_ticket(integer(ticket))});
+            MeasuredView{identity.address, identity.version, identity.dtype, identity.layout,
+                         CachedMeasurement::of_ticket(integer(ticket))});
         long_lived.note_grouped(tensor);
     }
 }
@@ -268,7 +284,8 @@ inline void TensorObserver::measure_long_lived() {
     std::vector<std::vector<std::pair<at::Tensor, Identity>>> groups;
     for (const at::Tensor &tensor : long_lived.take_due()) {
         const std::optional<Identity> identity = identify(tensor);
-        if (!identity || !identity->layout->contiguous || !identity->layout->elements || identity->address % 16 || is_on_cpu(*identity) ||
+        if (!identity || !identity->layout->contiguous || !identity->layout->elements || identity->address % 16 ||
+            is_on_cpu(*identity) ||
             memories.find(*identity))
             continue;
         auto fits = [&](const auto &group) {
@@ -283,7 +300,8 @@ inline void TensorObserver::measure_long_lived() {
 
 // ---- observing -----------------------------------------------------------------------------------------------------
 
-inline void TensorObserver::write_row(const TensorRow &row, const Identity &identity, const Row &of, const CachedMeasurement &cached,
+inline void TensorObserver::write_row(const TensorRow &row, const Identity &identity, const Row &of,
+                                      const CachedMeasurement &cached,
                              PyObject *device) {
     if (appending) {
         const Py_ssize_t count = appending->append_tensor(lane, &row);
@@ -296,12 +314,13 @@ inline void TensorObserver::write_row(const TensorRow &row, const Identity &iden
         "LOOONNONNNOOON", static_cast<long long>(of.seq), name_of(of.role), of.path, identity.dtype->name.get(),
         identity.layout->shape_tuple().release(), identity.layout->stride_tuple().release(), device,
         PyBool_FromLong(row.requires_grad), cached.statistics().release(),
-        cached.is_measured ? PyLong_FromUnsignedLongLong(cached.measured.fingerprint) : none().release(), or_none(cached.values),
+        cached.is_measured ? PyLong_FromUnsignedLongLong(cached.measured.fingerprint) : none().release(),
+            or_none(cached.values),
         or_none(cached.placement), or_none(cached.note), PyLong_FromLongLong(row.value)));
     call_method(writer, tensor_names().tensor_row, tuple.get());
 }
 
-// Whether its memory has not been filled yet.
+// Whether a memory has not been filled yet.
 inline bool TensorObserver::is_unfilled(const c10::Storage &storage) const {
     if (!PyDict_Size(unfilled.get())) return false;
     const Ref owner = Ref::made(THPStorage_Wrap(storage));
@@ -309,18 +328,20 @@ inline bool TensorObserver::is_unfilled(const c10::Storage &storage) const {
     return check(PyDict_Contains(unfilled.get(), number.get()));
 }
 
-// A call that takes a memory as an input shows that it has been filled, by a kernel that we cannot see.
+// If a call takes a memory as an input, it must have been filled by a kernel that we cannot see.
 inline void TensorObserver::note_filled(const c10::Storage &storage) {
     if (!is_unfilled(storage)) return;
     const Ref owner = Ref::made(THPStorage_Wrap(storage));
     check(PyDict_DelItem(unfilled.get(), Ref::made(PyLong_FromVoidPtr(owner.get())).get()));
 }
 
-// Whether the bytes that were handed over of it are gone, so that they are to be read again.
-inline bool is_stale(const CachedMeasurement &cached) { return cached.values && is_true(attribute(cached.values, tensor_names().stale)); }
+// Whether its kept bytes are no longer held by the writer, so that they have to be read again.
+inline bool is_stale(const CachedMeasurement &cached) { return cached.values &&
+                                                       is_true(attribute(cached.values, tensor_names().stale)); }
 
-// Records a tensor that has been identified. Gives whether it holds NaN or infinities, if that is asked for.
-inline bool TensorObserver::record(const at::Tensor &tensor, const Identity &identity, const Row &row, bool is_long_lived) {
+// Records a tensor that has been identified. Returns whether it holds NaN or infinities, if `reports_nonfinite`.
+inline bool TensorObserver::record(const at::Tensor &tensor, const Identity &identity, const Row &row,
+                                   bool is_long_lived) {
     note_filled(identity.storage);
     const bool is_grouped = is_long_lived && !values && !is_on_cpu(identity);
     if (is_grouped && long_lived.is_due) measure_long_lived();
@@ -338,10 +359,11 @@ inline bool TensorObserver::record(const at::Tensor &tensor, const Identity &ide
         number = memories.value(memory, identity.version);
         MeasuredView *there = memories.find(identity);
         if (there) there->cached = cached, there->number = number;
-        else memory.views.push_back(MeasuredView{identity.address, identity.version, identity.dtype, identity.layout, cached, number});
+        else memory.views.push_back(MeasuredView{identity.address, identity.version, identity.dtype, identity.layout,
+                                                 cached, number});
     }
     if (is_grouped) long_lived.note(tensor, known != nullptr);
-    Ref path, placement, note;  // keep texts that had to be made
+    Ref path, placement, note;  // keep encoded texts alive
     const Layout &layout = *identity.layout;
     TensorRow written{};
     written.seq = row.seq;
@@ -370,7 +392,8 @@ inline bool call_slow_path(const Ref &slow_path, const Row &row, PyObject *tenso
 
 inline bool TensorObserver::observe(const Row &row, PyObject *tensor) {
     if (!on) return shared_with_python = true, call_slow_path(slow_observe, row, tensor);
-    if (row.seq < 0 || !(roles & bit_of(row.role))) return false;  // a call that has no row, or a role not asked for
+    // A call that has no row, or a role that is not recorded.
+    if (row.seq < 0 || !(roles & bit_of(row.role))) return false;
     const bool plain = is_plain(tensor);
     const std::optional<Identity> identity = plain ? identify(THPVariable_Unpack(tensor)) : std::nullopt;
     if (!identity) return shared_with_python = true, call_slow_path(slow_observe, row, tensor);
@@ -385,7 +408,7 @@ inline bool TensorObserver::observe_unread(const Row &row, PyObject *tensor) {
     return may_be_unfilled ? call_slow_path(slow_observe_unread, row, tensor) : observe(row, tensor);
 }
 
-// The Python object of a tensor, where it has one already, and whether that could be told.
+// The Python object of a tensor, if it has one already, and whether this version of torch exposes that.
 template <class Slot>
 auto object_in(const Slot &slot, int) -> decltype(slot.load_pyobj(), std::pair<PyObject *, bool>()) {
     return {slot.load_pyobj(), true};
@@ -399,7 +422,7 @@ std::pair<PyObject *, bool> object_in(const Slot &, ...) {
     return {nullptr, false};
 }
 
-// Without making a Python object of it, unless it is out of the ordinary.
+// Makes no Python object of the tensor, unless it takes the slow path.
 inline bool TensorObserver::observe(const Row &row, const at::Tensor &tensor) {
     const auto [object, is_known] = object_in(*tensor.unsafeGetTensorImpl()->pyobj_slot(), 0);
     if (on && is_known && (!object || is_plain(object))) {
@@ -412,7 +435,7 @@ inline bool TensorObserver::observe(const Row &row, const at::Tensor &tensor) {
     return observe(row, Ref::made(THPVariable_Wrap(tensor)));
 }
 
-// Forgets what is known of a tensor's memory. Python, which calls `forget`, does so when more may have to be done.
+// Forgets the measurements of a tensor's memory. When more may have to be done, Python does it, and calls `forget`.
 inline void TensorObserver::forget_written(const Ref &slow_path, PyObject *tensor, bool more, bool ahead) {
     if (!more && !shared_with_python && is_plain(tensor) && THPVariable_Unpack(tensor).has_storage()) {
         const at::Tensor &changed = THPVariable_Unpack(tensor);
