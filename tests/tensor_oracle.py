@@ -30,7 +30,7 @@ class _Numbered(weakref.ref[Any]):
 class Numbers:
     """Numbers values: a memory in one of its versions, whatever part of it a tensor shows and in which order.
 
-    They are handed out in order of first sight, from 0. They outlive measurements, which are also cleared when the
+    They are assigned in order of first use, from 0. They outlive measurements, which are also cleared when the
     tickets of measurements expire: the values are still the same then. Version 0 is any: that of a view which has a
     counter of its own, such as `x.data`, or the result of an op of which autograd does not know yet.
     """

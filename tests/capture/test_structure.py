@@ -1,4 +1,4 @@
-"""FunctionCalls nested values apart."""
+"""Nested arguments and results are flattened into tensors with paths, and a skeleton of the rest."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def one_stream(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
 
 
 class Bench:
-    """A observer for a ring, and the tickets in its rows."""
+    """An observer for a ring, and the tickets in its rows."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring, self.rows = ring, []

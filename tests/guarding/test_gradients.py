@@ -16,7 +16,7 @@ import astray
 from astray.capture.pytorch import adapter
 from astray.guarding.guard import CALL_GRADIENTS
 from astray.guarding.step_monitor import FROM_HERE_ON, SUSPICIOUS
-from capture.test_far_tensors import FarReader
+from capture.pytorch.test_device_tensors import FarReader
 from guarding.test_accidents import guard as guard_of
 from guarding.test_scaler import Halved
 from guarding.test_scaler import train as train_scaled

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import astray
 from astray.capture.pytorch import adapter
-from capture.test_far_tensors import FarReader
+from capture.pytorch.test_device_tensors import FarReader
 from guarding.training import Net, batch, guarded, loss_of, steps_in, tripped
 
 

@@ -17,7 +17,7 @@ from astray.stats import Strided, measure, pack
 from astray.stats.dtypes import DTYPES
 from astray.store import BackgroundWriter
 
-CallTensor = tuple[Role, str, Any]
+ObservedTensor = tuple[Role, str, Any]
 """A tensor of a call: its role, its path, and itself."""
 
 MOST_TAINTED = 32
@@ -55,7 +55,7 @@ class NonFiniteKeeper:
         self._tainted = 0  # calls of this step that were given NaN
         self._wanted = {"nan", "inf"}
 
-    def examine(self, seq: int, tensors: list[CallTensor], args: str | None) -> None:
+    def examine(self, seq: int, tensors: list[ObservedTensor], args: str | None) -> None:
         """Keeps the tensors of a call if it made NaN or infinity."""
         if not self._wanted or self._tainted >= MOST_TAINTED:
             return
@@ -80,7 +80,7 @@ class NonFiniteKeeper:
             for tensor in (*inputs, *results):
                 self._keep(seq, tensor)
 
-    def _measured(self, tensors: list[CallTensor]) -> list[_Measured]:
+    def _measured(self, tensors: list[ObservedTensor]) -> list[_Measured]:
         """Measures those on the CPU. Others would have to wait for their device."""
         measured = []
         for role, path, tensor in tensors:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from astray.capture.adapters import SlowPath, TensorIdentity, TensorReader, TensorReading
 from astray.capture.measurement_cache import CachedMeasurement, MeasurementCache, UnfilledMemory
-from astray.capture.nonfinite_values import CallTensor, NonFiniteKeeper, has_nonfinite
+from astray.capture.nonfinite_values import NonFiniteKeeper, ObservedTensor, has_nonfinite
 from astray.capture.selection import Quota, RecordedBytes
 from astray.capture.settings import Settings
 from astray.interrupts import pass_interrupt
@@ -135,7 +135,7 @@ class Observer:
         )  # fmt: skip
         return True if self._nonfinite_keeper is not None and has_nonfinite(statistics) else None
 
-    def on_nonfinite(self, seq: int, found: list[CallTensor], args: str | None) -> None:
+    def on_nonfinite(self, seq: int, found: list[ObservedTensor], args: str | None) -> None:
         """A call has returned NaN or infinities. found: its tensors. args: its arguments as text."""
         if self._nonfinite_keeper is None or self._keeps_tensors or self._keeps_sample:  # else values are kept already
             return

@@ -93,7 +93,7 @@ class Calls:
     def _open_calls(self) -> list[OpenCall]: ...
     def _set_observer(self, taker: Any, /) -> None: ...
 
-class Origins:
+class NodeOrigins:
     """From autograd nodes back to the module calls that made them."""
 
     wanted: bool

@@ -34,7 +34,7 @@ from astray.capture.pytorch.calls.spelling import spelling_of
 from astray.capture.pytorch.calls.wrappers import raw_names
 from astray.capture.pytorch.discovery import ModelDiscovery, StepDetector
 from astray.capture.pytorch.experiments.perturbation import PerturbedInputs
-from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients, Origins
+from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients, NodeOrigins
 from astray.capture.pytorch.optimizer_steps import OptimizerCapture
 from astray.capture.pytorch.patches import CudaGraphReplays, LossLabels
 from astray.capture.pytorch.tensors import TorchReader
@@ -104,7 +104,7 @@ class PyTorchAdapter:
     def start(self, engine: Engine, end_step: Callable[[], None]) -> None:
         self._gradients = LiveGradients()
         self._last_nodes = LastNodes(self._gradients)
-        self._origins = Origins()
+        self._origins = NodeOrigins()
         self._function_sites = FunctionSites(engine, self._origins)
         self._modes = Modes()
         self._modules = ModuleCapture(engine, self._gradients, self._modes, self._origins)

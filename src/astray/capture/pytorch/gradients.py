@@ -37,15 +37,15 @@ if TYPE_CHECKING:
         InputEdges,
         LeafHook,
         LiveGradients,
-        Origins,
+        NodeOrigins,
     )
 else:
     _torch = load()
     AccumulatedHook, ArrivingHook = _torch.AccumulatedHook, _torch.ArrivingHook
     InputEdges, LeafHook, LiveGradients = _torch.InputEdges, _torch.LeafHook, _torch.LiveGradients
-    Origins = _torch.Origins
+    NodeOrigins = _torch.NodeOrigins
 
-__all__ = ["AccumulatedHook", "ArrivingHook", "InputEdges", "LiveGradients", "Origins", "living"]
+__all__ = ["AccumulatedHook", "ArrivingHook", "InputEdges", "LiveGradients", "NodeOrigins", "living"]
 
 living = _torch.living
 

@@ -65,7 +65,7 @@ class SetupCapture:
 
     def start(self, *, seeded: bool) -> None:
         """The recording begins. `seeded`: the program has already set its seed."""
-        with _Guard(self._engine):
+        with _ReportedFailures(self._engine):
             self._note("environment", "", environment(os.environ))
             self._note_torch(seeds=seeded)
             if self._is_stale:
@@ -80,7 +80,7 @@ class SetupCapture:
 
     def outermost(self, root: str) -> None:
         """An outermost module is about to run."""
-        try:  # not `_Guard`: the hook that calls this has disabled torch functions
+        try:  # not `_ReportedFailures`: the hook that calls this has disabled torch functions
             if self._step != self._engine.step or self._is_stale:
                 self._step = self._engine.step
                 if flags.state() != self._state:
@@ -153,7 +153,7 @@ class SetupCapture:
         for chain in self._chains():
             site = self._site(chain.inner)
             if site is not None:
-                with _Guard(self._engine, f"what {site.name} is set to"):
+                with _ReportedFailures(self._engine, f"what {site.name} is set to"):
                     self._describe(chain, site.name, configs)
 
     def _describe(self, chain: Chain, site: str, configs: set[int]) -> None:
@@ -173,7 +173,7 @@ class SetupCapture:
 
 def note_scaler(engine: Engine, scaler: Any) -> None:
     """A GradScaler scales a loss. Its initial scale is noted: reading the current one would wait for the device."""
-    with _Guard(engine):
+    with _ReportedFailures(engine):
         own = vars(scaler)
         noted = {name.lstrip("_"): plain(own[name]) for name in _SCALER_SETTINGS if name in own}
         engine.setup.note(
@@ -181,7 +181,7 @@ def note_scaler(engine: Engine, scaler: Any) -> None:
         )
 
 
-class _Guard:
+class _ReportedFailures:
     """Keeps exceptions of its block out of the program, and torch functions called in it out of the recording."""
 
     __slots__ = ("_engine", "_torch_function_off", "_what")

@@ -14,7 +14,7 @@ from torch._C import DisableTorchFunction
 from torch._ops import OpOverload
 
 from astray.capture.engine import Engine, OpenCall
-from astray.capture.nonfinite_values import CallTensor
+from astray.capture.nonfinite_values import ObservedTensor
 from astray.capture.pytorch.calls.sites import CallName, FunctionSites, is_overriding
 from astray.capture.pytorch.gradients import InputEdges, LastNodes, LiveGradients
 from astray.capture.pytorch.native.build import load
@@ -134,7 +134,7 @@ class CallCapture:
         """A call has returned NaN or infinities, and a guard keeps such calls: its tensors are still alive."""
         plain = callee.is_plain and "out" not in kwargs
         inputs, skeleton = self.flat.arguments(args, kwargs) if plain else callee.inputs(self.flat, args, kwargs)
-        found: list[CallTensor] = [("input", *one) for one in inputs]
+        found: list[ObservedTensor] = [("input", *one) for one in inputs]
         found += [("output", *one) for one in outputs]
         self._engine.tensors.on_nonfinite(call.seq, found, skeleton)
 

@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.identity_map import IdentityMap
-from astray.capture.nonfinite_values import CallTensor
+from astray.capture.nonfinite_values import ObservedTensor
 from astray.capture.pytorch.calls.call_capture import Tensors, flattener
 from astray.capture.pytorch.calls.catalogue import RUNNING_STATISTICS
 from astray.capture.pytorch.calls.fast_paths import InferenceFastPaths
@@ -37,7 +37,7 @@ from astray.capture.pytorch.calls.wrappers import (
 )
 from astray.capture.pytorch.calls.wrappers import state as state_of
 from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCodeWatch, never_compiled
-from astray.capture.pytorch.gradients import InputEdges, LiveGradients, Origins, ParameterCapture
+from astray.capture.pytorch.gradients import InputEdges, LiveGradients, NodeOrigins, ParameterCapture
 from astray.capture.pytorch.hooks import HookFreeCopies, TransparentHook
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.setup_capture import SetupCapture
@@ -56,7 +56,7 @@ _torch: Any = load()
 class ModuleCapture:
     """Records every call of the modules it is attached to, until `detach`."""
 
-    def __init__(self, engine: Engine, gradients: LiveGradients, modes: Modes, origins: Origins) -> None:
+    def __init__(self, engine: Engine, gradients: LiveGradients, modes: Modes, origins: NodeOrigins) -> None:
         self._engine = engine
         self._flat = flattener(ObjectFlattener(epoch=self._epoch), self._note_too_large)
         self._gradients = gradients
@@ -358,7 +358,7 @@ class ModuleCapture:
         if not isinstance(module, nn.Module) or not isinstance(args, tuple):
             return  # it was called in another way, of which nothing is kept
         inputs, skeleton = self._flat.arguments(args, kwargs or {})
-        found: list[CallTensor] = [("input", *one) for one in inputs]
+        found: list[ObservedTensor] = [("input", *one) for one in inputs]
         found += [("output", *one) for one in outputs]
         found += state_of(module, self._taps is not None)
         self._engine.tensors.on_nonfinite(call.seq, found, skeleton)

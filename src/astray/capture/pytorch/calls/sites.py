@@ -18,7 +18,7 @@ from torch import nn
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.identity_map import IdentityMap
 from astray.capture.pytorch.calls.wrappers import Chain, chains, site_name, type_name
-from astray.capture.pytorch.gradients import Origins
+from astray.capture.pytorch.gradients import NodeOrigins
 from astray.errors import RecordError
 from astray.process import WeakRegistry
 from astray.records import Kind
@@ -131,7 +131,7 @@ class FunctionSites:
         WeakRegistry()
     )  # of all recordings, to find the one whose module is running
 
-    def __init__(self, engine: Engine, origins: Origins) -> None:
+    def __init__(self, engine: Engine, origins: NodeOrigins) -> None:
         self._engine = engine
         self.origins = origins
         self.outside_modules: dict[CallName, Site] = {}  # of what is called outside of every module

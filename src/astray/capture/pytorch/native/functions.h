@@ -210,7 +210,7 @@ private:
     // The backward pass calls a function, outside of any module that runs.
     Ref open_backward(PyObject *callee, PyObject *frame) {
         Calls &calls = this->calls();
-        const Ref origin = Box<Origins>::in(origins).current();
+        const Ref origin = Box<NodeOrigins>::in(origins).current();
         const Ref site = find_site(origin, callee);
         if (!calls.wants(site)) return Ref();
         const OpenCall *forward = origin ? &Calls::call_in(origin) : nullptr;
@@ -434,7 +434,7 @@ inline int init_function_calls(PyObject *self, PyObject *args, PyObject *) {
         if (!PyArg_ParseTuple(args, "O!OOO!O!OOOO!:FunctionCalls", Object<Calls>::type, &given[0], &given[1], &given[2],
                               &PyDict_Type,
                               &given[3], Object<Structures>::type, &given[4], &given[5], &given[6], &given[7],
-                              Box<Origins>::type, &given[8]))
+                              Box<NodeOrigins>::type, &given[8]))
             throw PythonError();
         FunctionCalls &recorder = Object<FunctionCalls>::in(self);
         Ref *members[] = {&recorder.engine,  &recorder.capture, &recorder.sites, &recorder.outside, &recorder.flat,

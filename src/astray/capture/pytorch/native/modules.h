@@ -93,7 +93,7 @@ public:
         const Ref object = calls.enter(site, frame, Phase::forward, in_backward());  // inside a backward: checkpointing
         OpenCall &call = Calls::call_in(object);
         if (!is_own_thread()) call_method(modes, module_names().enter_thread, object.get());
-        Box<Origins>::in(origins).mark(object);
+        Box<NodeOrigins>::in(origins).mark(object);
         if (!call.recorded) return;
         const Arguments given = Object<Structures>::in(flat).arguments(args, kwargs);
         if (call.has_row()) {
@@ -114,7 +114,7 @@ public:
             Calls::call_in(object).input_edges = Ref();
             if (!is_own_thread()) call_method(modes, module_names().leave_thread, object.get());
             calls().leave(object);
-            Box<Origins>::in(origins).mark(calls().enclosing());
+            Box<NodeOrigins>::in(origins).mark(calls().enclosing());
         };
         try {
             if (Calls::call_in(object).recorded) observe_result(object, result);
@@ -315,7 +315,7 @@ inline int init_modules(PyObject *self, PyObject *args, PyObject *) {
     return to_status([&] {
         PyObject *given[11];
         if (!PyArg_ParseTuple(args, "O!OO!OOOO!OOOO:ModuleCalls", Object<Calls>::type, &given[0], &given[1],
-                              Object<Structures>::type, &given[2], &given[3], &given[4], &given[5], Box<Origins>::type,
+                              Object<Structures>::type, &given[2], &given[3], &given[4], &given[5], Box<NodeOrigins>::type,
                               &given[6], &given[7], &given[8], &given[9], &given[10]))
             throw PythonError();
         ModuleCalls &modules = Object<ModuleCalls>::in(self);

@@ -17,7 +17,7 @@
 
 namespace astray {
 
-class Origins {
+class NodeOrigins {
 public:
     bool wanted = false;
 
@@ -52,15 +52,15 @@ public:
     }
 
     static PyObject *make(PyTypeObject *, PyObject *, PyObject *) {
-        return to_python([] { return Box<Origins>::make(); });
+        return to_python([] { return Box<NodeOrigins>::make(); });
     }
     static PyObject *py_clear(PyObject *self, PyObject *) {
-        Box<Origins>::in(self).clear();
+        Box<NodeOrigins>::in(self).clear();
         return none().release();
     }
-    static PyObject *get_wanted(PyObject *self, void *) { return PyBool_FromLong(Box<Origins>::in(self).wanted); }
+    static PyObject *get_wanted(PyObject *self, void *) { return PyBool_FromLong(Box<NodeOrigins>::in(self).wanted); }
     static int set_wanted(PyObject *self, PyObject *given, void *) {
-        return to_status([&] { Box<Origins>::in(self).wanted = is_true(given); });
+        return to_status([&] { Box<NodeOrigins>::in(self).wanted = is_true(given); });
     }
 
 private:
@@ -77,10 +77,10 @@ private:
 };
 
 inline void add_origins(PyObject *module) {
-    static PyMethodDef methods[] = {{"clear", Origins::py_clear, METH_NOARGS, nullptr}, {}};
-    static PyGetSetDef attributes[] = {{"wanted", Origins::get_wanted, Origins::set_wanted, nullptr, nullptr}, {}};
-    Box<Origins>::add_to(module, "astray.capture.pytorch._torch.Origins",
-                         {slot(Py_tp_new, Origins::make), slot(Py_tp_methods, methods),
+    static PyMethodDef methods[] = {{"clear", NodeOrigins::py_clear, METH_NOARGS, nullptr}, {}};
+    static PyGetSetDef attributes[] = {{"wanted", NodeOrigins::get_wanted, NodeOrigins::set_wanted, nullptr, nullptr}, {}};
+    Box<NodeOrigins>::add_to(module, "astray.capture.pytorch._torch.NodeOrigins",
+                         {slot(Py_tp_new, NodeOrigins::make), slot(Py_tp_methods, methods),
                           slot(Py_tp_getset, attributes)});
 }
 

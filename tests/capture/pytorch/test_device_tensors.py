@@ -141,7 +141,7 @@ import astray
 from astray.capture.pytorch import adapter
 if sys.argv[2] == "cpu":
     sys.path.insert(0, sys.argv[3])
-    from test_far_tensors import FarReader
+    from test_device_tensors import FarReader
     adapter.TorchReader = FarReader
 model = nn.Linear(3, 3).to(sys.argv[2])
 data = torch.randn(2, 3).to(sys.argv[2])
@@ -157,7 +157,7 @@ with astray.record(sys.argv[1], model) as rec:
 
 def test_a_kill_takes_no_step_that_was_flushed(device: str, tmp_path: Path) -> None:
     place = "cuda" if device == "cuda" else "cpu"
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "run"), place, folders[0]],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])},

@@ -88,7 +88,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 RUNS = [(f"{i}-{j}", level, more) for i, level in enumerate(LEVELS) for j, more in enumerate(SETTINGS)]
 
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "calls"
+GOLDEN = Path(__file__).parents[3] / "golden" / "calls"
 SHOWN = "3-0"  # modules and functions, no setting
 OF_CALLS = ("seq", "step", "micro", "kind", "site", "type", "call", "phase", "parent", "args", "recompute")
 OF_TENSORS = ("role", "path", "dtype", "shape", "stride", "requires_grad", "value", "note")

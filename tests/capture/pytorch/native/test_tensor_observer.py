@@ -1,4 +1,4 @@
-"""The native observer makes the rows that the oracle makes, on the host and on a card that is not there."""
+"""The native observer makes the same rows as the oracle, on the host and on a simulated device."""
 
 from __future__ import annotations
 
@@ -157,14 +157,11 @@ def test_nothing_of_a_recording_remains(tmp_path: Path) -> None:
     assert observer() is None
 
 
-# ---- one observer
-# ------------------------------------------------------------------------------------------------------
+# ---- one observer --------------------------------------------------------------------------------------------------
 
 
 class Bench:
-    """A observer with a writer that only keeps the rows. What goes to the slow path, and which memory is measured, is
-    noted.
-    """
+    """An observer whose writer only keeps the rows. Notes what goes to the slow path, and which memory is measured."""
 
     def __init__(self, ring: Any = None, lane: Any = None, batch: int = 1 << 20) -> None:
         self.rows: list[tuple[Any, ...]] = []  # given to the writer's own method, where there is no lane
