@@ -315,7 +315,8 @@ inline int init_modules(PyObject *self, PyObject *args, PyObject *) {
     return to_status([&] {
         PyObject *given[11];
         if (!PyArg_ParseTuple(args, "O!OO!OOOO!OOOO:ModuleCalls", Object<Calls>::type, &given[0], &given[1],
-                              Object<Structures>::type, &given[2], &given[3], &given[4], &given[5], Box<NodeOrigins>::type,
+                              Object<Structures>::type, &given[2], &given[3], &given[4], &given[5],
+                              Box<NodeOrigins>::type,
                               &given[6], &given[7], &given[8], &given[9], &given[10]))
             throw PythonError();
         ModuleCalls &modules = Object<ModuleCalls>::in(self);

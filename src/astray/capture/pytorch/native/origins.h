@@ -78,7 +78,8 @@ private:
 
 inline void add_origins(PyObject *module) {
     static PyMethodDef methods[] = {{"clear", NodeOrigins::py_clear, METH_NOARGS, nullptr}, {}};
-    static PyGetSetDef attributes[] = {{"wanted", NodeOrigins::get_wanted, NodeOrigins::set_wanted, nullptr, nullptr}, {}};
+    static PyGetSetDef attributes[] = {
+        {"wanted", NodeOrigins::get_wanted, NodeOrigins::set_wanted, nullptr, nullptr}, {}};
     Box<NodeOrigins>::add_to(module, "astray.capture.pytorch._torch.NodeOrigins",
                          {slot(Py_tp_new, NodeOrigins::make), slot(Py_tp_methods, methods),
                           slot(Py_tp_getset, attributes)});
