@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from astray.comparison.judge.bases import Bases, find_bases, moves_of_optimizers
+from astray.comparison.judge.bases import Bases, find_bases
 from astray.comparison.judge.errors import Errors, find_errors
+from astray.comparison.judge.flips import find_optimizer_moves
 from astray.comparison.judge.measuring import measure
 from astray.comparison.judge.sources import Sources
-from astray.comparison.judge.whole_run import Scaling, find_scaling, find_units, multiplied_units
-from astray.comparison.measure.custom_metrics import OwnMetrics
+from astray.comparison.judge.whole_run import Scaling, find_product_roundoffs, find_scaling, product_roundoffs
+from astray.comparison.measure.custom_metrics import CustomMetrics
 from astray.comparison.measure.evidence import Evidence
 from astray.comparison.pair.alignment import Words, align
 from astray.comparison.rows import RowReader, StringTable, Vocabularies, read_rows
@@ -38,10 +39,10 @@ class Judged:
             paths=words["path"].words,
             read_reference=reference.ranks[0].values,
             read_candidate=candidate.ranks[0].values,
-            own=OwnMetrics({}),
+            custom_metrics=CustomMetrics({}),
             tolerance=np.full(len(pairs.reference), np.nan),
         )
-        self.judgement = Judgement.of_nothing(len(pairs.reference))
+        self.judgement = Judgement.empty(len(pairs.reference))
         self.facts = measure(self.evidence, self.judgement, None)
         self.sources = Sources(self.evidence, pairs.matched)
 
@@ -55,13 +56,13 @@ class Judged:
             self.evidence,
             self.judgement,
             self.scaling.factor,
-            multiplied_units(self.sources, find_units(self.evidence)),
+            product_roundoffs(self.sources, find_product_roundoffs(self.evidence)),
         )
 
     @property
     def bases(self) -> Bases:
-        rows = len(self.sources.known)
-        moved = moves_of_optimizers(self.errors, self.sources, np.ones(rows, np.bool_), np.zeros(rows))
+        rows = len(self.sources.comparable)
+        moved = find_optimizer_moves(self.errors, self.sources, np.ones(rows, np.bool_), np.zeros(rows))
         return find_bases(self.errors, self.sources, moved)
 
     def rows(self) -> dict[tuple[Any, ...], int]:

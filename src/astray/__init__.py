@@ -36,12 +36,9 @@ if TYPE_CHECKING:
     from astray.capture.settings import RecordingOptions
     from astray.comparison.divergence import Divergence
     from astray.comparison.pair.matching import MatchingOptions
-    from astray.guarding.actions import On
     from astray.guarding.guard import Guard
-    from astray.guarding.options import Gradients
-    from astray.guarding.recording_guard import GuardSetting
-    from astray.guarding.step_monitor import Condition
-    from astray.guarding.trip import Tripped
+    from astray.guarding.options import Condition, Gradients, GuardSetting
+    from astray.guarding.trip import On, Tripped
     from astray.recorder import Recorder
     from astray.results.comparison import Comparison
     from astray.results.run import Run
@@ -96,7 +93,7 @@ def record(
     ...         optimizer.step()
     ...         rec.step()
 
-    The settings are those of `Recorder`, which lists them; `astray help recording` explains each with examples. They
+    The settings are those of `Recorder`, which lists them; `astray help settings` explains each with examples. They
     may come from a YAML, JSON or TOML file too:
 
     >>> astray.record("runs/a", model, config="astray.yaml", level="function")

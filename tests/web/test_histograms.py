@@ -7,19 +7,19 @@ import pytest
 
 from astray.comparison.measure.kept_values import ALL
 from astray.web import elements
-from astray.web.contrasting import (
+from astray.web.elements import Elements, blocks
+from astray.web.pair_values import (
     BINS,
     CELLS,
     HeatMap,
     Histogram,
     WorstElements,
-    contrast,
-    describe,
+    axis_pairs,
+    compare_values,
+    describe_values,
     difference_of,
     edges_of,
-    pairs_of,
 )
-from astray.web.elements import Elements, blocks
 
 RANDOM = np.random.default_rng(0)
 
@@ -49,7 +49,7 @@ def elements_of(array: np.ndarray) -> Elements:
     ],
 )
 def test_bins_hold_every_number_whatever_the_range(low: float, high: float):
-    edges = edges_of(low, high, whole=False)
+    edges = edges_of(low, high, integers=False)
     assert len(edges) == BINS + 1
     assert np.isfinite(edges).all()
     assert (np.diff(edges) > 0).all()
@@ -64,7 +64,7 @@ def test_bins_hold_every_number_whatever_the_range(low: float, high: float):
 def test_counts_are_those_of_numpy_also_beside_the_edges():
     for scale in (1.0, 1e-30, 1e30):
         numbers = RANDOM.normal(size=5000) * scale
-        edges = edges_of(float(numbers.min()), float(numbers.max()), whole=False)
+        edges = edges_of(float(numbers.min()), float(numbers.max()), integers=False)
         on_edges = np.concatenate([numbers, edges, np.nextafter(edges[1:], -np.inf), np.nextafter(edges[:-1], np.inf)])
         found = Histogram(edges)
         for part in np.array_split(on_edges, 9):
@@ -73,14 +73,14 @@ def test_counts_are_those_of_numpy_also_beside_the_edges():
 
 
 def test_a_few_whole_numbers_have_a_bin_each():
-    assert edges_of(-1, 2, whole=True).tolist() == [-1.5, -0.5, 0.5, 1.5, 2.5]
-    assert len(edges_of(0, 1000, whole=True)) == BINS + 1
+    assert edges_of(-1, 2, integers=True).tolist() == [-1.5, -0.5, 0.5, 1.5, 2.5]
+    assert len(edges_of(0, 1000, integers=True)) == BINS + 1
 
 
 def test_histograms_of_both_sides_and_of_the_difference():
     left = RANDOM.normal(size=(4, 5, 6)).astype(np.float32)
     right = left + RANDOM.normal(size=left.shape).astype(np.float32) / 100
-    found = contrast(elements_of(left), elements_of(right)).histograms
+    found = compare_values(elements_of(left), elements_of(right)).histograms
     assert found is not None
     a, b = left.astype(np.float64), right.astype(np.float64)
     assert found["edges"][0] == min(a.min(), b.min())
@@ -96,7 +96,7 @@ def test_histograms_of_both_sides_and_of_the_difference():
 def test_what_is_not_finite_is_counted_apart():
     left = np.array([1.0, np.nan, np.inf, -np.inf, np.nan, 2.0])
     right = np.array([1.0, np.nan, np.inf, np.inf, 3.0, np.nan])
-    found = contrast(elements_of(left), elements_of(right))
+    found = compare_values(elements_of(left), elements_of(right))
     assert found.histograms is not None
     assert found.histograms["nonfinite"]["a"] == {"nan": 2, "inf": 1, "-inf": 1}
     assert found.histograms["nonfinite"]["b"] == {"nan": 2, "inf": 2}
@@ -108,7 +108,7 @@ def test_what_is_not_finite_is_counted_apart():
 
 def test_nothing_finite_has_no_histogram():
     nothing = np.array([np.nan, np.inf])
-    found = contrast(elements_of(nothing), elements_of(nothing))
+    found = compare_values(elements_of(nothing), elements_of(nothing))
     assert found.histograms is None
     assert found.worst == []
 
@@ -116,7 +116,7 @@ def test_nothing_finite_has_no_histogram():
 @pytest.mark.parametrize("dtype", ["bool", "int64", "uint8"])
 def test_whole_numbers(dtype: str):
     left, right = np.array([0, 1, 1, 0, 1], dtype), np.array([0, 1, 0, 0, 1], dtype)
-    found = contrast(elements_of(left), elements_of(right))
+    found = compare_values(elements_of(left), elements_of(right))
     assert found.histograms is not None
     assert found.histograms["edges"].tolist() == [-0.5, 0.5, 1.5]
     assert found.histograms["a"].tolist() == [2, 3]
@@ -135,7 +135,7 @@ def test_a_map_is_the_mean_over_all_other_axes(shape: tuple[int, ...]):
     document = heat.document(complex=False)
     assert document is not None
     assert [axis["size"] for axis in document["axes"]] == list(shape)
-    assert [(view["rows"], view["columns"]) for view in document["views"]] == pairs_of(shape)
+    assert [(view["rows"], view["columns"]) for view in document["views"]] == axis_pairs(shape)
     for view in document["views"]:
         kept = tuple(axis for axis in (view["rows"], view["columns"]) if axis is not None)
         mean = sizes.mean(axis=tuple(axis for axis in range(len(shape)) if axis not in kept))
@@ -160,9 +160,9 @@ def test_cells_of_a_map_where_nothing_and_where_everything_is_off():
 
 def test_scalars_and_empty_tensors_have_no_map():
     for shape in ((), (1,), (1, 1), (0, 4)):
-        assert pairs_of(shape) == []
+        assert axis_pairs(shape) == []
         array = np.ones(shape)
-        assert contrast(elements_of(array), elements_of(array)).heat is None
+        assert compare_values(elements_of(array), elements_of(array)).heat is None
 
 
 def test_the_worst_elements_are_those_of_a_full_sort():
@@ -173,7 +173,7 @@ def test_the_worst_elements_are_those_of_a_full_sort():
             part = slice(begin, begin + 33)
             found.add(begin, sizes[part], sizes[part], -sizes[part])
         order = [place for place in np.argsort(-sizes, kind="stable").tolist() if sizes[place] > 0][:20]
-        assert found.found() == [(place, sizes[place], -sizes[place]) for place in order]
+        assert found.elements() == [(place, sizes[place], -sizes[place]) for place in order]
 
 
 def test_the_worst_elements_have_their_index_and_both_values():
@@ -181,7 +181,7 @@ def test_the_worst_elements_have_their_index_and_both_values():
     right = left.copy()
     right[1, 2, 3] += 7
     right[2, 0, 4] -= 9
-    found = contrast(elements_of(left), elements_of(right)).worst
+    found = compare_values(elements_of(left), elements_of(right)).worst
     assert found == [
         {"index": [2, 0, 4], "a": left[2, 0, 4], "b": right[2, 0, 4], "difference": right[2, 0, 4] - left[2, 0, 4]},
         {"index": [1, 2, 3], "a": left[1, 2, 3], "b": right[1, 2, 3], "difference": right[1, 2, 3] - left[1, 2, 3]},
@@ -191,7 +191,7 @@ def test_the_worst_elements_have_their_index_and_both_values():
 def test_one_tensor_alone():
     array = RANDOM.normal(size=(7, 11))
     array[3, 4] = np.nan
-    found = describe(elements_of(array))
+    found = describe_values(elements_of(array))
     assert found.histograms is not None
     finite = array[np.isfinite(array)]
     assert found.histograms["a"].tolist() == np.histogram(finite, found.histograms["edges"])[0].tolist()
@@ -206,12 +206,12 @@ def test_one_tensor_alone():
 
 @pytest.mark.parametrize("value", [2**62, -(2**63), 2**53, 2**52 + 1])
 def test_whole_numbers_beyond_what_a_float_tells_apart(value: int) -> None:
-    found = describe(elements_of(np.full((3, 2), value, np.int64)))
+    found = describe_values(elements_of(np.full((3, 2), value, np.int64)))
     assert found.histograms is not None
     assert int(found.histograms["a"].sum()) == 6
 
 
 def test_a_map_of_numbers_near_the_largest() -> None:
-    found = describe(elements_of(np.full((4, 3, 5), 1.7e308)))
+    found = describe_values(elements_of(np.full((4, 3, 5), 1.7e308)))
     assert found.heat is not None
     assert np.inf in found.heat["views"][0]["values"]

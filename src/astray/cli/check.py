@@ -85,11 +85,11 @@ def _settings(options: argparse.Namespace) -> RecordingOptions:
 
 def _refuse(options: argparse.Namespace, settings: RecordingOptions) -> None:
     """Raises before the script runs, not in the middle of it, if an option is wrong."""
-    from astray.guarding import options as asked
+    from astray.guarding.options import check_guard, check_has_statistics
     from astray.guarding.snapshots import SnapshotFolder
 
-    asked.check(options.on, options.gradients, options.exact, options.remember, options.spike, None, options.max_memory)
-    asked.check_settings(Settings.check(**settings))
+    check_guard(options.on, options.gradients, options.exact, options.remember, options.spike, None, options.max_memory)
+    check_has_statistics(Settings.check(**settings))
     SnapshotFolder(options.output, *rank_and_world_size(os.environ))
 
 

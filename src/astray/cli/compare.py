@@ -160,19 +160,19 @@ def _check(options: argparse.Namespace) -> None:
     """Raises before the work, not after it, if an option is wrong or something is not installed."""
     from astray.comparison.comparison import check_selection
     from astray.comparison.select.pairs import check_top
-    from astray.report.atomic_files import check_place
-    from astray.report.xlsx import writer
+    from astray.report.atomic_files import check_writable
+    from astray.report.xlsx import xlsxwriter_module
     from astray.web.index import read_page
 
     check_selection(options.filter, options.sort, options.metric)
     check_top(options.top or 0)
     if options.xlsx:
-        writer()
+        xlsxwriter_module()
     if options.html:
         read_page()
     files = [options.xlsx, options.json, options.junit, options.html, options.csv and Path(options.csv) / "pairs.csv"]
     for file in filter(None, files):
-        check_place(Path(file))
+        check_writable(Path(file))
 
 
 def _replicas(options: argparse.Namespace) -> int:

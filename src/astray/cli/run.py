@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
         help="record a script, unchanged",
         description="Runs a Python script as `python` would, and records the calls of its models. The outermost "
         "modules are found by themselves; a step ends at each optimizer.step(), of the first optimizer if there are "
-        "several. `astray help recording` explains every setting with examples.",
+        "several. `astray help settings` explains every setting with examples.",
         usage="astray run [-o RUN] [options] (SCRIPT | -m MODULE) [ARGUMENTS ...]",
     )
     parser.add_argument(
@@ -130,10 +130,10 @@ def _refuse(options: argparse.Namespace) -> None:
 
     settings = Settings.check(**settings_of(options))
     if options.guard is not None:
-        from astray.guarding import options as asked
+        from astray.guarding.options import check_has_statistics, check_recording_guard
 
-        asked.of_recording({"spike": options.spike})
-        asked.check_settings(settings)
+        check_recording_guard({"spike": options.spike})
+        check_has_statistics(settings)
     elif options.spike is not None:
         raise UsageError(f"--spike {options.spike:g} is for a guard. Give --guard, too.")
     # Looking into a folder loads numpy, which a script that is about to run should do itself. So look only where

@@ -45,23 +45,23 @@ def main(options: argparse.Namespace) -> int:
     from astray.web.safety import AccessToken
     from astray.web.workspace import Workspace
 
-    shelf = RunList(options.runs)
-    desk = Workspace(shelf, _fixed(options))
-    keyring = AccessToken()
+    run_list = RunList(options.runs)
+    workspace = Workspace(run_list, _fixed(options))
+    token = AccessToken()
     with server.listen(options.host, options.port) as bound:
-        if len(shelf) == len(shelf.given) <= 2:
-            desk.look(shelf.given[0], shelf.given[1] if len(shelf) == 2 else None, _asked(options))
-        address = f"{server.address(bound, options.host)}?token={keyring.token}"
+        if len(run_list) == len(run_list.named) <= 2:
+            workspace.open(run_list.named[0], run_list.named[1] if len(run_list) == 2 else None, _asked(options))
+        address = f"{server.address(bound, options.host)}?token={token.token}"
         print(f"astray view: {address}\nCtrl-C ends it.", file=sys.stderr, flush=True)
         if not options.no_browser and _has_browser():
             _open(address)
-        running = server.server_of(server.application(desk, page, keyring, options.host))
+        running = server.server_of(server.application(workspace, page, token, options.host))
         try:
             running.run(sockets=[bound])
         except KeyboardInterrupt:  # which is how it is meant to end
             pass
         finally:
-            desk.stop()
+            workspace.stop()
     return 0
 
 

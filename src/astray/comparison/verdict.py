@@ -46,7 +46,7 @@ class Rule(IntEnum):
     SIBLINGS = 4
     NOISE = 5
     TOLERANCE = 6
-    CARRIED = 7
+    SEEN_BEFORE = 7
     UNMOVED = 8
 
 
@@ -175,7 +175,7 @@ class Judgement:
     metrics: dict[str, Floats]
 
     @classmethod
-    def of_nothing(cls, pairs: int, own: Sequence[str] = ()) -> Judgement:
+    def empty(cls, pairs: int, own: Sequence[str] = ()) -> Judgement:
         unknown = np.full(pairs, np.nan)
         nowhere = np.broadcast_to(np.float64(np.nan), pairs)  # takes no memory until something is measured
         return cls(
@@ -194,7 +194,7 @@ class Judgement:
             metrics=dict.fromkeys((*METRICS, *SLICES, *BOUNDS, *own), nowhere),
         )
 
-    def taken(self, at: Ints) -> Judgement:
+    def take(self, at: Ints) -> Judgement:
         """What is decided about some pairs so far."""
         metrics = {
             name: column[at] if column.flags.writeable else np.broadcast_to(np.float64(np.nan), len(at))

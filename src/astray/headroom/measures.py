@@ -1,6 +1,6 @@
 """What is measured of each place, over all its observations: head-room, its growth, zeros, subnormal numbers, motion.
 
-From statistics alone. Places are in order of their first appearance; docs/risk.md explains every column. `lost` bounds
+From statistics alone. Places are in order of their first appearance; docs/guides/risk.md has the columns. `lost` bounds
 and estimates how much lies below a magnitude, `growth` fits a line to head-room over steps.
 """
 

@@ -1,7 +1,7 @@
 """How close the numbers of a run come to trouble: for each place in the program, the worst over all steps and ranks.
 
 Reads the statistics of a run (no values) and gives a `Risk`, a table with the places in trouble first. `levels`
-decides what is trouble; docs/risk.md has every column, with what is exact, what is a bound and what is an estimate.
+decides what is trouble; docs/guides/risk.md has every column: what is exact, a bound, an estimate.
 """
 
 from __future__ import annotations

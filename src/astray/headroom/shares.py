@@ -6,7 +6,7 @@ largest magnitude and R the sum of squares in units of M², the number c below t
     m − 1 − (R − 1)/τ²  ≤  c  ≤  (m − R)/(1 − τ²)      those not below have at least τ² each, those below at most that
 
 and the same with the sum in place of the squares: where all values have one sign it bounds both ways, otherwise from
-above only. docs/risk.md derives it. Everything is in units of M, so that no square overflows.
+above only. docs/guides/risk.md derives it. Everything is in units of M, so that no square overflows.
 """
 
 from __future__ import annotations

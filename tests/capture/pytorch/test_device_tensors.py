@@ -17,24 +17,12 @@ from torch import nn
 
 import astray
 import tensor_oracle
-from astray.capture.adapters import TensorIdentity, TensorReading
 from astray.capture.pytorch import adapter
-from astray.capture.pytorch.tensors import TorchReader
+from capture.simulated_device import SimulatedDeviceReader
 from recorded_rows import different, rows
 from small_models import InPlace, Residual
 
 MEASURED = ("min", "max", "mean", "std", "l2", "absmax", "zeros", "nan", "inf", "count", "fingerprint")
-
-
-class FarReader(TorchReader):
-    """Takes the CPU for a device."""
-
-    def read(self, tensor: torch.Tensor, identity: TensorIdentity | None, statistics: bool) -> TensorReading:
-        near = super().read(tensor, identity, statistics)
-        if near.memory is None:
-            return near
-        plain = tensor if identity is not None else near.owner
-        return self._measured(near, plain, statistics)
 
 
 @pytest.fixture(params=["far", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -42,7 +30,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Where the model and its data are put. "far" is the CPU."""
     if request.param == "cuda":
         return "cuda"
-    monkeypatch.setattr(adapter, "TorchReader", FarReader)
+    monkeypatch.setattr(adapter, "TorchReader", SimulatedDeviceReader)
     return "cpu"
 
 
@@ -141,8 +129,8 @@ import astray
 from astray.capture.pytorch import adapter
 if sys.argv[2] == "cpu":
     sys.path.insert(0, sys.argv[3])
-    from test_device_tensors import FarReader
-    adapter.TorchReader = FarReader
+    from simulated_device import SimulatedDeviceReader
+    adapter.TorchReader = SimulatedDeviceReader
 model = nn.Linear(3, 3).to(sys.argv[2])
 data = torch.randn(2, 3).to(sys.argv[2])
 with astray.record(sys.argv[1], model) as rec:
@@ -157,7 +145,7 @@ with astray.record(sys.argv[1], model) as rec:
 
 def test_a_kill_takes_no_step_that_was_flushed(device: str, tmp_path: Path) -> None:
     place = "cuda" if device == "cuda" else "cpu"
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    folders = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "run"), place, folders[0]],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])},
@@ -170,7 +158,7 @@ def test_a_kill_takes_no_step_that_was_flushed(device: str, tmp_path: Path) -> N
 
 
 def test_a_device_that_fails_leaves_rows_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "TorchReader", FarReader)
+    monkeypatch.setattr(adapter, "TorchReader", SimulatedDeviceReader)
 
     def fail(*_: Any) -> Any:
         raise RuntimeError("CUDA error: unspecified launch failure\nmore")

@@ -12,7 +12,7 @@ import torch
 import astray
 from astray.comparison.comparison import compare
 from astray.comparison.judge import thresholds as t
-from astray.comparison.judge.sources import Producer
+from astray.comparison.judge.provenance import Provenance
 from block_models import Blocks, train
 from judging import Judged
 from record_builders import Builder
@@ -67,9 +67,9 @@ def test_limits_are_narrow_as_long_as_weights_are_the_same(tmp_path: Path) -> No
     how: dict[str, Any] = {"steps": 2}
     judged = Judged(*map(astray.open, (train(tmp_path / "a", **how), train(tmp_path / "b", noise=1e-7, **how))))
     drifted, step, made = (
-        judged.bases.drifted,
+        judged.bases.weights_drifted,
         judged.sources.step,
-        judged.sources.is_unit(Producer.CALL, Producer.CODE),
+        judged.sources.has_provenance(Provenance.CALL, Provenance.CODE),
     )
     assert not drifted["values"][step == 0].any()
     assert drifted["values"][step == 1].all()
@@ -79,7 +79,7 @@ def test_limits_are_narrow_as_long_as_weights_are_the_same(tmp_path: Path) -> No
 def test_where_no_weight_was_recorded_they_may_have_drifted(tmp_path: Path) -> None:
     how: dict[str, Any] = {"roles": ["input", "output"]}
     judged = Judged(*map(astray.open, (train(tmp_path / "a", **how), train(tmp_path / "b", noise=1e-7, **how))))
-    assert judged.bases.drifted["norm"][judged.sources.is_unit(Producer.CALL, Producer.CODE)].all()
+    assert judged.bases.weights_drifted["norm"][judged.sources.has_provenance(Provenance.CALL, Provenance.CODE)].all()
 
 
 def test_what_weights_are_off_by_is_in_sums_of_their_results(tmp_path: Path) -> None:
@@ -95,7 +95,10 @@ def test_what_weights_are_off_by_is_in_sums_of_their_results(tmp_path: Path) -> 
     weight = rows[1, "forward", "h.0.up", 0, "parameter", "weight"]
     result = rows[1, "forward", "h.0.up", 0, "output", "out"]
     assert errors.element[weight] > 1e-5
-    assert judged.bases.own["norm"][result] >= t.SUMS * errors.element[weight] / errors.count[weight] ** 0.25
+    assert (
+        judged.bases.own_rounding["norm"][result]
+        >= t.SUM_SIGMAS * errors.element[weight] / errors.count[weight] ** 0.25
+    )
 
 
 @pytest.mark.parametrize("keep", ["stats", ["stats", "fingerprint", "tensors"]], ids=["statistics", "values"])

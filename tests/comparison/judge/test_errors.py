@@ -69,7 +69,7 @@ def test_values_alone_tell_sizes_and_sums(runs: Any) -> None:
     for measure in ("values", "mean"):
         assert found.measure(measure)[0] == pytest.approx(whole.measure(measure)[0], rel=1e-6)
     assert found.worst[0] == max(whole.values[0], whole.worst[0])
-    assert (found.count[0], found.size[0]) == (whole.count[0], pytest.approx(whole.size[0], rel=1e-6))
+    assert (found.count[0], found.l2[0]) == (whole.count[0], pytest.approx(whole.l2[0], rel=1e-6))
 
 
 def test_identical_tensors_are_off_by_nothing(runs: Any) -> None:
@@ -84,18 +84,18 @@ def test_identical_tensors_are_off_by_nothing(runs: Any) -> None:
 def test_the_unit_roundoff_is_half_an_epsilon_and_none_for_integers(runs: Any, dtype: str, bits: int | None) -> None:
     array = np.ones(4, dtype)
     found = one_pair(runs, STATISTICS, array, array)
-    assert found.unit[0] == (0.0 if bits is None else 2.0**-bits)
+    assert found.roundoff[0] == (0.0 if bits is None else 2.0**-bits)
 
 
 def test_what_is_known_of_the_reference(runs: Any) -> None:
     reference, candidate = REFERENCE.copy(), REFERENCE.copy()
     reference[0, :3] = 0
     found = one_pair(runs, STATISTICS, reference, candidate)
-    assert (found.count[0], found.zeros[0], found.flips[0]) == (reference.size, 3, 3)
-    assert found.size[0] == pytest.approx(norm(reference), rel=1e-6)
+    assert (found.count[0], found.zeros[0], found.zeros_difference[0]) == (reference.size, 3, 3)
+    assert found.l2[0] == pytest.approx(norm(reference), rel=1e-6)
     assert found.rms[0] == pytest.approx(norm(reference) / np.sqrt(reference.size), rel=1e-6)
     assert found.peak[0] == pytest.approx(np.abs(reference).max() / norm(reference), rel=1e-6)
-    assert found.sparse[0] == 3 / reference.size
+    assert found.zero_share[0] == 3 / reference.size
 
 
 def test_by_sums_an_element_is_as_far_off_as_a_random_error_would_be(runs: Any) -> None:
@@ -103,8 +103,8 @@ def test_by_sums_an_element_is_as_far_off_as_a_random_error_would_be(runs: Any) 
     noise = np.random.default_rng(2).normal(0, 1e-3, REFERENCE.shape)
     found = one_pair(runs, STATISTICS, REFERENCE, (REFERENCE * (1 + noise)).astype(np.float32))
     true = one_pair(runs, VALUES, REFERENCE, (REFERENCE * (1 + noise)).astype(np.float32)).values[0]
-    assert true / 20 < found.element[0] <= found.at_most[0]
-    assert true < found.at_most[0] < 20 * true
+    assert true / 20 < found.element[0] <= found.element_bound[0]
+    assert true < found.element_bound[0] < 20 * true
 
 
 def test_a_slice_is_beside_the_whole(runs: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from astray.comparison.judge.siblings import Families, Gains, largest_of_family, running_maximum, size_of_family
+from astray.comparison.judge.siblings import Families, Gains, largest_of_family, rms_of_family, running_maximum
 
 
 def plain_others(gain: np.ndarray, family: np.ndarray, site: np.ndarray) -> tuple[list[float], list[int]]:
@@ -83,7 +83,7 @@ def test_the_largest_of_a_family_is_everybodys() -> None:
 
 
 def test_the_size_of_a_family_is_its_root_mean_square() -> None:
-    assert size_of_family(np.array([1.0, 7.0, 2.0]), np.array([0, 0, 7])).tolist() == [5, 5, 2]
+    assert rms_of_family(np.array([1.0, 7.0, 2.0]), np.array([0, 0, 7])).tolist() == [5, 5, 2]
 
 
 def test_a_noise_run_is_asked_by_row_of_the_reference() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import astray
-from astray.comparison.judge.sources import Producer
+from astray.comparison.judge.provenance import Provenance
 from block_models import Blocks, scaled, train
 from judging import Judged
 
@@ -42,22 +42,22 @@ def explains(judged: Judged, key: tuple[Any, ...]) -> set[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     ("key", "unit"),
     [
-        ((0, FORWARD, "<root>", 0, "input", "0"), Producer.START),
-        ((0, FORWARD, "h.0", 0, "input", "0"), Producer.CARRIED),
-        ((0, FORWARD, "h.0.up", 0, "parameter", "weight"), Producer.START),
-        ((0, FORWARD, "h.0.up", 0, "input", "0"), Producer.CARRIED),
-        ((0, FORWARD, "h.0.up", 0, "output", "out"), Producer.CALL),
-        ((0, FORWARD, "<root>", 0, "output", "out"), Producer.CARRIED),
-        ((0, BACKWARD, "<root>", 0, "input", "out"), Producer.CODE),
-        ((0, BACKWARD, "h.0.up", 0, "output", "0"), Producer.CALL),
-        ((0, BACKWARD, "h.0.up.weight", 0, "gradient", "grad"), Producer.GRADIENT),
-        ((1, FORWARD, "<root>", 0, "input", "0"), Producer.START),
-        ((1, FORWARD, "h.0.up", 0, "parameter", "weight"), Producer.WEIGHT),
+        ((0, FORWARD, "<root>", 0, "input", "0"), Provenance.START),
+        ((0, FORWARD, "h.0", 0, "input", "0"), Provenance.SEEN_BEFORE),
+        ((0, FORWARD, "h.0.up", 0, "parameter", "weight"), Provenance.START),
+        ((0, FORWARD, "h.0.up", 0, "input", "0"), Provenance.SEEN_BEFORE),
+        ((0, FORWARD, "h.0.up", 0, "output", "out"), Provenance.CALL),
+        ((0, FORWARD, "<root>", 0, "output", "out"), Provenance.SEEN_BEFORE),
+        ((0, BACKWARD, "<root>", 0, "input", "out"), Provenance.CODE),
+        ((0, BACKWARD, "h.0.up", 0, "output", "0"), Provenance.CALL),
+        ((0, BACKWARD, "h.0.up.weight", 0, "gradient", "grad"), Provenance.GRADIENT),
+        ((1, FORWARD, "<root>", 0, "input", "0"), Provenance.START),
+        ((1, FORWARD, "h.0.up", 0, "parameter", "weight"), Provenance.WEIGHT),
     ],
     ids=str,
 )
-def test_how_rows_came_about(recorded: Judged, key: tuple[Any, ...], unit: Producer) -> None:
-    assert Producer(recorded.sources.unit[recorded.rows()[key]]) == unit
+def test_how_rows_came_about(recorded: Judged, key: tuple[Any, ...], unit: Provenance) -> None:
+    assert Provenance(recorded.sources.provenance[recorded.rows()[key]]) == unit
 
 
 def test_a_result_came_from_what_its_call_was_given(recorded: Judged) -> None:
@@ -96,7 +96,7 @@ def test_a_weight_came_from_itself_and_its_gradient(recorded: Judged) -> None:
     rows, sources = recorded.rows(), recorded.sources
     now, before = (rows[step, FORWARD, "h.0.up", 0, "parameter", "weight"] for step in (1, 0))
     assert sources.last_seen[now] == before
-    assert sources.gradient_before[now] == rows[0, BACKWARD, "h.0.up.weight", 0, "gradient", "grad"]
+    assert sources.applied_gradient[now] == rows[0, BACKWARD, "h.0.up.weight", 0, "gradient", "grad"]
     assert explains(recorded, (1, FORWARD, "h.0.up", 0, "parameter", "weight")) == {
         (0, FORWARD, "h.0.up", 0, "parameter", "weight")
     }
@@ -105,8 +105,8 @@ def test_a_weight_came_from_itself_and_its_gradient(recorded: Judged) -> None:
 def test_what_was_seen_before_is_what_it_was_there(recorded: Judged) -> None:
     rows, sources = recorded.rows(), recorded.sources
     made = rows[0, FORWARD, "h.0.up", 0, "output", "out"]
-    assert sources.carried_from[rows[0, FORWARD, "h.0.act", 0, "input", "0"]] == made
-    assert sources.carried_from[made] == -1
+    assert sources.first_seen[rows[0, FORWARD, "h.0.act", 0, "input", "0"]] == made
+    assert sources.first_seen[made] == -1
 
 
 class Normed(nn.Module):
@@ -122,12 +122,12 @@ def test_buffers_came_from_what_was_averaged_and_code_between_calls_from_results
     sides = train(tmp_path / "a", model=Normed, steps=2), train(tmp_path / "b", model=Normed, steps=2, noise=1e-7)
     judged = Judged(*map(astray.open, sides))
     now = (1, FORWARD, "bn", 0, "state", "running_mean")
-    assert Producer(judged.sources.unit[judged.rows()[now]]) == Producer.BUFFER
+    assert Provenance(judged.sources.provenance[judged.rows()[now]]) == Provenance.BUFFER
     assert {(0, FORWARD, "bn", 0, "input", "0"), (0, FORWARD, "bn", 0, "state", "running_mean")} <= explains(
         judged, now
     )
     between = (0, FORWARD, "out", 0, "input", "0")
-    assert Producer(judged.sources.unit[judged.rows()[between]]) == Producer.CODE
+    assert Provenance(judged.sources.provenance[judged.rows()[between]]) == Provenance.CODE
     assert explains(judged, between) == {
         (0, FORWARD, "bn", 0, "output", "out"),
         (0, FORWARD, "<root>", 0, "input", "0"),

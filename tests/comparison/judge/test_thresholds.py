@@ -22,7 +22,7 @@ def numbers(file: Path) -> set[float]:
 
 
 def test_no_other_module_holds_a_number() -> None:
-    enums = {"sources.py", "calls.py"}  # which number their units and planes
+    enums = {"provenance.py", "calls.py"}  # which number kinds of provenance and planes
     for file in sorted(FOLDER.glob("*.py")):
         if file.name not in {"thresholds.py", *enums}:
             assert numbers(file) <= PLAIN, file.name
@@ -47,12 +47,26 @@ def test_each_is_used() -> None:
 
 def test_the_numbers_of_measures_are_there_for_each_of_them() -> None:
     t = thresholds
-    for table in (t.GAIN, t.DRIFTED, t.OF_GRADIENTS, t.LEAST, t.OF_NOISE, t.BESIDE_NOISE, t.LONELY):
+    for table in (
+        t.SIBLING_GAIN,
+        t.DRIFTED_GAIN,
+        t.GRADIENT_GAIN,
+        t.MIN_SIBLING_GAIN,
+        t.OTHER_PRECISION_NOISE_GAIN,
+        t.NOISE_GAIN,
+        t.MODEL_GAIN,
+    ):
         assert tuple(table) == MEASURES
         assert all(number > 0 for number in table.values())
 
 
 def test_siblings_allow_more_than_a_plain_rounding_and_less_than_anything() -> None:
     for measure in MEASURES:
-        assert 1 < thresholds.GAIN[measure] * thresholds.LEAST[measure] <= thresholds.LONELY[measure]
-        assert 1 < thresholds.BESIDE_NOISE[measure] * thresholds.LEAST[measure] <= thresholds.LONELY[measure]
+        assert (
+            1
+            < thresholds.SIBLING_GAIN[measure] * thresholds.MIN_SIBLING_GAIN[measure]
+            <= thresholds.MODEL_GAIN[measure]
+        )
+        assert (
+            1 < thresholds.NOISE_GAIN[measure] * thresholds.MIN_SIBLING_GAIN[measure] <= thresholds.MODEL_GAIN[measure]
+        )

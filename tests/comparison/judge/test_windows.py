@@ -63,8 +63,8 @@ def test_no_verdict_depends_on_windows(tmp_path: Path, monkeypatch: pytest.Monke
     runs = trained(tmp_path / "a", level, None), trained(tmp_path / "b", level, fault)
     found = []
     for rows, steps in ((1 << 30, 1), (1, 1), (1, 2), (1, 3)):
-        monkeypatch.setattr(thresholds, "ROWS", rows)
-        monkeypatch.setattr(thresholds, "STEPS", steps)
+        monkeypatch.setattr(thresholds, "ROWS_PER_WINDOW", rows)
+        monkeypatch.setattr(thresholds, "STEPS_PER_WINDOW", steps)
         found.append(compare(*runs).to_pandas())
     whole, *others = found
     assert len(set(whole["verdict"])) > 1

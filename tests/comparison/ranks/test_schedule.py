@@ -20,7 +20,7 @@ import pytest
 import astray
 from astray import Comparison, compare
 from astray.cli import main
-from astray.comparison.measure.custom_metrics import OwnMetrics
+from astray.comparison.measure.custom_metrics import CustomMetrics
 from astray.comparison.pair.matching import Matching
 from astray.comparison.ranks import schedule
 from astray.comparison.ranks.rank import JudgeOptions
@@ -149,19 +149,19 @@ def assert_same(one: Comparison, other: Comparison) -> None:
 @pytest.mark.parametrize(
     ("reference", "candidate", "asked"),
     [
-        ("good", "bad", {}),
+        pytest.param("good", "bad", {}, marks=pytest.mark.slow),
         ("stats", "bad stats", {}),
-        ("good", "bad stats", {}),
-        ("good", "odd", {}),
+        pytest.param("good", "bad stats", {}, marks=pytest.mark.slow),
+        pytest.param("good", "odd", {}, marks=pytest.mark.slow),
         ("good", "fewer", {}),
         ("fewer", "good", {"steps": "1:3", "ranks": [1, 2]}),
-        ("good", "bad", {"noise": "again"}),
+        pytest.param("good", "bad", {"noise": "again"}, marks=pytest.mark.slow),
         ("stats", "bad stats", {"noise": "again", "tolerances": {"head": 0.5}}),
         ("good", "again", {"exact": True}),
         ("good", "bad", {"metrics": ["kl", "mine.py:largest", "mine:picky", "brought"]}),
         ("good", "odd", {"mapping": "map.yaml", "sites": "head|rank"}),
-        ("good", "odd", {"by": "order", "shapes": "same"}),
-        ("good", "bad", {"offset": 1, "shapes": "loose"}),
+        pytest.param("good", "odd", {"by": "order", "shapes": "same"}, marks=pytest.mark.slow),
+        pytest.param("good", "bad", {"offset": 1, "shapes": "loose"}, marks=pytest.mark.slow),
         ("good", "odd", {"micro": "joined"}),
     ],
 )
@@ -304,7 +304,7 @@ def test_a_worker_that_leaves(folder, started, monkeypatch, capsys):
 
 
 def test_what_a_worker_raises_is_raised_here(tmp_path, started):
-    job = job_of((tmp_path / "no", tmp_path / "no", ()), Matching(), JudgeOptions(OwnMetrics({})), None)
+    job = job_of((tmp_path / "no", tmp_path / "no", ()), Matching(), JudgeOptions(CustomMetrics({})), None)
     with pytest.raises(RunError, match=r"no does not exist") as caught:
         compare_in_processes(job, [0, 1], 2, RanksProgress(None, 2))
     assert "in open_run" in str(caught.value.__cause__)

@@ -15,7 +15,7 @@ import numpy as np
 
 from astray.comparison.divergence import TensorPlace
 from astray.comparison.measure.metrics import error_of_values
-from astray.comparison.measure.pieces import Pieces, stretches
+from astray.comparison.measure.pieces import stretches
 from astray.comparison.pair.joined_rank import JoinedRank
 from astray.comparison.rows import Ints, StringTable
 from astray.comparison.verdict import AGREEING, SENTENCES, Reason, Verdict
@@ -38,13 +38,13 @@ def agreement(parts: list[tuple[str, list[TensorPlace]]]) -> str:
 
     Only what was compared and agrees is counted. Empty when that is nothing.
     """
-    known = [(noun, [place for place in places if place.verdict in AGREEING_LABELS]) for noun, places in parts]
-    found = [(noun, places) for noun, places in known if places]
-    if not found:
+    agreeing = [(noun, [place for place in places if place.verdict in AGREEING_LABELS]) for noun, places in parts]
+    agreeing = [(noun, places) for noun, places in agreeing if places]
+    if not agreeing:
         return ""
-    worst = max((place for _, places in found for place in places), key=_severity)
-    names = [f"its {len(places)} {noun}s" if len(places) > 1 else f"its {noun}" for noun, places in found]
-    agree = "agree" if len(found) > 1 or len(found[0][1]) > 1 else "agrees"
+    worst = max((place for _, places in agreeing for place in places), key=_severity)
+    names = [f"its {len(places)} {noun}s" if len(places) > 1 else f"its {noun}" for noun, places in agreeing]
+    agree = "agree" if len(agreeing) > 1 or len(agreeing[0][1]) > 1 else "agrees"
     listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
     text = f"{listed} {agree} ({verdict_of(worst)})"
     return text[0].upper() + text[1:]
@@ -81,49 +81,51 @@ def suspicious(places: list[TensorPlace]) -> Iterator[str]:
 
 
 def arguments(
-    pairs: Table, until: int, calls: list[int], reference: RankRun, candidate: RankRun, told: Collection[str] = ()
+    pairs: Table, until: int, calls: list[int], reference: RankRun, candidate: RankRun, named: Collection[str] = ()
 ) -> Iterator[str]:
     """Arguments that are not tensors and differ, in these calls or in any call up to row `until`; nearest first.
 
-    told: sites whose arguments were already named in the report.
+    named: sites whose arguments the report has named already.
     """
-    here, there = pairs.numbers("call_reference")[: until + 1], pairs.numbers("call_candidate")[: until + 1]
-    both = np.flatnonzero((here >= 0) & (there >= 0))
-    _, last = np.unique(here[both][::-1], return_index=True)
+    call_reference = pairs.numbers("call_reference")[: until + 1]
+    call_candidate = pairs.numbers("call_candidate")[: until + 1]
+    both = np.flatnonzero((call_reference >= 0) & (call_candidate >= 0))
+    _, last = np.unique(call_reference[both][::-1], return_index=True)
     rows = np.sort(both[::-1][last])[::-1]
     words = StringTable()
-    here_args = words.encode(reference.calls["args"])[here[rows]]
-    there_args = words.encode(candidate.calls["args"])[there[rows]]
-    differ = (here_args != there_args) & (here_args >= 0) & (there_args >= 0)  # another tool's dump may lack them
+    args_reference = words.encode(reference.calls["args"])[call_reference[rows]]
+    args_candidate = words.encode(candidate.calls["args"])[call_candidate[rows]]
+    differ = (args_reference != args_candidate) & (args_reference >= 0)
+    differ &= args_candidate >= 0  # another tool's dump may lack them
     sites = pairs["site"]
-    new = [row for row in rows[differ].tolist() if sites[row] not in told]
-    found = sorted(new, key=lambda row: here[row] not in calls)  # stable: its own calls come first
-    for row in found[:_MOST]:
+    new = [row for row in rows[differ].tolist() if sites[row] not in named]
+    nearest = sorted(new, key=lambda row: call_reference[row] not in calls)  # stable: its own calls come first
+    for row in nearest[:_MOST]:
         place = TensorPlace.of(pairs, row)
-        left, right = reference.calls["args"][int(here[row])], candidate.calls["args"][int(there[row])]
+        args = reference.calls["args"][int(call_reference[row])], candidate.calls["args"][int(call_candidate[row])]
         changes = "; ".join(
             f"`{path or 'arguments'}` is {one} in the reference and {other} in the candidate"
-            for path, one, other in list(differences(_parsed(left), _parsed(right)))[:_MOST]
+            for path, one, other in list(differences(*map(_parsed, args)))[:_MOST]
         )
         yield f"The call of {place.module} in step {place.step} has other arguments: {changes}."
-    if len(found) > _MOST:
-        yield f"{len(found) - _MOST:,} more calls before it have other arguments."
+    if len(nearest) > _MOST:
+        yield f"{len(nearest) - _MOST:,} more calls before it have other arguments."
 
 
-def differences(left: Any, right: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+def differences(reference: Any, candidate: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
     """Where two JSON values differ: path, reference, candidate.
 
     >>> list(differences({"args": ["<tensor>", 1]}, {"args": ["<tensor>", 2], "kwargs": {"p": 0.1}}))
     [('args.1', '1', '2'), ('kwargs', 'absent', '{"p": 0.1}')]
     """
-    if isinstance(left, dict) and isinstance(right, dict):
-        keys: list[Any] = list(dict.fromkeys([*left, *right]))
-        pairs = [(key, left.get(key, _Absent), right.get(key, _Absent)) for key in keys]
-    elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
-        pairs = list(zip(range(len(left)), left, right, strict=True))
+    if isinstance(reference, dict) and isinstance(candidate, dict):
+        keys: list[Any] = list(dict.fromkeys([*reference, *candidate]))
+        pairs = [(key, reference.get(key, _Absent), candidate.get(key, _Absent)) for key in keys]
+    elif isinstance(reference, list) and isinstance(candidate, list) and len(reference) == len(candidate):
+        pairs = list(zip(range(len(reference)), reference, candidate, strict=True))
     else:
-        if left != right or type(left) is not type(right):
-            yield path, _shown(left), _shown(right)
+        if reference != candidate or type(reference) is not type(candidate):
+            yield path, _shown(reference), _shown(candidate)
         return
     for key, one, other in pairs:
         yield from differences(one, other, f"{path}.{key}" if path else str(key))
@@ -157,7 +159,7 @@ def onset(pairs: Table, before: int) -> Onset | None:
 
 
 class _Absent:
-    """Stands where one side has no such argument."""
+    """In place of an argument that one side does not have."""
 
 
 def _shown(value: Any) -> str:
@@ -183,67 +185,66 @@ SAME_FACTOR = 1e-4
 """How far apart the factors of statistics may be: rounding is far smaller, and a factor that matters far larger."""
 
 
-def sentences(
+def micro_steps(
     reference: JoinedRank, candidate: JoinedRank, row_reference: int, row_candidate: int, limit: float
 ) -> Iterator[str]:
     """In which micro steps a joined row is off, and whether by a mere factor; `limit` is how far off one may be."""
     if row_reference < 0 or row_candidate < 0:
         return
-    yield from _where(reference, candidate, row_reference, row_candidate, limit)
-    yield from _factor(reference, candidate, row_reference, row_candidate)
+    yield from _wrong_micro_steps(reference, candidate, row_reference, row_candidate, limit)
+    yield from _constant_factor(reference, candidate, row_reference, row_candidate)
 
 
-def _where(reference: JoinedRank, candidate: JoinedRank, one: int, other: int, limit: float) -> Iterator[str]:
+def _wrong_micro_steps(
+    reference: JoinedRank, candidate: JoinedRank, row_reference: int, row_candidate: int, limit: float
+) -> Iterator[str]:
     """Which micro steps are off, of the run that has more of them, if it is not all."""
     try:
-        here, there = reference.pieces(one), candidate.pieces(other)
+        of_reference, of_candidate = reference.pieces(row_reference), candidate.pieces(row_candidate)
     except RunError:
         return
-    kinds = [str(run.tensors["dtype"][row])[:7] == "complex" for run, row in ((reference, one), (candidate, other))]
-    if here is None or there is None or kinds[0] != kinds[1] or not here.fits(there._replace(dim=here.dim)):
+    if of_reference is None or of_candidate is None:
         return
-    finer = "candidate" if len(there.parts) > len(here.parts) else "reference"
-    parts = there if finer == "candidate" else here
-    wrong = _wrong(here, there, parts, reference, candidate, one, other, limit)
-    if 0 < len(wrong) < len(parts.parts):
-        run, row = (candidate, other) if finer == "candidate" else (reference, one)
-        micro = run.micro(row)
-        named = ", ".join(str(micro[number]) for number in wrong)
+    if not of_reference.fits(of_candidate._replace(dim=of_reference.dim)):
+        return
+    dtypes = str(reference.tensors["dtype"][row_reference]), str(candidate.tensors["dtype"][row_candidate])
+    if dtypes[0].startswith("complex") != dtypes[1].startswith("complex"):
+        return
+    is_candidate_finer = len(of_candidate.parts) > len(of_reference.parts)
+    finer = of_candidate if is_candidate_finer else of_reference
+    absmax = float(reference.tensors.numbers("absmax")[row_reference])
+    wrong: set[int] = set()
+    begin = 0
+    for sides in stretches(of_reference, of_candidate):
+        number = max(at for at, bound in enumerate(finer.bounds[:-1]) if bound <= begin)
+        begin += sides[0].shape[of_reference.dim]
+        found = contrast(*(Strided.from_numpy(side, dtype) for side, dtype in zip(sides, dtypes, strict=True)))
+        if found.nonfinite_mismatch or not error_of_values(found, absmax) <= limit:
+            wrong.add(number)
+    if 0 < len(wrong) < len(finer.parts):
+        micro = candidate.micro(row_candidate) if is_candidate_finer else reference.micro(row_reference)
+        named = ", ".join(str(micro[number]) for number in sorted(wrong))
         yield (
-            f"Of the {counted(len(parts.parts), 'micro step')} of the {finer} "
+            f"Of the {counted(len(finer.parts), 'micro step')} of the {'candidate' if is_candidate_finer else 'reference'} "
             f"{'only micro ' if len(wrong) == 1 else 'micro '}{named} {'is' if len(wrong) == 1 else 'are'} off."
         )
 
 
-def _wrong(
-    here: Pieces, there: Pieces, parts: Pieces, reference: JoinedRank, candidate: JoinedRank, one: int, other: int,
-    limit: float,
-) -> list[int]:  # fmt: skip
-    """The numbers of the parts that are off by more than the limit."""
-    dtypes = str(reference.tensors["dtype"][one]), str(candidate.tensors["dtype"][other])
-    absmax = float(reference.tensors.numbers("absmax")[one])
-    found: list[int] = []
-    begin = 0
-    for left, right in stretches(here, there):
-        number = max(at for at, bound in enumerate(parts.bounds[:-1]) if bound <= begin)
-        begin += left.shape[here.dim]
-        apart = contrast(Strided.from_numpy(left, dtypes[0]), Strided.from_numpy(right, dtypes[1]))
-        if apart.nonfinite_mismatch or not error_of_values(apart, absmax) <= limit:
-            found.append(number)
-    return sorted(set(found))
-
-
-def _factor(reference: JoinedRank, candidate: JoinedRank, one: int, other: int) -> Iterator[str]:
+def _constant_factor(
+    reference: JoinedRank, candidate: JoinedRank, row_reference: int, row_candidate: int
+) -> Iterator[str]:
     """Whether the candidate's tensor is the reference's times a number, as a loss that was divided twice makes it."""
-    left = {name: float(reference.tensors.numbers(name)[one]) for name in SCALED}
-    right = {name: float(candidate.tensors.numbers(name)[other]) for name in SCALED}
-    if not all(map(math.isfinite, (*left.values(), *right.values()))) or not left["l2"] or not right["l2"]:
+    of_reference = {name: float(reference.tensors.numbers(name)[row_reference]) for name in SCALED}
+    of_candidate = {name: float(candidate.tensors.numbers(name)[row_candidate]) for name in SCALED}
+    if not all(map(math.isfinite, (*of_reference.values(), *of_candidate.values()))):
         return
-    factor = right["l2"] / left["l2"]
-    apart = max(abs(right[name] - factor * left[name]) for name in SCALED)
-    if abs(factor - 1) <= SAME_FACTOR or apart > SAME_FACTOR * right["absmax"]:
+    if not of_reference["l2"] or not of_candidate["l2"]:
         return
-    counts = [len(run.tables.rows(row)) for run, row in ((reference, one), (candidate, other))]
+    factor = of_candidate["l2"] / of_reference["l2"]
+    deviation = max(abs(of_candidate[name] - factor * of_reference[name]) for name in SCALED)
+    if abs(factor - 1) <= SAME_FACTOR or deviation > SAME_FACTOR * of_candidate["absmax"]:
+        return
+    counts = [len(run.tables.rows(row)) for run, row in ((reference, row_reference), (candidate, row_candidate))]
     text = f"The candidate's is {factor:.5g} times the reference's, by every statistic"
     if any(abs(factor - ratio) <= SAME_FACTOR * ratio for ratio in (counts[0] / counts[1], counts[1] / counts[0])):
         yield (

@@ -17,7 +17,7 @@ from astray.graph import graph_of
 from astray.records import ROOT
 from astray.store import RankRun, Table
 
-GIVEN = ("parameter", "state")
+STATE_ROLES = ("parameter", "state")
 
 
 class OtherWeights(NamedTuple):
@@ -38,11 +38,11 @@ def others(pairs: Table, row: int, bad: Bools, reference: RankRun, candidate: Ra
     """Count the other wrong parameters and buffers in the step of `row`. Two names of one tied tensor count once."""
     step = pairs.numbers("step")
     here = bad & (step == step[row])
-    rows = np.flatnonzero(here & has_role(pairs, *GIVEN)).tolist()
+    rows = np.flatnonzero(here & has_role(pairs, *STATE_ROLES)).tolist()
     rows += _weights_among(pairs, np.flatnonzero(here & has_role(pairs, "input")), reference)
     tensors = {_tensor(pairs, row, reference, candidate)}
     names = {_name(pairs, row)}
-    count = dict.fromkeys(GIVEN, 0)
+    count = dict.fromkeys(STATE_ROLES, 0)
     for other in rows:
         name, tensor = _name(pairs, other), _tensor(pairs, other, reference, candidate)
         if name not in names and tensor not in tensors:

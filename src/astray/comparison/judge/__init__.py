@@ -1,17 +1,19 @@
 """Says of every pair of tensors whether it agrees, by what it came from.
 
-A call is wrong when its result is further off than its own inputs explain. In the order of reading:
+A row is right while error out ≤ allowed gain · (error in ⊕ own rounding). In the order of reading:
 
 measuring.py    settles what bits, shapes and dtypes decide, and measures the rest
-errors.py       how far off each pair is, by seven measures
+errors.py       error out: how far off each pair is, by seven measures
 calls.py        the calls of one rank as columns
-sources.py      what each row came from
-bases.py        what it may be off by because of that
-siblings.py     the gains of the same row at other sites
-surprise.py     how much further off it is than that
+provenance.py   how each row came about
+sources.py      what it came from: error in is the largest error among its sources
+bases.py        base = error in ⊕ own rounding
+flips.py        a part of own rounding: gates, choices and optimizers on numbers that are off
+siblings.py     gains (error / base) of the same row at other sites
+surprise.py     the allowed gain, and how far beyond it a row is
 verdicts.py     what follows
 victims.py      what has come of wrong rows
-windows.py      a rank's steps, a few at a time
+windows.py      the steps of a rank, a few at a time
 whole_run.py    the precision of float32 products, and a factor that all gradients share
 tolerances.py   the largest errors that the user allows
 thresholds.py   every number by which a verdict is decided, with its reason

@@ -28,21 +28,22 @@ PLANES = {"module": 0, "function": 1, "collective": 1, "op": 2, "parameter": 3, 
 class CallColumns:
     """Columns of all or some calls of a run; −1 stands for none.
 
-    rows: where they are in the run's table. enclosing, forward_of: the call around each, and the forward call of each
-    backward call, by their places here. pattern: a number for a site's place in any layer. last_name: a number for the
-    last part of a site. module: itself, or the one around a function. owner: the module that has the parameter that a
-    call is about. owner_type: its class. depth: how many calls are around each. is_loss: by its name.
+    rows: their rows in the run's table. enclosing, forward_of: the call around each, and the forward call of each
+    backward call, as indices into these columns. site_pattern: a number for the site with its layer numbers left out.
+    last_name: a number for the last part of a site. module: itself, or the one around a function. owner: the module
+    that has the parameter that a call is about. owner_type: its class. depth: how many calls are around each. is_loss:
+    by its name.
     """
 
     rows: Ints
     step: Ints
     micro: Ints
-    number: Ints
+    call_number: Ints
     plane: Ints
     phase: Ints
     type: Ints
     site: Ints
-    pattern: Ints
+    site_pattern: Ints
     last_name: Ints
     module: Ints
     owner: Ints
@@ -65,49 +66,49 @@ class CallColumns:
     def count(self) -> int:
         return len(self.rows)
 
-    def taken(self, rows: Ints) -> CallColumns:
-        """Some calls by their place here, and those that they refer to, in the same order."""
+    def take(self, rows: Ints) -> CallColumns:
+        """Some calls by their index, and those that they refer to, in the same order."""
         wanted = np.zeros(self.count + 1, np.bool_)
         while len(rows):
             wanted[rows] = True
             rows = np.concatenate([self.enclosing[rows], self.forward_of[rows]])
             rows = rows[~wanted[rows] & (rows >= 0)]
         kept = np.flatnonzero(wanted[:-1])
-        place = np.full(self.count + 1, -1)
-        place[kept] = np.arange(len(kept))
+        index = np.full(self.count + 1, -1)
+        index[kept] = np.arange(len(kept))
         columns = {one.name: getattr(self, one.name) for one in fields(self)}
-        found: dict[str, Any] = {
+        some: dict[str, Any] = {
             name: column[kept] for name, column in columns.items() if isinstance(column, np.ndarray)
         }
-        found |= {name: place[found[name]] for name in ("enclosing", "forward_of")}
-        return replace(self, **found)
+        some |= {name: index[some[name]] for name in ("enclosing", "forward_of")}
+        return replace(self, **some)
 
     @cached_property
-    def holder(self) -> Ints:
-        """One number for all calls of a module in a step and phase: its weights are recorded with the first of them."""
+    def state_group(self) -> Ints:
+        """A number for all calls of a module in a step and phase: its weights are recorded with the first of them."""
         return _numbered(one_key([self.site, self.step, self.plane, self.phase]))
 
     @cached_property
-    def when(self) -> Ints:
+    def step_number(self) -> Ints:
         """A number for the step of each call, without gaps."""
         return _numbered(self.step)
 
-    def lies_in(self, calls: Ints, outer: Ints) -> Bools:
+    def is_inside(self, calls: Ints, outer: Ints) -> Bools:
         """Whether some calls lie in others, at any depth."""
-        found = np.zeros(len(calls), np.bool_)
+        inside = np.zeros(len(calls), np.bool_)
         walking = np.flatnonzero((calls >= 0) & (outer >= 0))
         inner = calls.copy()
         while len(walking):
             inner[walking] = self.enclosing[inner[walking]]
-            found[walking] |= inner[walking] == outer[walking]
-            walking = walking[(inner[walking] >= 0) & ~found[walking]]
-        return found
+            inside[walking] |= inner[walking] == outer[walking]
+            walking = walking[(inner[walking] >= 0) & ~inside[walking]]
+        return inside
 
-    def spread(self, column: Floats) -> Floats:
+    def largest_inside(self, column: Floats) -> Floats:
         """For each call the largest number among those directly inside it."""
-        found = np.zeros(self.count)
-        np.maximum.at(found, self.enclosing[self._inside], column[self._inside])
-        return found
+        largest = np.zeros(self.count)
+        np.maximum.at(largest, self.enclosing[self._inside], column[self._inside])
+        return largest
 
     @cached_property
     def _inside(self) -> Ints:
@@ -139,12 +140,12 @@ def read_calls(run: RankRun) -> CallColumns:
         rows=np.arange(len(table)),
         step=table.numbers("step"),
         micro=table.numbers("micro"),
-        number=table.numbers("call"),
+        call_number=table.numbers("call"),
         plane=plane,
         phase=phase.codes,
         type=type,
         site=sites.codes,
-        pattern=_names(sites.values, lambda site: re.sub(r"\d+", "#", site))[sites.codes],
+        site_pattern=_names(sites.values, lambda site: re.sub(r"\d+", "#", site))[sites.codes],
         last_name=_names(sites.values, lambda site: re.split(r"[./]", site)[-1])[sites.codes],
         module=module,
         owner=owner,
@@ -171,16 +172,16 @@ def _enclosing(parent: Ints, forward_of: Ints, plane: Ints, backward: Bools, is_
     backward_of[forward_of[at]] = at
     outer = np.where(backward, np.append(parent, -1)[forward_of], parent)
     outer[is_parameter] = -1
-    found = np.full(len(parent), -1)
+    enclosing = np.full(len(parent), -1)
     walking = np.flatnonzero(outer >= 0)
     while len(walking):
         around = outer[walking]
-        here = np.where(backward[walking], backward_of[around], around)
-        fits = (here >= 0) & (plane[around] == plane[walking])
-        found[walking[fits]] = here[fits]
+        call = np.where(backward[walking], backward_of[around], around)
+        fits = (call >= 0) & (plane[around] == plane[walking])
+        enclosing[walking[fits]] = call[fits]
         outer[walking] = parent[around]
         walking = walking[~fits & (outer[walking] >= 0)]
-    return found
+    return enclosing
 
 
 def _depth(enclosing: Ints) -> Ints:

@@ -22,23 +22,25 @@ from astray.stats.dtypes import DTYPES
 class Facts:
     """One entry per pair.
 
-    measured: its error is known. differs: values surely do. hidden: they surely do, and no statistic shows how much.
-    nonfinite: NaN or infinity where the other side has none. bits_only: fingerprints differ, and nothing else is known.
+    measured: its error is known.
+    differs: values surely differ. size_unknown: they do, and no statistic shows by how much.
+    nonfinite: NaN or infinity where the other side has none.
+    bits_only: fingerprints differ, and nothing else is known.
     rearranged: a gradient that has another shape and as many elements, which is measured by its statistics alone.
     """
 
     measured: Bools
     differs: Bools
-    hidden: Bools
+    size_unknown: Bools
     nonfinite: Bools
     bits_only: Bools
     rearranged: Bools
 
     @classmethod
-    def of_nothing(cls, pairs: int) -> Facts:
+    def empty(cls, pairs: int) -> Facts:
         return cls(**{one.name: np.zeros(pairs, np.bool_) for one in fields(cls)})
 
-    def taken(self, at: Ints) -> Facts:
+    def take(self, at: Ints) -> Facts:
         """Those of some pairs."""
         return Facts(**{one.name: getattr(self, one.name)[at] for one in fields(self)})
 
@@ -46,7 +48,7 @@ class Facts:
 def measure(evidence: Evidence, judged: Judgement, progress: Progress | None) -> Facts:
     """Fill in what a pair shows by itself: error, source, metrics, and what bits and shapes decide."""
     pairs = evidence.pairs
-    facts = Facts.of_nothing(len(pairs.reference))
+    facts = Facts.empty(len(pairs.reference))
     judged.verdict[pairs.candidate < 0] = Verdict.ONLY_IN_REFERENCE
     judged.verdict[pairs.reference < 0] = Verdict.ONLY_IN_CANDIDATE
     judged.reason |= evidence.remarks
@@ -111,9 +113,9 @@ def _are_the_same_masks(evidence: Evidence, at: Ints) -> Bools:
             # Statistics are over finite elements: all of them are zero, or as small as the smallest.
             total = sides["mean"][numbers] * (kept + finite)
             alike = (finite == 0) | (
-                np.abs(total / finite - sides["min"][numbers]) <= t.MASKED * -sides["min"][numbers]
+                np.abs(total / finite - sides["min"][numbers]) <= t.MASK_SPREAD * -sides["min"][numbers]
             )
-            large = (finite == 0) | (sides["min"][numbers] <= -1 / t.MASKED)
+            large = (finite == 0) | (sides["min"][numbers] <= -1 / t.MASK_SPREAD)
         here = (kinds[booleans] == "bool") & (kinds[numbers] == "float") & (sides["nan"][numbers] == 0)
         here &= (np.nan_to_num(sides["max"][numbers]) <= 0) & (hidden > 0) & alike & large
         found |= here & (true == kept)
@@ -142,7 +144,9 @@ def _by_bits(at: Ints, judged: Judgement, facts: Facts) -> None:
 
 
 def _by_statistics(evidence: Evidence, at: Ints, judged: Judgement, facts: Facts) -> None:
-    for rows in np.split(at, range(t.ROWS, len(at), t.ROWS)):  # as many at a time as fit into the cache
+    for rows in np.split(
+        at, range(t.ROWS_PER_WINDOW, len(at), t.ROWS_PER_WINDOW)
+    ):  # as many at a time as fit into the cache
         _keep(rows, measure_statistics(evidence, rows), judged, facts)
 
 
@@ -168,7 +172,7 @@ def _with_statistics(found: MeasuredPairs, at: Ints, some: Bools, judged: Judgem
     before = some & facts.measured[at]
     return found._replace(
         error=np.where(before, np.fmax(found.error, judged.error[at]), found.error),
-        hidden=before & facts.hidden[at],
+        size_unknown=before & facts.size_unknown[at],
         equal=found.equal & (~some | (judged.verdict[at] == Verdict.IDENTICAL)),
         differs=found.differs | (before & facts.differs[at]),
         nonfinite=found.nonfinite | (before & facts.nonfinite[at]),
@@ -192,13 +196,13 @@ def _measure_rearranged(evidence: Evidence, at: Ints, judged: Judgement, facts: 
     nothing = np.zeros(len(at), np.bool_)
     facts.rearranged[at] = True
     judged.verdict[at], judged.source[at] = Verdict.UNKNOWN, EvidenceSource.STATISTICS
-    _keep(at, measure_statistics(evidence, at)._replace(equal=nothing, hidden=nothing), judged, facts)
+    _keep(at, measure_statistics(evidence, at)._replace(equal=nothing, size_unknown=nothing), judged, facts)
 
 
 def _keep(at: Ints, found: MeasuredPairs, judged: Judgement, facts: Facts) -> None:
     facts.measured[at] = True
     facts.differs[at] = found.differs
-    facts.hidden[at] = found.hidden & ~found.equal
+    facts.size_unknown[at] = found.size_unknown & ~found.equal
     facts.nonfinite[at] = found.nonfinite
     judged.error[at] = found.error
     judged.reason[at] |= found.reason | np.where(found.nonfinite, Reason.NONFINITE_ONE, 0)

@@ -1,6 +1,6 @@
-"""The gains of siblings: rows of the same family at other sites of the same two runs.
+"""The gains of siblings: rows of the same family (`Sources.families`) at other sites of the same two runs.
 
-Reads the gains of `surprise`, and keeps those of a noise run. A fault is the odd one out among its siblings, however
+Reads gains from `surprise`, and holds those of a noise run. A fault is the odd one out among its siblings, however
 large the noise is that all of them share.
 """
 
@@ -28,7 +28,7 @@ class Families:
     >>> families = Families(np.zeros(3, int), np.arange(3))
     >>> families.others(np.array([9.0, 1.0, 2.0])).largest.tolist()  # each row's own site is left out
     [2.0, 9.0, 9.0]
-    >>> families.before(np.array([1.0, 9.0, 2.0])).largest.tolist()  # what is wrong later is not counted
+    >>> families.before(np.array([1.0, 9.0, 2.0])).largest.tolist()  # only sites that came before
     [0.0, 1.0, 9.0]
     """
 
@@ -40,20 +40,20 @@ class Families:
         self._members = np.flatnonzero(self._new_site)
         self._starts = np.flatnonzero(new_family[self._members])  # families, among the sites
         self._sizes = np.diff(np.append(self._starts, len(self._members)))
-        self._whose = np.repeat(np.arange(len(self._starts)), self._sizes)
-        self._spread = np.cumsum(self._new_site) - 1
+        self._family = np.repeat(np.arange(len(self._starts)), self._sizes)
+        self._site_of_row = np.cumsum(self._new_site) - 1
 
     def others(self, gain: Floats) -> SiblingGains:
         """The largest gain of each row's family at other sites."""
-        by_site, starts, whose = self._by_site(gain), self._starts, self._whose
+        by_site, starts, family = self._by_site(gain), self._starts, self._family
         if not len(by_site):
             return SiblingGains(by_site, self._members)
         first = np.maximum.reduceat(by_site, starts)
-        top = by_site == first[whose]
+        top = by_site == first[family]
         alone = np.add.reduceat(top, starts) == 1  # else another site has the same
         second = np.maximum.reduceat(np.where(top, -np.inf, by_site), starts)
-        others = np.where(top & alone[whose], second[whose], first[whose])
-        return SiblingGains(self._spread_out(np.maximum(others, 0.0)), self._spread_out(self._sizes[whose] - 1))
+        others = np.where(top & alone[family], second[family], first[family])
+        return SiblingGains(self._spread_out(np.maximum(others, 0.0)), self._spread_out(self._sizes[family] - 1))
 
     def before(self, gain: Floats) -> SiblingGains:
         """The largest gain of each row's family at sites that came before, in the order of the rows."""
@@ -64,23 +64,23 @@ class Families:
         begins = np.zeros(len(order), np.bool_)
         begins[self._starts] = True
         largest, count = np.zeros(len(order)), np.zeros(len(order), np.int64)
-        largest[order] = running_maximum(by_site[order], self._whose, begins)
-        count[order] = np.arange(len(order)) - self._starts[self._whose]
+        largest[order] = running_maximum(by_site[order], self._family, begins)
+        count[order] = np.arange(len(order)) - self._starts[self._family]
         return SiblingGains(self._spread_out(largest), self._spread_out(count))
 
     @cached_property
     def _by_appearance(self) -> Ints:
         """The sites, family by family, in the order in which they came."""
         first = np.minimum.reduceat(self._order, self._members)
-        return np.lexsort((first, self._whose))
+        return np.lexsort((first, self._family))
 
     def _by_site(self, gain: Floats) -> Floats:
         return np.maximum.reduceat(gain[self._order], self._members) if len(gain) else gain
 
     def _spread_out(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        found = np.empty(len(self._order), numbers.dtype)
-        found[self._order] = numbers[self._spread]
-        return found
+        by_row = np.empty(len(self._order), numbers.dtype)
+        by_row[self._order] = numbers[self._site_of_row]
+        return by_row
 
 
 def _changes(column: Ints) -> Bools:
@@ -103,21 +103,24 @@ class Gains(NamedTuple):
     """The gains that a noise run showed, by measure and row of the reference's tensors.
 
     by_row: in the row's own step. It counts as no steadier than its siblings there: its own gain, or the root mean
-    square of them all if that is more. ever: the largest of its place in any step, for rows that have no siblings.
+    square of the family's gains if that is more. in_any_step: the largest of the same tensor in any step, for rows that
+    have no siblings.
     """
 
     by_row: dict[str, Floats]
-    ever: dict[str, Floats]
+    in_any_step: dict[str, Floats]
     rows: Ints  # of the reference's tensors, for each pair; −1 for none
 
-    def taken(self, at: Ints) -> Gains:
+    def take(self, at: Ints) -> Gains:
         """Those of some pairs."""
         return self._replace(rows=self.rows[at])
 
     def of(self, name: str, at: Ints, alone: Bools) -> Floats:
-        """The gains of some pairs, of which some have no siblings; NaN where the noise run has none."""
-        by_row, ever = (np.append(column[name], np.nan)[self.rows[at]] for column in (self.by_row, self.ever))
-        return np.where(alone, ever, by_row)
+        """The gains of some pairs by a measure; NaN where the noise run has none. alone: pairs without siblings."""
+        by_row, in_any_step = (
+            np.append(column[name], np.nan)[self.rows[at]] for column in (self.by_row, self.in_any_step)
+        )
+        return np.where(alone, in_any_step, by_row)
 
 
 def largest_of_family(gain: Floats, family: Ints) -> Floats:
@@ -128,7 +131,7 @@ def largest_of_family(gain: Floats, family: Ints) -> Floats:
     return largest[number]
 
 
-def size_of_family(gain: Floats, family: Ints) -> Floats:
+def rms_of_family(gain: Floats, family: Ints) -> Floats:
     """For each row the root mean square of the gains in its family."""
     _, number = np.unique(family, return_inverse=True)
     return np.asarray(np.sqrt(np.bincount(number, gain * gain) / np.bincount(number))[number])

@@ -1,8 +1,13 @@
-"""How surprising each row is: what it is off by, over what the rows it came from explain.
+"""How surprising each row is: its gain, over the gain that a right call of its kind may have.
 
-Reads `errors`, `sources` and `bases`, feeds `verdicts`. A row's *gain* is its error over its base. It may have so many
-times the largest gain among its siblings; with a noise run, so many times its own gain there, and as many times more as
-its siblings have beyond theirs; without either, what a model allows. A surprise above 1 is beyond that.
+Reads `errors`, `sources` and `bases`, feeds `verdicts`. A row's *gain* is its error over its base. The *allowed gain*
+is a multiple (from `thresholds`) of
+
+- the largest gain among its siblings (rule `siblings`), or
+- its own gain in a noise run, times how far its siblings' gains are beyond theirs there (rule `noise run`), or
+- 1, where it has neither, or all its sources are bit-identical (rule `model`).
+
+Surprise = gain / allowed gain; limit = allowed gain · base. A surprise above 1 is an error beyond the limit.
 """
 
 from __future__ import annotations
@@ -14,8 +19,9 @@ import numpy as np
 from astray.comparison.judge import thresholds as t
 from astray.comparison.judge.bases import Bases
 from astray.comparison.judge.errors import Errors
+from astray.comparison.judge.provenance import Provenance
 from astray.comparison.judge.siblings import Families, Gains
-from astray.comparison.judge.sources import Producer, Sources
+from astray.comparison.judge.sources import Sources
 from astray.comparison.rows import Bools, Floats, Ints
 from astray.comparison.verdict import MEASURES, Rule
 
@@ -24,153 +30,165 @@ OF_ELEMENTS = ("values", "worst", "slices", "typical")
 
 
 class Surprise(NamedTuple):
-    """One entry per row: the largest of its measures' surprises, and of that measure the error, limit, rule and so on.
+    """One entry per row: the surprise by the measure where it is largest, and what that measure was decided by.
 
-    given: what the row came from is off by. gain: the largest gain among `siblings` others.
+    score: NaN where no measure judges the row.
+    measure: its place in `MEASURES`. error, limit, input_error: by that measure. rule: what set the limit.
+    siblings: at how many other sites there are siblings.
+    allowed_gain: of all measures; NaN where one does not judge the row.
     """
 
     score: Floats
     measure: Ints
     error: Floats
     limit: Floats
-    given: Floats
-    gain: Floats
+    input_error: Floats
     siblings: Ints
     rule: Ints
-    allowed: dict[str, Floats]  # by measure, how many times its base a row may be off by; NaN where it does not judge
+    allowed_gain: dict[str, Floats]
 
 
 def find_surprise(errors: Errors, sources: Sources, bases: Bases, noise: list[Gains]) -> Surprise:
-    """Judge every row that came from something by its siblings, or by runs that show the noise.
+    """Score every row that has sources.
 
-    The gain of a wrong row would raise the limit of its siblings and of all that comes of it. So rows are judged once
-    more without those that were found wrong.
+    The gain of a wrong row would raise the limit of its siblings and of all that comes of it. So rows are scored again
+    without the gains of those that were found wrong.
     """
-    wrong = np.zeros(len(errors.unit), np.bool_)
+    wrong = np.zeros(len(errors.roundoff), np.bool_)
     rows = _rows_to_judge(errors, sources, bases)
-    found = _judged_by_witnesses(errors, sources, bases, noise, wrong, rows)
-    for _ in range(t.ROUNDS):
-        more = (found.score > 1) & ~wrong
+    surprise = _score(errors, sources, bases, noise, wrong, rows)
+    for _ in range(t.MAX_ROUNDS):
+        more = (surprise.score > 1) & ~wrong
         if not more.any():
             break
         wrong |= more
-        found = _judged_by_witnesses(errors, sources, bases, noise, wrong, rows)
-    return found
+        surprise = _score(errors, sources, bases, noise, wrong, rows)
+    return surprise
 
 
 class _Rows(NamedTuple):
-    """The rows that a measure judges, by their nearest families and by all of their kind."""
+    """The rows that a measure judges, by their near families (the same position in other layers) and by their kind."""
 
     at: Ints
     near: Families
-    kin: Families
+    kind: Families
 
 
 def _rows_to_judge(errors: Errors, sources: Sources, bases: Bases) -> dict[str, _Rows]:
-    """For each measure its rows; most measures have the same ones, which are sorted once."""
-    units = (Producer.CALL, Producer.CODE, Producer.GRADIENT, Producer.WEIGHT, Producer.BUFFER)
-    judged = sources.is_unit(*units) & (errors.unit > 0)
-    found: dict[str, _Rows] = {}
+    """For each measure its rows. Most measures have the same ones, which are sorted once."""
+    judged = errors.roundoff > 0
+    judged &= sources.has_provenance(
+        Provenance.CALL, Provenance.CODE, Provenance.GRADIENT, Provenance.WEIGHT, Provenance.BUFFER
+    )
+    rows: dict[str, _Rows] = {}
     for name in MEASURES:
-        at = np.flatnonzero(judged & ~np.isnan(errors.measure(name)) & ~bases.silent[name])
-        same = next((one for one in found.values() if np.array_equal(one.at, at)), None)
+        at = np.flatnonzero(judged & ~np.isnan(errors.measure(name)) & ~bases.not_judged[name])
+        same = next((known for known in rows.values() if np.array_equal(known.at, at)), None)
         if len(at):
-            found[name] = same or _Rows(at, *(Families(family[at], sources.site[at]) for family in sources.families))
-    return found
+            rows[name] = same or _Rows(at, *(Families(family[at], sources.site[at]) for family in sources.families))
+    return rows
 
 
-class _Asked(NamedTuple):
-    """What the siblings of each row show: the largest of their numbers, how many they are, and how little they show."""
+class _SiblingGains(NamedTuple):
+    """For each row the largest gain of its siblings, at how many sites they are, and a factor for few or distant."""
 
     largest: Floats
     sites: Ints
     slack: Floats
 
 
-def _asked(rows: _Rows, shown: Floats, made: Bools) -> _Asked:
-    """Read the nearest siblings of each row, or else all of its kind. made: by calls, which may have later victims."""
-    near, kin = rows.near.others(shown), rows.kin.others(shown)
-    use_near = near.sites >= t.SIBLINGS
-    largest = np.where(use_near, near.largest, kin.largest)
-    count = np.where(use_near, near.sites, kin.sites)
-    before = rows.near.before(shown)
-    earlier = made & (before.sites >= t.BEFORE)
-    largest = np.where(earlier, np.minimum(largest, before.largest), largest)
-    slack = np.where(use_near, 1.0, t.OF_KIND) * np.where(count < t.STEADY, t.OF_FEW, 1.0)
-    return _Asked(largest, count, slack)
+def _gains_of_siblings(rows: _Rows, gain: Floats, by_call: Bools) -> _SiblingGains:
+    """Of the near family, or else of all rows of the kind.
+
+    by_call: rows made by calls, whose later siblings may be victims of this row: enough earlier ones count alone.
+    """
+    near, kind = rows.near.others(gain), rows.kind.others(gain)
+    use_near = near.sites >= t.MIN_SIBLINGS
+    largest = np.where(use_near, near.largest, kind.largest)
+    sites = np.where(use_near, near.sites, kind.sites)
+    before = rows.near.before(gain)
+    use_before = by_call & (before.sites >= t.MIN_SIBLINGS_BEFORE)
+    largest = np.where(use_before, np.minimum(largest, before.largest), largest)
+    slack = np.where(use_near, 1.0, t.DISTANT_SIBLINGS_GAIN)
+    return _SiblingGains(largest, sites, slack * np.where(sites < t.MIN_STEADY_SIBLINGS, t.FEW_SIBLINGS_GAIN, 1.0))
 
 
-def _judged_by_witnesses(
-    errors: Errors, sources: Sources, bases: Bases, noise: list[Gains], wrong: Bools, rows: dict[str, _Rows]
+def _score(
+    errors: Errors, sources: Sources, bases: Bases, noise: list[Gains], wrong: Bools, rows_by_measure: dict[str, _Rows]
 ) -> Surprise:
-    length = len(errors.unit)
+    """The surprise of all rows. wrong: those whose gains are no evidence of what is right."""
+    length = len(errors.roundoff)
     score = np.full(length, -1.0)
-    found = Surprise(
+    surprise = Surprise(
         score,
         measure=np.zeros(length, np.int8),
         error=np.full(length, np.nan),
         limit=np.full(length, np.nan),
-        given=np.full(length, np.nan),
-        gain=np.full(length, np.nan),
+        input_error=np.full(length, np.nan),
         siblings=np.zeros(length, np.int32),
         rule=np.zeros(length, np.int8),
-        allowed={name: np.full(length, np.nan) for name in MEASURES},
+        allowed_gain={name: np.full(length, np.nan) for name in MEASURES},
     )
-    for name, here in rows.items():
-        at = here.at
-        error = np.minimum(errors.measure(name), t.LARGEST)
-        whole = bases.whole[name][at]
-        gain = error[at] / whole
-        shown = np.where(wrong[at], 0.0, gain)
-        # Rows that are off here and there are soon off everywhere: in which layer, siblings before it need not show.
-        made = sources.is_unit(Producer.CALL, Producer.CODE)[at] & (name != "typical")
-        summed = sources.is_unit(Producer.GRADIENT)[at] & (name in OF_ELEMENTS)
-        least = np.where(summed, np.clip(bases.own[name][at] / whole, t.LEAST_SUMMED, 1.0), t.LEAST[name])
-        others, count, slack = _asked(here, shown, made)
-        known = count >= t.SIBLINGS
-        slack *= np.where(sources.backward[at], t.OF_GRADIENTS[name], 1.0)
-        drifted = bases.drifted[name][at]
-        far = np.where(bases.element[at] > t.LINEAR, t.FAR, 1.0)
-        wide = slack * np.where(drifted, t.DRIFTED[name] * far, 1.0)
-        sure = np.where(errors.by_values[at], t.BY_VALUES.get(name, 1.0), 1.0)
-        times = wide * sure * np.maximum(others, least)
-        allowed = np.where(known, t.GAIN[name] * times, t.LONELY[name])
-        rule = np.where(known, Rule.SIBLINGS, Rule.MODEL)
-        if name in ("norm", "mean"):  # sums of what is off by δ may be off by as much, if it is all in one direction
-            allowed = np.where(known, allowed, np.maximum(allowed, bases.element[at] / whole))
-        if name == "typical":  # two sums of which a third of the rows is off have two thirds that are: siblings decide
-            allowed = np.where(known, allowed, np.inf)
-        capped = t.OWN * bases.own[name][at] / whole
-        own = bases.unspoilt[at] & (capped < allowed)
-        allowed, rule = np.where(own, capped, allowed), np.where(own, Rule.MODEL, rule)
+    # Other precisions round more than a perturbed input does, so then a noise run can only widen limits.
+    noise_only_widens = bool(noise) and sources.evidence.mixed >= t.MIXED_DTYPE_SHARE
+    for name, rows in rows_by_measure.items():
+        at, of_elements = rows.at, name in OF_ELEMENTS
+        error = np.minimum(errors.measure(name), t.MAX_ERROR)[at]
+        base = bases.base[name][at]
+        own_share = bases.own_rounding[name][at] / base
+        gain = error / base
+        trusted_gain = np.where(wrong[at], 0.0, gain)
+        # A few rows that are off soon are in all later layers: which layers come before says nothing of a typical row.
+        by_call = sources.has_provenance(Provenance.CALL, Provenance.CODE)[at] & (name != "typical")
+        siblings = _gains_of_siblings(rows, trusted_gain, by_call)
+        has_siblings = siblings.sites >= t.MIN_SIBLINGS
+
+        # By siblings, or by the model where there are too few.
+        averaged = sources.has_provenance(Provenance.GRADIENT)[at] & of_elements
+        least = np.where(averaged, np.clip(own_share, t.MIN_SUMMED_GAIN, 1.0), t.MIN_SIBLING_GAIN[name])
+        slack = siblings.slack * np.where(sources.backward[at], t.GRADIENT_GAIN[name], 1.0)
+        drifted = bases.weights_drifted[name][at]
+        nonlinear = np.where(bases.element_error[at] > t.LINEAR_RANGE, t.NONLINEAR_GAIN, 1.0)
+        by_values = np.where(errors.by_values[at], t.SIBLING_GAIN_BY_VALUES.get(name, 1.0), 1.0)
+        times = slack * np.where(drifted, t.DRIFTED_GAIN[name] * nonlinear, 1.0)
+        times = times * by_values * np.maximum(siblings.largest, least)
+        allowed = np.where(has_siblings, t.SIBLING_GAIN[name] * times, t.MODEL_GAIN[name])
+        rule = np.where(has_siblings, Rule.SIBLINGS, Rule.MODEL)
+        if name in ("norm", "mean"):  # elements that are off by δ, all in one direction, make sums off by δ
+            in_one_direction = np.maximum(allowed, bases.element_error[at] / base)
+            allowed = np.where(has_siblings, allowed, in_one_direction)
+        if name == "typical":  # two tensors with a third of their rows off add up to two thirds: no model knows that
+            allowed = np.where(has_siblings, allowed, np.inf)
+        of_own = t.OWN_ROUNDINGS * own_share
+        only_own = bases.inputs_identical[at] & (of_own < allowed)
+        allowed, rule = np.where(only_own, of_own, allowed), np.where(only_own, Rule.MODEL, rule)
+
         if noise:
-            mixed = sources.evidence.mixed >= t.MIXED
-            shows = [run.of(name, at, ~known | own | mixed) for run in noise]
-            level = np.maximum(np.fmax.reduce(shows), least)
-            if mixed:  # other precisions round more than a perturbed input does, so it can only loosen
-                by_noise = slack * t.OF_NOISE[name] * level
-                replaced = np.zeros(len(at), np.bool_)
+            unlike = ~has_siblings | only_own | noise_only_widens
+            level = np.maximum(np.fmax.reduce([run.of(name, at, unlike) for run in noise]), least)
+            if noise_only_widens:
+                by_noise = slack * t.OTHER_PRECISION_NOISE_GAIN[name] * level
+                replaces = np.zeros(len(at), np.bool_)
             else:
-                by_elements = name in OF_ELEMENTS
-                beyond = np.maximum(_asked(here, np.nan_to_num(shown / level), made).largest, 1.0)
-                times = np.where(known, slack * sure * beyond, t.OTHER_NOISE if by_elements else 1.0)
-                times *= np.where(drifted, t.DRIFTED_NOISE if by_elements else far, 1.0)
-                by_noise = t.BESIDE_NOISE[name] * np.where(own, 1.0, times) * level
-                replaced = ~own & (known | (by_elements & (name != "typical"))) & ~np.isnan(level)
-            told = replaced | (by_noise > allowed)  # false where the noise run has no such row
-            allowed, rule = np.where(told, by_noise, allowed), np.where(told, Rule.NOISE, rule)
-            others = np.where(told, level, others)
-        found.allowed[name][at] = allowed
-        surprise = gain / allowed
-        better = surprise > score[at]
-        most = at[better]
-        score[most] = surprise[better]
-        found.measure[most] = MEASURES.index(name)
-        found.error[most] = error[most]
-        found.limit[most] = (allowed * whole)[better]
-        found.given[most] = bases.given[name][most]
-        found.gain[most] = others[better]
-        found.siblings[most] = count[better]
-        found.rule[most] = rule[better]
+                beyond = _gains_of_siblings(rows, np.nan_to_num(trusted_gain / level), by_call).largest
+                times = slack * by_values * np.maximum(beyond, 1.0)
+                times = np.where(has_siblings, times, t.LONE_ROW_NOISE_GAIN if of_elements else 1.0)
+                times *= np.where(drifted, t.DRIFTED_NOISE_GAIN if of_elements else nonlinear, 1.0)
+                by_noise = t.NOISE_GAIN[name] * np.where(only_own, 1.0, times) * level
+                replaces = ~only_own & (has_siblings | (of_elements & (name != "typical"))) & ~np.isnan(level)
+            decides = replaces | (by_noise > allowed)  # false where the noise run has no such row, and so NaN
+            allowed, rule = np.where(decides, by_noise, allowed), np.where(decides, Rule.NOISE, rule)
+
+        surprise.allowed_gain[name][at] = allowed
+        by_measure = gain / allowed
+        larger = by_measure > score[at]
+        most = at[larger]
+        score[most] = by_measure[larger]
+        surprise.measure[most] = MEASURES.index(name)
+        surprise.error[most] = error[larger]
+        surprise.limit[most] = (allowed * base)[larger]
+        surprise.input_error[most] = bases.input_error[name][most]
+        surprise.siblings[most] = siblings.sites[larger]
+        surprise.rule[most] = rule[larger]
     score[score < 0] = np.nan
-    return found
+    return surprise

@@ -1,400 +1,341 @@
-"""Turns what was measured into verdicts: which rows agree, which are wrong by themselves, and which have come of those.
+"""Turns what was measured into verdicts: which rows agree, which are wrong by themselves, and which are their victims.
 
-The last stage of `judge`. Four can decide how far off a row may be, and the column `rule` says which did: a tolerance
-of the user's, a noise run, the row's siblings, or a model. What came from nowhere (rule `start`) is exact.
+The last stage of `judge`. Every row gets a limit by one rule (the column `rule`): a tolerance of the user, a noise run,
+the row's siblings, or a model (`surprise`); `start` for what has no sources; `bits` where nothing may differ. A row
+beyond its limit is an *origin*. Its *victims* (`victims`) are rows that came of it and are further off than their
+other sources explain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 
 from astray.comparison.judge import thresholds as t
-from astray.comparison.judge.bases import Bases, find_bases, find_negligible, moves_of_optimizers, shared_rounding
-from astray.comparison.judge.calls import read_calls
-from astray.comparison.judge.errors import Errors, find_errors
+from astray.comparison.judge.bases import find_bases, shared_rounding
 from astray.comparison.judge.measuring import Facts, measure
-from astray.comparison.judge.siblings import Gains, largest_of_family, size_of_family
-from astray.comparison.judge.sources import Producer, Sources
+from astray.comparison.judge.provenance import Provenance
+from astray.comparison.judge.siblings import Gains, largest_of_family, rms_of_family
+from astray.comparison.judge.sources import Sources
 from astray.comparison.judge.surprise import find_surprise
-from astray.comparison.judge.victims import ReachAcrossWindows
-from astray.comparison.judge.whole_run import Scaling, find_scaling, find_units, multiplied_units
-from astray.comparison.judge.windows import Window, cut
+from astray.comparison.judge.victims import TaintTracker
+from astray.comparison.judge.windows import WindowColumns, beyond_floats, comparable, one_ahead, undecided_windows
 from astray.comparison.measure.evidence import Evidence, Progress
-from astray.comparison.rows import Bools, Floats, Ints
+from astray.comparison.rows import Bools, Ints
 from astray.comparison.verdict import AGREEING, BAD, MEASURES, Judgement, Reason, Rule, Verdict
 from astray.graph.keys import mixed_key
 
-T = TypeVar("T")
-
 BY_SURPRISE = (Rule.MODEL, Rule.SIBLINGS, Rule.NOISE)
-_BEYOND_FLOATS = np.errstate(over="ignore", invalid="ignore")  # what is too far off for a float is infinitely far off
 
 
-@_BEYOND_FLOATS
+@beyond_floats
 def judge(evidence: Evidence, noise: list[Gains], progress: Progress | None = None, exact: bool = False) -> Judgement:
     """Judge every pair of one rank.
 
     noise: the gains that noise runs showed. exact: whatever is not identical has diverged.
     """
-    judged = Judgement.of_nothing(len(evidence.pairs.reference), evidence.own.names)
+    judged = Judgement.empty(len(evidence.pairs.reference), evidence.custom_metrics.names)
     facts = measure(evidence, judged, progress)
     if not evidence.pairs.matched.any():
         return judged
-    if evidence.blocks is not None:  # the tensors of a checkpoint do not come from each other
-        _judge_alone(evidence, judged, facts)
+    if evidence.blocks is not None:
+        _judge_checkpoint(evidence, judged, facts)
     else:
-        _settle(evidence, judged, facts, noise)
+        _judge_steps(evidence, judged, facts, noise)
     if exact:
-        other = np.isin(judged.verdict, (Verdict.ROUNDING, Verdict.DRIFTING))
-        judged.verdict[other] = Verdict.DIVERGED
-        judged.rule[other] = Rule.BITS
-        judged.limit[other | (judged.verdict == Verdict.DIVERGED)] = 0.0
+        inexact = np.isin(judged.verdict, (Verdict.ROUNDING, Verdict.DRIFTING))
+        judged.verdict[inexact] = Verdict.DIVERGED
+        judged.rule[inexact] = Rule.BITS
+        judged.limit[inexact | (judged.verdict == Verdict.DIVERGED)] = 0.0
         judged.origin[:] = np.isin(judged.verdict, BAD)
     return judged
 
 
-@_BEYOND_FLOATS
-def _settle(evidence: Evidence, judged: Judgement, facts: Facts, noise: list[Gains]) -> None:
-    """Decide about all pairs, window by window, unless bits have decided about every one."""
-    past = _Past.of_nothing(evidence)
-    for window, part in _one_ahead(_parts(evidence, judged, past)):
-        rows, own = window.rows, np.flatnonzero(window.own)
-        said = judged.taken(rows)
-        judge = _Judge(part, said, facts.taken(rows), window.own, past.taken(rows))
-        past.put(rows[own], judge.decide([gains.taken(rows) for gains in noise]).taken(own))
-        judged.put(rows[own], said.taken(own))
-
-
-@_BEYOND_FLOATS
-def noise_gains(evidence: Evidence, judged: Judgement) -> Gains:
-    """What a judged noise run shows, by pair of it."""
-    sources = Sources(evidence, _comparable(judged))
-    gains = {name: np.where(sources.known, 0.0, np.nan) for name in MEASURES}
-    past = _Past.of_nothing(evidence)
-    for window, part in _parts(evidence, judged, past):
-        own, rows = window.own, window.rows[window.own]
-        for name in MEASURES:
-            error = np.minimum(part.errors.measure(name), t.LARGEST)
-            gain = np.full(len(own), np.nan)
-            np.divide(error, part.bases.whole[name], out=gain, where=part.sources.known & (part.errors.unit > 0))
-            gains[name][rows] = gain[own]
-    by_row, ever = ({name: np.full(len(sources.known), np.nan) for name in MEASURES} for _ in range(2))
-    for name, gain in gains.items():
-        at = np.flatnonzero(~np.isnan(gain))
-        by_row[name][at] = np.maximum(gain[at], size_of_family(gain[at], sources.families[0][at]))
-        ever[name][at] = largest_of_family(gain[at], sources.place_in_any_step[at])
-    return Gains(by_row, ever, np.arange(len(sources.known)))
-
-
-@dataclass(frozen=True)
-class _Past:
-    """What was found of the windows before, by pair: what optimizers moved weights by, and what faults have reached."""
-
-    moved: Floats
-    origin: Bools
-    other: Bools
-    tainted: Bools
-    reach: ReachAcrossWindows
-
-    @classmethod
-    def of_nothing(cls, evidence: Evidence) -> _Past:
-        length = len(evidence.pairs.reference)
-        origin, other, tainted = (np.zeros(length, np.bool_) for _ in range(3))
-        steps = np.unique(evidence.steps[evidence.pairs.matched])
-        return cls(np.zeros(length), origin, other, tainted, ReachAcrossWindows(steps))
-
-    def taken(self, rows: Ints) -> _Past:
-        """That of some pairs."""
-        return replace(self, **{name: getattr(self, name)[rows] for name in ("moved", "origin", "other", "tainted")})
-
-    def put(self, rows: Ints, found: _Past) -> None:
-        """Keep what was found of some pairs; what they were moved by is known since their window was made."""
-        for name in ("origin", "other", "tainted"):
-            getattr(self, name)[rows] = getattr(found, name)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The pairs of a window: what they came from, how far off they are, and how far they may be."""
-
-    evidence: Evidence
-    sources: Sources
-    scaling: Scaling
-    errors: Errors
-    negligible: Bools
-    bases: Bases
-
-
-def _parts(evidence: Evidence, judged: Judgement, past: _Past) -> Iterator[tuple[Window, _Part]]:
-    """The windows in which anything is undecided. `past` is read anew for each of them."""
-    undecided = (judged.verdict != Verdict.IDENTICAL) & evidence.pairs.matched
-    run = evidence.reference.run
-    if run is None or not undecided.any():
-        return
-    calls, comparable, units = read_calls(run), _comparable(judged), find_units(evidence)
-    for window in cut(evidence, calls, undecided):
-        rows = window.rows
-        here = evidence.taken(rows)
-        sources = Sources(here, comparable[rows], calls.taken(evidence.reference.call_row[here.pairs.reference]))
-        scaling = find_scaling(here, sources)
-        errors = find_errors(here, judged.taken(rows), scaling.factor, multiplied_units(sources, units))
-        negligible = find_negligible(errors, sources)
-        errors = errors.without(negligible)
-        bases = find_bases(errors, sources, moves_of_optimizers(errors, sources, window.own, past.moved[rows]))
-        past.moved[rows[window.own]] = bases.moved[window.own]
-        yield window, _Part(here, sources, scaling, errors, negligible, bases)
-
-
-def _one_ahead(parts: Iterator[T]) -> Iterator[T]:
-    """The same, each made while the one before is judged: two cores share the work."""
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            coming = pool.submit(_next, parts)
-        except RuntimeError:  # the system gives no thread
-            while (part := _next(parts)) is not None:
-                yield part
-            return
-        while (part := coming.result()) is not None:
-            coming = pool.submit(_next, parts)
-            yield part
-
-
-@_BEYOND_FLOATS  # which holds for one thread
-def _next(parts: Iterator[T]) -> T | None:
-    return next(parts, None)
-
-
-def _comparable(judged: Judgement) -> Bools:
-    return np.asarray(~np.isin(judged.verdict, (Verdict.SHAPE, Verdict.DTYPE)))
-
-
-@_BEYOND_FLOATS
-def _judge_alone(evidence: Evidence, judged: Judgement, facts: Facts) -> None:
-    """By the rounding of one call: there is nothing that a tensor came from."""
+def _judge_checkpoint(evidence: Evidence, judged: Judgement, facts: Facts) -> None:
+    """Judge the tensors of checkpoints, which have no sources: by the rounding of one call."""
     eps = np.zeros(len(judged.verdict))
     at = np.flatnonzero(evidence.pairs.matched)
     eps[at] = evidence.eps(at)
-    limit = t.OWN * np.where(eps / 2 <= t.FLOAT32, t.FINE_SUM * eps / 2, eps / 2)
-    open_ = facts.measured & (judged.verdict != Verdict.IDENTICAL)
-    said = ~np.isnan(evidence.tolerance)
-    limit = np.where(said, evidence.tolerance, limit)
-    judged.limit[open_] = limit[open_]
-    judged.rule[open_] = np.where(said, Rule.TOLERANCE, Rule.MODEL)[open_]
-    wrong = (judged.error > limit) | ((eps == 0) & facts.differs & ~said) | (facts.hidden & ~said)
-    judged.verdict[open_] = np.where(wrong, Verdict.DIVERGED, Verdict.ROUNDING)[open_]
-    judged.verdict[open_ & facts.nonfinite] = Verdict.NON_FINITE
+    limit = t.OWN_ROUNDINGS * np.where(eps / 2 <= t.FLOAT32, t.FINE_SUM * eps / 2, eps / 2)
+    undecided = facts.measured & (judged.verdict != Verdict.IDENTICAL)
+    has_tolerance = ~np.isnan(evidence.tolerance)
+    limit = np.where(has_tolerance, evidence.tolerance, limit)
+    judged.limit[undecided] = limit[undecided]
+    judged.rule[undecided] = np.where(has_tolerance, Rule.TOLERANCE, Rule.MODEL)[undecided]
+    wrong = (judged.error > limit) | (((eps == 0) & facts.differs | facts.size_unknown) & ~has_tolerance)
+    judged.verdict[undecided] = np.where(wrong, Verdict.DIVERGED, Verdict.ROUNDING)[undecided]
+    judged.verdict[undecided & facts.nonfinite] = Verdict.NON_FINITE
     judged.verdict[facts.bits_only] = Verdict.DIVERGED
-    judged.error[facts.hidden & ~(judged.error > limit)] = np.nan
+    judged.error[facts.size_unknown & ~(judged.error > limit)] = np.nan
     judged.origin[:] = np.isin(judged.verdict, BAD)
 
 
-class _Judge:
-    """The columns of a window while verdicts are found. Only rows of its own are `open`."""
+def _judge_steps(evidence: Evidence, judged: Judgement, facts: Facts, noise: list[Gains]) -> None:
+    """Judge a rank window by window, unless bits have decided about every pair."""
+    history = _History.empty(evidence)
+    moves = np.zeros(len(judged.verdict))
+    for columns in one_ahead(undecided_windows(evidence, judged, moves)):
+        rows, current = columns.window.rows, np.flatnonzero(columns.window.current)
+        of_window = judged.take(rows)
+        window_judge = _WindowJudge(columns, of_window, facts.take(rows), history.take(rows))
+        found = window_judge.decide([gains.take(rows) for gains in noise])
+        history.put(rows[current], found.take(current))
+        judged.put(rows[current], of_window.take(current))
 
-    def __init__(self, part: _Part, judged: Judgement, facts: Facts, own: Bools, past: _Past) -> None:
-        self.evidence, self.judged, self.facts, self.past = part.evidence, judged, facts, past
-        self.sources, self.scaling, self.errors, self.bases = part.sources, part.scaling, part.errors, part.bases
-        self.negligible = part.negligible
-        self.unit = self.sources.unit
-        self.own = own
-        self.identical = part.errors.identical
-        self.open = facts.measured & ~self.identical & own
 
-    def decide(self, noise: list[Gains]) -> _Past:
-        """Fill in what is judged; give back what later windows need."""
+@beyond_floats
+def noise_gains(evidence: Evidence, judged: Judgement) -> Gains:
+    """What a judged noise run shows, by pair of it."""
+    sources = Sources(evidence, comparable(judged))
+    gains = {name: np.where(sources.comparable, 0.0, np.nan) for name in MEASURES}
+    for columns in undecided_windows(evidence, judged, np.zeros(len(judged.verdict))):
+        errors, current = columns.errors, columns.window.current
+        rows = columns.window.rows[current]
+        floats = columns.sources.comparable & (errors.roundoff > 0)
+        for name in MEASURES:
+            gain = np.full(len(current), np.nan)
+            np.divide(np.minimum(errors.measure(name), t.MAX_ERROR), columns.bases.base[name], out=gain, where=floats)
+            gains[name][rows] = gain[current]
+    by_row, in_any_step = ({name: np.full(len(sources.comparable), np.nan) for name in MEASURES} for _ in range(2))
+    near, _ = sources.families
+    for name, gain in gains.items():
+        at = np.flatnonzero(~np.isnan(gain))
+        by_row[name][at] = np.maximum(gain[at], rms_of_family(gain[at], near[at]))
+        in_any_step[name][at] = largest_of_family(gain[at], sources.tensor_key[at])
+    return Gains(by_row, in_any_step, np.arange(len(sources.comparable)))
+
+
+@dataclass(frozen=True)
+class _History:
+    """What the windows before have left, by pair: origins, rows that agreed by themselves, and what origins reached."""
+
+    origin: Bools
+    agreed: Bools
+    tainted: Bools
+    taint: TaintTracker
+
+    @classmethod
+    def empty(cls, evidence: Evidence) -> _History:
+        origin, agreed, tainted = (np.zeros(len(evidence.pairs.reference), np.bool_) for _ in range(3))
+        return cls(origin, agreed, tainted, TaintTracker(np.unique(evidence.steps[evidence.pairs.matched])))
+
+    def take(self, rows: Ints) -> _History:
+        """That of some pairs."""
+        return replace(self, origin=self.origin[rows], agreed=self.agreed[rows], tainted=self.tainted[rows])
+
+    def put(self, rows: Ints, found: _History) -> None:
+        """Keep what was found of some pairs."""
+        self.origin[rows], self.agreed[rows], self.tainted[rows] = found.origin, found.agreed, found.tainted
+
+
+class _WindowJudge:
+    """The columns of a window while its verdicts are found.
+
+    `current` rows are those of this window's own steps. Of these `undecided` are not bit-identical, and measured.
+    """
+
+    def __init__(self, columns: WindowColumns, judged: Judgement, facts: Facts, history: _History) -> None:
+        self.evidence, self.judged, self.facts, self.history = columns.evidence, judged, facts, history
+        self.sources, self.scaling, self.errors = columns.sources, columns.scaling, columns.errors
+        self.bases, self.negligible = columns.bases, columns.negligible
+        self.provenance = self.sources.provenance
+        self.current = columns.window.current
+        self.identical = columns.errors.identical
+        self.undecided = facts.measured & ~self.identical & self.current
+
+    def decide(self, noise: list[Gains]) -> _History:
+        """Fill in the judgement; returns what later windows need."""
         judged, facts = self.judged, self.facts
-        self._keep_surprise(noise)
-        wrong = (
-            self._by_surprise() | self._by_start() | self._of_integers() | self._of_hidden() | self._unlike_siblings()
-        )
-        wrong |= self._unmoved()
-        wrong |= self._by_factor()
-        wrong &= self.open
-        said = ~np.isnan(self.evidence.tolerance) & self.open
-        wrong = np.where(said, judged.error > self.evidence.tolerance, wrong)
-        self._keep_tolerance(said)
-        wrong |= facts.nonfinite & self.open
-        wrong |= facts.bits_only & self.own
-        agree = self.open & ~wrong
-        judged.verdict[agree] = np.where(self._is_rounding(), Verdict.ROUNDING, Verdict.DRIFTING)[agree]
-        judged.verdict[agree & said] = Verdict.ROUNDING
-        judged.reason[agree & (self.negligible | self.bases.cancelled)] |= Reason.NEGLIGIBLE
-        judged.reason[agree & facts.rearranged] |= Reason.REARRANGED
+        self._judge_by_surprise(noise)
+        wrong = np.asarray(judged.surprise > 1)
+        wrong |= self._wrong_at_start() | self._wrong_integers() | self._reordered()
+        wrong |= self._unlike_siblings() | self._moved_in_one_run() | self._scaled_gradients()
+        wrong &= self.undecided
+        has_tolerance = ~np.isnan(self.evidence.tolerance) & self.undecided
+        wrong = np.where(has_tolerance, judged.error > self.evidence.tolerance, wrong)
+        self._keep_tolerance(has_tolerance)
+        wrong |= facts.nonfinite & self.undecided
+        wrong |= facts.bits_only & self.current
+        agrees = self.undecided & ~wrong
+        judged.verdict[agrees] = np.where(self._is_rounding(), Verdict.ROUNDING, Verdict.DRIFTING)[agrees]
+        judged.verdict[agrees & has_tolerance] = Verdict.ROUNDING
+        judged.reason[agrees & (self.negligible | self.bases.is_cancelled)] |= Reason.NEGLIGIBLE
+        judged.reason[agrees & facts.rearranged] |= Reason.REARRANGED
         judged.verdict[wrong] = np.where(facts.rearranged, Verdict.SHAPE, Verdict.DIVERGED)[wrong]
-        judged.verdict[self.open & facts.nonfinite] = Verdict.NON_FINITE
-        self._doubt_reduced()
+        judged.verdict[self.undecided & facts.nonfinite] = Verdict.NON_FINITE
+        self._leave_reduced_open()
         wrong = np.isin(judged.verdict, BAD)
-        judged.origin[:] = wrong & ~self._comes_of(wrong) & self.own
-        past = self._find_victims(self.open & ~wrong & ~said)
-        unseen = facts.hidden & np.isin(judged.verdict, BAD) & (judged.error == 0)
-        judged.error[unseen] = judged.deviation[unseen] = np.nan
-        carried = np.flatnonzero(self.unit == Producer.CARRIED)
-        self._carry(carried)
-        return past
+        judged.origin[:] = wrong & ~self._has_wrong_source(wrong) & self.current
+        history = self._find_victims(self.undecided & ~wrong & ~has_tolerance)
+        unmeasured = facts.size_unknown & np.isin(judged.verdict, BAD) & (judged.error == 0)
+        judged.error[unmeasured] = judged.deviation[unmeasured] = np.nan
+        self._repeat_verdicts(np.flatnonzero(self.provenance == Provenance.SEEN_BEFORE))
+        return history
 
-    def _keep_surprise(self, noise: list[Gains]) -> None:
-        found = find_surprise(self.errors, self.sources, self.bases, noise)
-        self.allowed = found.allowed
-        judged, at = self.judged, np.flatnonzero(self.open & ~np.isnan(found.score))
-        judged.surprise[at], judged.measure[at] = found.score[at], found.measure[at]
-        judged.deviation[at], judged.limit[at] = found.error[at], found.limit[at]
-        judged.given[at], judged.siblings[at], judged.rule[at] = found.given[at], found.siblings[at], found.rule[at]
+    # -- what makes a row wrong by itself --------------------------------------------------------------------------
 
-    def _by_surprise(self) -> Bools:
-        return np.asarray(self.judged.surprise > 1)
+    def _judge_by_surprise(self, noise: list[Gains]) -> None:
+        surprise = find_surprise(self.errors, self.sources, self.bases, noise)
+        self.allowed_gain = surprise.allowed_gain
+        judged, at = self.judged, np.flatnonzero(self.undecided & ~np.isnan(surprise.score))
+        judged.surprise[at], judged.measure[at], judged.rule[at] = (
+            surprise.score[at],
+            surprise.measure[at],
+            surprise.rule[at],
+        )
+        judged.deviation[at], judged.limit[at] = surprise.error[at], surprise.limit[at]
+        judged.given[at], judged.siblings[at] = surprise.input_error[at], surprise.siblings[at]
 
-    def _by_factor(self) -> Bools:
-        """Where gradients come in that are all scaled by one factor."""
+    def _scaled_gradients(self) -> Bools:
+        """The rows by which gradients come in that are all scaled by one factor."""
         judged, scaling = self.judged, self.scaling
         if not scaling.found:
             return scaling.entries
-        scaled = (scaling.factor != 1) & self.open
+        scaled = (scaling.factor != 1) & self.undecided
         judged.reason[scaled] |= Reason.SCALED
-        at = np.flatnonzero(scaling.entries & self.open)
+        at = np.flatnonzero(scaling.entries & self.undecided)
         judged.deviation[at] = np.abs(scaling.factor[at] - 1)
-        judged.limit[at] = t.FACTOR_LEAST
-        judged.surprise[at] = judged.deviation[at] / t.FACTOR_LEAST
+        judged.limit[at] = t.MIN_FACTOR
+        judged.surprise[at] = judged.deviation[at] / t.MIN_FACTOR
         judged.measure[at], judged.rule[at] = MEASURES.index("norm"), Rule.MODEL
         return scaling.entries
 
-    def _by_start(self) -> Bools:
-        """What came from nowhere: weights are the same or a cast, inputs and buffers the same but for rounding."""
+    def _wrong_at_start(self) -> Bools:
+        """Of rows without sources: weights must be the same or a cast, inputs and buffers the same but for rounding."""
         judged, errors = self.judged, self.errors
-        start = self.open & (self.unit == Producer.START) & (errors.unit > 0)
-        weights = start & self.sources.is_weight
-        pairs = np.flatnonzero(start)
+        start = self.undecided & (self.provenance == Provenance.START) & (errors.roundoff > 0)
+        rows = np.flatnonzero(start)
         cast = np.zeros(len(start), np.bool_)
-        cast[pairs] = np.not_equal(*self.evidence.sides("dtype", pairs))
-        exact = weights & ~cast & (self.evidence.bits == 0)
-        table = self.sources.has_role("state") & (errors.unit > t.FLOAT32)
-        roundings = np.where(table, t.TABLE, t.OWN)
-        rounding = np.where(cast, errors.unit, roundings * self.bases.own["values"])
-        spread = np.where(cast, t.CAST, roundings * t.SUMS) * errors.unit / np.sqrt(errors.count)
-        spread = spread + shared_rounding(errors.unit)
-        spread = np.where(cast & self._is_constant(), errors.unit, spread)
-        limits = {
-            "values": rounding,
-            "worst": np.where(cast, rounding, t.WORST * rounding),
-            "norm": spread,
-            "mean": spread,
-            "extremes": np.where(cast, rounding, t.WORST * rounding),
-        }
-        for name in limits:
-            number = MEASURES.index(name)
+        cast[rows] = np.not_equal(*self.evidence.sides("dtype", rows))
+        exact = start & self.sources.is_weight & ~cast & (self.evidence.bits == 0)
+        table = self.sources.has_role("state") & (errors.roundoff > t.FLOAT32)
+        roundings = np.where(table, t.BUFFER_ROUNDINGS, t.OWN_ROUNDINGS)
+        values = np.where(cast, errors.roundoff, roundings * self.bases.own_rounding["values"])
+        single = np.where(cast, values, t.WORST_ELEMENT * values)
+        sums = np.where(cast, t.CAST_SIGMAS, roundings * t.SUM_SIGMAS) * errors.roundoff / np.sqrt(errors.count)
+        sums = sums + shared_rounding(errors.roundoff)
+        sums = np.where(cast & self._is_constant(), errors.roundoff, sums)
+        limits = {"values": values, "worst": single, "norm": sums, "mean": sums, "extremes": single}
+        for name, by_measure in limits.items():
             error = np.where(start, errors.measure(name), np.nan)
-            limit = np.where(exact, 0.0, limits[name])
+            limit = np.where(exact, 0.0, by_measure)
             with np.errstate(divide="ignore", invalid="ignore"):
                 surprise = np.where(exact, np.inf, error / limit)
             smaller = np.where(exact, error <= judged.deviation, surprise <= judged.surprise)
-            better = start & ~np.isnan(error) & ~smaller
-            judged.surprise[better], judged.measure[better] = surprise[better], number
-            judged.deviation[better], judged.limit[better] = error[better], limit[better]
+            larger = start & ~np.isnan(error) & ~smaller
+            judged.surprise[larger], judged.measure[larger] = surprise[larger], MEASURES.index(name)
+            judged.deviation[larger], judged.limit[larger] = error[larger], limit[larger]
         judged.rule[start] = Rule.START
         judged.given[start] = 0.0
         return np.asarray(start & (exact | (judged.surprise > 1)))
 
     def _is_constant(self) -> Bools:
         """Tensors whose elements are so close together that a cast rounds all of them in the same direction."""
-        found = np.zeros(len(self.open), np.bool_)
-        at = np.flatnonzero(self.sources.known)
+        is_constant = np.zeros(len(self.undecided), np.bool_)
+        at = np.flatnonzero(self.sources.comparable)
         mean, std = (self.evidence.numbers(name, at)[0] for name in ("mean", "std"))
-        found[at] = std <= t.OWN * self.errors.unit[at] * np.abs(mean)
-        return found
+        is_constant[at] = std <= t.OWN_ROUNDINGS * self.errors.roundoff[at] * np.abs(mean)
+        return is_constant
 
-    def _of_integers(self) -> Bools:
-        """Integers do not round. But what a call chooses may be another thing where what it chose from is off.
+    def _wrong_integers(self) -> Bools:
+        """Integers do not round; but an index that a call chose may be another where the numbers it chose from are off.
 
-        What a loss is given are labels, which no call has chosen.
+        Inputs of a loss are labels, which no call chose.
         """
-        differs = self.facts.differs & (self.errors.unit == 0)
-        self.judged.limit[self.open & differs] = 0.0
-        self.judged.rule[self.open & differs] = Rule.MODEL
-        chosen = self.sources.largest(np.where(self.open, 1.0, 0.0)) > 0
-        chosen &= self.sources.is_unit(Producer.CALL, Producer.CODE, Producer.CARRIED) & ~self.sources.are_labels
-        self.judged.reason[self.open & differs & chosen] |= Reason.CHOSEN
+        differs = self.facts.differs & (self.errors.roundoff == 0)
+        self.judged.limit[self.undecided & differs] = 0.0
+        self.judged.rule[self.undecided & differs] = Rule.MODEL
+        chosen = self.sources.largest(np.where(self.undecided, 1.0, 0.0)) > 0
+        chosen &= (
+            self.sources.has_provenance(Provenance.CALL, Provenance.CODE, Provenance.SEEN_BEFORE)
+            & ~self.sources.is_label
+        )
+        self.judged.reason[self.undecided & differs & chosen] |= Reason.CHOSEN
         return np.asarray(differs & ~chosen)
 
-    def _of_hidden(self) -> Bools:
-        """The same values in another order, and nothing they came from differs."""
-        return np.asarray(self.facts.hidden & ~self.bases.spoilt & ~self.negligible)
+    def _reordered(self) -> Bools:
+        """Rows whose values surely differ though no statistic shows it, out of sources that are the same."""
+        return np.asarray(self.facts.size_unknown & ~self.bases.inputs_differ & ~self.negligible)
 
     def _unlike_siblings(self) -> Bools:
-        """Other bits out of the same bits, where siblings that were given the same bits gave the same ones.
+        """Rows with other bits out of the same bits, where siblings have the same bits out of the same.
 
-        So it is one program on one machine, and no rounding differs. Siblings are those of the step before as well,
-        if their tensors have the same shapes.
+        Those show one program on one machine, where no rounding differs. Siblings of the steps that the window looks
+        back at count as well, if their tensors have the same shapes.
         """
         sources = self.sources
-        units = sources.is_unit(Producer.CALL, Producer.CODE, Producer.GRADIENT, Producer.WEIGHT)
-        at = np.flatnonzero(self.bases.unspoilt & sources.known & units)
-        found = np.zeros(len(self.open), np.bool_)
-        if not self.open[at].any():
-            return found
-        _, number = np.unique(mixed_key([sources.kind[at], sources.form[at]]), return_inverse=True)
-        same, other = np.bincount(number, self.identical[at]), np.bincount(number, self.open[at])
-        many = (same >= t.STEADY) & (same >= t.STEADY * other)
-        few = (same >= 1) & (other == 1)
-        odd = (many[number] & self._is_rounded(1)[at]) | (few[number] & self._is_rounded(t.OWN)[at])
-        found[at[self.open[at] & odd]] = True
+        made = sources.has_provenance(Provenance.CALL, Provenance.CODE, Provenance.GRADIENT, Provenance.WEIGHT)
+        at = np.flatnonzero(self.bases.inputs_identical & sources.comparable & made)
+        unlike = np.zeros(len(self.undecided), np.bool_)
+        if not self.undecided[at].any():
+            return unlike
+        _, family = np.unique(mixed_key([sources.position_in_layer[at], sources.call_shapes[at]]), return_inverse=True)
+        same, other = np.bincount(family, self.identical[at]), np.bincount(family, self.undecided[at])
+        many_same = (same >= t.MIN_STEADY_SIBLINGS) & (same >= t.MIN_STEADY_SIBLINGS * other)
+        only_other = (same >= 1) & (other == 1)
+        odd = many_same[family] & self._beyond_roundings(1)[at]
+        odd |= only_other[family] & self._beyond_roundings(t.OWN_ROUNDINGS)[at]
+        odd &= self.undecided[at]
+        unlike[at[odd]] = True
         judged = self.judged
-        here = np.flatnonzero(self.open[at] & odd & ~(judged.surprise[at] > 1))  # else there is a number for it
-        judged.rule[at[here]], judged.limit[at[here]], judged.surprise[at[here]] = Rule.SIBLINGS, 0.0, np.inf
-        judged.siblings[at[here]] = same[number[here]]
-        return found
+        by_bits = np.flatnonzero(odd & ~(judged.surprise[at] > 1))  # the others have a limit that they are beyond
+        rows = at[by_bits]
+        judged.rule[rows], judged.limit[rows], judged.surprise[rows] = Rule.SIBLINGS, 0.0, np.inf
+        judged.siblings[rows] = same[family[by_bits]]
+        return unlike
 
-    def _unmoved(self) -> Bools:
-        """Weights that one run has left as they were in the step before, and the other has not.
+    def _moved_in_one_run(self) -> Bools:
+        """Weights that have the same bits as in the step before in one run alone.
 
         In bfloat16 steps of an optimizer may be less than a rounding, and then it is chance which of a few elements
         move. But where many did, and both runs moved the same weight of other layers, no optimizer stepped this one.
         """
         sources, evidence = self.sources, self.evidence
-        found = np.zeros(len(self.open), np.bool_)
-        weights = np.flatnonzero((sources.unit == Producer.WEIGHT) & (sources.last_seen >= 0) & (evidence.bits >= 0))
-        many = self.judged.metrics["different"] >= t.MOVING
-        if not (self.open & many)[weights].any():
+        found = np.zeros(len(self.undecided), np.bool_)
+        is_weight = (self.provenance == Provenance.WEIGHT) & (sources.last_seen >= 0)
+        weights = np.flatnonzero(is_weight & (evidence.bits >= 0))
+        many_differ = self.judged.metrics["different"] >= t.MIN_MOVED_ELEMENTS
+        if not (self.undecided & many_differ)[weights].any():
             return found
         before = sources.last_seen[weights]
-        later = (sources.step[before] != sources.step[weights]) & (evidence.bits[before] >= 0)
-        weights, before = weights[later], before[later]
-        now, then = (evidence.numbers("fingerprint", rows) for rows in (weights, before))
-        in_reference, in_candidate = (one == other for one, other in zip(now, then, strict=True))
-        _, number = np.unique(mixed_key([sources.kind[weights], sources.step[weights]]), return_inverse=True)
-        moved, stayed = (
-            np.bincount(number, ~in_reference & ~in_candidate),
-            np.bincount(number, in_reference | in_candidate),
-        )
-        steady = (moved >= t.STEADY) & (moved >= t.STEADY * stayed)
-        odd = (in_reference != in_candidate) & steady[number] & (self.open & many)[weights]
-        found[weights[odd]] = True
-        judged, rows = self.judged, weights[odd]
+        known = (sources.step[before] != sources.step[weights]) & (evidence.bits[before] >= 0)
+        weights, before = weights[known], before[known]
+        bits, bits_before = (evidence.numbers("fingerprint", rows) for rows in (weights, before))
+        stayed_reference, stayed_candidate = (now == then for now, then in zip(bits, bits_before, strict=True))
+        family_key = mixed_key([sources.position_in_layer[weights], sources.step[weights]])
+        _, family = np.unique(family_key, return_inverse=True)
+        moved = np.bincount(family, ~stayed_reference & ~stayed_candidate)
+        stayed = np.bincount(family, stayed_reference | stayed_candidate)
+        steady = (moved >= t.MIN_STEADY_SIBLINGS) & (moved >= t.MIN_STEADY_SIBLINGS * stayed)
+        odd = (stayed_reference != stayed_candidate) & steady[family] & (self.undecided & many_differ)[weights]
+        rows = weights[odd]
+        found[rows] = True
+        judged = self.judged
         judged.rule[rows], judged.limit[rows], judged.surprise[rows] = Rule.UNMOVED, 0.0, np.inf
-        judged.siblings[rows] = moved[number[odd]]
-        judged.reason[rows] |= np.where(in_reference[odd], Reason.UNMOVED_REFERENCE, Reason.UNMOVED_CANDIDATE)
+        judged.siblings[rows] = moved[family[odd]]
+        judged.reason[rows] |= np.where(stayed_reference[odd], Reason.UNMOVED_REFERENCE, Reason.UNMOVED_CANDIDATE)
         return found
 
-    def _is_rounded(self, times: float) -> Bools:
+    def _beyond_roundings(self, times: float) -> Bools:
         """Rows that are off by more than so many roundings of each element; the tail of a vector may be off by one."""
-        errors, unit = self.errors, times * self.errors.unit
-        far = errors.values > unit
-        far |= errors.worst > t.WORST * unit
-        far |= errors.extremes > t.WORST * unit
-        return np.asarray(far | (errors.sums > t.SUMS * unit / errors.root))
+        errors, roundings = self.errors, times * self.errors.roundoff
+        beyond = errors.values > roundings
+        beyond |= errors.worst > t.WORST_ELEMENT * roundings
+        beyond |= errors.extremes > t.WORST_ELEMENT * roundings
+        return np.asarray(beyond | (errors.sums > t.SUM_SIGMAS * roundings / errors.sqrt_count))
 
-    def _keep_tolerance(self, said: Bools) -> None:
+    # -- verdicts --------------------------------------------------------------------------------------------------
+
+    def _keep_tolerance(self, rows: Bools) -> None:
         judged, tolerance = self.judged, self.evidence.tolerance
-        judged.rule[said], judged.limit[said] = Rule.TOLERANCE, tolerance[said]
-        judged.deviation[said], judged.measure[said] = judged.error[said], -1
+        judged.rule[rows], judged.limit[rows] = Rule.TOLERANCE, tolerance[rows]
+        judged.deviation[rows], judged.measure[rows] = judged.error[rows], -1
         with np.errstate(divide="ignore", invalid="ignore"):
-            judged.surprise[said] = judged.error[said] / tolerance[said]
+            judged.surprise[rows] = judged.error[rows] / tolerance[rows]
 
-    def _doubt_reduced(self) -> None:
-        """Leave open micro steps' numbers of which neither the mean nor the sum is the batch's."""
+    def _leave_reduced_open(self) -> None:
+        """Leave undecided the numbers of joined micro steps of which neither the mean nor the sum is the batch's."""
         judged = self.judged
         reduced = (self.evidence.remarks & (Reason.MEAN | Reason.SUM)) > 0
         doubtful = reduced & (judged.verdict == Verdict.DIVERGED) & (judged.rule != Rule.TOLERANCE)
@@ -404,89 +345,94 @@ class _Judge:
 
     def _is_rounding(self) -> Bools:
         """Whether a row is off by no more than the rounding of its own call."""
-        errors, own = self.errors, self.bases.own
-        fits = np.ones(len(self.open), np.bool_)
+        errors, own = self.errors, self.bases.own_rounding
+        fits = np.ones(len(self.undecided), np.bool_)
         for name in MEASURES:
-            fits &= ~(errors.measure(name) > t.OWN * own[name])
+            fits &= ~(errors.measure(name) > t.OWN_ROUNDINGS * own[name])
         return fits
 
-    def _comes_of(self, wrong: Bools) -> Bools:
-        """Wrong rows that came of another row that is wrong in the same way."""
-        found = np.zeros(len(wrong), np.bool_)
-        verdict = self.judged.verdict
-        for kinds in ((Verdict.NON_FINITE,), (Verdict.SHAPE, Verdict.DTYPE)):
-            spoilt = np.isin(verdict, kinds)
-            if spoilt.any():
-                found |= spoilt & (self.sources.largest(spoilt.astype(np.float64)) > 0)
-        by_bits = wrong & (self.facts.bits_only | (self.evidence.tolerance >= 0))
-        if by_bits.any():
-            found |= by_bits & (self.sources.largest(wrong.astype(np.float64)) > 0)
-        return found
+    def _has_wrong_source(self, wrong: Bools) -> Bools:
+        """Wrong rows with a source that is wrong in the same way; of those judged without a base, in any way."""
+        has_wrong_source = np.zeros(len(wrong), np.bool_)
+        for verdicts in ((Verdict.NON_FINITE,), (Verdict.SHAPE, Verdict.DTYPE)):
+            rows = np.isin(self.judged.verdict, verdicts)
+            if rows.any():
+                has_wrong_source |= rows & (self.sources.largest(rows.astype(np.float64)) > 0)
+        without_base = wrong & (self.facts.bits_only | (self.evidence.tolerance >= 0))
+        if without_base.any():
+            has_wrong_source |= without_base & (self.sources.largest(wrong.astype(np.float64)) > 0)
+        return has_wrong_source
 
-    def _find_victims(self, other: Bools) -> _Past:
-        """What has come of rows that are wrong by themselves; `other` are those that seemed right."""
-        judged, past = self.judged, self.past
-        is_first = not past.reach.has_begun
-        origin, other = np.where(self.own, judged.origin, past.origin), np.where(self.own, other, past.other)
-        reached = past.reach.find(self.sources, self.own, origin, other)
-        tainted = reached.rows | past.tainted
-        victims = reached.rows & other & self.own
+    # -- victims ---------------------------------------------------------------------------------------------------
+
+    def _find_victims(self, agrees: Bools) -> _History:
+        """Turn rows that agree by themselves into victims, and origins that came of others, too."""
+        judged, history = self.judged, self.history
+        is_first = not history.taint.has_begun
+        origin = np.where(self.current, judged.origin, history.origin)
+        agreed = np.where(self.current, agrees, history.agreed)
+        reached = history.taint.spread(self.sources, self.current, origin, agreed)
+        tainted = reached.rows | history.tainted
+        victims = reached.rows & agreed & self.current
         if victims.any():
-            victims &= self._beyond_clean(tainted) | self.facts.hidden
+            victims &= self._beyond_untainted(tainted) | self.facts.size_unknown
         judged.verdict[victims] = Verdict.DIVERGED
-        victims |= self._blamed_before(reached.again, is_first)
+        victims |= self._origins_that_are_victims(reached.origins, is_first)
         judged.origin[victims] = False
         judged.reason[victims] |= Reason.VICTIM
-        return _Past(self.bases.moved, origin, other, tainted, past.reach)
+        return _History(origin, agreed, tainted, history.taint)
 
-    def _blamed_before(self, again: Bools, is_first: bool) -> Bools:
-        """Origins that have come of another, or are the same value; `again` are those that could have come of one."""
+    def _origins_that_are_victims(self, reached: Bools, is_first: bool) -> Bools:
+        """Origins that came of another origin, or show a value that is wrong already.
+
+        reached: origins that could have come of one. is_first: whether no window before this one has an origin.
+        """
         origin, sources = self.judged.origin, self.sources
         later = origin & (np.arange(len(origin)) > int(np.argmax(origin))) if is_first else origin.copy()
         if not later.any():
             return later
-        found = again & (self.judged.surprise > 1) & np.isin(self.judged.rule, BY_SURPRISE)
-        if (found & later).any():
-            found &= ~self._beyond_all_together()
-        # What came from nothing that was recorded may have come of anything before it.
-        found |= ~sources.is_explained & self.sources.is_unit(Producer.CALL, Producer.CODE, Producer.GRADIENT)
+        explained = reached & (self.judged.surprise > 1) & np.isin(self.judged.rule, BY_SURPRISE)
+        if (explained & later).any():
+            explained &= ~self._beyond_one_direction()
+        # A row without recorded sources may have come of anything before it.
+        made = sources.has_provenance(Provenance.CALL, Provenance.CODE, Provenance.GRADIENT)
+        explained |= ~sources.has_sources & made
         bad = np.append(np.isin(self.judged.verdict, BAD), False)
-        return np.asarray(later & (found | bad[sources.seen_before]))
+        return np.asarray(later & (explained | bad[sources.first_seen_in_any_plane]))
 
-    def _beyond_all_together(self) -> Bools:
-        """Rows that are further off than what they came from explains, if that is off in one direction.
+    def _beyond_one_direction(self) -> Bools:
+        """Rows that are further off than their sources explain, even if those are off in one direction.
 
         Rounding averages out in sums, and what has come of a fault does not.
         """
-        found, bases = np.zeros(len(self.open), np.bool_), self.bases
+        beyond, bases = np.zeros(len(self.undecided), np.bool_), self.bases
         for name in MEASURES:
-            whole = np.hypot(np.maximum(bases.given[name], bases.element), bases.own[name])
-            found |= self.errors.measure(name) > np.fmax(t.GAIN[name], self.allowed[name]) * whole
-        return found
+            base = np.hypot(np.maximum(bases.input_error[name], bases.element_error), bases.own_rounding[name])
+            beyond |= self.errors.measure(name) > np.fmax(t.SIBLING_GAIN[name], self.allowed_gain[name]) * base
+        return beyond
 
-    def _beyond_clean(self, tainted: Bools) -> Bools:
-        """Rows that are further off than what they came from explains, if nothing tainted counts."""
-        clean = self.errors.without(tainted)
-        found = np.zeros(len(tainted), np.bool_)
-        bases = find_bases(clean, self.sources, self.bases.moved)
+    def _beyond_untainted(self, tainted: Bools) -> Bools:
+        """Rows that are further off than their sources explain without the tainted ones."""
+        beyond = np.zeros(len(tainted), np.bool_)
+        bases = find_bases(self.errors.without(tainted), self.sources, self.bases.optimizer_moves)
         for name in MEASURES:
-            allowed = np.fmax(t.GAIN[name], self.allowed[name])
-            found |= self.errors.measure(name) > allowed * bases.whole[name]
-        return found
+            allowed_gain = np.fmax(t.SIBLING_GAIN[name], self.allowed_gain[name])
+            beyond |= self.errors.measure(name) > allowed_gain * bases.base[name]
+        return beyond
 
-    def _carry(self, rows: Ints) -> None:
-        """What was seen before is as right or wrong as it was there, and is not blamed here."""
+    def _repeat_verdicts(self, rows: Ints) -> None:
+        """Give rows whose value was seen before the verdict of that row; they are no origins."""
         judged = self.judged
-        rows = rows[self.open[rows] & (judged.rule[rows] != Rule.TOLERANCE)]
-        source = self.sources.carried_from[rows]
-        agree = np.isin(judged.verdict[source], AGREEING)
+        rows = rows[self.undecided[rows] & (judged.rule[rows] != Rule.TOLERANCE)]
+        source = self.sources.first_seen[rows]
+        agrees = np.isin(judged.verdict[source], AGREEING)
         judged.verdict[rows] = np.where(
-            self.identical[source], Verdict.DRIFTING, np.where(agree, judged.verdict[source], Verdict.DIVERGED)
+            self.identical[source], Verdict.DRIFTING, np.where(agrees, judged.verdict[source], Verdict.DIVERGED)
         )
         judged.verdict[rows[self.facts.nonfinite[rows]]] = Verdict.NON_FINITE
         for column in (judged.measure, judged.deviation, judged.limit, judged.given, judged.siblings):
             column[rows] = column[source]
         judged.surprise[rows] = np.nan
-        judged.rule[rows] = Rule.CARRIED
+        judged.rule[rows] = Rule.SEEN_BEFORE
         judged.origin[rows] = False
         judged.reason[rows] |= judged.reason[source] & (Reason.VICTIM | Reason.CHOSEN)

@@ -1,8 +1,7 @@
-"""What has come of the rows that are wrong by themselves.
+"""Which rows can have come of rows that are wrong by themselves (taint).
 
-Reads the origins that `verdicts` found, and follows them through `sources`. A row is a victim when something it came
-from is, and it is further off than the rest explains; where the difference has healed, it agrees again. `verdicts`
-decides that.
+Reads the origins that `verdicts` found, and follows them through `sources`. A tainted row is a victim when it is
+further off than its untainted sources explain; where the difference has healed, it agrees again. `verdicts` decides.
 """
 
 from __future__ import annotations
@@ -12,19 +11,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from astray.comparison.judge.sources import Producer, Sources
+from astray.comparison.judge.provenance import Provenance
+from astray.comparison.judge.sources import Sources
 from astray.comparison.rows import Bools, Ints
 
 
-class ReachedRows(NamedTuple):
-    """What can be reached from rows that are wrong, those included; and which of those can be from another."""
+class TaintedRows(NamedTuple):
+    """The origins and all rows that can have come of them; and which origins can have come of another one."""
 
     rows: Bools
-    again: Bools
+    origins: Bools
 
 
-class ReachAcrossWindows:
-    """Whatever can have come of an origin, window after window; after the step behind the first one, everything.
+class TaintTracker:
+    """Spreads taint window after window. Beyond the step after the first origin everything counts as tainted.
 
     steps: those of all rows, in order.
     """
@@ -32,98 +32,98 @@ class ReachAcrossWindows:
     def __init__(self, steps: Ints) -> None:
         self._steps = steps.tolist()
         self._first: int | None = None  # the step of the first origin
-        self._last = 0  # the step behind it
-        self._is_late = False  # whether something was reached in that one
+        self._last = 0  # the step after it
+        self._is_late = False  # whether anything is tainted in that one
 
     @property
     def has_begun(self) -> bool:
+        """Whether any window had an origin."""
         return self._first is not None
 
-    def find(self, sources: Sources, own: Bools, origin: Bools, other: Bools) -> ReachedRows:
-        """What is reached in a window. own: the rows that are judged in it. other: those that may have come of origins.
+    def spread(self, sources: Sources, current: Bools, origin: Bools, agreed: Bools) -> TaintedRows:
+        """The tainted rows of a window.
 
-        Steps that a window looks back at are walked through again: what comes of them does.
+        current: the rows that are judged in it. agreed: those that agree by themselves, and may be victims.
+        The steps that a window looks back at are walked again, since what came of them lies in this window.
         """
-        tainted, again = origin.copy(), np.zeros(len(origin), np.bool_)
+        tainted, reached = origin.copy(), np.zeros(len(origin), np.bool_)
         if self._first is None:
             if not origin.any():
-                return ReachedRows(tainted, again)
+                return TaintedRows(tainted, reached)
             self._begin(int(sources.evidence.steps[np.argmax(origin)]))
-        steps = np.where(sources.known, sources.step, -1)
+        steps = np.where(sources.comparable, sources.step, -1)
         walked = (steps >= self._first) & (steps <= self._last)
-        if np.any(walked & own):
-            self._walk(sources, np.flatnonzero(walked & (origin | other)), tainted, again)
-        self._is_late = self._is_late or bool(np.any(tainted & own & (steps == self._last)))
+        if np.any(walked & current):
+            rows = np.flatnonzero(walked & (origin | agreed))
+            rows = rows[rows >= int(np.argmax(tainted))]
+            position = np.arange(len(tainted))  # a value is there from its first sighting on, in whatever order
+            repeated = np.flatnonzero(sources.provenance == Provenance.SEEN_BEFORE)
+            np.minimum.at(position, sources.first_seen[repeated], repeated)
+            _walk(sources, rows[np.argsort(position[rows], kind="stable")], tainted, reached)
+        self._is_late = self._is_late or bool(np.any(tainted & current & (steps == self._last)))
         if self._is_late:
-            after = own & (steps > self._last)
-            tainted |= after & other
-            again |= after & origin
-        return ReachedRows(tainted, again)
-
-    def _walk(self, sources: Sources, rows: Ints, tainted: Bools, again: Bools) -> None:
-        rows = rows[rows >= int(np.argmax(tainted))]
-        position = np.arange(len(tainted))  # a value comes by its source, wherever it was seen before
-        carried = np.flatnonzero(sources.unit == Producer.CARRIED)
-        np.minimum.at(position, sources.carried_from[carried], carried)
-        _walk(sources, rows[np.argsort(position[rows], kind="stable")], tainted, again)
+            after = current & (steps > self._last)
+            tainted |= after & agreed
+            reached |= after & origin
+        return TaintedRows(tainted, reached)
 
     def _begin(self, step: int) -> None:
-        place = bisect_right(self._steps, step)
-        self._first, self._last = step, self._steps[place] if place < len(self._steps) else step
+        following = bisect_right(self._steps, step)
+        self._first, self._last = step, self._steps[following] if following < len(self._steps) else step
 
 
-def _walk(sources: Sources, rows: Ints, tainted: Bools, again: Bools) -> None:
-    """Walk through rows in order of observation, and mark what comes of marked ones."""
+def _walk(sources: Sources, rows: Ints, tainted: Bools, reached: Bools) -> None:
+    """Go through rows in order of observation, and mark those with a tainted source."""
     calls = sources.calls
-    group = sources.code_group
     columns = [
         rows.tolist(),
-        sources.unit[rows].tolist(),
+        sources.provenance[rows].tolist(),
         sources.call[rows].tolist(),
-        group[rows].tolist(),
+        sources.enclosing_group[rows].tolist(),
         sources.is_result[rows].tolist(),
-        sources.carried_from[rows].tolist(),
+        sources.first_seen[rows].tolist(),
         sources.last_seen[rows].tolist(),
-        sources.gradient_before[rows].tolist(),
+        sources.applied_gradient[rows].tolist(),
         sources.step[rows].tolist(),
-        sources.is_held[rows].tolist(),
+        sources.is_module_state[rows].tolist(),
     ]
-    spoilt: set[int] = set()  # calls that were given or have made something tainted
-    inside: set[int] = set()  # groups in which something tainted was made
-    holders: set[int] = set()  # modules with a weight or buffer that is tainted
-    owners: set[tuple[int, int, int]] = set()  # modules by plane and step
     marked = set(np.flatnonzero(tainted).tolist())
+    marked_calls: set[int] = set()  # which were given or have made something tainted
+    marked_groups: set[int] = set()  # code in which something tainted was made
+    marked_states: set[int] = set()  # modules with a weight or buffer that is tainted
+    marked_modules: set[tuple[int, int, int]] = set()  # by plane and step
     forward, owner, module, plane = calls.forward_of, calls.owner, calls.module, calls.plane
-    enclosing, planes, holder = calls.enclosing, calls.planes_of_owners, calls.holder
-    moving = {one: set(marked) for one in planes}  # gradients of each plane
-    for row, unit, call, where, result, carried, before, gradient, step, held in zip(*columns, strict=True):
-        if unit == Producer.CARRIED:
-            comes = carried in marked
-        elif unit == Producer.CALL:
-            comes = call in spoilt or call in inside or int(forward[call]) in spoilt or where in inside
-            comes = comes or int(holder[call]) in holders
-        elif unit == Producer.CODE:
+    enclosing, planes, state_group = calls.enclosing, calls.planes_of_owners, calls.state_group
+    marked_gradients = {one: set(marked) for one in planes}  # by plane
+    for row, kind, call, group, is_result, first, last, gradient, step, is_state in zip(*columns, strict=True):
+        if kind == Provenance.SEEN_BEFORE:
+            comes = first in marked
+        elif kind == Provenance.CALL:
+            comes = call in marked_calls or call in marked_groups or group in marked_groups
+            comes = comes or int(forward[call]) in marked_calls or int(state_group[call]) in marked_states
+        elif kind == Provenance.CODE:
             outer = int(enclosing[call])
-            comes = where in inside or outer in spoilt or gradient in marked or int(forward[call]) in spoilt
-        elif unit == Producer.GRADIENT:
-            found = [one for one in planes if (int(owner[call]), one, step) in owners]
-            for one in found:
-                moving[one].add(row)
-            comes = planes[0] in found
+            comes = group in marked_groups or outer in marked_calls or gradient in marked
+            comes = comes or int(forward[call]) in marked_calls
+        elif kind == Provenance.GRADIENT:
+            by_planes = [one for one in planes if (int(owner[call]), one, step) in marked_modules]
+            for one in by_planes:
+                marked_gradients[one].add(row)
+            comes = planes[0] in by_planes
         else:
-            comes = before in marked or gradient in moving.get(int(plane[call]), marked)
+            comes = last in marked or gradient in marked_gradients.get(int(plane[call]), marked)
         if row in marked:
-            again[row] = comes
+            reached[row] = comes
         elif comes:
             marked.add(row)
         else:
             continue
-        spoilt.add(call)
-        if held:
-            holders.add(int(holder[call]))
-        owners.add((int(module[call]), int(plane[call]), step))
-        if result:
-            inside.add(where)
+        marked_calls.add(call)
+        if is_state:
+            marked_states.add(int(state_group[call]))
+        marked_modules.add((int(module[call]), int(plane[call]), step))
+        if is_result:
+            marked_groups.add(group)
             if enclosing[call] >= 0:
-                spoilt.add(int(enclosing[call]))
+                marked_calls.add(int(enclosing[call]))
     tainted[np.array(sorted(marked), np.int64)] = True

@@ -42,7 +42,7 @@ class MultiplyPrecision(NamedTuple):
     conv: float
 
 
-def find_units(evidence: Evidence) -> MultiplyPrecision:
+def find_product_roundoffs(evidence: Evidence) -> MultiplyPrecision:
     """Those that both runs were set to."""
     units = [_units(rows.run) for rows in (evidence.reference, evidence.candidate) if rows.run is not None]
     return MultiplyPrecision(*(max((unit[name] for unit in units), default=0.0) for name in MultiplyPrecision._fields))
@@ -60,7 +60,7 @@ def _units(run: RankRun) -> dict[str, float]:
     }
 
 
-def multiplied_units(sources: Sources, units: MultiplyPrecision) -> Floats:
+def product_roundoffs(sources: Sources, units: MultiplyPrecision) -> Floats:
     """For each row the unit roundoff of the products it is made of, 0 where that is its dtype's."""
     found = np.zeros(len(sources.call))
     matmul, conv = units
@@ -76,7 +76,7 @@ def multiplied_units(sources: Sources, units: MultiplyPrecision) -> Floats:
     types = np.where(calls.is_parameter | calls.is_optimizer, calls.owner_type, calls.type)
     of_call = np.where(calls.plane == 1, table[types, 1], table[types, 0])
     made = sources.is_result | (sources.has_role("input") & (sources.plane == 0))
-    return np.where(made & sources.known, np.append(of_call, 0.0)[sources.call], found)
+    return np.where(made & sources.comparable, np.append(of_call, 0.0)[sources.call], found)
 
 
 # -- a common factor of gradients --------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def find_scaling(evidence: Evidence, sources: Sources) -> Scaling:
     """Compare the norms of all gradients, step by step."""
     factor = np.ones(len(sources.call))
     entries = np.zeros(len(sources.call), np.bool_)
-    gradients = sources.backward & sources.known
+    gradients = sources.backward & sources.comparable
     outermost = gradients & sources.has_role("input") & (sources.enclosing < 0)
     ratio = _ratios(evidence, gradients)
     for step in np.unique(sources.step[outermost]).tolist():
@@ -129,4 +129,4 @@ def _common(ratios: Floats) -> float | None:
         return None
     middle = float(np.median(ratios))
     alike = np.abs(ratios / middle - 1) <= t.FACTOR_SPREAD
-    return middle if abs(middle - 1) > t.FACTOR_LEAST and alike.mean() >= t.FACTOR_SHARE else None
+    return middle if abs(middle - 1) > t.MIN_FACTOR and alike.mean() >= t.FACTOR_SHARE else None

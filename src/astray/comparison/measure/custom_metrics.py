@@ -60,16 +60,16 @@ Failures = Counter[tuple[str, str]]
 """How often each metric failed, and with what."""
 
 
-class OwnMetrics:
+class CustomMetrics:
     """The metrics that were asked for, by name, and what went wrong with them."""
 
     def __init__(self, metrics: dict[str, Metric]) -> None:
         self._metrics = metrics
         self.failures: Failures = Counter()
 
-    def anew(self) -> OwnMetrics:
+    def anew(self) -> CustomMetrics:
         """The same metrics, of which none has failed yet."""
-        return OwnMetrics(self._metrics)
+        return CustomMetrics(self._metrics)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ def failed(failures: Failures) -> list[str]:
     return [f"The metric {name} failed for {count:,} pairs: {why}" for (name, why), count in failures.items()]
 
 
-def find_metrics(wanted: Sequence[str | Metric] | None, taken: Sequence[str]) -> OwnMetrics:
+def find_metrics(wanted: Sequence[str | Metric] | None, taken: Sequence[str]) -> CustomMetrics:
     """Metrics by name, as `package.module:function`, as `file.py:function`, or functions themselves.
 
     `taken` are the names of columns that exist already. Raises CompareError for what cannot be found.
@@ -108,7 +108,7 @@ def find_metrics(wanted: Sequence[str | Metric] | None, taken: Sequence[str]) ->
         if not name.isidentifier():
             raise CompareError(f"A metric called {name!r} cannot be a column: give it a name of letters and digits.")
         found[name] = metric
-    return OwnMetrics(found)
+    return CustomMetrics(found)
 
 
 def _named(text: str) -> tuple[str, Metric]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from astray.comparison.measure import kept_values as kept
 from astray.comparison.measure import metrics
-from astray.comparison.measure.custom_metrics import OwnMetrics
+from astray.comparison.measure.custom_metrics import CustomMetrics
 from astray.comparison.measure.kept_values import EvidenceSource, KeptSelection, KeptValues
 from astray.comparison.measure.pieces import Pieces, contrast_blocks, contrast_pieces
 from astray.comparison.pair.alignment import Alignment
@@ -62,17 +62,17 @@ class Evidence:
     paths: list[str]  # and of the `path` columns
     read_reference: ReadValues
     read_candidate: ReadValues
-    own: OwnMetrics
+    custom_metrics: CustomMetrics
     tolerance: Floats  # for each pair what the user allows, NaN where no tolerance was given
     pieces: tuple[ReadPieces, ReadPieces] | None = None  # where micro steps were joined
     blocks: tuple[ReadBlocks, ReadBlocks] | None = None  # of checkpoints, whose tensors may be larger than memory
-    same_prints: bool = True  # whether the fingerprints of both runs were made in the same way
-    whole: WholeRank | None = None  # where these are some of the pairs
+    same_fingerprint_kind: bool = True  # whether the fingerprints of both runs were made in the same way
+    selected_from: PairSelection | None = None  # where these are some of the pairs
 
-    def taken(self, at: Ints) -> Evidence:
+    def take(self, at: Ints) -> Evidence:
         """Some of the pairs, with what is known of them."""
         pairs = Alignment(self.pairs.reference[at], self.pairs.candidate[at])
-        return replace(self, pairs=pairs, tolerance=self.tolerance[at], whole=WholeRank(self, at))
+        return replace(self, pairs=pairs, tolerance=self.tolerance[at], selected_from=PairSelection(self, at))
 
     def sides(self, name: str, at: Ints) -> tuple[Ints, Ints]:
         """A column of keys or forms on both sides."""
@@ -96,8 +96,8 @@ class Evidence:
     @cached_property
     def mixed(self) -> float:
         """The share of different dtypes among all pairs."""
-        if self.whole is not None:
-            return self.whole.evidence.mixed
+        if self.selected_from is not None:
+            return self.selected_from.evidence.mixed
         at = np.flatnonzero(self.pairs.matched)
         return float(np.not_equal(*self.sides("dtype", at)).mean()) if len(at) else 0.0
 
@@ -110,20 +110,28 @@ class Evidence:
     @cached_property
     def first_step(self) -> int:
         """The first step of all pairs, 0 where there are none."""
-        if self.whole is not None:
-            return self.whole.evidence.first_step
+        if self.selected_from is not None:
+            return self.selected_from.evidence.first_step
         known = self.steps[self.pairs.matched]
         return int(known.min()) if len(known) else 0
 
     @cached_property
     def remarks(self) -> Ints:
         """For each pair the reasons (flags) about how its rows were made of several; 0 for recorded rows."""
-        return self._of_joined("remark") if self.whole is None else self.whole.evidence.remarks[self.whole.at]
+        return (
+            self._of_joined("remark")
+            if self.selected_from is None
+            else self.selected_from.evidence.remarks[self.selected_from.at]
+        )
 
     @cached_property
     def merged(self) -> Bools:
         """For each pair whether statistics of a side were put together from those of its parts."""
-        return self._of_joined("merged") > 0 if self.whole is None else self.whole.evidence.merged[self.whole.at]
+        return (
+            self._of_joined("merged") > 0
+            if self.selected_from is None
+            else self.selected_from.evidence.merged[self.selected_from.at]
+        )
 
     def _of_joined(self, name: str) -> Ints:
         """A column that only the rows of joined micro steps have, of both sides together; 0 for all others."""
@@ -153,11 +161,11 @@ class Evidence:
     @cached_property
     def bits(self) -> npt.NDArray[np.int8]:
         """For each pair: 1 the same fingerprint, 0 another one, −1 not known (or of different dtypes)."""
-        if self.whole is not None:
-            return self.whole.evidence.bits[self.whole.at]
+        if self.selected_from is not None:
+            return self.selected_from.evidence.bits[self.selected_from.at]
         bits = np.full(len(self.pairs.reference), -1, np.int8)
         at = np.flatnonzero(self.pairs.matched)
-        if len(at) and self.same_prints:
+        if len(at) and self.same_fingerprint_kind:
             known = self.reference.known("fingerprint", self.pairs.reference[at])
             known &= self.candidate.known("fingerprint", self.pairs.candidate[at])
             known &= np.equal(*self.sides("dtype", at))
@@ -202,7 +210,7 @@ class Evidence:
         return source
 
 
-class WholeRank(NamedTuple):
+class PairSelection(NamedTuple):
     """All the pairs that some were taken of, and which those are."""
 
     evidence: Evidence
@@ -215,7 +223,7 @@ class MeasuredPairs(NamedTuple):
     error: Floats
     equal: Bools
     differs: Bools
-    hidden: Bools  # values surely differ by more than rounding, and how much is not known
+    size_unknown: Bools  # values surely differ by more than rounding, and how much is not known
     nonfinite: Bools
     reason: Ints
     metrics: dict[str, Floats]
@@ -253,7 +261,7 @@ def measure_statistics(evidence: Evidence, at: Ints) -> MeasuredPairs:
         error=np.where(nothing_off, 0.0, error),
         equal=same & same_dtype & ~bits_differ & ~nonfinite & ~evidence.merged[at],
         differs=(~same & ~summed_alike) | bits_differ,
-        hidden=reordered | (alike & (eps == 0)),
+        size_unknown=reordered | (alike & (eps == 0)),
         nonfinite=nonfinite,
         reason=reason.astype(np.int32),
         metrics=found,
@@ -289,13 +297,13 @@ def measure_values(evidence: Evidence, at: Ints, progress: Progress | None) -> t
             found.append(one)
         if progress is not None:
             progress(done, len(at))
-    names = (*metrics.METRICS, *metrics.SLICES, *evidence.own.names)
+    names = (*metrics.METRICS, *metrics.SLICES, *evidence.custom_metrics.names)
     measured = np.array([one.metrics for one in found]).reshape(-1, len(names)).T
     return np.array(pairs, np.int64), MeasuredPairs(
         error=np.array([one.error for one in found], np.float64),
         equal=np.array([one.equal for one in found], np.bool_),
         differs=np.array([one.differs for one in found], np.bool_),
-        hidden=np.zeros(len(pairs), np.bool_),
+        size_unknown=np.zeros(len(pairs), np.bool_),
         nonfinite=np.array([one.nonfinite for one in found], np.bool_),
         reason=np.array([one.reason for one in found], np.int32),
         metrics=dict(zip(names, measured, strict=True)),
@@ -311,13 +319,13 @@ def _measure(evidence: Evidence, pair: int) -> _Found | None:
         if len(inside) == 2 and inside[0] is not None and inside[1] is not None and inside[0].fits(inside[1]):
             return min(plain, _measure_pieces(evidence, pair, inside[0], inside[1]), key=lambda found: found.error)
         return plain
-    if evidence.blocks is not None and not evidence.own.names:
+    if evidence.blocks is not None and not evidence.custom_metrics.names:
         return _measure_blocks(evidence, pair, evidence.blocks)
     both = _read(evidence, pair)
     if both is None:
         return None
     found = contrast(both.reference, both.candidate)
-    own = evidence.own(*both.arrays, (both.reference.dtype, both.candidate.dtype))
+    own = evidence.custom_metrics(*both.arrays, (both.reference.dtype, both.candidate.dtype))
     return _Found(
         error=metrics.error_of_values(found, both.absmax, both.rms),
         equal=both.equal,
@@ -347,7 +355,7 @@ def _measure_pieces(evidence: Evidence, pair: int, here: Pieces, there: Pieces) 
     codes = (evidence.reference.columns["dtype"][left], evidence.candidate.columns["dtype"][right])
     dtypes = evidence.dtypes[codes[0]], evidence.dtypes[codes[1]]
     found, equal = contrast_pieces(here, there, dtypes)
-    own = evidence.own(here.whole, there.whole, dtypes) if evidence.own.names else []
+    own = evidence.custom_metrics(here.whole, there.whole, dtypes) if evidence.custom_metrics.names else []
     absmax = float(evidence.reference.statistic("absmax", np.array([left]))[0])
     if np.isnan(absmax):
         absmax = float(np.fmax.reduce([_absmax(Strided.from_numpy(part, dtypes[0])) for part in here.parts]))

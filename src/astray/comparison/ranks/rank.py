@@ -18,7 +18,7 @@ from astray.comparison.blame.first import find_divergences
 from astray.comparison.divergence import Divergence
 from astray.comparison.judge import Gains, judge, noise_gains
 from astray.comparison.judge.tolerances import Tolerances
-from astray.comparison.measure.custom_metrics import Failures, OwnMetrics
+from astray.comparison.measure.custom_metrics import CustomMetrics, Failures
 from astray.comparison.measure.evidence import Evidence, Progress, ReadBlocks, ReadPieces, ReadValues
 from astray.comparison.measure.kept_values import is_partial, labelled, with_part
 from astray.comparison.measure.pieces import Pieces
@@ -47,8 +47,8 @@ class RankSides(NamedTuple):
 class JudgeOptions(NamedTuple):
     """What all ranks are judged with."""
 
-    own: OwnMetrics
-    allowed: Tolerances = Tolerances()
+    custom_metrics: CustomMetrics
+    tolerances: Tolerances = Tolerances()
     exact: bool = False
 
 
@@ -95,7 +95,7 @@ def compare_rank(
     rank: int, sides: RankSides, matching: Matching, judging: JudgeOptions, progress: Progress | None = None
 ) -> RankComparison:
     """Pair, judge and blame. `progress` is called with (done, total) after each pair whose values had to be read."""
-    judging = judging._replace(own=judging.own.anew())
+    judging = judging._replace(custom_metrics=judging.custom_metrics.anew())
     recorded = _recorded(sides.reference)
     setup = of_rank(rank, recorded, _recorded(sides.candidate), matching)
     if matching.micro == "joined":
@@ -103,7 +103,9 @@ def compare_rank(
         sides = sides._replace(reference=left, candidate=right)
     plain = Matching(steps=matching.steps)  # their names and steps are those of the reference, whatever the candidate's
     again = [
-        _judge(rank, recorded, run, plain, JudgeOptions(OwnMetrics({})), None) for run in sides.noise if run is not None
+        _judge(rank, recorded, run, plain, JudgeOptions(CustomMetrics({})), None)
+        for run in sides.noise
+        if run is not None
     ]
     seen = [_gains(one, recorded, sides.reference) for one in again]
     found = _judge(rank, sides.reference, sides.candidate, matching, judging, progress, seen)
@@ -122,7 +124,7 @@ def compare_rank(
         _tally(found),
         tuple(_tally(one) for one in again),
         divergences,
-        judging.own.failures,
+        judging.custom_metrics.failures,
         (_account(sides.reference), _account(sides.candidate)),
         setup,
     )
@@ -169,11 +171,11 @@ def _judge(
         paths=vocabularies["path"].words,
         read_reference=_reader(left),
         read_candidate=_reader(right),
-        own=judging.own,
-        tolerance=judging.allowed.column(reference, pairs.reference, words.site, vocabularies["dtype"].words),
+        custom_metrics=judging.custom_metrics,
+        tolerance=judging.tolerances.column(reference, pairs.reference, words.site, vocabularies["dtype"].words),
         pieces=None if not isinstance(left, JoinedRank) else (_pieces(left), _pieces(right)),
         blocks=_blocks(left, right),
-        same_prints=left is None or right is None or left.fingerprints == right.fingerprints,
+        same_fingerprint_kind=left is None or right is None or left.fingerprints == right.fingerprints,
     )
     rows = np.append(reference.tensor, -1)[pairs.reference]
     judgement = judge(evidence, [gains._replace(rows=rows) for gains in noise], progress, judging.exact)
@@ -229,7 +231,7 @@ def _gains(again: _Judged, recorded: RankRun | None, reference: RankRun | None) 
             found[name][rows] = known
         return found
 
-    return Gains(by_tensor(shown.by_row), by_tensor(shown.ever), np.empty(0, np.int64))
+    return Gains(by_tensor(shown.by_row), by_tensor(shown.in_any_step), np.empty(0, np.int64))
 
 
 def _tally(found: _Judged) -> PairCounts:

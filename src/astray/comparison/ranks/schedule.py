@@ -98,7 +98,7 @@ def job_of(
     again = tuple(os.fspath(run) for run in noise)
     names = tuple(metrics or ())
     return ComparisonJob(
-        os.fspath(reference), os.fspath(candidate), again, matching, judging.allowed, judging.exact, names
+        os.fspath(reference), os.fspath(candidate), again, matching, judging.tolerances, judging.exact, names
     )
 
 

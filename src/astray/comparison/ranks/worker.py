@@ -31,7 +31,7 @@ class ComparisonJob(NamedTuple):
     candidate: str
     noise: tuple[str, ...]
     matching: Matching
-    allowed: Tolerances
+    tolerances: Tolerances
     exact: bool
     metrics: Sequence[str]
 
@@ -116,7 +116,7 @@ def _serve(asked: FileIO, answers: FileIO) -> None:
         # The runs are opened anew for each rank, so that what was read of one is freed with it.
         one, other, *noise = (open_run(path).ranks.get(rank) for path in (job.reference, job.candidate, *job.noise))
         sides = RankSides(one, other, tuple(noise))
-        return compare_rank(rank, sides, job.matching, JudgeOptions(own, job.allowed, job.exact), progress)
+        return compare_rank(rank, sides, job.matching, JudgeOptions(own, job.tolerances, job.exact), progress)
 
     own = find_metrics(job.metrics, ())
     while True:
