@@ -46,7 +46,7 @@ def test_every_generator_starts_anew() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.0, "7", None, True])
-def test_what_is_no_seed_is_refused_and_nothing_is_seeded(seed: Any) -> None:
+def test_what_is_not_a_seed_is_refused_and_nothing_is_seeded(seed: Any) -> None:
     random.seed(3)
     before = random.getstate()
     with pytest.raises(UsageError, match=r"no seed\. It is a whole number from 0 to 4,294,967,295"):
