@@ -49,7 +49,7 @@ def test_every_generator_starts_anew() -> None:
 def test_what_is_not_a_seed_is_refused_and_nothing_is_seeded(seed: Any) -> None:
     random.seed(3)
     before = random.getstate()
-    with pytest.raises(UsageError, match=r"no seed\. It is a whole number from 0 to 4,294,967,295"):
+    with pytest.raises(UsageError, match=r"not a seed\. It is a whole number from 0 to 4,294,967,295"):
         astray.experiment.seed_all(seed)
     assert random.getstate() == before
     assert os.environ["PYTHONHASHSEED"] == "0"
