@@ -102,10 +102,10 @@ class LiveConfig:
         from astray.capture.settings import Settings, checked
 
         try:
-            found = settings_in(self._path)
-            if not found:  # at the start that would mean the defaults; now it is about to be written
+            settings = settings_in(self._path)
+            if not settings:  # at the start that would mean the defaults; now it is about to be written
                 return None, RecordError(f"{self._path} says nothing now.")
-            return Settings(**(checked(found, f"In {self._path}: ") | self._overrides)), None
+            return Settings(**(checked(settings, f"In {self._path}: ") | self._overrides)), None
         except RecordError as error:
             return None, error
 
@@ -113,11 +113,11 @@ class LiveConfig:
 def file_version(path: Path) -> tuple[int, ...]:
     """Time, size and inode of a file, which change when it does; empty when there is no file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         pass_interrupt(error)
         return ()
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class _ParseError(Exception):
@@ -151,9 +151,9 @@ def _yaml(text: str) -> Any:
     import yaml
 
     try:
-        found = yaml.load(text, Loader=_yaml_loader())  # a safe one
-        check_bounded(found)
-        return found
+        document = yaml.load(text, Loader=_yaml_loader())  # a safe one
+        check_bounded(document)
+        return document
     except yaml.MarkedYAMLError as error:
         where = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise _ParseError(f"{error.problem or error}{where}") from None
@@ -172,8 +172,8 @@ def _yaml_loader() -> type[yaml.SafeLoader]:
     class UniqueKeyLoader(bounded_loader()):  # type: ignore[misc]
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
             _unique_keys([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
-            found: dict[Hashable, Any] = super().construct_mapping(node, deep)
-            return found
+            mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
+            return mapping
 
     plainer = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp"}
     UniqueKeyLoader.yaml_implicit_resolvers = {
@@ -192,9 +192,9 @@ def _yaml_loader() -> type[yaml.SafeLoader]:
 
 def _unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """A dict of the pairs. Of a key that stands twice, every parser would drop the first in silence."""
-    found: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in mapping:
             raise _ParseError(f"{key!r} stands in it twice")
-        found[key] = value
-    return found
+        mapping[key] = value
+    return mapping

@@ -88,26 +88,26 @@ class FunctionList:
             return cls._read(given)
         if isinstance(given, Mapping):
             entries = [entry for category, names in given.items() for entry in _entries(category, names)]
-            found: dict[str, dict[str, None]] = {_category(category): {} for category in given}
+            by_category: dict[str, dict[str, None]] = {_category(category): {} for category in given}
         elif isinstance(given, list | tuple | set | frozenset):
             entries = [categorise(name) for name in _names(ANY, given)]
-            found = {}
+            by_category = {}
         else:
             raise RecordError(f"functions={given!r} is not a list. {_FORM}")
         for category, name in entries:
-            found.setdefault(category, {})[name] = None
-        return cls(tuple((category, tuple(names)) for category, names in found.items())) if found else None
+            by_category.setdefault(category, {})[name] = None
+        return cls(tuple((category, tuple(names)) for category, names in by_category.items())) if by_category else None
 
     @classmethod
     def _read(cls, path: str | os.PathLike[str]) -> FunctionList | None:
         try:
-            found = load(path)
+            content = load(path)
         except RecordError as error:
             raise RecordError(f"functions={str(path)!r}: {error} {_FORM}") from None
-        if isinstance(found, str):  # which would be taken for the path of another file
-            raise RecordError(f"In {path}: it holds {found!r}, which is not a list.")
+        if isinstance(content, str):  # which would be taken for the path of another file
+            raise RecordError(f"In {path}: it holds {content!r}, which is not a list.")
         try:
-            return cls.parse([] if found is None else found)
+            return cls.parse([] if content is None else content)
         except RecordError as error:
             raise RecordError(f"In {path}: {error}") from None
 
@@ -156,25 +156,25 @@ def _category(given: object) -> str:
         **{home.strip(".:").lower(): to for home, to in _PREFIXES.items()},
         **{name.lower(): name for name in KINDS},
     }
-    found = ANY if given == ANY else known.get(str(given).lower())
-    if found is None:
+    category = ANY if given == ANY else known.get(str(given).lower())
+    if category is None:
         raise RecordError(
             f"functions has a category {given!r}, which is not known. It can be {', '.join(map(repr, KINDS))}."
             f"{did_you_mean(given, KINDS)}"
         )
-    return found
+    return category
 
 
 def _entries(given: object, names: object) -> list[tuple[str, str]]:
     """The entries under a category, without the prefixes of their names."""
     category = _category(given)
-    found = []
+    entries = []
     for full in _names(given, names):
         prefix_category, name = categorise(full)
         if category != ANY and prefix_category not in (ANY, category):
             raise RecordError(f"functions has {full!r} under {given!r}, but that is one of {prefix_category!r}.")
-        found.append((category, name if prefix_category == category else full))
-    return found
+        entries.append((category, name if prefix_category == category else full))
+    return entries
 
 
 def _names(category: object, given: object) -> list[str]:
@@ -209,9 +209,9 @@ def _canonical(name: str) -> str:
 
 def _all_spellings(category: str, name: str) -> set[str]:
     """All spellings by which an entry may name a function. Operators match with and without their overload."""
-    found = {name, _canonical(name)}
+    spellings = {name, _canonical(name)}
     if category in ("aten", "ops"):
         packet = name.split(".")[: 1 if category == "aten" else 2]
-        found.add(".".join(packet))
-        found.add(_canonical(".".join(packet)))
-    return found
+        spellings.add(".".join(packet))
+        spellings.add(_canonical(".".join(packet)))
+    return spellings

@@ -60,8 +60,8 @@ class IdentityMap(Generic[K, V]):
         yield from [key for key, _ in self.items()]
 
     def items(self) -> list[tuple[K, V]]:
-        found = [(reference(), value) for reference, value in list(self._entries.values())]
-        return [(key, value) for key, value in found if key is not None]
+        entries = [(reference(), value) for reference, value in list(self._entries.values())]
+        return [(key, value) for key, value in entries if key is not None]
 
     def clear(self) -> None:
         self._entries.clear()

@@ -135,12 +135,12 @@ class Observer:
         )  # fmt: skip
         return True if self._nonfinite_keeper is not None and has_nonfinite(statistics) else None
 
-    def on_nonfinite(self, seq: int, found: list[ObservedTensor], args: str | None) -> None:
+    def on_nonfinite(self, seq: int, tensors: list[ObservedTensor], args: str | None) -> None:
         """A call has returned NaN or infinities. found: its tensors. args: its arguments as text."""
         if self._nonfinite_keeper is None or self._keeps_tensors or self._keeps_sample:  # else values are kept already
             return
         try:
-            self._nonfinite_keeper.examine(seq, found, args)
+            self._nonfinite_keeper.examine(seq, tensors, args)
         except Exception as error:  # noqa: BLE001 - the rows of the call are there all the same
             pass_interrupt(error)
             self._writer.missed("the tensors of a call that gave NaN or infinity", f"{type(error).__name__}: {error}")

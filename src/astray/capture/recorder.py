@@ -307,7 +307,7 @@ class BaseRecorder:
     def is_incomplete(self) -> bool:
         """Whether a stopped recording is empty or incomplete."""
         end = self._writer.end if self._writer is not None else None
-        return end is not None and (not end.complete or any(one.what == NOTHING for one in end.missed))
+        return end is not None and (not end.complete or any(missed.what == NOTHING for missed in end.missed))
 
     def summary(self) -> str:
         """What a stopped recording holds, in one line."""
@@ -316,7 +316,7 @@ class BaseRecorder:
             return f"nothing was recorded here: ranks={self.settings.ranks} leaves this one out"
         if end is None:
             return f"{relative_to_cwd(self.path)} is still being recorded"
-        reason = next((one.why for one in end.missed if one.what == NOTHING), None)
+        reason = next((entry.why for entry in end.missed if entry.what == NOTHING), None)
         if reason is not None:
             return f"nothing was recorded in {relative_to_cwd(self.path)}: {reason}"
         parts = [counted(end.steps, "step"), counted(end.calls, "call"), counted(end.tensors, "tensor")]
@@ -353,17 +353,17 @@ class BaseRecorder:
             return
         self._forecast_reported = True
         rank, world_size = self._ranks
-        recording = [one for one in range(world_size) if one in self.settings.ranks]
+        recording = [each for each in range(world_size) if each in self.settings.ranks]
         if rank != min(recording, default=rank):  # the others would say the same
             return
         try:
-            found = forecast(step, self.path, self.settings.max_bytes, len(recording))
+            disk = forecast(step, self.path, self.settings.max_bytes, len(recording))
         except OSError:  # a file system without this figure; a full disk is reported by the writer
             return
         if self.report_forecast is not None:
-            self.report_forecast(found.sentence)
+            self.report_forecast(disk.sentence)
         else:
-            logger.log(logging.WARNING if found.is_tight else logging.INFO, "%s: %s", self.path, found.sentence)
+            logger.log(logging.WARNING if disk.is_tight else logging.INFO, "%s: %s", self.path, disk.sentence)
 
     def _report_failure(self) -> None:
         """A disk that is full stops the recording, not the program; the user is warned once."""

@@ -52,13 +52,13 @@ def words(known: tuple[str, ...], *, none: bool = False) -> Check:
     def check(name: str, given: Any) -> frozenset[str]:
         if not isinstance(given, str | list | tuple | set | frozenset):
             raise RecordError(f"{name}={given!r} is not a word. {choice}")
-        found = [word.strip() for word in given.split(",")] if isinstance(given, str) else list(given)
-        for word in found:
+        selected = [word.strip() for word in given.split(",")] if isinstance(given, str) else list(given)
+        for word in selected:
             if word not in known:
                 raise RecordError(f"{name}={word!r} is not known. {choice}{did_you_mean(word, known)}")
-        if not found and not none:
+        if not selected and not none:
             raise RecordError(f"{name} is empty. {choice}")
-        return frozenset(found)
+        return frozenset(selected)
 
     return check
 
@@ -71,20 +71,20 @@ def ordered_words(known: tuple[str, ...]) -> Check:
 
 def names(name: str, given: Any) -> tuple[str, ...]:
     """Names of any kind, as a list or separated by commas."""
-    found = given.split(",") if isinstance(given, str) else given
-    if not isinstance(found, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in found):
+    listed = given.split(",") if isinstance(given, str) else given
+    if not isinstance(listed, list | tuple | set | frozenset) or not all(isinstance(entry, str) for entry in listed):
         raise RecordError(f"{name}={given!r} is neither a name nor a list of names.")
-    return tuple(sorted({one.strip() for one in found} - {""}))
+    return tuple(sorted({entry.strip() for entry in listed} - {""}))
 
 
 def patterns(name: str, given: Any) -> tuple[str, ...]:
     """One regular expression, or a list of several."""
-    found = [given] if isinstance(given, str) else given
-    if not isinstance(found, list | tuple) or not all(isinstance(pattern, str) for pattern in found):
+    listed = [given] if isinstance(given, str) else given
+    if not isinstance(listed, list | tuple) or not all(isinstance(pattern, str) for pattern in listed):
         raise RecordError(f"{name}={given!r} is neither a regular expression nor a list of them.")
-    for pattern in found:
+    for pattern in listed:
         _compile(name, pattern)
-    return tuple(found)
+    return tuple(listed)
 
 
 def pair(name: str, given: Any) -> tuple[str, str]:
@@ -188,11 +188,11 @@ def _number(given: object) -> int | None:
 
 
 def _bytes(given: str) -> int | None:
-    found = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?) *([a-z]*)", given.strip().lower())
-    if found is None or found[2] not in _UNITS:
+    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?) *([a-z]*)", given.strip().lower())
+    if match is None or match[2] not in _UNITS:
         return None
     try:
-        return round(float(found[1]) * _UNITS[found[2]])
+        return round(float(match[1]) * _UNITS[match[2]])
     except (ValueError, OverflowError):  # 1__0, and what no float can hold
         return None
 
@@ -292,27 +292,27 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {one.name: one.metadata["check"] 
 
 def checked(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """The checked values of the given settings. where: a prefix for errors, such as the name of a file."""
-    found = {}
+    values = {}
     for name, value in given.items():
         if name not in CHECKS and name != "config":
             known = f"The settings are {', '.join(CHECKS)}."
             raise RecordError(f"{where}{name}={value!r} is not a setting.{did_you_mean(name, CHECKS) or f' {known}'}")
         if value is not None and name != "config":
             try:
-                found[name] = CHECKS[name](name, value)
+                values[name] = CHECKS[name](name, value)
             except RecordError as error:
                 raise RecordError(f"{where}{error}") from None
-    return found
+    return values
 
 
 def with_absolute_paths(given: RecordingOptions) -> RecordingOptions:
     """The same settings with absolute paths: a program may change its folder before the files are read."""
-    found = given.copy()
+    settings = given.copy()
     for name in ("config", "functions"):
-        path = found.get(name)
+        path = settings.get(name)
         if isinstance(path, str | os.PathLike):
-            found[name] = absolute(path)
-    return found
+            settings[name] = absolute(path)
+    return settings
 
 
 def _plain(value: Any) -> Any:

@@ -130,9 +130,9 @@ class SetupLog:
             self._write(Setup(step, subject, site, changed))
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(first: Any, second: Any) -> bool:
     """Whether two plain values are equal and of one type: 1 and True are not."""
-    return type(one) is type(other) and one == other
+    return type(first) is type(second) and first == second
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

@@ -64,31 +64,31 @@ class Flattener:
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], str]:
         """The tensors of a call's arguments with their paths, and the structure of the arguments as JSON."""
-        found: tuple[list[tuple[str, Any]], str] = self.native.arguments(args, kwargs)
-        return found
+        flattened: tuple[list[tuple[str, Any]], str] = self.native.arguments(args, kwargs)
+        return flattened
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], str]:
-        found: list[tuple[str, Any]] = []
-        shape: dict[str, Any] = {"args": [self._walk(value, str(i), found, 0) for i, value in enumerate(args)]}
+        tensors: list[tuple[str, Any]] = []
+        shape: dict[str, Any] = {"args": [self._walk(value, str(i), tensors, 0) for i, value in enumerate(args)]}
         if kwargs:
-            shape["kwargs"] = {name: self._walk(value, f"kwargs.{name}", found, 0) for name, value in kwargs.items()}
-        return found, _json(shape)
+            shape["kwargs"] = {name: self._walk(value, f"kwargs.{name}", tensors, 0) for name, value in kwargs.items()}
+        return tensors, _json(shape)
 
     def result(self, value: Any) -> list[tuple[str, Any]]:
         """The tensors of a call's result with their paths: `out`, `out.0`, `out.logits`."""
-        found: list[tuple[str, Any]] = self.native.result(value)
-        return found
+        tensors: list[tuple[str, Any]] = self.native.result(value)
+        return tensors
 
     def _result(self, value: Any) -> list[tuple[str, Any]]:
         if self._is_tensor(value):
             return [("out", value)]
-        found: list[tuple[str, Any]] = []
-        self._walk(value, "out", found, 0)
-        return found
+        tensors: list[tuple[str, Any]] = []
+        self._walk(value, "out", tensors, 0)
+        return tensors
 
-    def _walk(self, value: Any, path: str, found: list[tuple[str, Any]], depth: int) -> Any:
+    def _walk(self, value: Any, path: str, tensors: list[tuple[str, Any]], depth: int) -> Any:
         if self._is_tensor(value):
-            found.append((path, value))
+            tensors.append((path, value))
             return TENSOR
         if value is None or isinstance(value, bool | int | float | str):
             return _scalar(value)
@@ -97,19 +97,21 @@ class Flattener:
         if depth >= DEEPEST:
             return f"<{type(value).__name__}, nested too deep>"
         if isinstance(value, Mapping):
-            return {str(key): self._walk(item, f"{path}.{key}", found, depth + 1) for key, item in list(value.items())}
+            return {
+                str(key): self._walk(item, f"{path}.{key}", tensors, depth + 1) for key, item in list(value.items())
+            }
         if isinstance(value, list | tuple):
             if len(value) > _LONGEST_LIST and set(map(type, value)) <= _SCALARS:
                 return _shortened([_scalar(item) for item in value[:_LONGEST_LIST]], len(value))
-            return _shortened([self._walk(item, f"{path}.{i}", found, depth + 1) for i, item in enumerate(value)])
+            return _shortened([self._walk(item, f"{path}.{i}", tensors, depth + 1) for i, item in enumerate(value)])
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return {
-                field.name: self._walk(getattr(value, field.name, None), f"{path}.{field.name}", found, depth + 1)
+                field.name: self._walk(getattr(value, field.name, None), f"{path}.{field.name}", tensors, depth + 1)
                 for field in dataclasses.fields(value)
             }
         if self._objects is not None:
             inside, cut_short = self._objects.tensors(value, path)
-            found += inside
+            tensors += inside
             if cut_short:
                 self._too_large(type(value).__name__)
         return _describe(value)
@@ -143,8 +145,8 @@ class ObjectFlattener:
 
         A class, a function, a module and anything else that can be called has none.
         """
-        found: tuple[list[tuple[str, Any]], bool] = self._native.tensors(value, path)
-        return found
+        tensors: tuple[list[tuple[str, Any]], bool] = self._native.tensors(value, path)
+        return tensors
 
 
 def _shortened(items: list[Any], length: int | None = None) -> list[Any]:

@@ -240,7 +240,7 @@ class SavedValues:
         try:
             if not call.recorded:
                 return
-            outputs = [(path, _tensor(found)) for path, found in self._flat.result(value)]
+            outputs = [(path, _tensor(item)) for path, item in self._flat.result(value)]
             engine.begin(call, self._flat.arguments((value,), {})[1])
             for path, tensor in outputs:
                 engine.tensors.observe(call.seq, "output", path, tensor)

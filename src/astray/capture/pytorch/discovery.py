@@ -137,16 +137,16 @@ def _name_in_step(frame: FrameType | None, module: nn.Module) -> str | None:
     Only the locals of such steps' frames are read: before Python 3.13 reading keeps the frame's objects alive until it
     ends.
     """
-    found = None
+    name = None
     while frame is not None:
         code = frame.f_code
         if code.co_name in STEP_METHODS and code.co_argcount:
             model = frame.f_locals.get(code.co_varnames[0])
             if isinstance(model, nn.Module):
-                named = (chain.name for chain in chains(model) if any(one is module for one in chain.modules))
-                found = next(named, found)
+                named = (chain.name for chain in chains(model) if any(link is module for link in chain.modules))
+                name = next(named, name)
         frame = frame.f_back
-    return found
+    return name
 
 
 class FirstCall:

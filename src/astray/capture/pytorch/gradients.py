@@ -87,7 +87,7 @@ class LastNodes:
     def finish(self) -> None:
         """Forgets hooks whose graph is gone."""
         with self._lock:
-            self._hooks = [one for one in self._hooks if one[0]() is not None]
+            self._hooks = [hook for hook in self._hooks if hook[0]() is not None]
 
     def remove(self) -> None:
         """Removes every hook from the graphs."""

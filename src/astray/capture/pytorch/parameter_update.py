@@ -99,13 +99,13 @@ class ParameterUpdate:
 
     def _identities(self, state: list[tuple[str, Any]]) -> list[Any]:
         """Keys that are equal as long as the state has not changed, as far as is known without reading it."""
-        found: list[Any] = []
+        identities: list[Any] = []
         for path, part in state:
             if isinstance(part, torch.Tensor):
                 identity = self._engine.tensors.reader.identity(part)
                 part = object() if identity is None else identity.key
-            found.append((path, part))
-        return found
+            identities.append((path, part))
+        return identities
 
 
 def observe_shared_state(engine: Engine, optimizer: Any, seq: int) -> None:
@@ -135,8 +135,8 @@ def difference(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 
 def _parts(state: Any) -> list[tuple[str, Any]]:
     """The tensors and numbers in a nested state, with their paths: `state.exp_avg`."""
-    found, _ = _FLAT.arguments((), {"state": state})
-    return [(path.removeprefix("kwargs."), value) for path, value in found]
+    parts, _ = _FLAT.arguments((), {"state": state})
+    return [(path.removeprefix("kwargs."), value) for path, value in parts]
 
 
 def _as_tensor(value: Any) -> torch.Tensor:

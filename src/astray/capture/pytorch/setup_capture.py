@@ -267,7 +267,7 @@ class _ParameterGroup:
 
 def _settings(group: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """Those of the named settings of a parameter group that are plain values."""
-    found = {}
+    settings = {}
     for name in names:
         value = group[name]
         if name in _NOT_SETTINGS:
@@ -277,8 +277,8 @@ def _settings(group: dict[str, Any], names: list[str]) -> dict[str, Any]:
             value = value.item() if is_here else f"<a tensor on {value.device}>"  # reading it would wait for the device
         noted = plain(value, (torch.dtype,))
         if noted is not NOT_PLAIN:
-            found[name] = noted
-    return found
+            settings[name] = noted
+    return settings
 
 
 def _unusually_written(
@@ -317,46 +317,46 @@ _NOT_SETTINGS_OF_CONFIGS = frozenset({"transformers_version", "architectures", "
 
 def attributes(module: nn.Module) -> dict[str, Any]:
     """The plain attributes of a module by their names."""
-    found: dict[str, Any] = {}
+    plain_attributes: dict[str, Any] = {}
     own = vars(module)
     for name, value in own.items():
         if name.startswith("_") or name in _POSITIONS:
             continue
         noted = plain(value, _BY_NAME)
         if noted is not NOT_PLAIN:
-            found[name] = noted
+            plain_attributes[name] = noted
     constants = inspect.getattr_static(type(module), "__constants__", ())
     for name in constants if isinstance(constants, list | tuple | set | frozenset) else ():
         if isinstance(name, str) and name not in own and not name.startswith("_"):
             noted = plain(inspect.getattr_static(type(module), name, NOT_PLAIN), _BY_NAME)
             if noted is not NOT_PLAIN:
-                found.setdefault(name, noted)
-    return dict(list(found.items())[:MOST_ATTRIBUTES])
+                plain_attributes.setdefault(name, noted)
+    return dict(list(plain_attributes.items())[:MOST_ATTRIBUTES])
 
 
 def described(chain: Chain) -> dict[str, Any]:
     """All that is noted of a module: its class, its plain attributes, its own tensors, and what wraps it."""
     module = chain.inner
-    found = {"class": type_name(module), **attributes(module)}
+    values = {"class": type_name(module), **attributes(module)}
     outer = [type(wrapper).__name__ for wrapper in chain.modules[:-1]]
-    if type(module).__name__ != found["class"]:  # torch has replaced the module's class, as fully_shard does
-        outer.append(type(module).__name__.removesuffix(found["class"]))
+    if type(module).__name__ != values["class"]:  # torch has replaced the module's class, as fully_shard does
+        outer.append(type(module).__name__.removesuffix(values["class"]))
     if outer:
-        found["wrapped in"] = outer
+        values["wrapped in"] = outer
     devices = set()
     for group in (module._parameters, module._buffers):
         for name, tensor in group.items():
             if not isinstance(tensor, torch.Tensor):
                 continue
-            found[f"{name}.dtype"] = str(tensor.dtype).removeprefix("torch.")
+            values[f"{name}.dtype"] = str(tensor.dtype).removeprefix("torch.")
             devices.add(str(tensor.device))
             if group is module._parameters:
-                found[f"{name}.requires_grad"] = tensor.requires_grad
+                values[f"{name}.requires_grad"] = tensor.requires_grad
             if is_distributed(tensor):
-                found[f"{name}.placement"] = _placement(tensor)
+                values[f"{name}.placement"] = _placement(tensor)
     if devices:
-        found["device"] = ", ".join(sorted(devices))
-    return found
+        values["device"] = ", ".join(sorted(devices))
+    return values
 
 
 def _placement(tensor: Any) -> str:
@@ -382,12 +382,12 @@ def fields_of(config: Any) -> Mapping[str, Any]:
 
 def configured(config: Any) -> dict[str, Any]:
     """The plain fields of a configuration; fields of nested dicts and configurations get the outer name as a prefix."""
-    found: dict[str, Any] = {}
-    _collect_fields(fields_of(config), "", found, 2)
-    return dict(list(found.items())[:MOST_FIELDS])
+    values: dict[str, Any] = {}
+    _collect_fields(fields_of(config), "", values, 2)
+    return dict(list(values.items())[:MOST_FIELDS])
 
 
-def _collect_fields(fields: Mapping[str, Any], prefix: str, found: dict[str, Any], depth: int) -> None:
+def _collect_fields(fields: Mapping[str, Any], prefix: str, values: dict[str, Any], depth: int) -> None:
     for name, value in fields.items():
         if not isinstance(name, str) or name in _NOT_SETTINGS_OF_CONFIGS:
             continue
@@ -397,6 +397,6 @@ def _collect_fields(fields: Mapping[str, Any], prefix: str, found: dict[str, Any
             name = name.removesuffix("_internal")
         noted = plain(value, _BY_NAME)
         if noted is not NOT_PLAIN:
-            found[prefix + name] = noted
+            values[prefix + name] = noted
         elif depth and (type(value) is dict or type(value).__name__.endswith("Config")):
-            _collect_fields(fields_of(value), f"{prefix}{name}.", found, depth - 1)
+            _collect_fields(fields_of(value), f"{prefix}{name}.", values, depth - 1)

@@ -48,28 +48,28 @@ _READERS: dict[str, Callable[[], Any]] = {
 
 def _precision(backend: str, operation: str) -> str:
     """In which precision float32 is multiplied: `ieee`, `tf32` or `bf16`."""
-    found = str(torch._C._get_fp32_precision_getter(backend, operation))
-    return "ieee" if found == "none" else found
+    precision = str(torch._C._get_fp32_precision_getter(backend, operation))
+    return "ieee" if precision == "none" else precision
 
 
 def _allowed(name: str) -> bool:
-    found = getattr(torch._C, name)()
-    return bool(found[0] if isinstance(found, tuple) else found)
+    flag = getattr(torch._C, name)()
+    return bool(flag[0] if isinstance(flag, tuple) else flag)
 
 
 def torch_flags() -> dict[str, Any]:
     """The flags that this version of torch has. Each costs a tenth of a microsecond to read."""
-    found = {}
+    flags = {}
     for name, read in list(_READERS.items()):
         try:
-            found[name] = read()
+            flags[name] = read()
         except AttributeError as error:  # noqa: PERF203 - another version of torch: it will not come
             pass_interrupt(error)
             del _READERS[name]
         except RuntimeError as error:  # it was set by its newer name, and the older one raises
             pass_interrupt(error)
             continue
-    return found
+    return flags
 
 
 _POLLED: tuple[Callable[[], Any], ...] = (
@@ -94,41 +94,41 @@ def state() -> tuple[Any, ...]:
 
 def seeds() -> dict[str, Any]:
     """The seeds that are set now. Python's random and numpy do not expose theirs."""
-    found: dict[str, Any] = {"torch": torch.initial_seed(), "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED")}
+    values: dict[str, Any] = {"torch": torch.initial_seed(), "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED")}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        found["cuda"] = generator.initial_seed()
-    return found
+        values["cuda"] = generator.initial_seed()
+    return values
 
 
 def versions() -> dict[str, str]:
     """The versions of imported packages that may affect numbers."""
-    found = {"python": platform.python_version(), "torch": torch.__version__}
+    by_package = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
+        by_package["cuda"] = torch.version.cuda
         if torch.cuda.is_initialized() and torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
-            found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+            by_package["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
     if torch.version.hip:
-        found["rocm"] = torch.version.hip
+        by_package["rocm"] = torch.version.hip
     for name in ("numpy", *PACKAGES):
         version = vars(sys.modules[name]).get("__version__") if name in sys.modules else None
         if isinstance(version, str):
-            found[name] = version
-    return found
+            by_package[name] = version
+    return by_package
 
 
 def devices() -> dict[str, str]:
     """The processor, and the devices that the program has started to use."""
-    found = {"cpu": _processor()}
+    names = {"cpu": _processor()}
     capability = getattr(torch.backends.cpu, "get_cpu_capability", None)
     if capability is not None:
-        found["cpu.instructions"] = capability()
+        names["cpu.instructions"] = capability()
     # Asking for devices would start CUDA; a program that has not done so yet may still want to fork.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.cuda.current_device()
-        found["cuda"] = torch.cuda.get_device_name(device)
-        found["cuda.capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
-    return found
+        names["cuda"] = torch.cuda.get_device_name(device)
+        names["cuda.capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return names
 
 
 @cache
@@ -156,12 +156,12 @@ def autocast() -> str:
     """For which devices autocast is on, and to which dtype: `cuda bfloat16`; or `off`."""
     if not torch._C._is_any_autocast_enabled():
         return "off"
-    found = []
+    enabled = []
     for device in _AUTOCAST_DEVICES:
         try:
             if torch.is_autocast_enabled(device):
-                found.append(f"{device} {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}")
+                enabled.append(f"{device} {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}")
         except (RuntimeError, TypeError) as error:  # noqa: PERF203 - a device that this torch does not know
             pass_interrupt(error)
             continue
-    return ", ".join(found) or "off"
+    return ", ".join(enabled) or "off"

@@ -146,22 +146,32 @@ class CallInstruction:
 @functools.lru_cache(_KNOWN_CODES)
 def _steps(code: CodeType) -> list[_Instruction]:
     """The instructions of a code object. Superinstructions such as LOAD_FAST_LOAD_FAST are split into two."""
-    found: list[_Instruction] = []
-    for one in dis.get_instructions(code):
-        if one.opname in ("CACHE", "EXTENDED_ARG"):
+    steps: list[_Instruction] = []
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("CACHE", "EXTENDED_ARG"):
             continue
-        names = _parts(one.opname)
-        values = one.argval if len(names) > 1 and isinstance(one.argval, tuple) else (one.argval,)
+        names = _parts(instruction.opname)
+        values = (
+            instruction.argval if len(names) > 1 and isinstance(instruction.argval, tuple) else (instruction.argval,)
+        )
         if len(names) == len(values) > 1:
             for name, value in zip(names, values, strict=True):
                 effect = 1 if name.startswith("LOAD") else -1
-                found.append(_Instruction(one.offset, name, 0, value, "", effect, one.is_jump_target))
+                steps.append(_Instruction(instruction.offset, name, 0, value, "", effect, instruction.is_jump_target))
             continue
-        effect = dis.stack_effect(one.opcode, one.arg, jump=False)
-        found.append(
-            _Instruction(one.offset, one.opname, one.arg or 0, one.argval, one.argrepr, effect, one.is_jump_target)
+        effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
+        steps.append(
+            _Instruction(
+                instruction.offset,
+                instruction.opname,
+                instruction.arg or 0,
+                instruction.argval,
+                instruction.argrepr,
+                effect,
+                instruction.is_jump_target,
+            )
         )
-    return found
+    return steps
 
 
 def _parts(name: str) -> list[str]:
@@ -176,17 +186,17 @@ def _local(frame: FrameType, name: str) -> Any:
     Before Python 3.13 reading `f_locals` leaves a copy of all locals with the frame, which would keep objects alive
     that the program has released: the copy is cleared, unless something else refers to it.
     """
-    found = frame.f_locals
-    value = found.get(name, UNKNOWN)
+    variables = frame.f_locals
+    value = variables.get(name, UNKNOWN)
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        if sys.getrefcount(found) <= _REFERENCES:
-            found.clear()
+        if sys.getrefcount(variables) <= _REFERENCES:
+            variables.clear()
     return value
 
 
 def _references() -> int:
-    found = sys._getframe().f_locals
-    return sys.getrefcount(found)
+    variables = sys._getframe().f_locals
+    return sys.getrefcount(variables)
 
 
 _REFERENCES = _references()

@@ -134,9 +134,9 @@ class CallCapture:
         """A call has returned NaN or infinities, and a guard keeps such calls: its tensors are still alive."""
         plain = callee.is_plain and "out" not in kwargs
         inputs, skeleton = self.flat.arguments(args, kwargs) if plain else callee.inputs(self.flat, args, kwargs)
-        found: list[ObservedTensor] = [("input", *one) for one in inputs]
-        found += [("output", *one) for one in outputs]
-        self._engine.tensors.on_nonfinite(call.seq, found, skeleton)
+        tensors: list[ObservedTensor] = [("input", *named) for named in inputs]
+        tensors += [("output", *named) for named in outputs]
+        self._engine.tensors.on_nonfinite(call.seq, tensors, skeleton)
 
     def call_raised(self, call: OpenCall, error: BaseException) -> None:
         """A call has raised. Checkpointing ends a recomputation by an exception, which is not reported."""

@@ -106,10 +106,10 @@ class Function:
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[tuple[str, torch.Tensor]], str]:
         """The input tensors of a call, with their paths, and the structure of its arguments. `out` is not an input."""
-        found, skeleton = flat.arguments(args, kwargs)
+        tensors, skeleton = flat.arguments(args, kwargs)
         if "out" in kwargs:
-            found = [(path, tensor) for path, tensor in found if not path.startswith("kwargs.out")]
-        return found, skeleton
+            tensors = [(path, tensor) for path, tensor in tensors if not path.startswith("kwargs.out")]
+        return tensors, skeleton
 
     def outputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -122,7 +122,7 @@ class Function:
     def not_read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call does not read: it only writes into them, or only returns views of them."""
         if self.is_view:
-            return [one for one in args[:1] if isinstance(one, torch.Tensor)]
+            return [arg for arg in args[:1] if isinstance(arg, torch.Tensor)]
         return self._overwritten(args, kwargs)
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -133,7 +133,7 @@ class Function:
                 *args[self.running : self.running + len(RUNNING_STATISTICS)],
                 *(kwargs.get(name) for name in RUNNING_STATISTICS),
             ]
-            written += [one for one in given if isinstance(one, torch.Tensor)]
+            written += [arg for arg in given if isinstance(arg, torch.Tensor)]
         return written
 
     def _overwritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -192,13 +192,13 @@ def full_name(func: Any) -> str:
     if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return f"torch.ops.{func}"
     own = getattr(func, "__name__", type(func).__name__)
-    found: str | None = resolve_name(func)
-    if found is None:
-        found = f"{getattr(func, '__module__', None) or 'torch'}.{own}"
-    home, _, name = found.rpartition(".")
+    resolved: str | None = resolve_name(func)
+    if resolved is None:
+        resolved = f"{getattr(func, '__module__', None) or 'torch'}.{own}"
+    home, _, name = resolved.rpartition(".")
     if name != own and getattr(_NAMESPACES.get(home), own, None) is func:
-        found = f"{home}.{own}"  # torch.mm is torch.spmm too; its own name is the one people know
-    return found.replace("torch.functional.", "torch.").replace("torch._C._VariableFunctions.", "torch.")
+        resolved = f"{home}.{own}"  # torch.mm is torch.spmm too; its own name is the one people know
+    return resolved.replace("torch.functional.", "torch.").replace("torch._C._VariableFunctions.", "torch.")
 
 
 def short_name(full: str) -> str:

@@ -84,12 +84,12 @@ class Collective:
         shown["group"] = _ranks(given.get("group"))
         if "op" in given:
             shown["op"] = getattr(given["op"], "name", None) or str(given["op"])
-        found, skeleton = flat.arguments((), shown)
+        tensors, skeleton = flat.arguments((), shown)
         into = self._flow.into
         if into is None or not _is_member(given) or (self._flow.root == "src" and not _is_root(given, "src")):
             return [], skeleton
         own = f"kwargs.{into}"
-        return [(path, tensor) for path, tensor in found if path == own or path.startswith(f"{own}.")], skeleton
+        return [(path, tensor) for path, tensor in tensors if path == own or path.startswith(f"{own}.")], skeleton
 
     def outputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any = None
@@ -141,8 +141,8 @@ class FunctionalCollective:
         self.unread = f"it is under way when the operator returns; {self._result_from} has it" if gives else None
 
     def inputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensors, str]:
-        found, skeleton = flat.arguments(args, kwargs)
-        return found if self._has_inputs else [], skeleton
+        tensors, skeleton = flat.arguments(args, kwargs)
+        return tensors if self._has_inputs else [], skeleton
 
     def outputs(self, flat: Flattener, _args: tuple[Any, ...], _kwargs: Mapping[str, Any], result: Any) -> Tensors:
         return flat.result(result) if self._waits else []
@@ -166,11 +166,13 @@ class GroupOperator(FunctionalCollective):
         # A buffer that is only going to be filled may hold anything.
         unknown_inputs = op._schema.name.partition("::")[2].startswith(("recv", "broadcast", "barrier"))
         arguments = enumerate(op._schema.arguments)
-        self._by_name = {str(i) for i, one in arguments if not unknown_inputs and not one.name.startswith("output")}
+        self._by_name = {
+            str(i) for i, argument in arguments if not unknown_inputs and not argument.name.startswith("output")
+        }
 
     def inputs(self, flat: Flattener, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensors, str]:
-        found, skeleton = flat.arguments(args, kwargs)
-        return [(path, tensor) for path, tensor in found if path.partition(".")[0] in self._by_name], skeleton
+        tensors, skeleton = flat.arguments(args, kwargs)
+        return [(path, tensor) for path, tensor in tensors if path.partition(".")[0] in self._by_name], skeleton
 
 
 def describe(func: Any) -> Collective | FunctionalCollective | None:
@@ -198,8 +200,8 @@ def unseen_collectives() -> list[str]:
     """The collectives that this version of torch runs without calling a function mode."""
     if not dist.is_available():
         return []
-    found = {name: getattr(dist, name, None) for name in _FLOWS}
-    return [name for name, func in found.items() if func is not None and not _calls_function_modes(func)]
+    functions = {name: getattr(dist, name, None) for name in _FLOWS}
+    return [name for name, func in functions.items() if func is not None and not _calls_function_modes(func)]
 
 
 def _calls_function_modes(func: Callable[..., Any]) -> bool:
@@ -240,12 +242,12 @@ class PendingCollectives:
     def poll(self) -> None:
         """Records the outputs that have arrived. Called before every function, which could overwrite them."""
         with self._lock:
-            known, self._waiting = self._waiting, []
-        for one in known:
-            call, work, outputs = one
+            pending, self._waiting = self._waiting, []
+        for entry in pending:
+            call, work, outputs = entry
             try:
                 if not work.is_completed():
-                    self._waiting.append(one)
+                    self._waiting.append(entry)
                     continue
                 for path, tensor in outputs:
                     self._engine.tensors.changed(tensor)

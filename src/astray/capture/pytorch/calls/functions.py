@@ -158,15 +158,15 @@ def backward_roots(
     if any(other is not None for other in (*others, *more.values())):  # such as `inputs`
         return None
     roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    given = next((one for one in (gradients, gradient, grad_tensors) if one is not None), None)
+    given = next((each for each in (gradients, gradient, grad_tensors) if each is not None), None)
     arriving = [None] * len(roots) if given is None else [given] if isinstance(given, torch.Tensor) else list(given)
     with torch._C.DisableTorchFunction():
         if len(arriving) != len(roots) or not all(map(_is_plain_root, roots, arriving)):
             return None
         edges = [get_gradient_edge(root) for root in roots]
         filled = [
-            torch.ones_like(root, memory_format=torch.preserve_format) if one is None else one
-            for root, one in zip(roots, arriving, strict=True)
+            torch.ones_like(root, memory_format=torch.preserve_format) if each is None else each
+            for root, each in zip(roots, arriving, strict=True)
         ]
     return edges, filled, retain_graph, create_graph
 

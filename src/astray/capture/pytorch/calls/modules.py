@@ -272,11 +272,11 @@ class ModuleCapture:
 
     def _tapped(self, name: str) -> tuple[Site, nn.Module] | None:
         """The module of that name is called inside compiled code."""
-        found = self._sites.named(name)
-        watched = None if found is None else self._watched.get(found[1])
+        named = self._sites.named(name)
+        watched = None if named is None else self._watched.get(named[1])
         if watched is not None:
             self._any_called = watched.called = True
-        return found
+        return named
 
     def _note_compiled(self) -> None:
         """Reports what compiled code has hidden, or may have."""
@@ -358,10 +358,10 @@ class ModuleCapture:
         if not isinstance(module, nn.Module) or not isinstance(args, tuple):
             return  # it was called in another way, of which nothing is kept
         inputs, skeleton = self._flat.arguments(args, kwargs or {})
-        found: list[ObservedTensor] = [("input", *one) for one in inputs]
-        found += [("output", *one) for one in outputs]
-        found += state_of(module, self._taps is not None)
-        self._engine.tensors.on_nonfinite(call.seq, found, skeleton)
+        tensors: list[ObservedTensor] = [("input", *named) for named in inputs]
+        tensors += [("output", *named) for named in outputs]
+        tensors += state_of(module, self._taps is not None)
+        self._engine.tensors.on_nonfinite(call.seq, tensors, skeleton)
 
     def _note_exception(self, site: Site, frame: FrameType | None) -> None:
         """Reports that the call ended by an exception, if the one being handled passed through its frame."""

@@ -61,12 +61,18 @@ class Op:
         self.kind: Kind = "op"
         self.makes_buffers = is_buffer_maker(self.name.removeprefix("aten."))
         arguments = op._schema.arguments
-        written = [(i, one) for i, one in enumerate(arguments) if one.alias_info and one.alias_info.is_write]
+        written = [
+            (i, argument)
+            for i, argument in enumerate(arguments)
+            if argument.alias_info and argument.alias_info.is_write
+        ]
         self.is_view = bool(arguments and arguments[0].alias_info and not arguments[0].alias_info.is_write)
-        self.writes = [(i, one.name) for i, one in written]
-        self.fills = tuple(f"kwargs.{one.name}" for _, one in written if one.kwarg_only)
+        self.writes = [(i, argument.name) for i, argument in written]
+        self.fills = tuple(f"kwargs.{argument.name}" for _, argument in written if argument.kwarg_only)
         silent = [
-            (i, one.name) for i, one in enumerate(arguments) if not one.alias_info and one.name in RUNNING_STATISTICS
+            (i, argument.name)
+            for i, argument in enumerate(arguments)
+            if not argument.alias_info and argument.name in RUNNING_STATISTICS
         ]
         self.moves = [] if self.name.endswith("backward") else silent
         self.returns = bool(op._schema.returns)
@@ -78,17 +84,17 @@ class Op:
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[tuple[str, torch.Tensor]], str]:
         """The input tensors of a call, with their paths, and the structure of its arguments."""
-        found, skeleton = flat.arguments(args, kwargs)
+        tensors, skeleton = flat.arguments(args, kwargs)
         if self.fills or self.workspace:
-            found = [one for one in found if not one[0].startswith(self.fills) and one[0] != self.workspace]
-        return found, skeleton
+            tensors = [named for named in tensors if not named[0].startswith(self.fills) and named[0] != self.workspace]
+        return tensors, skeleton
 
     def outputs(
         self, flat: Flattener, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> list[tuple[str, torch.Tensor]]:
         """The output tensors of a call, or those it has changed when it returns nothing."""
-        found = flat.result(result if self.returns else _arguments(self.writes, args, kwargs))
-        return [one for one in found if one[0] != self.workspace] if self.workspace else found
+        tensors = flat.result(result if self.returns else _arguments(self.writes, args, kwargs))
+        return [named for named in tensors if named[0] != self.workspace] if self.workspace else tensors
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors a call writes into."""
@@ -97,16 +103,16 @@ class Op:
     def not_read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call does not read: it only writes into them, or only returns views of them."""
         if self.is_view:
-            return [one for one in args[:1] if is_tensor(one)]
+            return [arg for arg in args[:1] if is_tensor(arg)]
         return self._tensors(self.writes, args, kwargs)
 
     def _tensors(
         self, which: list[tuple[int, str]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[torch.Tensor]:
-        found: list[torch.Tensor] = []
-        for one in _arguments(which, args, kwargs) if which else ():
-            found += [one] if isinstance(one, torch.Tensor) else one or []
-        return found
+        tensors: list[torch.Tensor] = []
+        for arg in _arguments(which, args, kwargs) if which else ():
+            tensors += [arg] if isinstance(arg, torch.Tensor) else arg or []
+        return tensors
 
 
 def _arguments(which: list[tuple[int, str]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

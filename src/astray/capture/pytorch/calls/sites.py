@@ -51,8 +51,8 @@ class Sites:
     def renew(self) -> tuple[list[nn.Module], list[Chain]]:
         """Walks all models again. Returns the modules that have lost their site, and the chains that got one."""
         now = self._walk()
-        there = {id(module) for _, chain in now for module in chain.modules}
-        removed = [module for module in self._of if id(module) not in there]
+        present = {id(module) for _, chain in now for module in chain.modules}
+        removed = [module for module in self._of if id(module) not in present]
         names: dict[int, str] = {}
         for label, chain in now:
             name = names.setdefault(id(chain.inner), site_name(label, chain.name))
@@ -77,9 +77,9 @@ class Sites:
         roots = [(label, reference()) for label, reference in self._roots.items()]
         return [(label, chain) for label, root in roots if root is not None for chain in chains(root, seen)]
 
-    def _assign(self, found: list[tuple[str, Chain]]) -> list[Chain]:
+    def _assign(self, walked: list[tuple[str, Chain]]) -> list[Chain]:
         assigned = []
-        for label, chain in found:
+        for label, chain in walked:
             if all(module in self._of for module in chain.modules):
                 continue
             try:
@@ -186,4 +186,4 @@ def is_overriding(kind: type) -> bool:
 
 def _overrides(given: Iterable[Any]) -> bool:
     """Whether one of these arguments, or of the lists among them, is a tensor of such a class."""
-    return any(_overrides(one) if type(one) in (tuple, list) else is_overriding(type(one)) for one in given)
+    return any(_overrides(arg) if type(arg) in (tuple, list) else is_overriding(type(arg)) for arg in given)

@@ -113,14 +113,14 @@ def site_name(label: str, name: str) -> str:
 
 def raw_names(models: Mapping[str, nn.Module]) -> dict[str, str]:
     """The sites of the modules whose names in torch are others, because something around them is a wrapper."""
-    found: dict[str, str] = {}
+    changed: dict[str, str] = {}
     for label, root in models.items():
         names = {module: name for name, module in root.named_modules()}
         for chain in chains(root):
             site, raw = site_name(label, chain.name), site_name(label, names.get(chain.inner, chain.name))
             if site != raw:
-                found[site] = raw
-    return found
+                changed[site] = raw
+    return changed
 
 
 def state(module: nn.Module, inside: bool) -> list[tuple[Role, str, torch.Tensor]]:
@@ -130,20 +130,22 @@ def state(module: nn.Module, inside: bool) -> list[tuple[Role, str, torch.Tensor
     """
     if not is_compiled(module):
         return _own_state(module, "")
-    found: list[tuple[Role, str, torch.Tensor]] = []
+    tensors: list[tuple[Role, str, torch.Tensor]] = []
     for chain in chains(module):
         for link in chain.modules:
-            found += _own_state(link, f"{chain.name}." if chain.name else "")
+            tensors += _own_state(link, f"{chain.name}." if chain.name else "")
         if inside:
             break
-    return found
+    return tensors
 
 
 def _own_state(module: nn.Module, prefix: str) -> list[tuple[Role, str, torch.Tensor]]:
-    found: list[tuple[Role, str, torch.Tensor]] = []
-    found += [("parameter", prefix + name, tensor) for name, tensor in module._parameters.items() if tensor is not None]
-    found += [("state", prefix + name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
-    return found
+    tensors: list[tuple[Role, str, torch.Tensor]] = []
+    tensors += [
+        ("parameter", prefix + name, tensor) for name, tensor in module._parameters.items() if tensor is not None
+    ]
+    tensors += [("state", prefix + name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
+    return tensors
 
 
 def can_be_called(module: nn.Module) -> bool:

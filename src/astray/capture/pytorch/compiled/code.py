@@ -167,9 +167,9 @@ class CompiledCodeWatch:
         if self in cls._active:
             cls._active.remove(self)
             if not cls._active:
-                there = _set_guard_hook(cls._previous_hook)
-                if there is not _guards_passed:  # another was put in its place
-                    _set_guard_hook(there)
+                hook = _set_guard_hook(cls._previous_hook)
+                if hook is not _guards_passed:  # another was put in its place
+                    _set_guard_hook(hook)
                 cls._previous_hook = None
 
     def add_module(self, module: nn.Module) -> None:

@@ -99,8 +99,8 @@ def _trace_leave(outputs: list[torch.Tensor], site: str, paths: str, number: int
         return call
     edges = None
     while _traced.calls and edges is None:  # others were left behind where the graph broke
-        name, of, found = _traced.calls.pop()
-        edges = found if (name, of) == (site, number) else None
+        name, of, entered = _traced.calls.pop()
+        edges = entered if (name, of) == (site, number) else None
     if torch.is_grad_enabled():
         hooked = [(path, tensor) for path, tensor in _named(paths, outputs) if tensor.requires_grad]
         TracedGradients(call, number).watch(edges or TracedEdges([]), hooked)
@@ -268,7 +268,7 @@ class TracedEdges:
 
     def consumers(self, outputs: Iterable[Node | None]) -> list[tuple[Node, Routes]]:
         """The nodes made inside the call that send a gradient to an input, and by which of their edges."""
-        found: list[tuple[Node, Routes]] = []
+        consumers: list[tuple[Node, Routes]] = []
         visited: set[Node] = set()
         queue = [node for node in outputs if node is not None and node._sequence_nr() >= self.born]
         while queue:
@@ -277,12 +277,12 @@ class TracedEdges:
                 visited.add(node)
                 sends = self._sends(node, queue)
                 if sends:
-                    found.append((node, sends))
-        return found
+                    consumers.append((node, sends))
+        return consumers
 
     def _sends(self, node: Node, queue: list[Node]) -> Routes:
         """Which edges of a node born inside the call lead to which inputs. Others born inside are added to `beyond`."""
-        found = []
+        sends = []
         for index, edge in enumerate(node.next_functions):
             following = edge[0]
             if following is None:
@@ -297,8 +297,8 @@ class TracedEdges:
                     continue
                 path = self.leaves.get(id(following.variable)) if self.leaves else None  # type: ignore[attr-defined]
             if path is not None:
-                found.append((index, path))
-        return found
+                sends.append((index, path))
+        return sends
 
 
 class TracedGradients:

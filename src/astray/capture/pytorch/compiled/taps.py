@@ -78,14 +78,14 @@ class Taps:
         self._calls.clear()
 
     def enter(self, name: str, inputs: NamedCall) -> None:
-        engine, found = self._engine, self._find(name)
-        if not engine.recording or found is None:
+        engine, known = self._engine, self._find(name)
+        if not engine.recording or known is None:
             return
         if not self._entered:
             self._entered = True
             why = "the compiler cannot fuse across the operators that show the calls inside, which may change roundings"
             engine.missed("compiled code as it is without astray", why)
-        site, module = found
+        site, module = known
         outer = engine.innermost(site)
         if outer is not None and outer.runs_inner is False:  # its wrapper's call, which is recorded already
             outer.runs_inner = True
@@ -99,8 +99,8 @@ class Taps:
             self._state(site, module, call.seq)
 
     def leave(self, name: str, outputs: NamedCall) -> int:
-        engine, found = self._engine, self._find(name)
-        call = None if found is None else engine.innermost(found[0])
+        engine, known = self._engine, self._find(name)
+        call = None if known is None else engine.innermost(known[0])
         if call is None:
             return NO_CALL
         if call.runs_inner:

@@ -134,10 +134,10 @@ def _chosen(model: Any, site: Sites) -> dict[str, nn.Module]:
             names[prefix + name if name else label or ROOT] = module
     chosen: dict[str, nn.Module] = {}
     for wanted in [site] if isinstance(site, str | re.Pattern) else site:
-        found = _matching(wanted, names)
-        if not found:
+        matching = _matching(wanted, names)
+        if not matching:
             raise UsageError(f"No module is called {_text(wanted)}. {_suggestion(wanted, names)}")
-        chosen |= {name: names[name] for name in found}
+        chosen |= {name: names[name] for name in matching}
     for name, module in chosen.items():
         if isinstance(module, torch.jit.ScriptModule):
             raise UsageError(f"{name} was compiled by torch.jit, and runs without Python: it cannot be moved alone.")
@@ -324,10 +324,10 @@ def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if torch.equal(one, other):
+def _same_numbers(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if torch.equal(first, second):
         return True
-    return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return first.is_floating_point() and bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
 def _tensor_dicts(module: nn.Module) -> Iterator[dict[str, Any]]:

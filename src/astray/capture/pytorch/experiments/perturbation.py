@@ -219,14 +219,14 @@ def _write_back(call: _PerturbedCall) -> None:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     mapped(values, note)
-    return found
+    return tensors
 
 
 def _is_floating(tensor: Tensor) -> bool:

@@ -106,9 +106,9 @@ def _first_errors(said: str) -> str:
 def _compiler() -> list[str]:
     named = os.environ.get("CXX")
     for command in [named] if named else _COMPILERS:
-        found = shlex.split(command)
-        if found and shutil.which(found[0]):
-            return found
+        words = shlex.split(command)
+        if words and shutil.which(words[0]):
+            return words
     looked = f"{named!r}, which CXX names," if named else ", ".join(_COMPILERS)
     raise RecordError(
         f"To record, astray builds a part of itself for torch {torch.__version__}, and finds no C++ compiler: {looked} "
@@ -121,13 +121,22 @@ def _flags() -> list[str]:
     folders = [_TORCH / "include", _TORCH / "include" / "torch" / "csrc" / "api" / "include"]
     folders.append(Path(sysconfig.get_paths()["include"]))
     if sys.platform == "win32":
-        return ["/nologo", "/O2", "/std:c++17", "/EHsc", "/MD", "/LD", "/permissive-", *(f"/I{one}" for one in folders)]
+        return [
+            "/nologo",
+            "/O2",
+            "/std:c++17",
+            "/EHsc",
+            "/MD",
+            "/LD",
+            "/permissive-",
+            *(f"/I{folder}" for folder in folders),
+        ]
     flags = ["-O2", "-std=c++17", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
     if sys.platform == "darwin":  # where hidden types of exceptions would not be known to torch
         flags += ["-bundle", "-undefined", "dynamic_lookup"]
     else:
         flags += ["-shared", "-fvisibility=hidden"]
-    return [*flags, *(part for one in folders for part in ("-isystem", str(one)))]
+    return [*flags, *(part for folder in folders for part in ("-isystem", str(folder)))]
 
 
 def _output(path: Path) -> list[str]:
