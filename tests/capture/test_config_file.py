@@ -1,4 +1,4 @@
-"""Settings in files: three formats, one meaning; wrong files in words; edits while the program runs."""
+"""Settings in files: three formats with one meaning; errors for wrong files; edits while the program runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step takes on the disk, and how many more fit: said once, where all values are kept."""
+"""The forecast of disk use: reported once, when all values are kept."""
 
 from __future__ import annotations
 

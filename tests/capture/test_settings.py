@@ -1,4 +1,4 @@
-"""One schema: what a user may write, what it becomes, and how wrong words are answered."""
+"""The schema of settings: what a user may write, the checked value, and the errors for wrong values."""
 
 from __future__ import annotations
 

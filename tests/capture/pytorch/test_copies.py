@@ -1,4 +1,4 @@
-"""Models and optimizers that are copied or saved while they are watched: nothing of ours goes along."""
+"""Models and optimizers that are copied or saved while they are recorded: the copies have nothing of ours."""
 
 from __future__ import annotations
 

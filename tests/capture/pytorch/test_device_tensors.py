@@ -1,4 +1,4 @@
-"""Tensors measured where they lie, by ticket: on a GPU, and here with the CPU taken for a device."""
+"""Tensors measured on their device, by ticket: on a GPU, and on the CPU as a simulated device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEASURED = ("min", "max", "mean", "std", "l2", "absmax", "zeros", "nan", "inf", 
 
 @pytest.fixture(params=["far", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the model and its data are put. "far" is the CPU."""
+    """The device of the model and its data. "far" is the CPU, as a simulated device."""
     if request.param == "cuda":
         return "cuda"
     monkeypatch.setattr(adapter, "TorchReader", SimulatedDeviceReader)

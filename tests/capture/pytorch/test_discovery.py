@@ -97,7 +97,7 @@ def test_a_scaler_that_is_off_or_whose_optimizer_unscales_by_itself(tmp_path: Pa
 
 def test_a_wrapper_around_the_optimizer_as_accelerate_has_it(tmp_path: Path) -> None:
     class Accelerated(torch.optim.Optimizer):
-        """Never calls the constructor of its class, passes on what it is asked, and notices skipped steps."""
+        """Never calls the constructor of its class, delegates all attributes, and notices skipped steps."""
 
         def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
             self.optimizer = optimizer

@@ -1,4 +1,4 @@
-"""Programs that trip recorders up: each was recorded wrongly once, or went down with the recorder."""
+"""Programs that are hard to record: each was once recorded wrongly, or crashed because of the recorder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from small_models import Residual, build, same_bits, train
 
 
 class Calling(nn.Module):
-    """A module that does whatever a function says."""
+    """A module whose forward is a given function."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()

@@ -76,7 +76,7 @@ def smoothed(x: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore::DeprecationWarning:torch.jit")
 def test_losses_can_be_scripted_and_compiled(tmp_path: Path) -> None:
-    """What torch makes of a program must not depend on who watches."""
+    """A scripted program must be the same while it is recorded."""
     x, model = torch.randn(6, 4), nn.Linear(2, 2)
     with astray.record(tmp_path / "a", model):
         model(torch.ones(1, 2))

@@ -1,4 +1,4 @@
-"""Recording optimizers: what each parameter was given, what became of it, and that nothing else changes."""
+"""Recording optimizers: the inputs and results of each parameter's update, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def nothing_stays() -> Iterator[None]:
 def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3, after_step: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Some steps; everything that must not change by a bit when somebody watches."""
+    """Some steps; returns everything that recording must not change by a bit."""
     torch.manual_seed(0)
     data = torch.Generator().manual_seed(5)
     losses = []
@@ -299,7 +299,9 @@ def test_updates_are_exact_differences(dtype: torch.dtype, tmp_path: Path) -> No
 
 
 class ByHand(torch.optim.Optimizer):
-    """As people write them: through `.data`, with plain numbers and nested tensors for a state, and one for all."""
+    """As people write them: through `.data`, with plain numbers and nested tensors as state, and state shared by all
+    parameters.
+    """
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.1})
@@ -396,7 +398,7 @@ def test_schedulers_wrappers_and_subclasses_that_call_their_parent(tmp_path: Pat
             return super().step(closure)
 
     class Wrapper:
-        """As accelerate does it: one optimizer in another's clothes."""
+        """As accelerate does it: an optimizer that wraps another."""
 
         def __init__(self, optimizer: torch.optim.Optimizer) -> None:
             self.optimizer = optimizer
@@ -477,7 +479,7 @@ def test_a_step_that_raises_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 class Halving(torch.optim.Optimizer):
-    """An optimizer that is not torch's: what it calls is seen by the modes, and is not asked for."""
+    """An optimizer that is not torch's: the modes see its calls, which are not recorded."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})

@@ -1,4 +1,4 @@
-"""What a recording writes down of how the program was set up: each fact once, and again when it has changed."""
+"""The recorded settings of a program: each is written once, and again when it has changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from astray.records import Setup
 
 
 class Asked(nn.Module):
-    """Has everything that may be told of a module, and what must not be."""
+    """Has all kinds of attributes that are recorded, and some that must not be."""
 
     __constants__ = ("factor", "missing")
     factor = 3
@@ -284,7 +284,9 @@ def test_one_and_true_are_not_the_same() -> None:
 
 
 def clipped(path: Path, *clips: Any) -> list[dict[str, Any]]:
-    """What is said of each group of an optimizer whose gradients are clipped so in each step; None: not at all."""
+    """The recorded clipping of each group of an optimizer, when its gradients are clipped like this in each step; None:
+    not clipped.
+    """
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     optimizer = torch.optim.SGD([{"params": model[0].parameters()}, {"params": model[1].parameters()}], lr=0.1)
     with astray.record(path, model) as recorder:
@@ -348,7 +350,7 @@ def test_clipping_is_torchs_own_before_and_after(tmp_path: Path) -> None:
 
 
 def written(path: Path, *treatments: Any) -> list[Any]:
-    """The gradients that are said to be written to in each step that is treated so before its update."""
+    """The gradients recorded as written to in each step, when they are treated like this before the update."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     known: dict[int, Any] = {}
@@ -367,7 +369,7 @@ def written(path: Path, *treatments: Any) -> list[Any]:
 
 
 def nothing(_: nn.Module) -> None:
-    """Leaves the gradients as they are."""
+    """Does not change the gradients."""
 
 
 def test_a_gradient_that_is_singled_out_is_noted(tmp_path: Path) -> None:

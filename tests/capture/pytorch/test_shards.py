@@ -1,4 +1,4 @@
-"""Where the parts of distributed tensors sit: every rank of a mesh played in turn by this process."""
+"""The positions of the parts of distributed tensors: this process takes the role of every rank of a mesh in turn."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def whole_fingerprint(tensor: torch.Tensor) -> int | None:
 
 
 def indices(placement: dict[str, Any], shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """Which elements of the whole tensor a part holds, as docs/reference/format.md tells it from the text alone."""
+    """Which elements of the whole tensor a part holds, computed from the text alone as docs/reference/format.md
+    describes.
+    """
     runs = {int(dim): found for dim, found in placement.get("runs", {}).items()}
     along = []
     for dim, (first, size) in enumerate(zip(placement["offset"], shape, strict=True)):
@@ -139,7 +141,7 @@ def test_a_mesh_without_names_has_none_in_the_text() -> None:
 
 
 def test_the_order_in_which_a_dimension_was_cut_is_followed() -> None:
-    """A DTensor may say in which order its mesh dimensions cut, rather than leave it to strided placements."""
+    """A DTensor may state the order in which its mesh dimensions split, instead of using strided placements."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 
     whole, prints = torch.arange(8.0), []

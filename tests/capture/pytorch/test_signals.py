@@ -1,4 +1,4 @@
-"""An exception that a signal handler of the program raises reaches it, wherever our code was at that moment."""
+"""An exception raised by a signal handler of the program reaches the program, wherever our code was interrupted."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ TRIALS = 40
 
 
 class LimitError(Exception):
-    """What time limits raise."""
+    """The exception of a time limit."""
 
 
 class TooLateError(LimitError, TimeoutError, RuntimeError):
-    """A kind that the narrower clauses of our own would take for theirs."""
+    """An exception of a class that our narrower `except` clauses catch."""
 
 
 def too_late(_number: int, _frame: FrameType | None) -> None:
@@ -50,7 +50,7 @@ def _handler() -> Iterator[None]:
 
 
 class SignalAt:
-    """Sends a signal where one of our functions starts in the program's thread: Python looks for signals there."""
+    """Sends a signal where one of our functions starts in the program's thread: Python checks for signals there."""
 
     def __init__(self, start: int) -> None:
         self.left = start
@@ -145,7 +145,7 @@ def test_every_time_limit_is_kept(tmp_path: Path, level: Any) -> None:
 
 
 def test_nothing_of_a_recording_is_told_of_its_death(tmp_path: Path) -> None:
-    """Python loses what a signal handler raises in the callback of a weak reference."""
+    """Python discards what a signal handler raises in the callback of a weak reference."""
     with astray.record(tmp_path / "run", nn.Linear(2, 2), level="function") as rec:
         engine = rec._engine
         assert engine is not None

@@ -23,11 +23,11 @@ pytestmark = pytest.mark.filterwarnings(
 
 LEVELS = ["module", "function", "op", ("module", "function", "op")]
 told: list[str] = []
-"""The calls that classes of tensors were told of."""
+"""The calls for which the `__torch_function__` of tensor classes ran."""
 
 
 class Named(torch.Tensor):
-    """Nothing but another name."""
+    """A subclass without changes."""
 
 
 class Told(torch.Tensor):
@@ -48,7 +48,7 @@ class Leaving(torch.Tensor):
 
 
 class Wrapping(torch.Tensor):
-    """Has its numbers in another tensor."""
+    """Wraps another tensor, which has the numbers."""
 
     inner: torch.Tensor
 
@@ -165,7 +165,7 @@ def plain_loss(result: torch.Tensor) -> torch.Tensor:
 
 
 def train(build: Callable[[], tuple[nn.Module, torch.Tensor]], started: Callable[[nn.Module], Any]) -> list[Any]:
-    """The types and bits of all that a program has to do with, and the calls that its classes were told of."""
+    """The types and bits of all tensors of a program, and the calls that its tensor classes have seen."""
     model, x = build()
     told.clear()
     found: list[Any] = []

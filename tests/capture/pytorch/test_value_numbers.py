@@ -189,7 +189,7 @@ def test_measurements_that_expire_leave_the_values_as_they_are(tmp_path: Path) -
 
 
 class Programs:
-    """What both ways have to number alike."""
+    """Cases that the native observer and the oracle must number alike."""
 
     def checkpointed(self, path: Path) -> Any:
         block = nn.Sequential(nn.Linear(4, 4), nn.GELU())

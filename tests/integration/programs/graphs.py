@@ -149,7 +149,7 @@ class Straight(torch.autograd.Function):
 
 
 class Overwriting(torch.autograd.Function):
-    """Changes its input where it lies, and says so."""
+    """Changes its input in place, and marks it as dirty."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

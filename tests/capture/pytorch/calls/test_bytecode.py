@@ -1,4 +1,5 @@
-"""What a frame waits for, told from its bytecode: in this Python, and in others that are on the machine."""
+"""The instruction that a frame waits at, read from its bytecode: in this Python, and in other versions on the machine.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +140,7 @@ class Held:
 
 
 def test_what_a_program_lets_go_is_not_kept() -> None:
-    """Before Python 3.13 a look at the locals of a frame leaves a copy of them with it."""
+    """Before Python 3.13 reading `f_locals` leaves a copy of the locals with the frame."""
 
     def program() -> Any:
         held = Held()

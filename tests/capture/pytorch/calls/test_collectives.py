@@ -1,4 +1,4 @@
-"""Collectives as calls: which functions they are, and what becomes of those that cannot be read at once.
+"""Collectives as calls: which functions they are, and how those are recorded whose results cannot be read at once.
 
 Two processes that really talk are in tests/integration/distributed; here one process talks to itself.
 """
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Talking(nn.Module):
-    """A module that does what a function says with its input."""
+    """A module that applies a function to its input."""
 
     def __init__(self, talk: Any) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def test_a_collective_that_torch_has_renamed_keeps_its_site() -> None:
 
 
 class Endless(dist.Work):
-    """Something to wait for that never comes."""
+    """A `Work` that never completes."""
 
     def is_completed(self) -> bool:
         return False
@@ -133,7 +133,7 @@ def test_collectives_put_off_to_be_made_together_say_so(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_what_a_collective_has_written_is_measured_again(tmp_path: Path) -> None:
-    """Gloo writes without the version counter of the tensor knowing."""
+    """Gloo writes without changing the version counter of the tensor."""
 
     def talk(x: torch.Tensor) -> None:
         y = torch.zeros(4)

@@ -1,4 +1,4 @@
-"""Parameters that FSDP gathers into the same memory again and again. One process, which gathers from itself alone."""
+"""Parameters that FSDP gathers into the same memory repeatedly. One process, which gathers only from itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The function and op levels: what is recorded, in which order, in which module, and what is left as it was."""
+"""The function and op levels: what is recorded, in which order and module, and that the program is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Modules that we cannot watch, or that say odd things of themselves: none of them stops the rest."""
+"""Modules that cannot be watched, or whose attributes and methods raise or mislead: the others are recorded all the
+same.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,7 @@ class Lazy(Plain):
 
 
 class Nameless(type):
-    """Of which not even the name can be had."""
+    """A module whose class name cannot be read."""
 
     __name__ = property(_refuses)  # type: ignore[assignment]
     __eq__ = _refuses
@@ -130,7 +132,7 @@ def traced() -> nn.Module:
 
 
 class Around(nn.Module):
-    """Two odd modules among others."""
+    """Two unusual modules among others."""
 
     def __init__(self, make: Callable[[], nn.Module]) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""torch.compile: compiled code runs as it would without astray, its boundary is recorded, and what it hides is said."""
+"""torch.compile: compiled code runs as it would without astray, its boundary is recorded, and what it hides is
+reported.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ class Checkpointed(Plain):
 
 
 Way = Callable[[Any, str], tuple[Any, Any]]
-"""Takes a model and a backend, gives what is recorded and what is called."""
+"""Takes a model and a backend, returns the module to record and the one to call."""
 
 
 def wrapped(model: Any, backend: str) -> tuple[Any, Any]:
@@ -140,7 +142,7 @@ def train(model: nn.Module, call: Callable[[torch.Tensor], torch.Tensor], rec: A
 
 
 def work() -> dict[str, Any]:
-    """How much dynamo has had to do."""
+    """How much dynamo has compiled."""
     return {name: dict(counters[name]) for name in ("stats", "frames", "graph_break")}
 
 

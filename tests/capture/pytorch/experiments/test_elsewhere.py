@@ -1,4 +1,4 @@
-"""`astray.experiment.elsewhere`: one module, or one function, in another dtype; everything around it as it was.
+"""`astray.experiment.elsewhere`: one module, or one function, in another dtype; everything else is unchanged.
 
 There is one device here, so dtypes stand for devices, and `meta`, a device without numbers, for where things went.
 """
@@ -27,7 +27,7 @@ from small_models import MODELS, Attending, Noisy, Residual, Shared, build
 
 
 class Watching(nn.Module):
-    """Keeps what it was given and gives back whatever a function makes of it."""
+    """Keeps its input and returns the result of a function of it."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()

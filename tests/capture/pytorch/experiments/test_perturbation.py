@@ -1,4 +1,4 @@
-"""`perturb`: inputs that are off by a rounding, and nothing else of the program changed."""
+"""`perturb`: inputs change by a rounding, and nothing else in the program does."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class Held:
 
 
 class Watched(nn.Module):
-    """Shows what it is called with, and calls a layer with the first of it."""
+    """Keeps its arguments, and calls a layer with the first of them."""
 
     def __init__(self, look: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ def test_what_a_model_writes_to_its_input_reaches_the_program(tmp_path: Path) ->
 
 
 class Language(nn.Module):
-    """Looks words and their places up in tables, by modules or by itself."""
+    """Looks up words and positions in embeddings, by modules or by functions."""
 
     def __init__(self, tables: bool, again: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`astray.experiment.seed_all`: every generator, and nothing that was not asked for."""
+"""`astray.experiment.seed_all`: it seeds every generator, and changes nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The part that speaks with torch's C++ is built when something is recorded, once; who cannot build it is told."""
+"""The native module is built once, when something is recorded; an error says what is missing where it cannot be built.
+"""
 
 from __future__ import annotations
 

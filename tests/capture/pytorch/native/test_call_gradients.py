@@ -1,4 +1,4 @@
-"""The gradients of calls in a graph of all shapes are those that plain Python hooks read; nothing is left of them."""
+"""The gradients of calls in graphs of many shapes are those that plain Python hooks read; no hooks remain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEVELS = ["module", "function", "module,function"]
 
 
 class Inner(nn.Module):
-    """Lets out a value from its middle, and may use one that it was not given."""
+    """Exposes an inner value, and may use one that is not an argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Program(nn.Module):
 
 
 def train(model: nn.Module, rec: Any = None, steps: int = 2) -> list[Tensor]:
-    """Passes of all kinds: twice through a graph, into a leaf, to chosen inputs, on another thread."""
+    """Backward passes of all kinds: twice through a graph, into a leaf, to chosen inputs, on another thread."""
     results: list[Tensor] = []
     for _ in range(steps):
         model.zero_grad()

@@ -1,4 +1,4 @@
-"""What the native taps record of one program that does a little of everything: known rows, at every level and setting.
+"""What the native hooks record of one program that does a little of everything: known rows, at every level and setting.
 
 The rows are in tests/golden/calls/: a step of modules and functions as text, of every setting a digest of such text.
 They were the same for the taps in Python that there were beside these once. `ASTRAY_UPDATE_GOLDEN=1` writes them anew.
@@ -96,7 +96,7 @@ OF_TENSORS = ("role", "path", "dtype", "shape", "stride", "requires_grad", "valu
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the program has left its recordings."""
+    """The folder with the recordings of the program."""
     folder = tmp_path_factory.mktemp("taps")
     program = folder / "program.py"
     program.write_text(PROGRAM)
@@ -105,7 +105,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def text_of(path: Path) -> str:
-    """Calls, their stacks and tensors, in order, and what was missed: whatever does not depend on the processor."""
+    """Calls, their stacks and tensors, in order, and what was missed: everything that does not depend on the processor.
+    """
     rank = open_run(path).ranks[0]
     tensors: dict[int, list[str]] = {}
     for i in range(len(rank.tensors)):

@@ -1,4 +1,4 @@
-"""What is done when an object goes: it is done whatever happens, and no exception of the program's is lost."""
+"""`Finalizer`: its callback runs in every case, and no exception of the program is lost."""
 
 from __future__ import annotations
 

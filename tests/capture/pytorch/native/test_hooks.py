@@ -1,4 +1,4 @@
-"""torch calls a native hook at once, and by way of Python where a compiler has to do with it."""
+"""torch calls a native hook directly, and through Python while a compiler is active."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BY_WAY_OF_PYTHON = {"_call_before", "_call_after", "_call_tensor_hook", "_call_n
 
 
 def entered(action: Callable[[], Any]) -> set[str]:
-    """Those of our functions that are called."""
+    """The names of our functions that are called."""
     names: set[str] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:

@@ -34,7 +34,7 @@ ROLES = frozenset({"input", "output"})
 
 
 class Odd(nn.Module):
-    """Gives its function every kind of tensor that is not plain, or not quite."""
+    """Returns tensors of every unusual kind, and some that are nearly plain."""
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         complex_ = torch.complex(x, -x)
@@ -194,7 +194,7 @@ class Bench:
         return (len(self.firsts), None, None, None, None) if ticket is None else (ticket, None, None, None, None)
 
     def see(self, *tensors: torch.Tensor) -> list[Any]:
-        """What the rows of these tensors have for statistics."""
+        """The statistics in the rows of these tensors."""
         before = len(self.rows)
         for tensor in tensors:
             self.observer.observe(7, "output", "0", tensor)
@@ -320,7 +320,7 @@ def test_memory_that_is_not_filled_yet() -> None:
     bench.observer.observe_unread(8, "input", "b", x)  # which is about to be written over
     assert bench.slow[1:] == [(8, "input", "b", x)]
     assert bench.unfilled
-    bench.observer.observe(9, "input", "a", x)  # so somebody has filled it
+    bench.observer.observe(9, "input", "a", x)  # so it has been filled
     assert bench.unfilled == {}
     bench.observer.observe_unread(9, "output", "c", x)
     bench.observer.observe_unread(9, "output", "d", other)
