@@ -1,4 +1,4 @@
-"""Recording, as users hold it: the recorder of `capture`, with `guard=` in the words of `guarding`."""
+"""The public `Recorder`: the recorder of `capture`, whose `guard=` takes the options of `guarding`."""
 
 from __future__ import annotations
 

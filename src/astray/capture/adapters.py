@@ -34,7 +34,7 @@ from astray.store import BackgroundWriter, DeferredBytes, DeferredMeasurements
 
 
 class Adapter(Protocol):
-    """What the recorder asks of a framework."""
+    """What the recorder needs of a framework."""
 
     framework: str
     internal: tuple[str, ...]  # folders whose frames are not part of the user's program
@@ -201,7 +201,7 @@ class NativeObserver(Protocol):
 
 
 class TensorReader(Protocol):
-    """What the recorder asks of an adapter."""
+    """What the recorder needs to know about tensors of a framework."""
 
     def native_observer(self, slow_path: SlowPath) -> NativeObserver:
         """Native code for this recording."""
@@ -218,7 +218,7 @@ class TensorReader(Protocol):
         """
 
     def stop(self) -> None:
-        """It is over, and everything has been written: gives all memory back."""
+        """The recording is over, and everything has been written: frees all memory."""
 
     def identity(self, tensor: Any) -> TensorIdentity | None:
         """None when there is no way to know whether the tensor has changed."""

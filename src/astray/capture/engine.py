@@ -86,7 +86,7 @@ class Engine(Calls):
         self.recording = self.listening and not self._forward_ended
 
     def wants(self, site: Site) -> bool:
-        """Whether the settings ask for calls of this site. Decided once for each site."""
+        """Whether the settings select this site. Decided once for each site and selection."""
         if site.decided_by is not self._selection:
             site.decided_by = self._selection
             level = _LEVEL_OF.get(site.kind)

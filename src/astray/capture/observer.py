@@ -183,7 +183,7 @@ class Observer:
         return self._writer.values(gather(memory, positions), name, memory.dtype, (sampled,), sampled, part)
 
     def _fetch(self, tensor: Any, reading: TensorReading, name: str) -> TensorBytes | None:
-        """The same for a tensor that lies on a device."""
+        """The same for a tensor on a device."""
         kept = self._selected(Strided(0, reading.dtype, reading.shape, reading.stride))
         if kept is None:
             return None

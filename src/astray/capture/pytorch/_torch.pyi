@@ -1,4 +1,4 @@
-# Built by native/build.py, whose `load` gives it; not found by an import of its name before that.
+# Built by native/build.py and loaded by its `load`; before that it cannot be imported by name.
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -8,7 +8,7 @@ from astray.records import Kind, Phase, Role
 from astray.store import BackgroundWriter
 
 class Site:
-    """A place in the program where calls happen; see native/sites.h."""
+    """Where in the program calls happen: a module, function or op; see native/sites.h."""
 
     name: str
     type: str
@@ -91,16 +91,16 @@ class Calls:
     def enclosing(self) -> OpenCall | None: ...
     def _next_seq(self) -> int: ...
     def _open_calls(self) -> list[OpenCall]: ...
-    def _set_observer(self, taker: Any, /) -> None: ...
+    def _set_observer(self, observer: Any, /) -> None: ...
 
 class NodeOrigins:
-    """From autograd nodes back to the module calls that made them."""
+    """Finds the module call that made an autograd node."""
 
     wanted: bool
     def clear(self) -> None: ...
 
 class WatchedModule:
-    """How one module is watched, whether or not its hooks are on. What its hooks do is None where it is what all do."""
+    """How one module is watched, whether or not its hooks are in place. `before` and `after` are None by default."""
 
     before: Callable[..., None] | None
     after: Callable[..., None] | None

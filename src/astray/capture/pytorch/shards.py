@@ -80,7 +80,7 @@ def is_distributed(tensor: torch.Tensor) -> bool:
 
 
 def is_pending(tensor: torch.Tensor) -> bool:
-    """Whether it is the result of a collective that may still be under way."""
+    """Whether it is the result of a collective that may still be running."""
     module = sys.modules.get("torch.distributed._functional_collectives")
     return module is not None and isinstance(tensor, module.AsyncCollectiveTensor)
 

@@ -66,7 +66,7 @@ class CallInstruction:
     def __init__(self, frame: FrameType) -> None:
         self._frame = frame
         self._steps = _steps(frame.f_code)
-        # A frame that waits for one of Python's own functions may stand at the end of the cache behind the instruction.
+        # A frame that waits for a builtin function may be at the end of the inline cache after the instruction.
         self._at = bisect.bisect_right(self._steps, frame.f_lasti, key=lambda step: step.offset) - 1
 
     @property
@@ -116,19 +116,19 @@ class CallInstruction:
     def _producer(self, at: int, above: int) -> int | None:
         """The index of the instruction that pushed the value with `above` others on it when instruction `at` begins."""
         height = 0
-        for place in range(at - 1, -1, -1):
-            if self._steps[place + 1].is_target:
+        for index in range(at - 1, -1, -1):
+            if self._steps[index + 1].is_target:
                 return None
             if height == -above:
-                return place
-            height -= self._steps[place].effect
+                return index
+            height -= self._steps[index].effect
         return None
 
-    def _value(self, place: int | None) -> Any:
+    def _value(self, index: int | None) -> Any:
         """The value that an instruction has loaded."""
-        if place is None or place < 0:
+        if index is None or index < 0:
             return UNKNOWN
-        step = self._steps[place]
+        step = self._steps[index]
         if step.name in _CONSTANTS:
             return step.value
         if step.name in _LOCALS:
@@ -139,7 +139,7 @@ class CallInstruction:
                     return scope[step.value]
             return self._frame.f_builtins.get(step.value, UNKNOWN)
         if step.name in _ATTRIBUTES:
-            return _attribute(self._value(self._producer(place, 0)), step.value)
+            return _attribute(self._value(self._producer(index, 0)), step.value)
         return UNKNOWN
 
 
@@ -211,6 +211,6 @@ def _attribute(value: Any, name: str) -> Any:
         return vars(value).get(name, UNKNOWN)
     try:
         held = object.__getattribute__(value, "__dict__")
-    except AttributeError:  # it has none; nothing of the program was asked
+    except AttributeError:  # it has none; no code of the program was run
         return UNKNOWN
     return held.get(name, UNKNOWN) if isinstance(held, dict) else UNKNOWN

@@ -1,4 +1,4 @@
-"""Puts the modes that see functions and ops on torch's stacks, and takes them off again.
+"""Pushes the modes that see functions and ops onto torch's stacks, and removes them again.
 
 A mode is on for the thread that started the recording, and on any other thread while a recorded module runs there.
 Other modes may have been pushed on top in the meantime, and are popped from the top: so ours are inserted and removed

@@ -236,7 +236,7 @@ Routes = list[tuple[int, str]]
 """Which of a node's gradients belong to which paths."""
 
 _LEAF = 2**64 - 1
-"""The number of the nodes that accumulate into leaves, whenever they were made. Nothing lies behind them."""
+"""The sequence number of nodes that accumulate into leaves, which have no edges."""
 
 
 class TracedEdges:
@@ -281,7 +281,7 @@ class TracedEdges:
         return consumers
 
     def _sends(self, node: Node, queue: list[Node]) -> Routes:
-        """Which edges of a node born inside the call lead to which inputs. Others born inside are added to `beyond`."""
+        """The edges of a node of the call that lead to inputs. Other nodes of the call behind it are added to `queue`."""
         sends = []
         for index, edge in enumerate(node.next_functions):
             following = edge[0]
@@ -335,13 +335,13 @@ class TracedGradients:
         """Of several nodes that send to one input some may never run: the sum is complete when the backward pass
         reaches the input.
         """
-        places = {path: edge for edge, path in edges.paths.items()}
+        edges_by_path = {path: edge for edge, path in edges.paths.items()}
         for path, count in self._expected.items():
             if count < 2:
                 continue
             tensor, hook = edges.inputs[path], partial(self._complete, path)
             if edges.path(tensor) != path:  # changed in place since; its former self can only be reached by the node
-                places[path][0].register_prehook(hook)
+                edges_by_path[path][0].register_prehook(hook)
             else:
                 tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 

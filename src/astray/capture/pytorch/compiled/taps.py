@@ -34,7 +34,7 @@ _OURS = (TORCH, f"{Path(__file__).parent}{os.sep}")
 class Taps:
     """What the operators call in a recording: `RecordingHooks`.
 
-    `find` gives the site of a name and its module, `state` records what a call of the module starts from.
+    `find` returns the site of a name and its module, `state` records the parameters and buffers of the module.
     """
 
     _numbers: ClassVar[Iterator[int]] = itertools.count()

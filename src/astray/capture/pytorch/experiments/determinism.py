@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 class DropoutArgument(NamedTuple):
     """An argument that turns dropout off: its index, its names (the first is added where it is left out), its value."""
 
-    place: int
+    position: int
     names: tuple[str, ...]
     off: float | bool
 
@@ -66,9 +66,9 @@ class WithoutDropout(TorchFunctionMode):
 def _with(
     switch: DropoutArgument, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    place, names, off = switch
-    if len(args) > place:
-        return (*args[:place], off, *args[place + 1 :]), dict(kwargs)
+    position, names, off = switch
+    if len(args) > position:
+        return (*args[:position], off, *args[position + 1 :]), dict(kwargs)
     name = next((name for name in names if name in kwargs), names[0])
     return args, {**kwargs, name: off}
 

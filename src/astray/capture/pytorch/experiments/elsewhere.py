@@ -33,12 +33,12 @@ Sites = str | re.Pattern[str] | Sequence[str | re.Pattern[str]]
 @contextmanager
 def substituted(model: Any, site: Sites, *, device: Any, dtype: Any, function: Any) -> Iterator[None]:
     """Inside the block, the chosen modules run elsewhere."""
-    place, precision = _device(device), _dtype(dtype)
-    if place is None and precision is None:
+    target, precision = _device(device), _dtype(dtype)
+    if target is None and precision is None:
         raise UsageError("elsewhere() needs a device or a dtype. Give it device=…, dtype=…, or both.")
     name = None if function is None else _function_name(function)
     replacements = [
-        _ReplacedForward(module, where, place, precision, name) for where, module in _chosen(model, site).items()
+        _ReplacedForward(module, where, target, precision, name) for where, module in _chosen(model, site).items()
     ]
     try:
         for replacement in replacements:
@@ -262,12 +262,12 @@ class RoundTrip:
         """Autocast as on the original device; off where a dtype was given, since it would choose another."""
         if self._home_device is None:
             return nullcontext()
-        home, place = self._home_device.type, (self._device or self._home_device).type
+        home, target = self._home_device.type, (self._device or self._home_device).type
         if self._dtype is not None:
-            return torch.autocast(place, enabled=False)
-        if place == home or not torch.is_autocast_enabled(home):
+            return torch.autocast(target, enabled=False)
+        if target == home or not torch.is_autocast_enabled(home):
             return nullcontext()
-        return torch.autocast(place, dtype=torch.get_autocast_dtype(home))
+        return torch.autocast(target, dtype=torch.get_autocast_dtype(home))
 
     def _send(self, tensor: torch.Tensor) -> torch.Tensor:
         known = self._sent.get(id(tensor))

@@ -177,7 +177,7 @@ class PerturbedInputs:
 
 @dataclass(slots=True, eq=False)
 class _PerturbedCall:
-    """A call under way."""
+    """A running call."""
 
     module: nn.Module
     given_floats: bool  # it, or one around it, was given floating-point tensors

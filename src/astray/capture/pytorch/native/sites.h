@@ -48,7 +48,7 @@ private:
     std::array<Count, 6> counts_;
 };
 
-// A place in the program where calls happen.
+// Where in the program calls happen: a module, function or op.
 //
 // `root` is the outermost module it belongs to, `module` the name of the module itself, of the one that encloses a
 // function, or of the one that owns a parameter. `wanted` was decided by the selection `decided_by`, and is decided
