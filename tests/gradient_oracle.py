@@ -19,7 +19,7 @@ from torch.autograd.graph import Node
 from torch.compiler import is_compiling
 
 from astray.capture.engine import Engine, OpenCall
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.shards import add_up
 
 Edge = tuple[Node, int]

@@ -24,7 +24,7 @@ from torch.compiler import is_compiling
 from torch.nn.parameter import is_lazy
 
 from astray.capture.engine import Engine, OpenCall, Site
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.hooks import TransparentHook
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.shards import add_up

@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.observer import NO_ROW
 from astray.capture.pytorch.calls.modes import Modes
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.gradients import ParameterCapture
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.parameter_update import (

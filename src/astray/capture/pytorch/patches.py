@@ -23,7 +23,7 @@ from torch.nn import utils
 from torch.nn.utils import clip_grad
 
 from astray.capture.engine import Engine, Site
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.interrupts import pass_interrupt
 
 

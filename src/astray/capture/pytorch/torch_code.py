@@ -3,7 +3,7 @@ program.
 
 FSDP moves parameters in and out of buffers that it fills and frees without changing version counters; compiled code
 runs kernels and buffers that the compiler has generated. Their ops would differ in every version of torch, with memory
-that has not been filled. `compiled/code.py` reports what compiled code hides.
+that has not been filled. `compiled/dynamo.py` reports what compiled code hides.
 """
 
 from __future__ import annotations

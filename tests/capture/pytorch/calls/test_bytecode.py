@@ -1,5 +1,4 @@
-"""The instruction that a frame waits at, read from its bytecode: in this Python, and in other versions on the machine.
-"""
+"""The instruction that a frame waits at, read from its bytecode: in this Python, and in other installed versions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The native module is built once, when something is recorded; an error says what is missing where it cannot be built.
-"""
+"""The native module is built once, when something is recorded; an error says what is missing if it cannot be built."""
 
 from __future__ import annotations
 

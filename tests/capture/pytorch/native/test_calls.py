@@ -105,8 +105,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def text_of(path: Path) -> str:
-    """Calls, their stacks and tensors, in order, and what was missed: everything that does not depend on the processor.
-    """
+    """Calls, their stacks and tensors, in order, and what was missed: all that does not depend on the processor."""
     rank = open_run(path).ranks[0]
     tensors: dict[int, list[str]] = {}
     for i in range(len(rank.tensors)):

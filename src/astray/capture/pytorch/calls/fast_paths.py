@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from astray.capture.pytorch.calls.modes import Modes
 from astray.capture.pytorch.calls.wrappers import chains
-from astray.capture.pytorch.compiled.code import CompileWarningFilter, never_compiled
+from astray.capture.pytorch.compiled.dynamo import CompileWarningFilter, never_compiled
 
 _WITH_FAST_PATH = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttention)
 

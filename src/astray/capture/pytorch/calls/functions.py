@@ -21,7 +21,7 @@ from astray.capture.pytorch.calls.call_capture import CallCapture, Mode
 from astray.capture.pytorch.calls.catalogue import Catalogue, Function, UnfilledFunction
 from astray.capture.pytorch.calls.collectives import Collective, FunctionalCollective, PendingCollectives
 from astray.capture.pytorch.calls.sites import FunctionSites
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.gradients import LastNodes, LiveGradients
 from astray.capture.pytorch.tensors import PLAIN
 

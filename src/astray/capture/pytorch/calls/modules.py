@@ -36,7 +36,7 @@ from astray.capture.pytorch.calls.wrappers import (
     is_scripted,
 )
 from astray.capture.pytorch.calls.wrappers import state as state_of
-from astray.capture.pytorch.compiled.code import BuiltinForwards, CompiledCodeWatch, never_compiled
+from astray.capture.pytorch.compiled.dynamo import BuiltinForwards, CompiledCodeWatch, never_compiled
 from astray.capture.pytorch.gradients import InputEdges, LiveGradients, NodeOrigins, ParameterCapture
 from astray.capture.pytorch.hooks import HookFreeCopies, TransparentHook
 from astray.capture.pytorch.native.build import load

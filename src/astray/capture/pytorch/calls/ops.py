@@ -1,7 +1,7 @@
 """Records the ATen operations that everything else is made of, in the forward and the backward pass.
 
 A TorchDispatchMode sees them below autograd, with the tensors they really get. It does not see into compiled code: a
-compiled region runs as a whole, which `compiled/code.py` reports.
+compiled region runs as a whole, which `compiled/dynamo.py` reports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from astray.capture.pytorch.calls.call_capture import CallCapture, Mode
 from astray.capture.pytorch.calls.catalogue import NOT_COMPUTING, RUNNING_STATISTICS, UnfilledFunction, is_buffer_maker
 from astray.capture.pytorch.calls.collectives import FunctionalCollective, describe_op
 from astray.capture.pytorch.calls.sites import FunctionSites
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.tensors import is_tensor
 from astray.capture.structure import Flattener
 from astray.records import Kind

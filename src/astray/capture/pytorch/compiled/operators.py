@@ -23,7 +23,7 @@ from torch._library.effects import EffectType
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.autograd.graph import Node
 
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.torch_code import torch_folder
 
 NO_CALL = -1
@@ -281,7 +281,7 @@ class TracedEdges:
         return consumers
 
     def _sends(self, node: Node, queue: list[Node]) -> Routes:
-        """The edges of a node of the call that lead to inputs. Other nodes of the call behind it are added to `queue`."""
+        """The edges of a node of the call that lead to inputs. Other nodes of the call are added to `queue`."""
         sends = []
         for index, edge in enumerate(node.next_functions):
             following = edge[0]

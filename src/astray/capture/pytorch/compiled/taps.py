@@ -23,7 +23,7 @@ from torch.compiler import is_compiling
 
 from astray.capture.engine import Engine, OpenCall, Site
 from astray.capture.observer import NO_ROW
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.compiled.operators import NO_CALL, SEPARATOR, NamedCall, define, recordings
 from astray.capture.pytorch.hooks import TransparentHook
 from astray.capture.pytorch.torch_code import TORCH

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from astray.capture.engine import Engine
 from astray.capture.identity_map import IdentitySet
 from astray.capture.pytorch.calls.modules import ModuleCapture
-from astray.capture.pytorch.compiled.code import CompileWarningFilter, is_compiled_graph, never_compiled
+from astray.capture.pytorch.compiled.dynamo import CompileWarningFilter, is_compiled_graph, never_compiled
 from astray.capture.pytorch.experiments.elsewhere import mapped
 from astray.capture.pytorch.shards import is_distributed, is_pending, waited_for
 from astray.log import logger
