@@ -101,21 +101,28 @@ def api_page(*modules: str) -> str:
     for name in modules:
         module = importlib.import_module(name)
         parts += [f"## {name}" if len(modules) > 1 else "", docstring(inspect.getdoc(module) or "")]
-        for member in module.__all__:
-            parts += _described(member, getattr(module, member), name)
+        public = {member: getattr(module, member) for member in module.__all__}
+        for member, value in public.items():
+            parts += _described(member, value, name, [other for other in public.values() if inspect.isclass(other)])
     return "\n\n".join(part for part in parts if part)
 
 
 _TITLES = {"astray.checkpoints": "Other modules", "astray.compat.msprobe": "astray.compat"}
 
 
-def _described(name: str, value: Any, module: str) -> Iterator[str]:
-    """A heading, the signature, the docstring; of a class its public methods and attributes too."""
+def _described(name: str, value: Any, module: str, classes: list[type]) -> Iterator[str]:
+    """A heading, the signature, the docstring; of a class its public methods and attributes too.
+
+    classes: those on the page. What a class inherits from one of them is described there.
+    """
     yield f"### {name} {{#{module}.{name}}}"
     if inspect.isclass(value):
         yield _signature(name, value)
         yield docstring(inspect.getdoc(value) or "")
-        yield from _members(name, value)
+        bases = [base for base in value.__mro__[1:] if base in classes]
+        if bases:
+            yield f"Has all that `{bases[0].__name__}` has."
+        yield from _members(name, value, {member for base in bases for member in dir(base)})
     elif inspect.ismodule(value):
         yield f"The module `{value.__name__}`."
     elif callable(value):
@@ -125,12 +132,12 @@ def _described(name: str, value: Any, module: str) -> Iterator[str]:
         yield f"`{value!r}`"
 
 
-def _members(name: str, value: type) -> Iterator[str]:
+def _members(name: str, value: type, inherited: set[str]) -> Iterator[str]:
     bare: list[str] = []
     attributes: list[str] = []
     methods: list[str] = []
     for member, function in inspect.getmembers(value):
-        if member.startswith("_") or not _is_ours(function):
+        if member.startswith("_") or member in inherited or not _is_ours(function):
             continue
         text = docstring(inspect.getdoc(function) or "")
         if inspect.isroutine(function):
@@ -184,6 +191,7 @@ def _named(annotation: Any) -> Any:
     return _Named(annotation) if isinstance(annotation, str) else annotation
 
 
+_FILES = re.compile(r"\w+(\.py|/)  ")  # a package's list of its files, which is for who reads the source
 _ENTRY = re.compile(r"((?:\*{0,2}\w+, )*\*{0,2}\w+): (.+)", re.DOTALL)
 
 
@@ -192,7 +200,7 @@ def docstring(text: str) -> str:
     blocks = []
     for block in re.split(r"\n\s*\n", text):
         lines = block.splitlines()
-        if not block.strip():
+        if not block.strip() or _FILES.match(block):
             continue
         if all(line.startswith("    ") or not line for line in lines):
             code = textwrap.dedent(block)

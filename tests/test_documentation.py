@@ -12,6 +12,7 @@ import yaml
 from astray.cli import parser
 from astray.cli.compare import with_descending_sort
 from astray.cli.help import read_pages
+from astray.comparison.judge import thresholds
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -82,7 +83,7 @@ def module_paths(text: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("page", DESIGN, ids=named)
+@pytest.mark.parametrize("page", sorted({*DESIGN, *PAGES, ROOT / "README.md"}), ids=named)
 def test_every_module_that_is_named_exists(page: Path) -> None:
     homes = [PACKAGE, ROOT]
     if page.name == "ARCHITECTURE.md":  # its table of rooms names folders within them
@@ -132,25 +133,28 @@ def test_its_rooms_are_all_rooms() -> None:
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of a page's blocks of code that call astray."""
-    blocks = re.findall(r"^```\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
-    return [
-        re.sub(r"^torchrun .*? -m astray ", "astray ", line)
+    """What a page shows of the command line: lines of its blocks of code, and code within a line."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    lines = [line.removeprefix("$ ") for language, block in blocks if not language for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", prose(page))
+    lines = [
+        re.sub(r"^torchrun .*? -m astray | > \S+$", lambda cut: "" if ">" in cut[0] else "astray ", line)
         for line in lines
-        if re.match(r"(torchrun .*-m )?astray [a-z]+ ", line)
+    ]
+    return [
+        line for line in lines if re.match(r"astray [a-z]+ ", line) and not re.search(r"…|\[options\]|COMMAND", line)
     ]
 
 
-SHOWN = [ROOT / "README.md", DOCS / "start.md", *sorted((DOCS / "guides").glob("*.md"))]
+SHOWN = [page for page in [ROOT / "README.md", *PAGES] if commands(page)]
 
 
-@pytest.mark.parametrize("page", [page for page in SHOWN if commands(page)], ids=named)
+@pytest.mark.parametrize("page", SHOWN, ids=named)
 def test_commands_are_those_of_the_parser(page: Path) -> None:
     for command in commands(page):
         words = with_descending_sort(shlex.split(command, comments=True)[1:])
-        if "…" not in command and "[options]" not in command:
-            parser().parse_args(words)
+        parser().parse_args(words)
 
 
 def test_the_made_pages_have_what_they_are_made_of() -> None:
@@ -184,3 +188,23 @@ def test_every_topic_is_a_page() -> None:
         "Coming from",
         "Design",
     }
+
+
+def sources() -> str:
+    files = [file for file in PACKAGE.rglob("*") if file.suffix in {".py", ".h", ".c", ".cpp"}]
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+
+def test_every_class_that_the_design_names_exists() -> None:
+    words = set(re.findall(r"\w+", sources()))
+    for page in DESIGN:
+        for name in re.findall(r"`([A-Z]\w*[a-z]\w*(?:\.\w+)?)`", prose(page)):
+            assert {*name.split(".")} <= words, f"{named(page)}: {name}"
+
+
+def test_the_factors_of_verdicts_are_those_of_the_code() -> None:
+    page = (DOCS / "decides" / "verdict.md").read_text(encoding="utf-8").split("noise run: factor")[1]
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|[^|]*\| ×(\d)[^|]*\| ([\d.]+) \|", page, re.MULTILINE)
+    assert {name: float(factor) for name, factor, _, _ in rows} == thresholds.SIBLING_GAIN
+    assert {name: float(factor) for name, _, factor, _ in rows} == thresholds.DRIFTED_GAIN
+    assert {name: float(factor) for name, _, _, factor in rows} == thresholds.NOISE_GAIN

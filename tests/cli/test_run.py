@@ -216,7 +216,7 @@ def test_steps_and_keep_are_passed_on(tmp_path: Path) -> None:
 def test_every_setting_has_an_option_and_no_option_a_default() -> None:
     from astray.capture.settings import CHECKS, Settings
     from astray.cli import parser
-    from astray.cli.settings import settings_of
+    from astray.cli.program import settings_of
 
     plain = parser().parse_args(["run", "-o", "runs/a", "script.py", "--keep", "mine"])
     assert settings_of(plain) == dict.fromkeys([*CHECKS, "config"])

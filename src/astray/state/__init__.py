@@ -67,15 +67,15 @@ __all__ = [
     "trust_ratio",
 ]
 
-_HOMES = {"Monitor": "astray.state.monitor", "check_updates": "astray.state.updates"}
+_MODULES = {"Monitor": "astray.state.monitor", "check_updates": "astray.state.updates"}
 
 
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"astray.state has no {name!r}. It offers {', '.join(__all__)}.")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -235,8 +235,9 @@ def _fetched(on_device: dict[str, torch.Tensor]) -> dict[str, PairSums]:
     for device in {row.device for row in on_device.values()}:
         names = [name for name, row in on_device.items() if row.device == device]
         rows = torch.stack([on_device[name] for name in names]).tolist()
-        for name, (count, finite, *sums, different) in zip(names, rows, strict=True):
-            fetched[name] = PairSums(int(count), int(finite), *sums, int(different))
+        for name, row in zip(names, rows, strict=True):
+            sums = PairSums._make(row)
+            fetched[name] = sums._replace(count=int(sums.count), finite=int(sums.finite), different=int(sums.different))
     return fetched
 
 

@@ -18,7 +18,7 @@ from astray.comparison.rows import StringTable
 from astray.comparison.select.columns import JUDGED, KEY
 from astray.graph import graph_of
 from astray.headroom.dtype_limits import limits
-from astray.headroom.risk import room_of
+from astray.headroom.risk import near_limit
 from astray.store import DictionaryColumn, RankRun, RunData
 from astray.store.statistics_checks import FARTHEST
 from astray.web.wire import Column
@@ -136,7 +136,7 @@ def states(columns: dict[str, Any]) -> DictionaryColumn[str]:
     absmax, dtype, room = columns["absmax"], columns["dtype"], columns["headroom"]
     ends = [limits(name) for name in dtype.values]
     coarse = np.array([*(end is not None and end.coarse for end in ends), False])[dtype.codes]
-    close = room_of(np.log2(np.where(np.isnan(room), np.inf, np.maximum(room, 1.0))), room == 1.0, coarse)
+    close = near_limit(np.log2(np.where(np.isnan(room), np.inf, np.maximum(room, 1.0))), room == 1.0, coarse)
     nonfinite = (columns["nan"] > 0) | (columns["inf"] > 0)
     codes = np.select([nonfinite, close.near, close.few, np.isnan(absmax)], [3, 2, 1, 4], 0)
     return DictionaryColumn(codes.astype(np.int32), list(STATES))
@@ -196,11 +196,11 @@ def calls_of_pairs(comparison: ComparisonData) -> CallIndex:
     """The calls of a comparison. Rows that only the candidate has, of a call in both runs, belong to that call."""
     pairs = comparison.pairs
     ranks, in_reference, in_candidate = (pairs.numbers(name) for name in ("rank", "call_reference", "call_candidate"))
-    runs = comparison.reference, comparison.candidate
+    reference, candidate = comparison.reference.ranks, comparison.candidate.ranks
     return _joined(
         len(pairs),
         (
-            (rank, rows, *_of_rank(*(run.ranks.get(rank) for run in runs), in_reference[rows], in_candidate[rows]))
+            (rank, rows, *_of_rank(reference.get(rank), candidate.get(rank), in_reference[rows], in_candidate[rows]))
             for rank, rows in _by_rank(ranks)
         ),
     )
