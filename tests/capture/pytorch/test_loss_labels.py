@@ -38,7 +38,7 @@ def test_labels_in_another_order_are_named(tmp_path: Path, loss: Callable[[Tenso
     assert first is not None
     assert (first.step, first.phase, first.path, first.cause) == (0, "forward", "target", "input")
     assert "look at the data, its order, the seed and the preprocessing." in first.evidence[0]
-    assert "test_losses.py" in first.stack[0].file
+    assert "test_loss_labels.py" in first.stack[0].file
 
 
 def test_labels_are_recorded_once_and_probabilities_are_not(tmp_path: Path) -> None:
