@@ -1,4 +1,4 @@
-"""The native observer reserves and launches as the measurer does: the same launches, the same tickets, under the same lock.
+"""The native observer reserves and launches as the measurer does: the same launches and tickets, under the same lock.
 
 Without a card: tensors of the host stand for those of a device, and the kernels go to the fake driver.
 """
@@ -121,8 +121,8 @@ class Bench:
         writer = SimpleNamespace(tensor_row=self.rows.append)
         refuse = lambda *_: pytest.fail("the twin was asked")  # noqa: E731
         self.observer = TensorObserver(
-            examples, nn.Parameter, {}, {DEVICE: measurer}, lambda index: STREAM, self.together, None, TensorIdentity, {},
-            writer, None, 1 << 20, refuse, refuse, refuse, refuse, self.first,
+            examples, nn.Parameter, {}, {DEVICE: measurer}, lambda index: STREAM, self.together, None, TensorIdentity,
+            {}, writer, None, 1 << 20, refuse, refuse, refuse, refuse, self.first,
         )  # fmt: skip
         self.observer.apply(True, frozenset({"output", "parameter", "state"}), True, False, False)
 
