@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from astray.cli.settings import settings_of
+from astray.cli.program import settings_of
 
 from astray.capture.settings import CHECKS, RecordingOptions, Settings
 from astray.cli import parser
