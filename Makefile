@@ -72,7 +72,7 @@ check: $(READY)  ## Lint, check the format and the types, of the page too
 # they find goes into a file for each process: one alone fails the run. Leaks: Python itself leaves too much behind.
 SANITIZED = $(CURDIR)/$(VENV)/$@
 COMPILED_BY = CC="cc -g1 -fno-omit-frame-pointer -fsanitize=$(SANITIZERS)" CXX="c++ -g1 -fno-omit-frame-pointer -fsanitize=$(SANITIZERS)"
-SANITIZED_TESTS := $(addprefix tests/,sanitizers store/run_format/test_rows.py store/run_format/test_encoder.py device/test_ring_natively.py \
+SANITIZED_TESTS := $(addprefix tests/,sanitizers store/run_format/test_rows.py store/run_format/test_encoder.py device/test_native_measurer.py \
 	$(addprefix capture/test_,taker.py native_calls.py native_hooks.py call_gradients.py function_gradients.py one_node.py \
 	values.py endings.py signals.py structure.py hard_programs.py modules.py functions.py odd_modules.py copies.py))
 

@@ -1,4 +1,4 @@
-"""A program that goes to another folder, as Hydra does: what was given relative to the first one stays there."""
+"""A program that changes its folder, as Hydra does: relative paths stay relative to the first one."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_program_without_steps_loses_nothing(
     kept: int, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for part in (
-        *(["cuda_ring"] if device == "cuda" else []),
+        *(["cuda_measurer"] if device == "cuda" else []),
         "devices",
         "tickets",
     ):  # which the others import it from

@@ -229,10 +229,10 @@ def test_a_compiled_model(tmp_path: Path) -> None:
 def test_the_first_recording_of_a_process_launches_natively(tmp_path: Path) -> None:
     program = """if True:
         import sys, astray, torch
-        from astray.device.cuda_ring import CudaRing
+        from astray.device.cuda_measurer import CudaMeasurer
         model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(40))).cuda()
-        slowly, measure = [], CudaRing.measure
-        CudaRing.measure = lambda *given: slowly.append(1) or measure(*given)
+        slowly, measure = [], CudaMeasurer.measure
+        CudaMeasurer.measure = lambda *given: slowly.append(1) or measure(*given)
         with astray.record(sys.argv[1], model) as rec:
             for _ in range(3):
                 slowly.clear()
@@ -242,7 +242,7 @@ def test_the_first_recording_of_a_process_launches_natively(tmp_path: Path) -> N
         """
     command = [sys.executable, "-c", program, tmp_path / "run"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    # The ring itself is asked for the first of a step, and for every 64th; the parameters have a kernel to themselves.
+    # Python measures the first of a step, and every 64th; the parameters have a kernel to themselves.
     assert 1 <= int(done.stdout) < 10
     assert len([row for row in rows(astray.open(tmp_path / "run")) if row["step"] == 2]) > 200
 

@@ -123,7 +123,7 @@ def test_it_launches_from_the_first_recording_of_a_process_on(tmp_path: Path) ->
         import sys, astray
         from torch import nn
         with astray.record(sys.argv[1], nn.Linear(2, 2)) as rec:
-            assert "astray.device.cuda_ring" not in sys.modules  # nothing has lain on a card yet
+            assert "astray.device.cuda_measurer" not in sys.modules  # nothing has lain on a card yet
             print(rec._engine.tensors.observe.__self__.launches)
         """
     command = [sys.executable, "-c", program, tmp_path / "run"]

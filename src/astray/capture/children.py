@@ -69,12 +69,12 @@ class ChildProcesses:
         if not self.place.exists():
             return
         from astray.store.run_format.folder import (  # and not before: the script is to import numpy itself
+            check_recordable,
             discard,
-            refuse,
         )
 
         if not overwrite:
-            refuse(self.place, 0, overwrite=False)
+            check_recordable(self.place, 0, overwrite=False)
         discard(self.place)
 
     def leave_word(self, environment: MutableMapping[str, str]) -> None:
@@ -113,7 +113,7 @@ class ChildProcesses:
 
         False where both this process and a child are rank 0: then the children stay where they are.
         """
-        from astray.store.run_format.folder import adopt
+        from astray.store.run_format.folder import move_ranks
 
         ranks = {note.rank: note.world_size for note in notes if note.why is None}
         for note in notes:
@@ -124,7 +124,7 @@ class ChildProcesses:
             return True
         if has_own and 0 in ranks:
             return False
-        adopt(self._path, self.place, max(ranks.values()))
+        move_ranks(self._path, self.place, max(ranks.values()))
         return True
 
 

@@ -23,7 +23,7 @@ from astray.capture.tensor_reader import TensorReader
 from astray.interrupts import interrupt_of
 from astray.log import logger
 from astray.process import WeakRegistry
-from astray.records import NOTHING, Call, Kind, Spelling
+from astray.records import ANY_CALL, Call, Kind, Spelling
 from astray.store import BackgroundWriter
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Engine(Calls):
         if self._next_seq() == 0:
             why = self._why_nothing() or nothing
             if why is not None:
-                self.missed(NOTHING, why)
+                self.missed(ANY_CALL, why)
         for what, why, count in self.tensors.quota.left_out():
             self._writer.missed(what, why, count)
 

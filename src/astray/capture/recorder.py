@@ -23,7 +23,7 @@ from astray.capture.settings import RecordingOptions, Settings
 from astray.errors import RecordError
 from astray.log import logger
 from astray.process import absolute, rank_and_world_size, relative_to_cwd
-from astray.records import NOTHING
+from astray.records import ANY_CALL
 from astray.store import BackgroundWriter, DeferredMeasurements, RunInfo, RunWriter
 from astray.wording import counted, sized
 
@@ -44,7 +44,7 @@ class Opens(Protocol):
         info: RunInfo,
         overwrite: bool,
         queue_bytes: int,
-        late: DeferredMeasurements | None,
+        deferred: DeferredMeasurements | None,
     ) -> BackgroundWriter: ...
 
 
@@ -134,7 +134,7 @@ class BaseRecorder:
             info=self._info(world_size),
             overwrite=self._overwrite,
             queue_bytes=self.settings.queue_bytes,
-            late=self._adapter.reader.late,
+            deferred=self._adapter.reader.late,
         )
         from astray.capture.engine import Engine  # which loads what is built for torch
 
@@ -152,7 +152,7 @@ class BaseRecorder:
         return self
 
     def _info(self, world_size: int) -> RunInfo:
-        return RunInfo.here(
+        return RunInfo.of_process(
             framework=self._adapter.framework,
             versions={**self._adapter.versions(), "astray kernels": stats.BACKEND},
             devices=self._adapter.devices(),
@@ -306,7 +306,7 @@ class BaseRecorder:
     def in_trouble(self) -> bool:
         """Whether a stopped recording is empty or incomplete."""
         end = self._writer.end if self._writer is not None else None
-        return end is not None and (not end.complete or any(one.what == NOTHING for one in end.missed))
+        return end is not None and (not end.complete or any(one.what == ANY_CALL for one in end.missed))
 
     def summary(self) -> str:
         """What a stopped recording holds, in one line."""
@@ -315,7 +315,7 @@ class BaseRecorder:
             return f"nothing was recorded here: ranks={self.settings.ranks} leaves this one out"
         if end is None:
             return f"{relative_to_cwd(self.path)} is still being recorded"
-        reason = next((one.why for one in end.missed if one.what == NOTHING), None)
+        reason = next((one.why for one in end.missed if one.what == ANY_CALL), None)
         if reason is not None:
             return f"nothing was recorded in {relative_to_cwd(self.path)}: {reason}"
         parts = [counted(end.steps, "step"), counted(end.calls, "call"), counted(end.tensors, "tensor")]

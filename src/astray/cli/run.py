@@ -151,9 +151,9 @@ def _check_options(options: argparse.Namespace) -> None:
     # checked here. The recorder checks for the other ranks, which may see what rank 0 has just made.
     folder = Path(options.output)
     if folder.exists() and rank_and_world_size(os.environ)[0] == 0 and (folder.is_file() or any(folder.iterdir())):
-        from astray.store.run_format.folder import refuse
+        from astray.store.run_format.folder import check_recordable
 
-        refuse(folder, 0, overwrite=options.force)
+        check_recordable(folder, 0, overwrite=options.force)
 
 
 class _ScriptRecording:

@@ -20,11 +20,11 @@ from astray.capture.recorder import BaseRecorder
 from astray.guarding.exact import ExactFlightRecorder, ExactStop
 from astray.guarding.options import Condition, Gradients, check_guard, check_has_statistics
 from astray.guarding.snapshots import SnapshotFolder, SnapshotWriter
-from astray.guarding.step_monitor import StepMonitor
+from astray.guarding.step_monitor import STEP_TIMEOUT, StepMonitor
 from astray.guarding.trip import On, Trip, TripActions, Tripped
 from astray.log import logger
 from astray.process import rank_and_world_size
-from astray.records import NOTHING, STOPPED
+from astray.records import ANY_CALL, STOPPED_BY_GUARD
 from astray.store import BackgroundWriter, FlightRecorder
 from astray.wording import counted
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from astray.capture.settings import RecordingOptions
 
 REMEMBER = 5
-STEP_TIMEOUT = 60.0  # seconds to wait until the recorder has looked at a step
 CALL_GRADIENTS = "the gradients that pass through calls"
 """What a guard leaves out while nothing is wrong, as the run's list of missed things names it."""
 
@@ -148,7 +147,7 @@ class Guard:
         Returns what is wrong: what the unfinished step shows, else the exception itself.
         """
         self._monitor.stopped = self._is_stopped
-        self._end(STOPPED if self._is_stopped else f"{type(error).__name__}: {error}")
+        self._end(STOPPED_BY_GUARD if self._is_stopped else f"{type(error).__name__}: {error}")
         trips = self._monitor.take()
         if self._is_stopped and not self.trips:
             trips = trips or [self._unexplained()]
@@ -177,7 +176,7 @@ class Guard:
         if self._writer is None:
             return f"ranks={self._recorder.settings.ranks} leaves this one out"
         missed = self._writer.end.missed if self._writer.end is not None else []
-        return next((each.why for each in missed if each.what == NOTHING), "no call was recorded")
+        return next((each.why for each in missed if each.what == ANY_CALL), "no call was recorded")
 
     @property
     def summary(self) -> str:
@@ -241,8 +240,8 @@ class Guard:
         writer = self._writer
         if writer is None:
             return
-        finished = self._step - writer.watch.is_late
-        writer.watch.wait_until_seen(finished - 1, STEP_TIMEOUT)
+        finished = self._step - writer.listener.is_asynchronous
+        writer.listener.wait_until_shown(finished - 1, STEP_TIMEOUT)
         self._monitor.check_losses(before=finished)
         self._choose_gradients()
         trips = self._monitor.take()

@@ -60,7 +60,7 @@ class TorchReader:
             examples,
             torch.nn.Parameter,
             self._devices,
-            self._elsewhere.rings,
+            self._elsewhere.cuda_measurers,
             getattr(torch._C, "_cuda_getCurrentRawStream", None),
             self._elsewhere.measure_together,
             kernels.measuring if type(self) is TorchReader else None,

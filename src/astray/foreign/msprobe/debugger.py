@@ -29,7 +29,7 @@ from astray.foreign.msprobe.configuration import Configuration, EntryFilter
 from astray.foreign.msprobe.translator import Task
 from astray.log import logger
 from astray.store import BackgroundWriter, RunInfo
-from astray.store.formats import MakesTranslator
+from astray.store.formats import TranslatorFactory
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -166,7 +166,7 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False, is_
             raise UsageError(f"{name}={given!r} is not possible. It is True or False.")
     if is_enhanced:
         raise UsageError(
-            "is_enhanced=True is not there: random numbers are drawn as the program draws them. Leave it out."
+            "is_enhanced=True is not supported: random numbers are drawn as the program draws them. Leave it out."
         )
     seed_everything(seed, deterministic=mode)
     if rm_dropout:
@@ -378,18 +378,18 @@ def recording_options(configuration: Configuration) -> RecordingOptions:
     )
 
 
-def _translator(configuration: Configuration, wrapped: dict[str, str]) -> MakesTranslator:
+def _translator(configuration: Configuration, wrapped: dict[str, str]) -> TranslatorFactory:
     return partial(
         translate,
         task="md5" if configuration.md5 and configuration.task == "statistics" else _TASKS[configuration.task],
         level=configuration.level,
-        asked=(lambda: EntryFilter(configuration)) if EntryFilter.is_needed(configuration) else None,
+        make_selector=(lambda: EntryFilter(configuration)) if EntryFilter.is_needed(configuration) else None,
         with_values=partial(_contains_any, configuration.tensors) if configuration.tensors else None,
-        most=configuration.overflows,
+        most_overflows=configuration.overflows,
         extra_info=configuration.extra_info,
         rounded=True,
         wrapped=wrapped,
-        again=True,
+        replace_steps=True,
     )
 
 

@@ -215,7 +215,7 @@ inline constexpr size_t kMostLayouts = 20000;  // shapes that are others in ever
 inline constexpr size_t kEnough = 4096;        // memories that are remembered before the dead are looked for
 
 // What every kernel is given before its own arguments: the tensor, the partial rows and which of them are free, and the
-// slot in the table of measurements. See `CudaRing.measure`.
+// slot in the table of measurements. See `CudaMeasurer.measure`.
 enum { kAddress, kRows, kRowCount, kFirstRow, kTable, kSlot, kOwn };
 
 // Tensors that stand for others: of transforms, of a compiler, of classes in Python.

@@ -1,10 +1,10 @@
-// The comparison of two tensors block by block, as far as one thread goes.
+// The comparison of two tensors block by block, within one thread.
 //
-// Two loops go over a block of both sides: ratios, in float where that is enough, and sums, in double. The ratios settle
-// some counts, and which few of them must be had exactly. Blocks that are the same in every bit are only measured.
+// Two loops read a block of both sides: ratios, in float where that is enough, and sums, in double. The ratios decide
+// some counts, and which few of them must be computed exactly. Blocks that are the same in every bit are only measured.
 
-#ifndef ASTRAY_STATS_CONTRASTING_H
-#define ASTRAY_STATS_CONTRASTING_H
+#ifndef ASTRAY_STATS_CONTRAST_BLOCKS_H
+#define ASTRAY_STATS_CONTRAST_BLOCKS_H
 
 #include "layout.h"
 #include "moments.h"
@@ -17,7 +17,7 @@ struct Peak {
     void merge(const Peak &other) { if (other.value > value) *this = other; }
 };
 
-struct Contrasted {
+struct ContrastSums {
     Moments reference, candidate;
     int64_t different = 0, rel_count = 0;
     int64_t nan_reference = 0, nan_candidate = 0, inf_reference = 0, inf_candidate = 0;
@@ -27,7 +27,7 @@ struct Contrasted {
     Peak absolute, relative;
     uint64_t max_ulp = 0, ulp_low = 0, ulp_high = 0;
 
-    void merge(const Contrasted &other) {
+    void merge(const ContrastSums &other) {
         reference.merge(other.reference);
         candidate.merge(other.candidate);
         different += other.different;
@@ -57,7 +57,7 @@ struct Side {
     double pivot = 0, scale = 1;
 };
 
-struct Pairing {
+struct TensorPair {
     Side reference, candidate;
     Tolerance tolerance;
     bool same_type() const { return reference.type == candidate.type; }
@@ -93,25 +93,25 @@ template <class F> class Blocks {
     }
 };
 
-template <class F> bool alike(F r, F c) { return r == c || (std::isnan(r) && std::isnan(c)); }
+template <class F> bool equal_or_nan(F r, F c) { return r == c || (std::isnan(r) && std::isnan(c)); }
 
-// A block of pairs. `place` is null when they follow each other in the tensors.
+// A block of pairs. `index` is null when they follow each other in the tensors.
 template <class F> struct Pairs {
     const F *reference, *candidate;
     const char *raw_reference, *raw_candidate;
-    const int32_t *place;
+    const int32_t *index;
     int64_t count;
 };
 
-// The pairs of a block that are finite on both sides, and where they stood.
+// The pairs of a block that are finite on both sides, and their indices in it.
 template <class F> class FinitePairs {
     F reference_[kPairBlock<F>], candidate_[kPairBlock<F>];
     char raw_reference_[kPairBlock<F> * 8], raw_candidate_[kPairBlock<F> * 8];
-    int32_t place_[kPairBlock<F>];
+    int32_t index_[kPairBlock<F>];
 
   public:
-    Pairs<F> keep(const Pairs<F> &all, const Pairing &pairing, int64_t at, Contrasted &part) {
-        const int r_size = pairing.reference.layout.size, c_size = pairing.candidate.layout.size;
+    Pairs<F> keep(const Pairs<F> &all, const TensorPair &pair, int64_t at, ContrastSums &part) {
+        const int r_size = pair.reference.layout.size, c_size = pair.candidate.layout.size;
         int64_t count = 0;
         for (int64_t i = 0; i < all.count; ++i) {
             const F r = all.reference[i], c = all.candidate[i];
@@ -120,25 +120,25 @@ template <class F> class FinitePairs {
                 candidate_[count] = c;
                 std::memcpy(raw_reference_ + count * r_size, all.raw_reference + i * r_size, r_size);
                 std::memcpy(raw_candidate_ + count * c_size, all.raw_candidate + i * c_size, c_size);
-                place_[count++] = static_cast<int32_t>(i);
+                index_[count++] = static_cast<int32_t>(i);
                 continue;
             }
             part.nan_reference += std::isnan(r);
             part.nan_candidate += std::isnan(c);
             part.inf_reference += std::isinf(r);
             part.inf_candidate += std::isinf(c);
-            if (alike(r, c)) continue;
+            if (equal_or_nan(r, c)) continue;
             if (!part.mismatch++) part.first_mismatch = at + i;
         }
-        return {reference_, candidate_, raw_reference_, raw_candidate_, place_, count};
+        return {reference_, candidate_, raw_reference_, raw_candidate_, index_, count};
     }
 };
 
 // Contrasts blocks of pairs, one after the other.
-template <class F> class Contrasting {
+template <class F> class BlockContrast {
     static constexpr bool kFloat = sizeof(F) == 4;
     const Isa &isa_;
-    const Pairing &pairing_;
+    const TensorPair &pair_;
     bool zeros_ = false;  // whether the last block had references that are 0: the next is likely to
     float ratio_[kPairBlock<F>];
 
@@ -162,15 +162,15 @@ template <class F> class Contrasting {
         }
     }
 
-    // Whether the largest ratio is the one found before. With few bits that is common, and certain if they are the same
+    // Whether the largest ratio equals an earlier one. With few bits that is common, and certain if they are the same
     // in float: small differences of 11-bit numbers have 12 bits, and two of their ratios are 2^-23 apart or equal.
     bool ties(const Ratios &q) const {
-        const Type type = pairing_.reference.type;
-        return pairing_.same_type() && is_float(type) && size_of(type) <= 2 && q.bound <= kNear &&
+        const Type type = pair_.reference.type;
+        return pair_.same_type() && is_float(type) && size_of(type) <= 2 && q.bound <= kNear &&
                static_cast<float>(q.most) == static_cast<float>(part.relative.value);
     }
 
-    // The largest ratio in double, from the stretches where there is one that may be it.
+    // The largest ratio in double, from the stretches that may contain it.
     double exact_most(const Pairs<F> &p, const Ratios &q) const {
         if (!kFloat) return q.most;
         constexpr int64_t kStretch = 64;
@@ -192,41 +192,41 @@ template <class F> class Contrasting {
     Within open_counts(const Ratios &q) const {
         const double bound = q.bound * (1 + kRatioError);
         if (!(bound <= 1e-3)) return kAll;
-        return bound <= pairing_.tolerance.relative && pairing_.tolerance.grows() ? kSettled : kTolerance;
+        return bound <= pair_.tolerance.relative && pair_.tolerance.grows() ? kSettled : kTolerance;
     }
 
-    // `most`: the largest magnitude, which is known for double only, and needed there only.
+    // `most`: the largest magnitude, known and needed for double only.
     Moments moments(const F *x, int64_t n, double pivot, double sum, double squares, double most) const {
         const double m2 = squares - sum * (sum / static_cast<double>(n));
         if (kFloat) most = std::numeric_limits<double>::infinity();
         if (m2 * 128 > squares) return moments_of(isa_, x, n, pivot, {sum, squares, -most, most, 0});
-        return moments_of(isa_, x, n, pivot, sums(isa_, x, n, pivot));  // they may all be the same
+        return moments_of(isa_, x, n, pivot, sums(isa_, x, n, pivot));  // they may all be equal
     }
 
-    // The first pair whose error, relative or not, is this one.
+    // The first pair with this error, relative or absolute.
     static int64_t find(const Pairs<F> &p, double value, bool relative) {
         for (int64_t i = 0; i < p.count; ++i) {
             const double r = p.reference[i], error = std::fabs(p.candidate[i] - r), size = std::fabs(r);
-            if (relative ? size != 0 && error / size == value : error == value) return p.place ? p.place[i] : i;
+            if (relative ? size != 0 && error / size == value : error == value) return p.index ? p.index[i] : i;
         }
         return 0;
     }
 
     void add_ulps(const Pairs<F> &p, bool near) {
-        const Ulps ulps = isa_.ulps(pairing_.reference.type, p.raw_reference, p.raw_candidate, p.count, near);
+        const Ulps ulps = isa_.ulps(pair_.reference.type, p.raw_reference, p.raw_candidate, p.count, near);
         part.max_ulp = std::max(part.max_ulp, ulps.most);
         part.ulp_low += ulps.low;
         part.ulp_high += ulps.high;
     }
 
   public:
-    Contrasted part;
+    ContrastSums part;
 
-    Contrasting(const Isa &isa, const Pairing &pairing) : isa_(isa), pairing_(pairing) {}
+    BlockContrast(const Isa &isa, const TensorPair &pair) : isa_(isa), pair_(pair) {}
 
     // Contrasts pairs that are the same in every bit; returns whether they are finite.
     bool add_same(const Pairs<F> &p, int64_t at) {
-        const double pivot = pairing_.reference.pivot, other = pairing_.candidate.pivot;
+        const double pivot = pair_.reference.pivot, other = pair_.candidate.pivot;
         const Sums s = sums(isa_, p.reference, p.count, pivot);
         if (!std::isfinite(s.sum)) return false;
         const Moments m = moments_of(isa_, p.reference, p.count, pivot, s);
@@ -246,14 +246,14 @@ template <class F> class Contrasting {
         const int64_t n = p.count;
         const Ratios q = ratios(p);
         Errors e;
-        const Side &one = pairing_.reference, &other = pairing_.candidate;
+        const Side &one = pair_.reference, &other = pair_.candidate;
         const int r_size = one.layout.size, c_size = other.layout.size;
-        const ErrorsRequest request{one.pivot, other.pivot, open_counts(q), pairing_.tolerance,
+        const ErrorsRequest request{one.pivot, other.pivot, open_counts(q), pair_.tolerance,
                                     p.raw_reference + kPairBlock<F> * r_size, p.raw_candidate + kPairBlock<F> * c_size,
                                     r_size, c_size};
         if constexpr (kFloat) isa_.errors32(p.reference, p.candidate, n, request, e);
         else isa_.errors64(p.reference, p.candidate, n, request, e);
-        if (!p.place && !(std::isfinite(e.sum[kR]) && std::isfinite(e.sum[kC]))) return false;
+        if (!p.index && !(std::isfinite(e.sum[kR]) && std::isfinite(e.sum[kC]))) return false;
 
         part.reference.merge(moments(p.reference, n, request.r_pivot, e.sum[kR], e.sum[kRSquares], e.r_most));
         part.candidate.merge(moments(p.candidate, n, request.c_pivot, e.sum[kC], e.sum[kCSquares], e.c_most));
@@ -268,34 +268,34 @@ template <class F> class Contrasting {
             const double most = exact_most(p, q);
             if (most > part.relative.value) part.relative = {most, at + find(p, most, true)};
         }
-        const Type type = pairing_.reference.type;
-        if (pairing_.same_type() && (type == kI64 || type == kU64)) {  // unequal ones may be the same double
+        const Type type = pair_.reference.type;
+        if (pair_.same_type() && (type == kI64 || type == kU64)) {  // unequal ones may be the same double
             auto r = reinterpret_cast<const int64_t *>(p.raw_reference);
             auto c = reinterpret_cast<const int64_t *>(p.raw_candidate);
             for (int64_t i = 0; i < n; ++i) part.different += r[i] != c[i];
         } else part.different += q.different;
-        if (pairing_.same_type() && is_float(type) && q.different) add_ulps(p, q.bound <= kNear);
+        if (pair_.same_type() && is_float(type) && q.different) add_ulps(p, q.bound <= kNear);
         return true;
     }
 };
 
-template <class F> Contrasted contrast_chunk(const Isa &isa, const Pairing &pairing, int64_t begin, int64_t end) {
-    Blocks<F> reference(isa, pairing.reference), candidate(isa, pairing.candidate);
+template <class F> ContrastSums contrast_chunk(const Isa &isa, const TensorPair &pair, int64_t begin, int64_t end) {
+    Blocks<F> reference(isa, pair.reference), candidate(isa, pair.candidate);
     FinitePairs<F> finite;
-    Contrasting<F> contrasting(isa, pairing);
+    BlockContrast<F> block_contrast(isa, pair);
     for (int64_t at = begin; at < end; at += kPairBlock<F>) {
         const int64_t n = end - at < kPairBlock<F> ? end - at : kPairBlock<F>;
         reference.seek(at, n);
         candidate.seek(at, n);
         const Pairs<F> all{reference.values, candidate.values, reference.raw, candidate.raw, nullptr, n};
-        const bool same = pairing.same_type() && pairing.tolerance.grows() &&
-                          std::memcmp(reference.raw, candidate.raw, n * pairing.reference.layout.size) == 0;
-        if (same ? contrasting.add_same(all, at) : contrasting.add(all, at)) continue;
-        const Pairs<F> kept = finite.keep(all, pairing, at, contrasting.part);
-        if (kept.count) contrasting.add(kept, at);
+        const bool same = pair.same_type() && pair.tolerance.grows() &&
+                          std::memcmp(reference.raw, candidate.raw, n * pair.reference.layout.size) == 0;
+        if (same ? block_contrast.add_same(all, at) : block_contrast.add(all, at)) continue;
+        const Pairs<F> kept = finite.keep(all, pair, at, block_contrast.part);
+        if (kept.count) block_contrast.add(kept, at);
     }
-    contrasting.part.different += contrasting.part.mismatch;
-    return contrasting.part;
+    block_contrast.part.different += block_contrast.part.mismatch;
+    return block_contrast.part;
 }
 
 }  // namespace

@@ -334,17 +334,17 @@ def test_the_same_file_again_begins_anew() -> None:
 def test_a_file_that_is_no_dump_is_not_replaced() -> None:
     Path("mine.pkl").write_text("precious")
     register_hook(ModuleOP(), wrap_acc_cmp_hook)
-    with pytest.raises(RunExists, match="is there already, and is no dump"):
+    with pytest.raises(RunExists, match="is there already, and is not a dump"):
         set_dump_path("mine.pkl")
     assert Path("mine.pkl").read_text() == "precious"
 
 
 def test_wrong_arguments_are_answered_in_words() -> None:
-    with pytest.raises(UsageError, match="None is no name of a file"):
+    with pytest.raises(UsageError, match="None is not the name of a file"):
         set_dump_path()
     with pytest.raises(UsageError, match=r"is a folder\. Give the name of a file in it"):
         set_dump_path(".")
-    with pytest.raises(UsageError, match=r"is no hook\. Give one of wrap_acc_cmp_hook, wrap_async"):
+    with pytest.raises(UsageError, match=r"is not a hook\. Give one of wrap_acc_cmp_hook, wrap_async"):
         register_hook(ModuleOP(), print)  # type: ignore[arg-type]
     with pytest.raises(RecordError, match=r"Pass a torch\.nn\.Module"):
         register_hook(3, wrap_acc_cmp_hook)  # type: ignore[arg-type]
@@ -540,7 +540,7 @@ def test_numbers_that_are_not_there_have_their_reason() -> None:
     assert float(found[4][1]) == pytest.approx(np.sqrt(2.0), rel=1e-15)
     assert found[4][2:] == ["25.0%", ""]
     assert found[5][:3] == ["cannot be calculated"] * 3
-    assert "are no plain list of numbers" in found[5][3]
+    assert "are not a plain list of numbers" in found[5][3]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The native taker reserves and launches as the ring does: the same launches, the same tickets, under the same lock.
+"""The native taker reserves and launches like the measurer: the same launches, the same tickets, under the same lock.
 
 Without a card: tensors of the host stand for those of a device, and the kernels go to the fake driver.
 """
@@ -25,13 +25,13 @@ from torch import nn
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import NAMES
 from astray.capture.tensor_reader import TensorIdentity
-from astray.device.cuda_ring import Slots
+from astray.device.cuda_measurer import Slots
 from astray.device.tickets import CAPTURED, SLOTS, Tickets
 from astray.stats import Strided
 
 _launch = pytest.importorskip("astray.device._launch", reason="The native launcher was not built: no C compiler?")
 Taker = load().Taker
-device_ring = pytest.importorskip("astray.device.cuda_ring", reason="There is no Triton here.")
+cuda_measurer = pytest.importorskip("astray.device.cuda_measurer", reason="There is no Triton here.")
 
 DEVICE = torch.device("cpu")
 STREAM = 0xABC
@@ -73,15 +73,15 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
         _launch.open(_launch.DRIVER)
 
 
-class Ring(device_ring.CudaRing):
-    """A ring of a card that is not there. It notes how many measurements there were whenever it sends for them."""
+class Ring(cuda_measurer.CudaMeasurer):
+    """The measurer of a card that is not there. It notes how many measurements there were whenever it fetches them."""
 
     def __init__(self, partials: int = 1 << 18) -> None:
         self._device, self._index, self._tickets = DEVICE, 0, Tickets()
         self._processors, self._pairs = 4, False
         self._into = 0x1000, partials, 0x2000
         self._slots = Slots(SLOTS, partials, 0x1000, 0x2000)
-        self._settle = _launch.load(b"settle", "settle", 0, 128, 0, 5, 0)
+        self._merge_rows = _launch.load(b"merge_rows", "merge_rows", 0, 128, 0, 5, 0)
         self._kernels, self._launches, self._lists = {}, {}, {}
         self._segment = self._tickets.open()
         self._slots.open(self._segment.number)
@@ -101,39 +101,39 @@ class Ring(device_ring.CudaRing):
 @pytest.fixture
 def one_stream(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
-    monkeypatch.setattr(device_ring, "_stream", lambda raw, device: None)
-    monkeypatch.setattr(device_ring, "_is_captured", lambda stream: False)  # before the launcher is asked
+    monkeypatch.setattr(cuda_measurer, "_stream", lambda raw, device: None)
+    monkeypatch.setattr(cuda_measurer, "_is_captured", lambda stream: False)  # before the launcher is asked
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
     def kernel(source: Any, device: int) -> Any:
         return _launch.load(b"measure", source.function.__name__, device, 128, 0, len(source.signature), 0)
 
-    monkeypatch.setattr(device_ring, "kernel", kernel)
+    monkeypatch.setattr(cuda_measurer, "kernel", kernel)
 
 
 class Bench:
-    """A taker for a ring, and the tickets in its rows."""
+    """A taker for a measurer, and the tickets in its rows."""
 
-    def __init__(self, ring: Ring) -> None:
-        self.ring, self.rows = ring, []
+    def __init__(self, measurer: Ring) -> None:
+        self.measurer, self.rows = measurer, []
         self.groups: list[int] = []  # how many were measured by one launch
         examples = [(torch.empty(0, dtype=dtype), name) for dtype, name in NAMES.items() if name != "complex32"]
         writer = SimpleNamespace(tensor_row=self.rows.append)
         refuse = lambda *_: pytest.fail("the twin was asked")  # noqa: E731
         self.taker = Taker(
-            examples, nn.Parameter, {}, {DEVICE: ring}, lambda index: STREAM, self.together, None, TensorIdentity, {},
-            writer, None, 1 << 20, refuse, refuse, refuse, refuse, self.first,
+            examples, nn.Parameter, {}, {DEVICE: measurer}, lambda index: STREAM, self.together, None, TensorIdentity,
+            {}, writer, None, 1 << 20, refuse, refuse, refuse, refuse, self.first,
         )  # fmt: skip
         self.taker.apply(True, frozenset({"output", "parameter", "state"}), True, False, False)
 
     def together(self, device: torch.device, memories: list[Any], statistics: bool) -> list[int] | None:
         assert device == DEVICE
-        tickets = self.ring.measure_together(memories, statistics)
+        tickets = self.measurer.measure_together(memories, statistics)
         self.groups.append(0 if tickets is None else len(tickets))
         return tickets
 
     def first(self, tensor: torch.Tensor, identity: TensorIdentity, *_: Any) -> tuple[Any, ...]:
-        ticket = self.ring.measure(Strided(*identity[2:6]), None, True)
+        ticket = self.measurer.measure(Strided(*identity[2:6]), None, True)
         note = ticket if isinstance(ticket, str) else None
         return (ticket if note is None else None, None, None, None, note)
 
@@ -144,7 +144,7 @@ class Bench:
     def step(self, parameters: list[torch.Tensor]) -> list[Any]:
         """The tickets of parameters that are seen in a step."""
         found = [self.see(parameter, "parameter") for parameter in parameters]
-        self.ring.close()
+        self.measurer.close()
         self.taker.next_step()
         return found
 
@@ -170,21 +170,21 @@ def test_the_launches_and_tickets_are_those_of_the_ring(driver: Driver) -> None:
     assert len(launches) == 150
     assert launches == others
     assert tickets == twins == [2 * slot + 1 for slot in range(150)]
-    assert bench.ring._slots.count == plain._slots.count == 150
-    assert bench.ring._slots.used == plain._slots.used
-    assert bench.ring.measured < 10  # of each layout the first, and one in 64 for the clock
+    assert bench.measurer._slots.count == plain._slots.count == 150
+    assert bench.measurer._slots.used == plain._slots.used
+    assert bench.measurer.measured < 10  # of each layout the first, and one in 64 for the clock
     assert bench.see(seen[0]) == tickets[0]
     assert driver.launches() == []
 
 
 @pytest.mark.usefixtures("one_stream")
 def test_a_full_ring_is_sent_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_ring, "PARTIALS", 100)
+    monkeypatch.setattr(cuda_measurer, "PARTIALS", 100)
     bench = Bench(Ring(partials=100))
     for tensor in tensors(64):
         bench.see(tensor)
-    assert bench.ring.sent
-    assert sum(bench.ring.sent) + bench.ring._slots.count == 64
+    assert bench.measurer.sent
+    assert sum(bench.measurer.sent) + bench.measurer._slots.count == 64
     assert len({row[8] for row in bench.rows}) == 64
 
 
@@ -197,8 +197,8 @@ def test_a_stream_that_is_captured_takes_no_slot(driver: Driver) -> None:
     driver.set(status=1)
     assert bench.see(others[7]) is None
     assert bench.rows[-1][12] == CAPTURED
-    assert bench.ring._slots.count == 2
-    assert not bench.ring._slots.locked()
+    assert bench.measurer._slots.count == 2
+    assert not bench.measurer._slots.locked()
 
 
 @pytest.mark.usefixtures("one_stream")
@@ -210,12 +210,12 @@ def test_a_failed_launch_leaves_a_reason_and_no_slot(driver: Driver) -> None:
     driver.set(failure=700)
     assert bench.see(others[3]) is None
     assert bench.rows[-1][12] == "the CUDA driver answered CUDA_ERROR_ILLEGAL_ADDRESS (700)"
-    assert bench.ring._slots.count == 1
-    assert not bench.ring._slots.locked()
+    assert bench.measurer._slots.count == 1
+    assert not bench.measurer._slots.locked()
 
 
 @pytest.mark.usefixtures("one_stream")
-def test_nobody_sends_for_a_segment_during_a_launch(driver: Driver) -> None:
+def test_no_segment_is_sent_during_a_launch(driver: Driver) -> None:
     bench = Bench(Ring())
     first, *others = tensors(9)
     bench.see(first)
@@ -224,14 +224,14 @@ def test_nobody_sends_for_a_segment_during_a_launch(driver: Driver) -> None:
     seeing.start()
     while not driver.get("arrived"):
         pass
-    closing = threading.Thread(target=bench.ring.close)
+    closing = threading.Thread(target=bench.measurer.close)
     closing.start()
     time.sleep(0.05)
-    assert bench.ring.sent == []
+    assert bench.measurer.sent == []
     driver.set(released=1)
     seeing.join()
     closing.join()
-    assert bench.ring.sent == [2]
+    assert bench.measurer.sent == [2]
 
 
 @pytest.mark.usefixtures("one_stream")
@@ -239,30 +239,30 @@ def test_the_ring_waits_for_a_lock_that_another_holds() -> None:
     bench = Bench(Ring())
     first, *others = tensors(9)
     bench.see(first)
-    before = bench.ring.measured
-    bench.ring._slots.__enter__()
+    before = bench.measurer.measured
+    bench.measurer._slots.__enter__()
     seeing = threading.Thread(target=bench.see, args=(others[3],))
     seeing.start()
-    while bench.ring.measured == before:
+    while bench.measurer.measured == before:
         pass
     assert len(bench.rows) == 1
-    bench.ring._slots.__exit__()
+    bench.measurer._slots.__exit__()
     seeing.join()
     assert [row[8] for row in bench.rows] == [1, 3]
 
 
 @pytest.mark.usefixtures("one_stream")
 def test_nothing_of_the_ring_is_kept() -> None:
-    ring = Ring()
-    bench = Bench(ring)
+    measurer = Ring()
+    bench = Bench(measurer)
     for tensor in tensors(9):
         bench.see(tensor)
-    alive = weakref.ref(ring)
-    bench.ring = None  # type: ignore[assignment]
-    rings = [one for one in gc.get_referrers(ring) if isinstance(one, dict) and DEVICE in one]
-    for one in rings:
+    alive = weakref.ref(measurer)
+    bench.measurer = None  # type: ignore[assignment]
+    cuda_measurers = [one for one in gc.get_referrers(measurer) if isinstance(one, dict) and DEVICE in one]
+    for one in cuda_measurers:
         one.clear()
-    del ring, rings, one
+    del measurer, cuda_measurers, one
     until = time.monotonic() + 10
     while alive() is not None and time.monotonic() < until:  # a thread of an earlier test may look at it just now
         gc.collect()
@@ -284,7 +284,7 @@ def test_parameters_are_measured_together_from_the_second_step_on(driver: Driver
         assert len(driver.launches()) == 1
     assert bench.groups == [20] * 3
     assert len(set(tickets)) == 80
-    assert bench.ring.sent == [20] * 4
+    assert bench.measurer.sent == [20] * 4
     one = model[7]
     tickets = [bench.see(one, "parameter"), bench.see(one), bench.see(one.view(-1))]
     assert len(set(tickets)) == 1
@@ -313,7 +313,7 @@ def test_a_parameter_that_changes_before_it_is_seen_is_measured_again_and_from_t
     seen += [bench.see(second, "parameter"), bench.see(third, "parameter")]
     assert len(driver.launches()) == 2
     assert len(set(seen)) == 3
-    bench.ring.close()
+    bench.measurer.close()
     bench.taker.next_step()
     for _ in range(2):
         bench.step([first, second, third])
@@ -329,7 +329,7 @@ def test_those_that_are_handed_to_functions_are_measured_together_too(driver: Dr
     bench, model = Bench(Ring()), [nn.Parameter(one) for one in parameters(4)]
     for _ in range(2):
         tickets = [bench.see(one, "output") for one in model]
-        bench.ring.close()
+        bench.measurer.close()
         bench.taker.next_step()
     assert bench.groups == [4]
     assert len(set(tickets)) == 4
@@ -345,7 +345,7 @@ def test_buffers_are_measured_together_though_each_call_writes_to_its_own(driver
         for one in buffers:
             seen.append(bench.see(one, "state"))
             one.add_(1)
-        bench.ring.close()
+        bench.measurer.close()
         bench.taker.next_step()
     assert bench.groups == [6, 6]
     assert len(driver.launches()) == 6 + 1 + 1
@@ -357,7 +357,7 @@ def test_what_is_forgotten_within_a_step_is_measured_alone_only_there(driver: Dr
     bench, model = Bench(Ring()), parameters(4)
     bench.step(model)
     bench.see(model[0], "parameter")
-    bench.taker.clear()  # as when the ring was sent for, because the step takes long
+    bench.taker.clear()  # as when the segment was sent, because the step takes long
     driver.launches()
     bench.step(model[1:])
     assert len(driver.launches()) == 3
@@ -373,7 +373,7 @@ def test_values_are_numbered_as_they_are_seen_and_not_as_they_are_measured(drive
     assert [row[-1] for row in bench.rows] == [0, 1, 2, 3]
     for one in (model[2], model[0], model[2]):  # all four are measured when the first is seen
         bench.see(one, "parameter")
-    bench.taker.clear()  # as when the ring was sent for: measured again, and still the same values
+    bench.taker.clear()  # as when the segment was sent: measured again, and still the same values
     bench.see(model[0].t(), "output")
     bench.see(model[3], "parameter")
     assert [row[-1] for row in bench.rows[4:]] == [4, 5, 4, 5, 6]
@@ -409,7 +409,7 @@ def test_where_they_cannot_be_measured_together_they_are_measured_alone(
     bench.step(model)
     assert bench.groups == [0, 5]
     assert len(driver.launches()) == 1
-    bench.ring._slots.take(0, SLOTS - 3)  # not enough slots are left for all
-    assert bench.ring.measure_together([(16, "float32", (4,), (1,))] * 4, True) is None
-    assert bench.ring.measure_together([(8, "float32", (4,), (1,))], True) is None
+    bench.measurer._slots.take(0, SLOTS - 3)  # not enough slots are left for all
+    assert bench.measurer.measure_together([(16, "float32", (4,), (1,))] * 4, True) is None
+    assert bench.measurer.measure_together([(8, "float32", (4,), (1,))], True) is None
     assert driver.launches() == []

@@ -1,4 +1,4 @@
-"""Safetensors files written as a stream, in the eyes of the safetensors library at every moment."""
+"""Safetensors files written as a stream: valid for the safetensors library at every moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from safetensors import safe_open
 
 from astray.errors import RunError
 from astray.records import Blob
-from astray.store.run_format.tensor_values import TensorBytes, TensorBytesReader, shard_name
+from astray.store.deferred import TensorBytes
+from astray.store.run_format.shard_file import TensorBytesReader, shard_name
 from astray.store.writing import values_writer as module
 from astray.store.writing.values_writer import ValuesWriter
 
@@ -33,7 +34,7 @@ def test_the_library_opens_the_file_at_every_moment(tmp_path: Path) -> None:
     for i in range(50):
         array = np.arange(i + 1, dtype=np.float32)
         writer.write([values_of(array, f"{i}.output.0")])
-        writer.settle()
+        writer.drain()
         expected[f"{i}.output.0"] = array
         found = load(tmp_path / shard_name(0))
         assert expected.keys() <= found.keys()
@@ -48,7 +49,7 @@ def test_the_library_opens_the_file_at_every_moment(tmp_path: Path) -> None:
 def test_a_shard_takes_no_space_it_does_not_use(tmp_path: Path) -> None:
     writer = ValuesWriter(tmp_path)
     writer.write([values_of(np.zeros(3))])
-    writer.settle()
+    writer.drain()
     stat = (tmp_path / shard_name(0)).stat()
     assert stat.st_size > 1 << 30
     assert stat.st_blocks * 512 < 1 << 20
@@ -60,9 +61,9 @@ def test_blobs_point_at_the_bytes_and_are_aligned(tmp_path: Path) -> None:
     arrays = [np.random.default_rng(n).integers(0, 256, n, np.uint8) for n in (1, 64, 0, 63, 65, 1000)]
     group = [values_of(array, str(n)) for n, array in enumerate(arrays)]
     writer.write(group[:2])
-    writer.settle()
+    writer.drain()
     writer.write(group[2:])
-    writer.settle()
+    writer.drain()
     writer.close()
     for values, array in zip(group, arrays, strict=True):
         assert values.data is None
@@ -78,7 +79,7 @@ def test_the_next_shard_begins_when_data_or_header_is_full(tmp_path: Path, monke
     sizes = [400, 400, 400, 5000, 10, *[1] * 300]
     group = [values_of(np.full(size, i % 251, np.uint8), f"{i}") for i, size in enumerate(sizes)]
     writer.write(group)
-    writer.settle()
+    writer.drain()
     writer.close()
     files = [values.blob.file for values in group if values.blob]
     assert files[:5] == [0, 0, 1, 2, 3]
@@ -112,7 +113,7 @@ def test_the_next_shard_begins_when_data_or_header_is_full(tmp_path: Path, monke
 def test_dtypes(tmp_path: Path, dtype: str, array: np.ndarray, kind: str, shape: list[int]) -> None:
     writer = ValuesWriter(tmp_path)
     writer.write([values_of(array, "x", dtype)])
-    writer.settle()
+    writer.drain()
     writer.close()
     found = load(tmp_path / shard_name(0))["x"]
     assert (found.get_dtype(), found.get_shape()) == (kind, shape)
@@ -121,7 +122,7 @@ def test_dtypes(tmp_path: Path, dtype: str, array: np.ndarray, kind: str, shape:
 def test_bytes_that_do_not_fit_their_shape_are_stored_as_bytes(tmp_path: Path) -> None:
     writer = ValuesWriter(tmp_path)
     writer.write([TensorBytes(memoryview(bytes(10)), "x", "float32", (3,), None)])
-    writer.settle()
+    writer.drain()
     writer.close()
     assert load(tmp_path / shard_name(0))["x"].get_shape() == [10]
 
@@ -130,7 +131,7 @@ def test_names_stay_unique_and_valid(tmp_path: Path) -> None:
     writer = ValuesWriter(tmp_path)
     names = ["a", "a", "a", "__free", 'quo"te\\', "層", "caf\udce9", "x" * 1000, "x" * 1001]
     writer.write([values_of(np.array([i]), name) for i, name in enumerate(names)])
-    writer.settle()
+    writer.drain()
     writer.close()
     found = load(tmp_path / shard_name(0))
     kept = {name: found[name][:].item() for name in found if not name.startswith("__pad")}
@@ -150,7 +151,7 @@ def test_names_stay_unique_and_valid(tmp_path: Path) -> None:
 def test_the_header_is_plain_json(tmp_path: Path) -> None:
     writer = ValuesWriter(tmp_path)
     writer.write([values_of(np.zeros(2), "0.output.0")])
-    writer.settle()
+    writer.drain()
     with (tmp_path / shard_name(0)).open("rb") as file:
         header = json.loads(file.read(128 << 10)[8:])
     assert header["0.output.0"] == {"dtype": "F64", "shape": [2], "data_offsets": [0, 16]}
@@ -161,7 +162,7 @@ def test_the_header_is_plain_json(tmp_path: Path) -> None:
 def test_full_shards_are_cut_only_at_the_end(tmp_path: Path) -> None:
     writer = ValuesWriter(tmp_path, shard_bytes=1000)
     writer.write([values_of(np.zeros(600, np.uint8), str(n)) for n in range(3)])
-    writer.settle()
+    writer.drain()
     assert all("__free" in load(tmp_path / shard_name(n)) for n in range(3))
     writer.close()
     assert [list(load(tmp_path / shard_name(n))) for n in range(3)] == [["0"], ["1"], ["2"]]
@@ -170,12 +171,12 @@ def test_full_shards_are_cut_only_at_the_end(tmp_path: Path) -> None:
 def test_nothing_written_makes_no_file(tmp_path: Path) -> None:
     writer = ValuesWriter(tmp_path)
     writer.write([])
-    writer.settle()
+    writer.drain()
     writer.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_and_cut_files_are_told(tmp_path: Path) -> None:
+def test_missing_and_cut_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"values-00003\.safetensors is missing.* can be read without it"):
         TensorBytesReader(tmp_path).read(Blob(3, 0, 4))
     (tmp_path / shard_name(0)).write_bytes(b"")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from astray.store.run_format.cells import EncodedCells, ListCells, MaskedCells, NullCells, numbers
-from astray.store.run_format.rows import Rows
+from astray.store.run_format.rows import EncodedCells, ListCells, MaskedCells, NullCells, Rows, numbers
 from astray.store.run_format.schema import Column
 
 LIMIT = 2**31 - 1

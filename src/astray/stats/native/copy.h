@@ -1,7 +1,7 @@
 // Bytes of a strided tensor: all of them in row-major order, or those of some elements.
 
-#ifndef ASTRAY_STATS_COPYING_H
-#define ASTRAY_STATS_COPYING_H
+#ifndef ASTRAY_STATS_COPY_H
+#define ASTRAY_STATS_COPY_H
 
 #include <cstdlib>
 #include <memory>
@@ -62,8 +62,8 @@ template <class U> class Packing {
             for (int64_t i = 0; i < rows; ++i) std::memcpy(to + i * out_row, from + i * row, inner.size * sizeof(U));
             return;
         }
-        // By way of a small copy: a row of the tile is read whole before its cache line can be lost to another, which
-        // happens at once when the distance between rows is a power of two.
+        // Through a small buffer: a row of the tile is read whole before its cache line can be evicted, which happens
+        // immediately when the distance between rows is a power of two.
         U tile[kTile][kTile + 1];
         for (int64_t left = 0; left < inner.size; left += kTile) {
             const int64_t columns = std::min(kTile, inner.size - left);
@@ -125,7 +125,7 @@ bool gather(Layout &layout, int parts, const int64_t *positions, int64_t n, char
 struct Free { void operator()(char *memory) const { std::free(memory); } };
 using Memory = std::unique_ptr<char, Free>;
 
-// In huge pages where they are to be had: getting memory in small ones takes longer than filling it.
+// In huge pages where available: mapping memory in small ones takes longer than filling it.
 Memory allocate(size_t bytes) {
 #if defined(__linux__)
     constexpr size_t kPage = 2 << 20;

@@ -1,10 +1,10 @@
-"""Measures the tensors of a CUDA device with our kernels: device memory for their results, and one copy back a step.
+"""Measures the tensors of a CUDA device with our kernels: device memory for their results, and one copy back per step.
 
-A kernel goes onto the stream that the program is using, so it reads a tensor after the program has written it and
-before the program changes it or gives its memory away; nothing waits. Each program of a kernel leaves a partial row. At
-the end of a step one more kernel merges the partial rows of every tensor, and one copy brings the results to pinned
-memory, where the writer's thread reads them. The partial rows are then written over, which the order of a stream makes
-safe; streams that are new since wait for that moment. `Slots` count what is measured; native code takes from them too.
+A kernel is launched on the stream that the program is using, so it reads a tensor after the program has written it and
+before the program changes it or frees its memory; nothing waits. Each program of a kernel leaves a partial row. At the
+end of a step one more kernel merges the partial rows of every tensor, and one copy brings the results to pinned memory,
+where the writer's thread reads them. The partial rows are then overwritten, which the order of a stream makes safe;
+streams that are new since then wait for that moment. `Slots` count what is measured; native code takes from them too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from astray.device import layout, triton_kernels
-from astray.device.launcher import CAPTURING, Kernel, NoKernelsError, kernel, relax
+from astray.device.launcher import CAPTURING, Kernel, NoKernelsError, kernel, relax_capture
 from astray.device.result_row import WIDTH, Rows
 from astray.device.tickets import CAPTURED, SLOTS, Segment, Tickets
 from astray.device.unobserved import unobserved
@@ -26,11 +26,11 @@ from astray.interrupts import interrupt_of, pass_interrupt
 from astray.stats import ShardPosition, Strided
 
 PARTIALS = 1 << 18
-"""The most partial rows before results are sent for: 21 MB of device memory."""
+"""The most partial rows before results are fetched: 21 MB of device memory."""
 
-_PATIENCE = 0.5  # seconds after which results are sent for though the step is not over
-_MANY = 20_000  # ways to launch that are remembered
-_FEW = 32  # lists of tensors that are kept on the device
+_MAX_AGE_SECONDS = 0.5  # after which results are fetched though the step is not over
+_MAX_LAUNCHES = 20_000  # that are cached
+_MAX_LISTS = 32  # of tensors, kept on the device
 
 
 class _Launch(NamedTuple):
@@ -41,16 +41,16 @@ class _Launch(NamedTuple):
     arguments: tuple[int, ...]
 
 
-class _Listed(NamedTuple):
+class _TensorList(NamedTuple):
     """Tensors that are measured together."""
 
     memories: list[Strided]
     kernel: Kernel
     programs: int
-    words: torch.Tensor  # their list on the device
+    words: torch.Tensor  # addresses and sizes, on the device
 
 
-class CudaRing:
+class CudaMeasurer:
     """The measurements of one device. Raises NoKernelsError when its kernels cannot run there."""
 
     def __init__(self, device: torch.device, tickets: Tickets) -> None:
@@ -58,9 +58,9 @@ class CudaRing:
         self._index: int = device.index
         self._tickets = tickets
         self._processors = torch.cuda.get_device_properties(device).multi_processor_count
-        # Two numbers of 16 bits in one instruction: what the kernels use of it came with this generation of NVIDIA's.
+        # Two 16-bit numbers in one instruction: the instructions that the kernels use came with sm_90.
         self._pairs = torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
-        self._settle = kernel(triton_kernels.SETTLE, self._index)
+        self._merge_rows = kernel(triton_kernels.MERGE_ROWS, self._index)
         with unobserved():
             self._partials, self._table, self._results = (
                 torch.empty(size, dtype=torch.int64, device=device)
@@ -70,25 +70,25 @@ class CudaRing:
         self._slots = Slots(SLOTS, PARTIALS, self._partials.data_ptr(), self._table.data_ptr())
         self._kernels: dict[Any, Kernel] = {}
         self._launches: dict[Any, _Launch] = {}
-        self._lists: dict[tuple[int, str, bool], _Listed] = {}
-        self._pinned: list[torch.Tensor] = []  # host memory that is free again
+        self._lists: dict[tuple[int, str, bool], _TensorList] = {}
+        self._pinned: list[torch.Tensor] = []  # free host memory
         self._segment = tickets.open()
         self._slots.open(self._segment.number)
         self._opened = 0.0
-        self._streams: dict[int, None] = {}  # those with kernels since the last merging, in order
+        self._streams: dict[int, None] = {}  # those with kernels since the last merge, in order
         self._merged: torch.cuda.Event | None = None
         tickets.add(self)
 
     def measure(self, memory: Strided, shard: ShardPosition | None, statistics: bool) -> int | str:
-        """Has a tensor of this device measured, and gives the ticket; a text says why that cannot be done."""
+        """Starts to measure a tensor of this device, and returns the ticket; a string says why that cannot be done."""
         address, dtype, shape, stride = memory
         key = (dtype, shape, stride, address % 16, shard, statistics)
-        found = self._launches.get(key)
-        if found is None:
-            found = self._prepare(key)
-        launch, programs, arguments = found
+        prepared = self._launches.get(key)
+        if prepared is None:
+            prepared = self._prepare(key)
+        launch, programs, arguments = prepared
         stream = torch._C._cuda_getCurrentRawStream(self._index)
-        with self._slots as slots:  # a segment must not be sent for while one of its kernels is being launched
+        with self._slots as slots:  # a segment must not be fetched while one of its kernels is being launched
             if stream not in self._streams and not self._join(stream):
                 return CAPTURED
             slots.stream = stream
@@ -99,14 +99,14 @@ class CudaRing:
             partials, capacity, table = self._into
             code = launch(programs, stream, address, partials, capacity, slots.used, table, slots.count, *arguments)
             if code:
-                return CAPTURED if code == CAPTURING else self._settle.explain(code)
+                return CAPTURED if code == CAPTURING else self._merge_rows.explain(code)
             return self._segment.ticket(slots.take(programs), statistics)
 
     def measure_together(self, memories: Sequence[Strided], statistics: bool) -> list[int] | None:
-        """Has tensors of one dtype measured by one launch, and gives their tickets. None where that cannot be done.
+        """Measures tensors of one dtype in one launch, and returns their tickets. None where that cannot be done.
 
-        They are dense and begin at multiples of 16 bytes. The same ones again, as the parameters of a model are in
-        every step, cost one launch and nothing else.
+        They are dense and begin at multiples of 16 bytes. The same ones again, as the parameters of a model in every
+        step, cost one launch and nothing else.
         """
         stream = torch._C._cuda_getCurrentRawStream(self._index)
         with self._slots as slots:
@@ -119,14 +119,14 @@ class CudaRing:
             if not slots.count:
                 self._opened = time.monotonic()
             partials, capacity, table = self._into
-            places = partials, capacity, slots.used, table, slots.count, len(memories)
-            if listed.kernel.launch(listed.programs, stream, listed.words.data_ptr(), *places):
+            arguments = partials, capacity, slots.used, table, slots.count, len(memories)
+            if listed.kernel.launch(listed.programs, stream, listed.words.data_ptr(), *arguments):
                 return None
             segment, first = self._segment, slots.take(listed.programs, len(memories))
         return [segment.ticket(slot, statistics) for slot in range(first, first + len(memories))]
 
-    def _listed(self, stream: int, memories: Sequence[Strided], statistics: bool) -> _Listed | None:
-        """The list of some tensors on the device. It is the stream's own: its memory is only ever used in its order."""
+    def _listed(self, stream: int, memories: Sequence[Strided], statistics: bool) -> _TensorList | None:
+        """The list of these tensors on the device. Each stream has its own, used in the order of the stream only."""
         dtype = memories[0][1]
         key = (stream, dtype, statistics)
         known = self._lists.get(key)
@@ -136,17 +136,17 @@ class CudaRing:
             return None
         try:
             tensors = [(address, prod(shape)) for address, _, shape, _ in memories]
-            plan = layout.many(tensors, dtype, statistics, self._processors, self._pairs)
+            plan = layout.plan_many(tensors, dtype, statistics, self._processors, self._pairs)
             loaded = kernel(plan.source, self._index)
         except (ValueError, NoKernelsError) as error:
             pass_interrupt(error)
             return None
         with unobserved():
             words = torch.from_numpy(plan.words).to(self._device)
-        if len(self._lists) >= _FEW:
+        if len(self._lists) >= _MAX_LISTS:
             self._lists.clear()
-        found = self._lists[key] = _Listed(list(memories), loaded, plan.programs, words)
-        return found
+        listed = self._lists[key] = _TensorList(list(memories), loaded, plan.programs, words)
+        return listed
 
     def _prepare(self, key: tuple[Any, ...]) -> _Launch:
         dtype, shape, stride, alignment, shard, statistics = key
@@ -154,22 +154,22 @@ class CudaRing:
         known = self._kernels.get(id(plan.source))
         if known is None:
             known = self._kernels[id(plan.source)] = kernel(plan.source, self._index)
-        if len(self._launches) > _MANY:  # shapes that are others in every call
+        if len(self._launches) > _MAX_LAUNCHES:  # shapes that change with every call
             self._launches.clear()
-        found = self._launches[key] = _Launch(known.launch, plan.programs, plan.arguments)
-        return found
+        prepared = self._launches[key] = _Launch(known.launch, plan.programs, plan.arguments)
+        return prepared
 
     def _is_late(self) -> bool:
-        """Whether the segment has been open for long; looked at now and then."""
+        """Whether the segment has been open for long; checked for every 64th measurement."""
         count = self._slots.count
         if not count:
             self._opened = time.monotonic()
-        return count % 64 == 0 and time.monotonic() - self._opened > _PATIENCE
+        return count % 64 == 0 and time.monotonic() - self._opened > _MAX_AGE_SECONDS
 
     def _join(self, stream: int) -> bool:
-        """A stream that has launched nothing since the last merging must not write over what is being merged.
+        """Makes a stream wait that has launched nothing since the last merge: it must not overwrite what is merged.
 
-        False when it is being captured, where it can wait for nothing outside.
+        False when it is being captured: it cannot wait for anything outside of the graph.
         """
         with unobserved():
             joining = _stream(stream, self._device)
@@ -181,12 +181,12 @@ class CudaRing:
         return True
 
     def close(self) -> None:
-        """Sends for what has been measured since the last time. Raises nothing."""
+        """Starts to fetch what was measured since the last time. Raises nothing."""
         with self._slots:
             self._send()
 
     def abandon(self, why: str) -> None:
-        """What could not be sent for is lost."""
+        """Marks as lost what could not be fetched."""
         with self._slots as slots:
             if slots.count:
                 self._segment.lose(why)
@@ -227,11 +227,11 @@ class CudaRing:
             for other in others:
                 last.wait_stream(other)
             partials, capacity, table = self._into
-            code = self._settle.launch(
+            code = self._merge_rows.launch(
                 segment.count, last.cuda_stream, partials, capacity, table, self._results.data_ptr(), SLOTS
             )
             if code:
-                raise RuntimeError(self._settle.explain(code))
+                raise RuntimeError(self._merge_rows.explain(code))
             host = (
                 self._pinned.pop() if self._pinned else torch.empty(WIDTH * SLOTS, dtype=torch.int64, pin_memory=True)
             )
@@ -243,7 +243,7 @@ class CudaRing:
         count = segment.count
 
         def fetch() -> Rows:
-            relax()
+            relax_capture()
             arrived.synchronize()
             rows: Rows = host.numpy().reshape(WIDTH, SLOTS)[:, :count].copy()
             self._pinned.append(host)
@@ -265,11 +265,10 @@ def _stream(raw: int, device: torch.device) -> torch.cuda.Stream:
 
 
 class PythonSlots:
-    """Where the measurements of the open segment go, counted by the ring and by native code together.
+    """The slots of the open segment, counted by the measurer and by native code together.
 
-    The native `Slots` do the same. Used as a lock, without which nothing here may be touched. There may be `most`
-    measurements in a segment, whose kernels leave `partials` rows altogether: at `rows_at` on the device, with a table
-    of them at `table_at`.
+    The native `Slots` do the same. It is a lock, to be held for any use. There may be `most` measurements in a segment,
+    whose kernels leave at most `partials` rows: at `rows_at` on the device, with a table of them at `table_at`.
     """
 
     def __init__(self, most: int, partials: int, rows_at: int, table_at: int) -> None:
@@ -278,7 +277,7 @@ class PythonSlots:
         self.count = 0  # measurements in it
         self.used = 0  # partial rows
         self.stream: int | None = None
-        """A stream that may launch without asking; the one that did so last, most often."""
+        """A stream that may launch without `_join`; mostly the one that did so last."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> PythonSlots:

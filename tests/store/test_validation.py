@@ -1,4 +1,4 @@
-"""Rows that no recording has written: they are left out, told, and nothing above the store ever meets them."""
+"""Rows that no recording has written: they are left out and reported, and nothing above the store sees them."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def test_a_row_that_was_never_recorded(small_run: RunData, table: str, column: s
     run = change(small_run, table, **{column: {5: cell}})
     rank = run.ranks[0]
     assert len(getattr(rank, table)) == 7
-    told = [problem for problem in run.problems if "never recorded" in problem]
-    assert len(told) == 1
-    assert told[0].startswith(f"{run.path}/rank0: 1 of 8 {table} says what was never recorded, and is left out. The")
-    assert f"The first is row 5, with {said}" in told[0]
+    found = [problem for problem in run.problems if "never recorded" in problem]
+    assert len(found) == 1
+    assert found[0].startswith(f"{run.path}/rank0: 1 of 8 {table} says what was never recorded, and is left out. The")
+    assert f"The first is row 5, with {said}" in found[0]
     assert not run.complete
 
 
-def test_several_rows_are_told_once(small_run: RunData) -> None:
+def test_several_rows_are_reported_once(small_run: RunData) -> None:
     run = change(small_run, "tensors", shape={2: [-1], 4: [-2]}, std={4: -1.0, 6: -1.0})
     assert len(run.ranks[0].tensors) == 5
     assert "3 of 8 tensors say what was never recorded, and are left out. The first is row 2" in run.problems[0]
@@ -114,12 +114,12 @@ def test_a_small_file_is_read_in_little_memory(tmp_path: Path) -> None:
     """Asking a file for all that it may have takes that much memory, however little it has."""
     import tracemalloc
 
-    from astray.store import safe_paths as enclosure
+    from astray.store import safe_paths
 
     (tmp_path / "small.json").write_bytes(b"{}")
     tracemalloc.start()
     try:
-        assert enclosure.content(tmp_path / "small.json") == b"{}"
+        assert safe_paths.read_file(tmp_path / "small.json") == b"{}"
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
