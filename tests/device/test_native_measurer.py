@@ -1,4 +1,4 @@
-"""The native taker reserves and launches like the measurer: the same launches, the same tickets, under the same lock.
+"""The native observer reserves and launches as the measurer does: the same launches, the same tickets, under the same lock.
 
 Without a card: tensors of the host stand for those of a device, and the kernels go to the fake driver.
 """
@@ -22,15 +22,15 @@ import pytest
 import torch
 from torch import nn
 
+from astray.capture.adapters import TensorIdentity
 from astray.capture.pytorch.native.build import load
 from astray.capture.pytorch.tensors import NAMES
-from astray.capture.tensor_reader import TensorIdentity
 from astray.device.cuda_measurer import Slots
 from astray.device.tickets import CAPTURED, SLOTS, Tickets
 from astray.stats import Strided
 
 _launch = pytest.importorskip("astray.device._launch", reason="The native launcher was not built: no C compiler?")
-Taker = load().Taker
+TensorObserver = load().TensorObserver
 cuda_measurer = pytest.importorskip("astray.device.cuda_measurer", reason="There is no Triton here.")
 
 DEVICE = torch.device("cpu")
@@ -112,7 +112,7 @@ def one_stream(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
 
 
 class Bench:
-    """A taker for a measurer, and the tickets in its rows."""
+    """An observer for a measurer, and the tickets in its rows."""
 
     def __init__(self, measurer: Ring) -> None:
         self.measurer, self.rows = measurer, []
@@ -120,11 +120,11 @@ class Bench:
         examples = [(torch.empty(0, dtype=dtype), name) for dtype, name in NAMES.items() if name != "complex32"]
         writer = SimpleNamespace(tensor_row=self.rows.append)
         refuse = lambda *_: pytest.fail("the twin was asked")  # noqa: E731
-        self.taker = Taker(
-            examples, nn.Parameter, {}, {DEVICE: measurer}, lambda index: STREAM, self.together, None, TensorIdentity,
-            {}, writer, None, 1 << 20, refuse, refuse, refuse, refuse, self.first,
+        self.observer = TensorObserver(
+            examples, nn.Parameter, {}, {DEVICE: measurer}, lambda index: STREAM, self.together, None, TensorIdentity, {},
+            writer, None, 1 << 20, refuse, refuse, refuse, refuse, self.first,
         )  # fmt: skip
-        self.taker.apply(True, frozenset({"output", "parameter", "state"}), True, False, False)
+        self.observer.apply(True, frozenset({"output", "parameter", "state"}), True, False, False)
 
     def together(self, device: torch.device, memories: list[Any], statistics: bool) -> list[int] | None:
         assert device == DEVICE
@@ -138,14 +138,14 @@ class Bench:
         return (ticket if note is None else None, None, None, None, note)
 
     def see(self, tensor: torch.Tensor, role: str = "output") -> Any:
-        self.taker.observe(1, role, "0", tensor)
+        self.observer.observe(1, role, "0", tensor)
         return self.rows[-1][8]
 
     def step(self, parameters: list[torch.Tensor]) -> list[Any]:
         """The tickets of parameters that are seen in a step."""
         found = [self.see(parameter, "parameter") for parameter in parameters]
         self.measurer.close()
-        self.taker.next_step()
+        self.observer.next_step()
         return found
 
 
@@ -314,7 +314,7 @@ def test_a_parameter_that_changes_before_it_is_seen_is_measured_again_and_from_t
     assert len(driver.launches()) == 2
     assert len(set(seen)) == 3
     bench.measurer.close()
-    bench.taker.next_step()
+    bench.observer.next_step()
     for _ in range(2):
         bench.step([first, second, third])
         assert len(driver.launches()) == 2
@@ -330,7 +330,7 @@ def test_those_that_are_handed_to_functions_are_measured_together_too(driver: Dr
     for _ in range(2):
         tickets = [bench.see(one, "output") for one in model]
         bench.measurer.close()
-        bench.taker.next_step()
+        bench.observer.next_step()
     assert bench.groups == [4]
     assert len(set(tickets)) == 4
     assert len(driver.launches()) == 4 + 1
@@ -346,7 +346,7 @@ def test_buffers_are_measured_together_though_each_call_writes_to_its_own(driver
             seen.append(bench.see(one, "state"))
             one.add_(1)
         bench.measurer.close()
-        bench.taker.next_step()
+        bench.observer.next_step()
     assert bench.groups == [6, 6]
     assert len(driver.launches()) == 6 + 1 + 1
     assert len(set(seen)) == 18
@@ -357,7 +357,7 @@ def test_what_is_forgotten_within_a_step_is_measured_alone_only_there(driver: Dr
     bench, model = Bench(Ring()), parameters(4)
     bench.step(model)
     bench.see(model[0], "parameter")
-    bench.taker.clear()  # as when the segment was sent, because the step takes long
+    bench.observer.clear()  # as when the segment was sent, because the step takes long
     driver.launches()
     bench.step(model[1:])
     assert len(driver.launches()) == 3
@@ -373,7 +373,7 @@ def test_values_are_numbered_as_they_are_seen_and_not_as_they_are_measured(drive
     assert [row[-1] for row in bench.rows] == [0, 1, 2, 3]
     for one in (model[2], model[0], model[2]):  # all four are measured when the first is seen
         bench.see(one, "parameter")
-    bench.taker.clear()  # as when the segment was sent: measured again, and still the same values
+    bench.observer.clear()  # as when the segment was sent: measured again, and still the same values
     bench.see(model[0].t(), "output")
     bench.see(model[3], "parameter")
     assert [row[-1] for row in bench.rows[4:]] == [4, 5, 4, 5, 6]

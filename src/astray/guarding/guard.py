@@ -88,7 +88,7 @@ class Guard:
         self._exact = exact
         self._remember = remember
         self._max_memory = max_memory
-        self._adapter = model.adapter if isinstance(model, ChosenAdapter) else adapter_for(model, paced=True)
+        self._adapter = model.adapter if isinstance(model, ChosenAdapter) else adapter_for(model, detects_steps=True)
         self.rank, world_size = self._adapter.rank_and_world_size() or rank_and_world_size(os.environ)
         if world_size > 1 and settings.get("optimizer") is None:
             settings["optimizer"] = "gradient"  # summed over ranks: shows first what another rank has made
@@ -122,7 +122,7 @@ class Guard:
     def step(self) -> None:
         """Ends a step. From the first call on, steps end here alone."""
         is_first, self._steps_end_by_call = not self._steps_end_by_call, True
-        self._adapter.let_program_pace()
+        self._adapter.let_program_end_steps()
         if not (is_first and self._recorder.has_just_ended):  # by an optimizer, a moment ago
             self._recorder.step()
 
@@ -332,7 +332,7 @@ class GuardRecorder(BaseRecorder):
                 engine.missed(CALL_GRADIENTS, "a guard reads those of parameters alone while nothing is wrong")
 
     def step(self) -> None:
-        if self._engine is not None and not self._engine.belongs_here():
+        if self._engine is not None and not self._engine.in_own_process:
             return
         super().step()
         self.step_count += 1

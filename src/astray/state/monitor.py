@@ -74,7 +74,7 @@ class Monitor:
         wanted = (what,) if isinstance(what, str) else tuple(what)
         _check(every, wanted)
         check_statistics(tuple(statistics))
-        adapter = adapter_for(model, paced=True)
+        adapter = adapter_for(model, detects_steps=True)
         if optimizer is not None:
             _check_optimizer(optimizer, model)
         self.path = absolute(path)

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 import astray
+from astray.capture.adapters import TensorIdentity, TensorReading
 from astray.capture.pytorch import adapter
 from astray.capture.pytorch.tensors import TorchReader
-from astray.capture.tensor_reader import TensorIdentity, TensorReading
 from astray.compat import torch_npu
 from astray.compat.torch_npu import (
     Overflow,
@@ -579,7 +579,7 @@ def test_no_operator_of_the_same_shapes_is_a_table_all_the_same() -> None:
         compare(npu, write("other.pkl", ["0_Torch_exp_forward_input.0", *of([1.0])]), "other.csv", shape_flag=True)
 
 
-class FarReader(TorchReader):
+class SimulatedDeviceReader(TorchReader):
     """Takes the CPU for a device, so that values go the way of a device's."""
 
     def read(self, tensor: torch.Tensor, identity: TensorIdentity | None, statistics: bool) -> TensorReading:
@@ -592,7 +592,7 @@ class FarReader(TorchReader):
 @pytest.fixture(params=["near", "far", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "far":
-        monkeypatch.setattr(adapter, "TorchReader", FarReader)
+        monkeypatch.setattr(adapter, "TorchReader", SimulatedDeviceReader)
     return "cuda" if request.param == "cuda" else "cpu"
 
 

@@ -141,7 +141,7 @@ class Tracer:
 
         return BaseRecorder.discovering(
             config.log_dir,
-            adapter_for(self._model, others=not config.only_model),
+            adapter_for(self._model, discovers=not config.only_model),
             writer=open_and_keep,
             level=("module",) if config.functions is None else ("module", "function"),
             keep="tensors",

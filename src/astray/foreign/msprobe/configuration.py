@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from astray.capture.config_file import load, version_of
+from astray.capture.config_file import file_version, load
 from astray.errors import RecordError
 from astray.foreign.msprobe.translator import Level
 from astray.process import absolute
@@ -122,7 +122,7 @@ class Configuration:
     @property
     def version(self) -> tuple[int, ...]:
         """The version of the file, to notice that it has changed."""
-        return () if self.file is None else version_of(self.file)
+        return () if self.file is None else file_version(self.file)
 
     def read_again(self) -> Configuration:
         """The configuration by the file as it is now, with the same arguments."""

@@ -19,10 +19,10 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 import msgspec
 
 from astray.capture.adapters import adapter_for
-from astray.capture.experiments import seed_all as seed_everything
-from astray.capture.recorder import BaseRecorder, Opens
+from astray.capture.recorder import BaseRecorder, WriterFactory
 from astray.capture.settings import RecordingOptions
 from astray.errors import RecordError, UsageError
+from astray.experiment import seed_all as seed_everything
 from astray.foreign.live_writer import live_writer
 from astray.foreign.msprobe import translate
 from astray.foreign.msprobe.configuration import Configuration, EntryFilter
@@ -333,14 +333,14 @@ class Session:
             from torch import nn
 
             # a model that is never called: functions and saved values are recorded without one
-            adapter = adapter_for(nn.Module(), others=configuration.level != "debug", spelled=True)
+            adapter = adapter_for(nn.Module(), discovers=configuration.level != "debug", spelled=True)
         else:
             adapter = adapter_for(model, spelled=True)
         if not self._overwrite and next(configuration.dump_path.glob("step*/rank*"), None) is not None:
             logger.warning(
                 "%s holds a dump already. What is dumped again replaces the same step.", configuration.dump_path
             )
-        writer: Opens = live_writer(_translator(configuration, adapter.raw_names()))
+        writer: WriterFactory = live_writer(_translator(configuration, adapter.raw_names()))
         settings = recording_options(configuration)
         if rank is not None:  # `start` has checked it against `ranks`
             writer = _WithRank(writer, rank)
@@ -396,7 +396,7 @@ def _translator(configuration: Configuration, wrapped: dict[str, str]) -> Transl
 class _WithRank:
     """Opens the writer of the rank that the program passed to `start`."""
 
-    def __init__(self, opens: Opens, rank: int) -> None:
+    def __init__(self, opens: WriterFactory, rank: int) -> None:
         self._opens, self._rank = opens, rank
 
     def __call__(self, path: Path, rank: int, *, info: RunInfo, **known: Any) -> BackgroundWriter:  # noqa: ARG002 - replaced

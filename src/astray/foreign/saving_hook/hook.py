@@ -17,7 +17,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from astray.capture.pytorch.calls.wrappers import Chain, can_be_called, chains, site_name, type_name
-from astray.capture.pytorch.compiled.code import never_compiled
+from astray.capture.pytorch.compiled.dynamo import never_compiled
 from astray.capture.pytorch.hooks import TransparentHook
 from astray.capture.recorder import BaseRecorder
 from astray.capture.settings import RecordingOptions

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from astray.capture.adapters import Adapter, adapter_for
-from astray.capture.experiments import seed_all
 from astray.capture.recorder import BaseRecorder
 from astray.errors import RunExists, UsageError
+from astray.experiment import seed_all
 from astray.foreign.live_writer import live_writer
 from astray.foreign.torch_npu import lines
 from astray.foreign.torch_npu.names import SAMPLE
@@ -108,7 +108,7 @@ class DumpRecorder:
             return
         models = self._models
         recorded = models[0] if len(models) == 1 else {str(i): model for i, model in enumerate(models)}
-        self._adapter = adapter_for(recorded, paced=True)
+        self._adapter = adapter_for(recorded, detects_steps=True)
         if self._form is None:
             self._form = self._new_form(self._path)
         self._recorder = BaseRecorder.discovering(
@@ -154,7 +154,7 @@ class DumpRecorder:
         """End a step; `number` is that of the next."""
         if self._recorder is None or self._adapter is None:
             return
-        self._adapter.let_program_pace()
+        self._adapter.let_program_end_steps()
         self._recorder.step()
         self._follow(number)
 
