@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from astray.cli.settings import settings_of
 
 from astray.capture.settings import CHECKS, RecordingOptions, Settings
 from astray.cli import parser
+from astray.cli.program import settings_of
 from astray.errors import RecordError
 from astray.part import Part
 from astray.recorder import Recorder
