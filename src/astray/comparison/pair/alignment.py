@@ -107,34 +107,37 @@ def _keys(reference: Rows, candidate: Rows, words: Words, in_order: bool) -> tup
     """One number for each row, which only its partner has too."""
     columns = {name: np.concatenate([reference.columns[name], candidate.columns[name]]) for name in KEY}
     keys = one_key([columns[name] for name in (ANONYMOUS if in_order else KEY)])
-    left, right = keys[: len(reference)], keys[len(reference) :]
-    if in_order or not np.array_equal(left, right):
+    keys_reference, keys_candidate = keys[: len(reference)], keys[len(reference) :]
+    if in_order or not np.array_equal(keys_reference, keys_candidate):
         partner = np.concatenate(partners(reference, candidate, words, in_order))
         if partner.any():
             columns["call"] = np.where(partner > 0, 0, columns["call"])
             keys = one_key([*(columns[name] for name in (ANONYMOUS if in_order else KEY)), partner])
-            left, right = keys[: len(reference)], keys[len(reference) :]
-    if repeats(left) or repeats(right):
-        keys = one_key([keys, np.concatenate([number_repeats(left), number_repeats(right)])])
-        left, right = keys[: len(reference)], keys[len(reference) :]
-    return left, right
+            keys_reference, keys_candidate = keys[: len(reference)], keys[len(reference) :]
+    if repeats(keys_reference) or repeats(keys_candidate):
+        keys = one_key([keys, np.concatenate([number_repeats(keys_reference), number_repeats(keys_candidate)])])
+        keys_reference, keys_candidate = keys[: len(reference)], keys[len(reference) :]
+    return keys_reference, keys_candidate
 
 
 def merge(partner: Ints, candidates: int) -> Alignment:
-    """Lay the candidate's lone rows between the pairs. `partner` is the candidate row of each reference row, or −1."""
+    """Lay the candidate's unmatched rows between the pairs.
+
+    partner: the candidate row of each reference row, or −1. candidates: how many rows the candidate has.
+    """
     if len(partner) == candidates and np.array_equal(partner, np.arange(candidates)):
         return Alignment(partner, partner)
     matched = np.flatnonzero(partner >= 0)
-    home = np.full(candidates, -1)  # the reference row of each candidate row
-    home[partner[matched]] = matched
-    lone = np.flatnonzero(home < 0)
+    reference_of = np.full(candidates, -1)  # the reference row of each candidate row
+    reference_of[partner[matched]] = matched
+    unmatched = np.flatnonzero(reference_of < 0)
     # the last candidate row at or before each one that has a partner; −1 before the first such row
-    last = np.maximum.accumulate(np.where(home >= 0, np.arange(candidates), -1))[lone]
-    follows = np.where(last >= 0, home[last], -1)
-    # a stable sort keeps a reference row before the lone rows that follow it, and those in their own order
+    last = np.maximum.accumulate(np.where(reference_of >= 0, np.arange(candidates), -1))[unmatched]
+    follows = np.where(last >= 0, reference_of[last], -1)
+    # a stable sort keeps a reference row before the unmatched rows that follow it, and those in their own order
     order = np.argsort(np.concatenate([np.arange(len(partner)), follows]), kind="stable")
-    reference = np.concatenate([np.arange(len(partner)), np.full(len(lone), -1)])[order]
-    return Alignment(reference, np.concatenate([partner, lone])[order])
+    reference = np.concatenate([np.arange(len(partner)), np.full(len(unmatched), -1)])[order]
+    return Alignment(reference, np.concatenate([partner, unmatched])[order])
 
 
 # -- calls that numbers do not pair ------------------------------------------------------------------------------------
@@ -227,27 +230,31 @@ def partners(reference: Rows, candidate: Rows, words: Words, everything: bool) -
     if not len(reference) or not len(candidate):
         return nothing
     measure = _measure(reference, candidate)
-    left, right = CallSequence.of(reference, measure), CallSequence.of(candidate, measure)
-    scopes = _together([left.columns[name] for name in SCOPE], [right.columns[name] for name in SCOPE])
+    calls_reference, calls_candidate = CallSequence.of(reference, measure), CallSequence.of(candidate, measure)
+    scopes = _together(
+        [calls_reference.columns[name] for name in SCOPE], [calls_candidate.columns[name] for name in SCOPE]
+    )
     if everything:
-        meant = streams = np.ones(len(left), np.bool_), np.ones(len(right), np.bool_)
+        by_order = streams = np.ones(len(calls_reference), np.bool_), np.ones(len(calls_candidate), np.bool_)
     else:
-        meant = _unlike(left, right, scopes, words)
-        streams = _in_their_modules(left, right, meant, scopes, _modules(words.site))
-    numbers = np.zeros(len(left), np.int64), np.zeros(len(right), np.int64)
+        by_order = _unlike(calls_reference, calls_candidate, scopes, words)
+        streams = _in_their_modules(calls_reference, calls_candidate, by_order, scopes, _modules(words.site))
+    numbers = np.zeros(len(calls_reference), np.int64), np.zeros(len(calls_candidate), np.int64)
     for scope in np.unique(scopes[0][streams[0]]).tolist():
-        at = [np.flatnonzero(taken & (of == scope)) for taken, of in zip(streams, scopes, strict=True)]
-        first, second = pair_streams(_stream(left, at[0], words), _stream(right, at[1], words))
-        first, second = at[0][first], at[1][second]
+        places = [np.flatnonzero(taken & (of == scope)) for taken, of in zip(streams, scopes, strict=True)]
+        first, second = pair_streams(
+            _stream(calls_reference, places[0], words), _stream(calls_candidate, places[1], words)
+        )
+        first, second = places[0][first], places[1][second]
         if not everything:  # names decide: the stream only says which of several calls of a site it is
-            same = left.columns["site"][first] == right.columns["site"][second]
-            same &= meant[0][first] & meant[1][second] & _sure(left, right, first, second)
+            same = calls_reference.columns["site"][first] == calls_candidate.columns["site"][second]
+            same &= by_order[0][first] & by_order[1][second] & _sure(calls_reference, calls_candidate, first, second)
             first, second = first[same], second[same]
         numbers[0][first] = numbers[1][second] = first + 1
-    lone = [taken & (number == 0) for taken, number in zip(meant, numbers, strict=True)]
-    numbers[0][lone[0]] = len(left) + 1 + np.flatnonzero(lone[0])
-    numbers[1][lone[1]] = 2 * len(left) + 1 + np.flatnonzero(lone[1])
-    return numbers[0][left.of_row], numbers[1][right.of_row]
+    unpaired = [taken & (number == 0) for taken, number in zip(by_order, numbers, strict=True)]
+    numbers[0][unpaired[0]] = len(calls_reference) + 1 + np.flatnonzero(unpaired[0])
+    numbers[1][unpaired[1]] = 2 * len(calls_reference) + 1 + np.flatnonzero(unpaired[1])
+    return numbers[0][calls_reference.of_row], numbers[1][calls_candidate.of_row]
 
 
 def _stream(calls: CallSequence, at: Ints, words: Words) -> CallStream:
@@ -274,11 +281,13 @@ def _modules(sites: list[str]) -> Ints:
     return np.array([names.setdefault(site.partition("/")[0], len(names)) for site in sites], np.int64)
 
 
-def _unlike(left: CallSequence, right: CallSequence, scopes: tuple[Ints, Ints], words: Words) -> tuple[Bools, Bools]:
+def _unlike(
+    reference: CallSequence, candidate: CallSequence, scopes: tuple[Ints, Ints], words: Words
+) -> tuple[Bools, Bools]:
     """Calls in modules that both sides have, and in which they do not call the same in the same order."""
     modules, counted = _modules(words.site), _codes(words.kind, COUNTED)
     sides = []
-    for calls, scope in zip((left, right), scopes, strict=True):
+    for calls, scope in zip((reference, candidate), scopes, strict=True):
         at = np.flatnonzero(np.isin(calls.columns["kind"], counted))
         sides.append((at, scope[at], modules[calls.columns["site"][at]], calls.columns["site"][at]))
     groups = _together(*([side[1], side[2]] for side in sides))
@@ -290,35 +299,41 @@ def _unlike(left: CallSequence, right: CallSequence, scopes: tuple[Ints, Ints], 
     sites = [side[3][one[kept]] for side, one, kept in zip(sides, order, even, strict=True)]
     unlike[np.unique(groups[0][order[0][even[0]]][sites[0] != sites[1]])] = True
     found = []
-    for calls, side, group in zip((left, right), sides, groups, strict=True):
+    for calls, side, group in zip((reference, candidate), sides, groups, strict=True):
         mask = np.zeros(len(calls), np.bool_)
         mask[side[0]] = unlike[group]
         found.append(mask)
     return found[0], found[1]
 
 
-def _sure(left: CallSequence, right: CallSequence, first: Ints, second: Ints) -> Bools:
+def _sure(reference: CallSequence, candidate: CallSequence, first: Ints, second: Ints) -> Bools:
     """Pairs of equal shapes, and others between two such pairs: there a shape is wrong, elsewhere the pair is."""
-    same = left.detail[first] == right.detail[second]
+    same = reference.detail[first] == candidate.detail[second]
     following = (np.diff(first) == 1) & (np.diff(second) == 1)
     before, after = np.append(False, same[:-1] & following), np.append(same[1:] & following, False)
     return np.asarray(same | (before & after))
 
 
 def _in_their_modules(
-    left: CallSequence, right: CallSequence, meant: tuple[Bools, Bools], scopes: tuple[Ints, Ints], modules: Ints
+    reference: CallSequence,
+    candidate: CallSequence,
+    by_order: tuple[Bools, Bools],
+    scopes: tuple[Ints, Ints],
+    modules: Ints,
 ) -> tuple[Bools, Bools]:
-    """All calls in the modules of those that are meant: their neighbours."""
-    within = _together([scopes[0], modules[left.columns["site"]]], [scopes[1], modules[right.columns["site"]]])
-    wanted = np.union1d(within[0][meant[0]], within[1][meant[1]])
-    return np.isin(within[0], wanted), np.isin(within[1], wanted)
+    """All calls in the modules of those that are by_order: their neighbours."""
+    module_of = _together(
+        [scopes[0], modules[reference.columns["site"]]], [scopes[1], modules[candidate.columns["site"]]]
+    )
+    modules_wanted = np.union1d(module_of[0][by_order[0]], module_of[1][by_order[1]])
+    return np.isin(module_of[0], modules_wanted), np.isin(module_of[1], modules_wanted)
 
 
-def _together(left: list[Ints], right: list[Ints]) -> tuple[Ints, Ints]:
+def _together(reference: list[Ints], candidate: list[Ints]) -> tuple[Ints, Ints]:
     """One number for each combination of values, the same on both sides."""
-    keys = one_key([np.concatenate([one, other]) for one, other in zip(left, right, strict=True)])
+    keys = one_key([np.concatenate([one, other]) for one, other in zip(reference, candidate, strict=True)])
     _, number = np.unique(keys, return_inverse=True)
-    return number[: len(left[0])], number[len(left[0]) :]
+    return number[: len(reference[0])], number[len(reference[0]) :]
 
 
 def _details(rows: Rows, of_row: Ints, calls: int) -> Ints:

@@ -262,9 +262,9 @@ class _Ways:
 
     def _key(self, name: str) -> Ints:
         """A column of the groups: that of their first row, in either run."""
-        left, right = self.sides
+        reference, candidate = self.sides
         column = np.full(len(self.number), -1, np.int64)
-        for side in (right, left):
+        for side in (candidate, reference):
             at = np.flatnonzero(side.length > 0)
             column[at] = side.rows.columns[name][side.order[side.begin[at]]]
         return column

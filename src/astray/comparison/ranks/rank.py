@@ -99,8 +99,8 @@ def compare_rank(
     recorded = _recorded(sides.reference)
     setup = of_rank(rank, recorded, _recorded(sides.candidate), matching)
     if matching.micro == "joined":
-        left, right = join_ranks(sides.reference, sides.candidate, matching)
-        sides = sides._replace(reference=left, candidate=right)
+        reference, candidate = join_ranks(sides.reference, sides.candidate, matching)
+        sides = sides._replace(reference=reference, candidate=candidate)
     plain = Matching(steps=matching.steps)  # their names and steps are those of the reference, whatever the candidate's
     again = [
         _judge(rank, recorded, run, plain, JudgeOptions(CustomMetrics({})), None)
@@ -147,8 +147,8 @@ class _Judged(NamedTuple):
 
 def _judge(
     rank: int,
-    left: RankRun | None,
-    right: RankRun | None,
+    run_reference: RankRun | None,
+    run_candidate: RankRun | None,
     matching: Matching,
     judging: JudgeOptions,
     progress: Progress | None,
@@ -156,8 +156,8 @@ def _judge(
 ) -> _Judged:
     """Two sides of a rank, judged; `noise` has the gains that further recordings of the reference showed."""
     vocabularies: Vocabularies = defaultdict(StringTable)
-    reference = read_rows(left, vocabularies, matching.of_reference())
-    candidate = read_rows(right, vocabularies, matching.of_candidate())
+    reference = read_rows(run_reference, vocabularies, matching.of_reference())
+    candidate = read_rows(run_candidate, vocabularies, matching.of_candidate())
     words = Words(vocabularies["kind"].words, vocabularies["site"].words)
     pairs = align(reference, candidate, words, in_order=matching.by == "order", same_shape=matching.shapes == "same")
     evidence = Evidence(
@@ -169,13 +169,15 @@ def _judge(
         phases=vocabularies["phase"].words,
         parts=vocabularies["part"].words,
         paths=vocabularies["path"].words,
-        read_reference=_reader(left),
-        read_candidate=_reader(right),
+        read_reference=_reader(run_reference),
+        read_candidate=_reader(run_candidate),
         custom_metrics=judging.custom_metrics,
         tolerance=judging.tolerances.column(reference, pairs.reference, words.site, vocabularies["dtype"].words),
-        pieces=None if not isinstance(left, JoinedRank) else (_pieces(left), _pieces(right)),
-        blocks=_blocks(left, right),
-        same_fingerprint_kind=left is None or right is None or left.fingerprints == right.fingerprints,
+        pieces=None if not isinstance(run_reference, JoinedRank) else (_pieces(run_reference), _pieces(run_candidate)),
+        blocks=_blocks(run_reference, run_candidate),
+        same_fingerprint_kind=run_reference is None
+        or run_candidate is None
+        or run_reference.fingerprints == run_candidate.fingerprints,
     )
     rows = np.append(reference.tensor, -1)[pairs.reference]
     judgement = judge(evidence, [gains._replace(rows=rows) for gains in noise], progress, judging.exact)
@@ -206,11 +208,11 @@ def _pieces(run: RankRun | None) -> ReadPieces:
     return read
 
 
-def _blocks(left: RankRun | None, right: RankRun | None) -> tuple[ReadBlocks, ReadBlocks] | None:
+def _blocks(reference: RankRun | None, candidate: RankRun | None) -> tuple[ReadBlocks, ReadBlocks] | None:
     """Reads the values of two checkpoints block by block."""
-    if not isinstance(left, CheckpointRank) or not isinstance(right, CheckpointRank):
+    if not isinstance(reference, CheckpointRank) or not isinstance(candidate, CheckpointRank):
         return None
-    return left.blocks, right.blocks
+    return reference.blocks, candidate.blocks
 
 
 def _gains(again: _Judged, recorded: RankRun | None, reference: RankRun | None) -> Gains:
@@ -260,12 +262,12 @@ def _columns(found: _Judged) -> dict[str, npt.NDArray[Any]]:
     for name in ("dtype", "shape"):
         columns[f"{name}_reference"] = _at(found.reference.columns[name], pairs.reference)
         columns[f"{name}_candidate"] = _at(found.candidate.columns[name], pairs.candidate)
-    for name, left, right in (
+    for name, reference, candidate in (
         ("row", found.reference.tensor, found.candidate.tensor),
         ("call", found.reference.call_row, found.candidate.call_row),
     ):
-        columns[f"{name}_reference"] = _at(left, pairs.reference)
-        columns[f"{name}_candidate"] = _at(right, pairs.candidate)
+        columns[f"{name}_reference"] = _at(reference, pairs.reference)
+        columns[f"{name}_candidate"] = _at(candidate, pairs.candidate)
     columns |= {name: column if any(column.strides) else _NOTHING for name, column in judged.metrics.items()}
     return {name: _short(column) for name, column in columns.items()}
 
@@ -286,16 +288,16 @@ def _part(found: _Judged) -> Ints:
     if not len(at):
         return np.array([-1], np.int32)
     part = np.full(len(found.pairs.reference), -1, np.int32)
-    left, right = found.reference.columns["part"], found.candidate.columns["part"]
-    part[at] = np.maximum(left[found.pairs.reference[at]], right[found.pairs.candidate[at]])
+    reference, candidate = found.reference.columns["part"], found.candidate.columns["part"]
+    part[at] = np.maximum(reference[found.pairs.reference[at]], candidate[found.pairs.candidate[at]])
     return part
 
 
-def _of_either(left: Ints, right: Ints, pairs: Alignment) -> Ints:
+def _of_either(reference: Ints, candidate: Ints, pairs: Alignment) -> Ints:
     """A column of the key: the same on both sides, or only on one."""
-    if len(left) == len(pairs.reference):  # every pair has a reference row, and they are in its order
-        return left
-    return np.where(pairs.reference >= 0, _at(left, pairs.reference), _at(right, pairs.candidate))
+    if len(reference) == len(pairs.reference):  # every pair has a reference row, and they are in its order
+        return reference
+    return np.where(pairs.reference >= 0, _at(reference, pairs.reference), _at(candidate, pairs.candidate))
 
 
 def _at(column: Ints, rows: Ints) -> Ints:

@@ -90,9 +90,9 @@ def first_difference(
     for place in sorted(changes):
         if place >= len(steps):
             break
-        left, right = at(reference, steps[place]), at(candidate, steps[place])
-        if left is not ABSENT and right is not ABSENT and left != right:
-            return (None if place == 0 else steps[place]), left, right
+        value_reference, value_candidate = at(reference, steps[place]), at(candidate, steps[place])
+        if value_reference is not ABSENT and value_candidate is not ABSENT and value_reference != value_candidate:
+            return (None if place == 0 else steps[place]), value_reference, value_candidate
     return None
 
 
