@@ -84,7 +84,7 @@ class NonFiniteFlow:
         seen = self._seen(row)
         if seen is None and self.rows.phases[self.rows.call_of[row]] == "backward":
             return self._gradient_entering(row)
-        if seen is None and not self.graph.is_fine:
+        if seen is None and not self.graph.has_functions:
             seen = self._unrecorded(row)
         if seen is None:
             return self._from_outside(row)
@@ -113,7 +113,7 @@ class NonFiniteFlow:
         forward = rows.parents[call] if rows.kinds[call] != "op" else NO_ROW
         spoilt = [seen for seen in self._bad[forward] if not rows.goes_in(seen)] if forward >= 0 else []
         outer = int(graph.enclosings[call])
-        around = self._bad[rows.parents[outer]] if outer >= 0 and not graph.is_fine else []
+        around = self._bad[rows.parents[outer]] if outer >= 0 and not graph.has_functions else []
         shares = [share for share in graph.contributors(row).tolist() if share in self.events]
         arrived = shares or spoilt or self._last_backward(call) or around[-1:]
         if arrived:
@@ -122,7 +122,7 @@ class NonFiniteFlow:
         # What arrives at a module's last part as it has arrived at the module itself was made by neither.
         while outer >= 0 and self._takes(outer, row):
             call, outer = outer, int(graph.enclosings[outer])
-        return Event("inside", outer, row) if outer >= 0 and not graph.is_fine else Event("outside", call, row)
+        return Event("inside", outer, row) if outer >= 0 and not graph.has_functions else Event("outside", call, row)
 
     def _takes(self, call: int, row: int) -> bool:
         """Whether a tensor arrives at this call, too."""
@@ -142,7 +142,7 @@ class NonFiniteFlow:
             self._carry(row, gradients)  # it was clipped or unscaled since it was recorded
             return None
         outer = int(self.graph.enclosings[call])
-        if rows.roles[row] == "input" and outer >= 0 and not self.graph.is_fine:
+        if rows.roles[row] == "input" and outer >= 0 and not self.graph.has_functions:
             return Event("inside", outer, row)
         if self._is_mask(row):
             return Event("intended", call, row)

@@ -98,10 +98,10 @@ def find_renaming(reference: list[str], candidate: list[str]) -> Renaming:
     >>> find_renaming(["h.0.weight"], ["module.h.0.weight"]).names
     {'module.h.0.weight': 'h.0.weight'}
     """
-    lone = _Lone(_without(reference, candidate), _without(candidate, reference))
+    unmatched = _Unmatched(_without(reference, candidate), _without(candidate, reference))
     names: dict[str, str] = {}
     sentences: list[str] = []
-    wrapped = lone.pairs(_unwrapped, _unwrapped)
+    wrapped = unmatched.pairs(_unwrapped, _unwrapped)
     if wrapped:
         names |= wrapped
         wrappers_reference, wrappers_candidate = (_wrappers(_without(side, other)) for side, other in _sides(wrapped))
@@ -111,12 +111,12 @@ def find_renaming(reference: list[str], candidate: list[str]) -> Renaming:
             if found
         ]
         sentences.append(f"without {' and '.join(which)}")
-        lone = lone.without(wrapped)
-    side, prefix = lone.best_prefix()
+        unmatched = unmatched.without(wrapped)
+    side, prefix = unmatched.best_prefix()
     if prefix:
         rewordings: list[Rewording] = [_unwrapped, _unwrapped]
         rewordings[side] = lambda name: _cut(_unwrapped(name), prefix)
-        names |= lone.pairs(*rewordings)
+        names |= unmatched.pairs(*rewordings)
         sentences.append(f"without the prefix {prefix} of the {('reference', 'candidate')[side]}")
     if not names:
         return Renaming({}, "")
@@ -128,7 +128,7 @@ def find_renaming(reference: list[str], candidate: list[str]) -> Renaming:
     )
 
 
-class _Lone(NamedTuple):
+class _Unmatched(NamedTuple):
     """Names that only one side has."""
 
     reference: list[str]
@@ -139,8 +139,8 @@ class _Lone(NamedTuple):
         ours, theirs = _unique(self.reference, reference), _unique(self.candidate, candidate)
         return {theirs[name]: ours[name] for name in theirs if name in ours}
 
-    def without(self, paired: dict[str, str]) -> _Lone:
-        return _Lone(_without(self.reference, paired.values()), _without(self.candidate, paired))
+    def without(self, paired: dict[str, str]) -> _Unmatched:
+        return _Unmatched(_without(self.reference, paired.values()), _without(self.candidate, paired))
 
     def best_prefix(self) -> tuple[int, str]:
         """The side and the prefix without which most names are those of the other side; none if that is not half."""

@@ -54,8 +54,8 @@ def about_micro_steps(reference: RunData, candidate: RunData, matching: Matching
     """What a reader should know about the micro steps of both runs, a sentence each."""
     if matching.micro == "joined":
         return list(_about_joined(reference, candidate))
-    lone = np.any((pairs.numbers("row_reference") < 0) | (pairs.numbers("row_candidate") < 0))
-    return _suggestion(reference, candidate, matching) if lone else []
+    unmatched = np.any((pairs.numbers("row_reference") < 0) | (pairs.numbers("row_candidate") < 0))
+    return _suggestion(reference, candidate, matching) if unmatched else []
 
 
 def _about_joined(reference: RunData, candidate: RunData) -> Iterator[str]:
@@ -108,7 +108,7 @@ class _Join:
             rank, groups = self._ranks[side], self.groups
             assert rank is not None, "only a rank that is there is asked for its tables"
             varies = groups.given & ~groups.constant
-            added = np.where(groups.shares, Reason.ADDED, Reason.SUM) * (groups.way == JoinRule.SUMMED)
+            added = np.where(groups.shares, Reason.ADDED, Reason.SUM) * (groups.rule == JoinRule.SUMMED)
             remark = np.where(varies, Reason.VARIES, added).astype(np.int32)
             members = (groups.reference, groups.candidate)[side]
             numbers, samples = self._numbers[side], self._samples[side]
@@ -167,10 +167,10 @@ def _spread(run: RunData) -> str:
 
 def _reduce(groups: MicroStepGroups, samples: tuple[Ints, Ints]) -> tuple[ReducedNumbers, ReducedNumbers]:
     """The mean or the sum of numbers that micro steps have one of each: whichever both runs agree about better."""
-    at = np.flatnonzero(groups.way == JoinRule.REDUCED)
+    at = np.flatnonzero(groups.rule == JoinRule.REDUCED)
     sides = groups.reference, groups.candidate
-    value = [np.full(len(groups.way), np.nan) for _ in sides]
-    by_mean = np.zeros(len(groups.way), np.bool_)
+    value = [np.full(len(groups.rule), np.nan) for _ in sides]
+    by_mean = np.zeros(len(groups.rule), np.bool_)
     for number in at.tolist():
         found = [_mean_and_sum(side, number, weight) for side, weight in zip(sides, samples, strict=True)]
         apart = [abs(one - other) for one, other in zip(*found, strict=True)]

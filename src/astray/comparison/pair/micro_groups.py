@@ -83,7 +83,7 @@ class MicroStepGroups(NamedTuple):
 
     reference: GroupMembers
     candidate: GroupMembers
-    way: npt.NDArray[np.int8]
+    rule: npt.NDArray[np.int8]
     dim: npt.NDArray[np.int8]
     constant: Bools  # the same in all micro steps of each run
     given: Bools  # parameters and buffers, which should be
@@ -93,13 +93,13 @@ class MicroStepGroups(NamedTuple):
 
 
 def group(reference: Rows, candidate: Rows, words: Vocabularies) -> MicroStepGroups:
-    """Put the rows of one rank into groups, and find the `JoinRule` of each."""
+    """Group the rows of one rank of both runs, and find the `JoinRule` of each group."""
     number, groups = _numbers(reference, candidate)
     sides = (
         GroupMembers.of(reference, number[: len(reference)], groups),
         GroupMembers.of(candidate, number[len(reference) :], groups),
     )
-    return _Ways(sides, groups, words).found()
+    return _RuleFinder(sides, groups, words).found()
 
 
 def _numbers(reference: Rows, candidate: Rows) -> tuple[Ints, int]:
@@ -116,7 +116,7 @@ def _both(reference: Rows, candidate: Rows, name: str) -> Ints:
     return np.concatenate([reference.columns[name], candidate.columns[name]])
 
 
-class _Ways:
+class _RuleFinder:
     """Finds the `JoinRule` of each group."""
 
     def __init__(self, sides: tuple[GroupMembers, GroupMembers], groups: int, words: Vocabularies) -> None:
@@ -124,7 +124,7 @@ class _Ways:
         self.words = words
         self.number = np.arange(groups)
         self.several: Bools = (sides[0].length > 1) | (sides[1].length > 1)
-        self.way = np.full(groups, JoinRule.FIRST, np.int8)
+        self.rule = np.full(groups, JoinRule.FIRST, np.int8)
         self.dim = np.full(groups, NO_BATCH, np.int8)
         self.adds_up = np.ones(groups, np.bool_)
         self.differ = np.zeros(groups, np.bool_)
@@ -134,33 +134,33 @@ class _Ways:
     def found(self) -> MicroStepGroups:
         given, gradient = self._has("role", *GIVEN), self._has("role", "gradient")
         constant = self._constant(0) & self._constant(1)
-        self.way[self.several & gradient] = JoinRule.LAST
+        self.rule[self.several & gradient] = JoinRule.LAST
         self._compare_shapes(np.flatnonzero(self._in_both_or_several() & ~given & ~gradient))
-        asked = self.several & ~given & ~gradient  # of these the shapes decide
-        guessed = asked & self._has_no_counterpart()
+        by_shape = self.several & ~given & ~gradient  # of these the shapes decide
+        guessed = by_shape & self._has_no_counterpart()
         self.dim[guessed] = np.where(constant, NO_BATCH, np.where(self.stacks, 0, APART))[guessed]
-        joined = asked & (self.dim >= 0)
-        self.way[joined] = JoinRule.JOINED
-        shares = self._without_batch(asked & (self.dim == NO_BATCH), constant, guessed)
+        joined = by_shape & (self.dim >= 0)
+        self.rule[joined] = JoinRule.JOINED
+        shares = self._without_batch(by_shape & (self.dim == NO_BATCH), constant, guessed)
         # What is cut up outside of the model need not be cut in the same way by both programs.
-        strays = self._outside() & self._micro_steps_differ() & ~self.adds_up
-        self.way[(asked & (self.dim == APART)) | strays] = JoinRule.OPEN
+        cut_outside = self._outside() & self._micro_steps_differ() & ~self.adds_up
+        self.rule[(by_shape & (self.dim == APART)) | cut_outside] = JoinRule.OPEN
         parts = joined & self.differ & self.adds_up
-        return MicroStepGroups(*self.sides, self.way, self.dim, constant, given, shares, parts, self.same_cut)
+        return MicroStepGroups(*self.sides, self.rule, self.dim, constant, given, shares, parts, self.same_cut)
 
     def _without_batch(self, alike: Bools, constant: Bools, guessed: Bools) -> Bools:
         """Find the rule of what has the same shape in all micro steps of both runs. Gives the shares of gradients."""
         backward, single = self._has("phase", "backward"), self._single()
         one_by_one = alike & ~constant & (self.sides[0].length == self.sides[1].length)
         self.dim[one_by_one] = 0
-        self.way[one_by_one] = JoinRule.JOINED
+        self.rule[one_by_one] = JoinRule.JOINED
         rest = alike & (self.sides[0].length != self.sides[1].length)
         # Equal shares of a gradient still add up. But an op of the backward pass is given other things than gradients.
         changing = rest & ~(constant & (~backward | guessed | self._has("kind", "op")))
-        self.way[changing] = np.where(backward[changing], JoinRule.SUMMED, JoinRule.OPEN)
-        self.way[rest & single] = JoinRule.REDUCED
+        self.rule[changing] = np.where(backward[changing], JoinRule.SUMMED, JoinRule.OPEN)
+        self.rule[rest & single] = JoinRule.REDUCED
         shares = rest & (changing | single) & self._shares(constant)
-        self.way[shares] = JoinRule.SUMMED
+        self.rule[shares] = JoinRule.SUMMED
         return np.asarray(shares)
 
     def _has_no_counterpart(self) -> Bools:
